@@ -1,0 +1,1 @@
+"""Trivium: a message broker with one durable core, whatever the protocol at its door."""

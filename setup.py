@@ -1,0 +1,64 @@
+"""Compile the modules listed under `[tool.trivium]` in pyproject.toml with mypyc.
+
+`TRIVIUM_PURE=1` builds without compiling; so does a machine without a C compiler, saying so in one
+line. The packages run the same either way, only slower.
+"""
+
+import os
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools._distutils.ccompiler import new_compiler
+from setuptools._distutils.sysconfig import customize_compiler
+
+CONFIG = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]
+
+
+def source_file(module: str) -> str:
+    package, _, rest = module.partition(".")
+    return f"{CONFIG['setuptools']['package-dir'][package]}/{rest.replace('.', '/')}.py"
+
+
+def can_compile() -> bool:
+    """Whether a C file that includes Python.h compiles here."""
+    import sysconfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder, "probe.c")
+        probe.write_text("#include <Python.h>\n")
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        try:
+            compiler.compile(
+                [str(probe)], output_dir=folder, include_dirs=[sysconfig.get_path("include")]
+            )
+        except Exception:
+            return False
+    return True
+
+
+def extensions() -> list[Extension]:
+    files = [source_file(module) for module in CONFIG["trivium"]["compiled"]]
+    if not files or os.environ.get("TRIVIUM_PURE") == "1":
+        return []
+    if not can_compile():
+        print(
+            "trivium: no C compiler with Python headers found, building pure Python (slower)",
+            file=sys.stderr,
+        )
+        return []
+    from mypyc.build import mypycify
+
+    # The build environment lacks the runtime dependencies and the rest of the package is checked
+    # by `./dev lint`, so only the compiled files themselves are type-checked here.
+    options = ["--follow-imports=silent", "--ignore-missing-imports", "--no-warn-unused-ignores"]
+    modules: list[Extension] = mypycify(
+        [*options, *files], opt_level="3", debug_level="0", group_name="trivium"
+    )
+    return modules
+
+
+setup(ext_modules=extensions())
