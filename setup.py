@@ -9,8 +9,9 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
-from setuptools import Extension, setup
+from setuptools import setup
 from setuptools._distutils.ccompiler import new_compiler
 from setuptools._distutils.sysconfig import customize_compiler
 
@@ -40,7 +41,7 @@ def can_compile() -> bool:
     return True
 
 
-def extensions() -> list[Extension]:
+def extensions() -> list[Any]:
     files = [source_file(module) for module in CONFIG["trivium"]["compiled"]]
     if not files or os.environ.get("TRIVIUM_PURE") == "1":
         return []
@@ -55,10 +56,7 @@ def extensions() -> list[Extension]:
     # The build environment lacks the runtime dependencies and the rest of the package is checked
     # by `./dev lint`, so only the compiled files themselves are type-checked here.
     options = ["--follow-imports=silent", "--ignore-missing-imports", "--no-warn-unused-ignores"]
-    modules: list[Extension] = mypycify(
-        [*options, *files], opt_level="3", debug_level="0", group_name="trivium"
-    )
-    return modules
+    return mypycify([*options, *files], opt_level="3", debug_level="0", group_name="trivium")
 
 
 setup(ext_modules=extensions())

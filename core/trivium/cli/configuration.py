@@ -1,0 +1,185 @@
+"""Builds a `Config` for the command line: defaults, file, environment, options, later ones winning.
+
+Names and types come from the classes in `trivium.config`; nothing is listed twice. Every mistake
+raises `ConfigError` with one line that says where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trivium.config import (
+    DEFAULT_PORTS,
+    Config,
+    ConfigError,
+    Fsync,
+    Listen,
+    UserConfig,
+    default_listen,
+)
+
+ENVIRONMENT_PREFIX: Final = "TRIVIUM_"
+
+
+def load(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    protocols: frozenset[str] = frozenset(DEFAULT_PORTS),
+) -> Config:
+    """Build a Config from a TOML file, environment variables and options, later ones winning.
+
+    `options` maps sections to keys to values, as the file does. `protocols` are the names that may
+    listen. Raises ConfigError.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if file is not None:
+        layers.append((str(file), _read_file(file)))
+    layers += [(name, tree) for name, tree in _read_environment(environment or {})]
+    layers.append(("option", options or {}))
+
+    sections: dict[str, dict[str, Any]] = {}
+    types_of = typing.get_type_hints(Config)
+    for source, tree in layers:
+        for section, content in tree.items():
+            if section not in types_of:
+                raise ConfigError(f"{source}: unknown section [{section}]")
+            if not isinstance(content, Mapping):
+                raise ConfigError(f"{source}: {section} must be a section, not a value")
+            known = sections.setdefault(section, {})
+            if typing.get_origin(types_of[section]) is Mapping:
+                _read_named(source, section, content, known, protocols)
+            else:
+                _read_keys(source, f"[{section}]", types_of[section], content, known)
+    return Config(**{name: _build(name, types_of[name], sections[name]) for name in sections})
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def _read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """One tree per `TRIVIUM_SECTION__KEY` (`TRIVIUM_USERS__name__PASSWORD`), ordered by name."""
+    trees: list[tuple[str, dict[str, Any]]] = []
+    for name in sorted(environment):
+        path = name.removeprefix(ENVIRONMENT_PREFIX).split("__")
+        if not name.startswith(ENVIRONMENT_PREFIX) or len(path) == 1:
+            continue
+        if path[0].lower() == "users" and len(path) >= 3:
+            # A user's name may hold underscores and keeps its case.
+            path = [path[0].lower(), "__".join(path[1:-1]), path[-1].lower()]
+        else:
+            path = [part.lower() for part in path]
+        tree: Any = environment[name]
+        for part in reversed(path):
+            tree = {part: tree}
+        trees.append((name, tree))
+    return trees
+
+
+def _read_named(
+    source: str,
+    section: str,
+    content: Mapping[str, Any],
+    known: dict[str, Any],
+    protocols: frozenset[str],
+) -> None:
+    """Merge a section whose keys are names: protocols (`listen`) or users."""
+    for name, value in content.items():
+        if section == "listen":
+            if name not in protocols:
+                raise ConfigError(f"{source}: [listen] has no protocol {name!r}")
+            known[name] = _convert(source, f"[listen] {name}", Listen, value)
+        else:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{source}: {section}.{name} must be a section, not a value")
+            keys = known.setdefault(name, {})
+            _read_keys(source, f"[{section}.{name}]", UserConfig, value, keys)
+
+
+def _read_keys(
+    source: str, where: str, section_type: Any, content: Mapping[str, Any], known: dict[str, Any]
+) -> None:
+    types_of = typing.get_type_hints(section_type)
+    for key, value in content.items():
+        if key not in types_of:
+            raise ConfigError(f"{source}: {where} has no key {key!r}")
+        known[key] = _convert(source, f"{where} {key}", types_of[key], value)
+        # Checked with the key alone, so that the message names the source that is wrong.
+        required = {k: "x" for k in _required(section_type) if k not in known}
+        try:
+            section_type(**{key: known[key], **required})
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {where} {error}") from None
+
+
+def _required(section_type: Any) -> list[str]:
+    return [
+        f.name
+        for f in dataclasses.fields(section_type)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+
+
+def _build(section: str, section_type: Any, values: dict[str, Any]) -> Any:
+    if section == "listen":
+        return {**default_listen(), **values}
+    if section == "users":
+        for name, keys in values.items():
+            for key in _required(UserConfig):
+                if key not in keys:
+                    raise ConfigError(f"[users.{name}] needs the key {key!r}")
+        return {name: UserConfig(**keys) for name, keys in values.items()}
+    return section_type(**values)
+
+
+def _convert(source: str, where: str, wanted: Any, value: Any) -> Any:
+    """The value as the wanted type; text is accepted for each type, as the environment needs."""
+    try:
+        return _convert_value(wanted, value)
+    except (ConfigError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{source}: {where} = {value!r}: {error}") from None
+
+
+def _convert_value(wanted: Any, value: Any) -> Any:
+    if typing.get_origin(wanted) is Literal:
+        choices = typing.get_args(wanted)
+        if value not in choices:
+            raise ConfigError(f"not one of {', '.join(choices)}")
+        return value
+    if isinstance(value, bool) and wanted is not bool:
+        raise ConfigError("must not be true or false")
+    if wanted is bool:
+        if not isinstance(value, bool) and value not in ("true", "false"):
+            raise ConfigError("not true or false")
+        return value in (True, "true")
+    if wanted is int:
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9_]{1,19}", value):
+            value = int(value)
+        if not isinstance(value, int):
+            raise ConfigError("not a whole number")
+        return value
+    if wanted is float:
+        if isinstance(value, (int, float, str)):
+            number = float(value)
+            if number == number and abs(number) != float("inf"):
+                return number
+        raise ConfigError("not a number")
+    if wanted is Listen and isinstance(value, int):
+        value = str(value)
+    if not isinstance(value, (str, Path)):
+        raise ConfigError("must be text")
+    if wanted in (Listen, Fsync):
+        return wanted.parse(value)
+    return wanted(value)

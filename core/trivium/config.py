@@ -1,0 +1,205 @@
+"""Everything that can be configured, as frozen classes that check themselves.
+
+A `Config` is built directly when the broker is embedded, and from a TOML file, environment
+variables and options by `trivium.cli.configuration`. The sections of the file are the fields of
+`Config`, its keys are the fields of the section's class: these classes are the whole schema.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from trivium.security.passwords import PasswordFormatError, check_stored_password
+
+#: where each protocol listens unless configured otherwise: its registered or customary port
+DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
+
+
+class ConfigError(ValueError):
+    """A wrong name or value in the configuration; the text is one line for whoever wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where one protocol listens: an address, or nowhere.
+
+    `host` is an IP address or a name; "localhost" means both 127.0.0.1 and ::1. `port` 0 takes any
+    free port. Raises ConfigError for an empty host or a port outside 0..65535.
+    """
+
+    port: int
+    host: str = "127.0.0.1"
+    enabled: bool = True
+
+    OFF: ClassVar[Listen]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is not in 0..65535")
+        if not self.host or re.search(r"[\s\[\]/]", self.host):
+            raise ConfigError(f"{self.host!r} is not a host")
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read `[HOST:]PORT` or `off`; an IPv6 host stands in brackets (`[::1]:1883`)."""
+        if text == "off":
+            return cls.OFF
+        match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([^:\[\]]+)):)?([0-9]{1,5})", text)
+        if match is None:
+            raise ConfigError(f"{text!r} is not [HOST:]PORT or off (IPv6 hosts in brackets)")
+        ipv6, name, port = match.groups()
+        if ipv6 is not None:
+            try:
+                ipaddress.IPv6Address(ipv6)
+            except ValueError:
+                raise ConfigError(f"{ipv6!r} is not an IPv6 address") from None
+        return cls(int(port), ipv6 or name or "127.0.0.1")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses to bind, the first of which must succeed."""
+        return ("127.0.0.1", "::1") if self.host == "localhost" else (self.host,)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the listener."""
+        return is_loopback(self.host)
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port) if self.enabled else "off"
+
+
+Listen.OFF = Listen(0, enabled=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (an IP address, or "localhost") names this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fsync:
+    """When written batches are forced to the disk.
+
+    `always`: before any acknowledgement. `every_n:N`: each N batches. `interval:MS`: each MS
+    milliseconds. `never`: left to the operating system. All but `always` weaken what an
+    acknowledgement promises.
+    """
+
+    policy: Literal["always", "every_n", "interval", "never"] = "always"
+    #: batches for `every_n`, milliseconds for `interval`, 0 otherwise
+    amount: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.policy in ("every_n", "interval")) != (self.amount > 0):
+            raise ConfigError(f"fsync {self.policy} does not go with the number {self.amount}")
+
+    @classmethod
+    def parse(cls, text: str) -> Fsync:
+        """Read `always`, `every_n:N`, `interval:MS` or `never`."""
+        policy, _, amount = text.partition(":")
+        if policy in ("every_n", "interval") and re.fullmatch(r"[1-9][0-9]{0,8}", amount):
+            return cls(policy, int(amount))  # type: ignore[arg-type]
+        if text in ("always", "never"):
+            return cls(text)  # type: ignore[arg-type]
+        raise ConfigError(f"{text!r} is not always, every_n:N, interval:MS or never")
+
+    def __str__(self) -> str:
+        return f"{self.policy}:{self.amount}" if self.amount else self.policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """`[storage]`: where and how durably messages are kept."""
+
+    #: `disk` survives a crash, `memory` keeps nothing
+    mode: Literal["disk", "memory"] = "disk"
+    #: the data directory, made when it is missing; unused with `memory`
+    data: Path = Path("trivium-data")
+    fsync: Fsync = Fsync()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """`[limits]`: what one client, or all of them, can make the broker hold."""
+
+    #: connections over all protocols; further ones are closed at once
+    max_connections: int = 100_000
+    #: bytes of one message's payload, and so of the largest frame or packet that is accepted
+    max_message_bytes: int = 16 * 1024 * 1024
+    #: seconds in which a new connection must have authenticated
+    handshake_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_connections", "max_message_bytes", "handshake_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """`[auth]`: who gets in without an entry under `[users]`."""
+
+    #: clients without credentials: accepted on listeners bound to loopback only, always, never
+    anonymous: Literal["loopback", "always", "never"] = "loopback"
+    #: whether the user guest with password guest exists; it is accepted from this machine only
+    guest: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserConfig:
+    """`[users.NAME]`: one user."""
+
+    #: plain text, or what `trivium hash-password` printed
+    password: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            check_stored_password(self.password)
+        except PasswordFormatError as error:
+            raise ConfigError(f"password: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """`[log]`: what is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def default_listen() -> dict[str, Listen]:
+    """Every protocol that comes with the broker, on loopback and its customary port."""
+    return {protocol: Listen(port) for protocol, port in DEFAULT_PORTS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole configuration of one broker.
+
+    `listen` maps the name of a protocol (an adapter's entry point, or `http`) to its address; a
+    protocol that it does not name does not listen.
+    """
+
+    listen: Mapping[str, Listen] = field(default_factory=default_listen)
+    storage: StorageConfig = StorageConfig()
+    limits: LimitsConfig = LimitsConfig()
+    auth: AuthConfig = AuthConfig()
+    users: Mapping[str, UserConfig] = field(default_factory=dict)
+    log: LogConfig = LogConfig()

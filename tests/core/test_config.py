@@ -1,0 +1,214 @@
+"""The configuration classes and how file, environment and options become one `Config`."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trivium.cli.configuration import load
+from trivium.config import Config, ConfigError, Fsync, LimitsConfig, Listen, UserConfig, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "shown"),
+    [
+        ("1883", "127.0.0.1", 1883, "127.0.0.1:1883"),
+        ("0", "127.0.0.1", 0, "127.0.0.1:0"),
+        ("0.0.0.0:65535", "0.0.0.0", 65535, "0.0.0.0:65535"),
+        ("[::1]:5672", "::1", 5672, "[::1]:5672"),
+        ("[fe80::1%eth0]:5672", "fe80::1%eth0", 5672, "[fe80::1%eth0]:5672"),
+        ("broker.example:1", "broker.example", 1, "broker.example:1"),
+    ],
+)
+def test_listen_reads_host_and_port(text: str, host: str, port: int, shown: str) -> None:
+    listen = Listen.parse(text)
+    assert (listen.host, listen.port, listen.enabled) == (host, port, True)
+    assert str(listen) == shown
+
+
+def test_listen_off_disables() -> None:
+    assert not Listen.parse("off").enabled
+    assert str(Listen.parse("off")) == "off"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "OFF", "-1", "65536", "999999", "::1:5672", "[::1]", "[::g]:1", "[127.0.0.1]:1", ":1883",
+     "a b:1", "host:", "1883 ", "tcp://host:1", "host:1:2"],
+)  # fmt: skip
+def test_listen_refuses_what_is_not_an_address(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Listen.parse(text)
+
+
+def test_localhost_means_both_loopback_addresses() -> None:
+    listen = Listen.parse("localhost:1883")
+    assert listen.hosts == ("127.0.0.1", "::1")
+    assert listen.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("::ffff:127.0.0.1", True),
+     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False)],
+)  # fmt: skip
+def test_loopback_addresses(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("text", ["always", "never", "every_n:10", "interval:200"])
+def test_fsync_reads_and_shows_each_policy(text: str) -> None:
+    assert str(Fsync.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sometimes", "every_n", "every_n:0", "interval:-1", "never:1"]
+)
+def test_fsync_refuses_other_text(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Fsync.parse(text)
+
+
+def test_classes_check_themselves_without_a_file() -> None:
+    with pytest.raises(ConfigError):
+        Listen(70000)
+    with pytest.raises(ConfigError):
+        Fsync("interval")
+    with pytest.raises(ConfigError):
+        LimitsConfig(max_connections=0)
+    with pytest.raises(ConfigError):
+        UserConfig(password="$nonsense")
+
+
+def test_defaults_are_loopback_disk_and_fsync_always() -> None:
+    config = load()
+    assert config == Config()
+    assert {name: str(listen) for name, listen in config.listen.items()} == {
+        "mqtt": "127.0.0.1:1883",
+        "amqp": "127.0.0.1:5672",
+        "native": "127.0.0.1:7650",
+        "http": "127.0.0.1:15672",
+    }
+    assert (config.storage.mode, str(config.storage.data)) == ("disk", "trivium-data")
+    assert str(config.storage.fsync) == "always"
+    assert config.auth.anonymous == "loopback"
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "trivium.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_file_environment_options_override_in_that_order(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [listen]
+        mqtt = 1
+        amqp = "0.0.0.0:1"
+        native = "off"
+        [limits]
+        max_connections = 7
+        handshake_seconds = 3
+        """,
+    )
+    environment = {"TRIVIUM_LISTEN__MQTT": "2", "TRIVIUM_LISTEN__AMQP": "2", "TRIVIUM_PURE": "1"}
+    config = load(file, environment, {"listen": {"amqp": "3"}})
+    assert [config.listen[name].port for name in ("mqtt", "amqp", "http")] == [2, 3, 15672]
+    assert not config.listen["native"].enabled
+    assert config.limits == LimitsConfig(max_connections=7, handshake_seconds=3.0)
+
+
+def test_every_key_has_an_environment_variable() -> None:
+    values = {
+        "listen": {"mqtt": "5", "amqp": "off", "native": "[::1]:5", "http": "6"},
+        "storage": {"mode": "memory", "data": "/d", "fsync": "every_n:3"},
+        "limits": {"max_connections": "9", "max_message_bytes": "9", "handshake_seconds": "0.5"},
+        "auth": {"anonymous": "never", "guest": "false"},
+        "log": {"level": "debug"},
+    }
+    environment = {
+        f"TRIVIUM_{section}__{key}".upper(): value
+        for section, keys in values.items()
+        for key, value in keys.items()
+    }
+    environment["TRIVIUM_USERS__Ann_B__c__PASSWORD"] = "secret"
+    config = load(environment=environment)
+    for section, keys in values.items():
+        content = getattr(config, section)
+        names = content if isinstance(content, Mapping) else content.__dataclass_fields__
+        assert set(keys) == set(names), f"a key of [{section}] is not in this test"
+        for key, text in keys.items():
+            value = content[key] if isinstance(content, Mapping) else getattr(content, key)
+            assert value != getattr(getattr(Config(), section), key, None)
+            assert str(value).lower().removeprefix("127.0.0.1:") == text
+    assert config.users == {"Ann_B__c": UserConfig(password="secret")}
+
+
+def test_user_merges_from_file_and_environment(tmp_path: Path) -> None:
+    file = write(tmp_path, '[users.ann]\npassword = "file"\n[users.bob]\npassword = "file"\n')
+    config = load(file, {"TRIVIUM_USERS__ann__PASSWORD": "environment"})
+    assert config.users["ann"].password == "environment"
+    assert config.users["bob"].password == "file"
+    assert "environment" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[storge]\n", "unknown section [storge]"),
+        ("storage = 1\n", "storage must be a section"),
+        ("[storage]\nfsink = 1\n", "[storage] has no key 'fsink'"),
+        ("[storage]\nfsync = 'often'\n", "[storage] fsync = 'often': 'often' is not always"),
+        ("[storage]\nmode = 'tape'\n", "[storage] mode = 'tape': not one of disk, memory"),
+        ("[storage]\ndata = 5\n", "[storage] data = 5: must be text"),
+        ("[limits]\nmax_connections = 'many'\n", "max_connections = 'many': not a whole number"),
+        ("[limits]\nmax_connections = 1.5\n", "max_connections = 1.5: not a whole number"),
+        ("[limits]\nmax_connections = true\n", "must not be true or false"),
+        ("[limits]\nmax_connections = -1\n", "[limits] max_connections must be greater than 0"),
+        ("[limits]\nhandshake_seconds = nan\n", "handshake_seconds = nan: not a number"),
+        ("[limits]\nhandshake_seconds = '1s'\n", "could not convert"),
+        ("[auth]\nguest = 'yes'\n", "[auth] guest = 'yes': not true or false"),
+        ("[listen]\nsmtp = 25\n", "[listen] has no protocol 'smtp'"),
+        ("[listen]\nmqtt = 99999\n", "port 99999 is not in 0..65535"),
+        ("[listen]\nmqtt = [1]\n", "[listen] mqtt = [1]: must be text"),
+        ("[users]\nann = 'x'\n", "users.ann must be a section"),
+        ("[users.ann]\n", "[users.ann] needs the key 'password'"),
+        ("[users.ann]\npasword = 'x'\n", "[users.ann] has no key 'pasword'"),
+        ("[users.ann]\npassword = '$x'\n", "[users.ann] password: begins with $"),
+        ("[listen\n", "not valid TOML"),
+    ],
+)
+def test_wrong_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value) or message.startswith("[users.ann] needs")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("TRIVIUM_STORAGE__NOTHING", "TRIVIUM_STORAGE__NOTHING: [storage] has no key 'nothing'"),
+        ("TRIVIUM_NOTHING__FSYNC", "unknown section [nothing]"),
+        ("TRIVIUM_STORAGE__FSYNC", "[storage] fsync = 'x'"),
+        ("TRIVIUM_STORAGE__FSYNC__X", "[storage] fsync = {'x': 'x'}"),
+    ],
+)
+def test_wrong_environment_names_the_variable(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load(environment={name: "x"})
+    assert str(caught.value).startswith(name)
+
+
+def test_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
+        load(Path("nowhere.toml"))
+
+
+def test_third_party_protocol_may_listen() -> None:
+    options: dict[str, dict[str, Any]] = {"listen": {"stomp": "0"}}
+    assert load(options=options, protocols=frozenset({"stomp"})).listen["stomp"].port == 0
