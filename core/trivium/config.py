@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
+from trivium.errors import ConfigError
 from trivium.security.passwords import PasswordFormatError, check_stored_password
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
 DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
-
-
-class ConfigError(ValueError):
-    """A wrong name or value in the configuration; the text is one line for whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)

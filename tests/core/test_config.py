@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from trivium.cli.configuration import load
-from trivium.config import Config, ConfigError, Fsync, LimitsConfig, Listen, UserConfig, is_loopback
+from trivium.config import Config, Fsync, LimitsConfig, Listen, UserConfig, is_loopback
+from trivium.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from typing import Any, Final, Literal
 from trivium.config import (
     DEFAULT_PORTS,
     Config,
-    ConfigError,
     Fsync,
     Listen,
     UserConfig,
     default_listen,
 )
+from trivium.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "TRIVIUM_"
 
