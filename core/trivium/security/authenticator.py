@@ -1,0 +1,81 @@
+"""Decides whether a client may connect, the same for every protocol.
+
+A hashed password takes some 50 ms of CPU to check. That runs in a thread pool, which comes in as a
+function; credentials that were right before are remembered under a key that dies with the process,
+so that reconnecting clients cost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from trivium.config import Config, UserConfig
+from trivium.security.passwords import is_hashed, verify_password
+
+#: remembered users; a broker with more of them hashes again when they reconnect
+MEMORY_SIZE: Final = 10_000
+#: longest password that is looked at: scrypt's cost must not depend on the client's input
+MAX_PASSWORD_BYTES: Final = 1024
+
+GUEST: Final = "guest"
+
+#: Runs the first function in a thread, then calls the second with its result on the loop.
+RunInPool = Callable[[Callable[[], bool], Callable[[bool], None]], None]
+
+
+class Authenticator:
+    """The users of one broker."""
+
+    def __init__(self, config: Config, run_in_pool: RunInPool) -> None:
+        self._users: dict[str, UserConfig] = dict(config.users)
+        #: whether `guest` is the built-in one, which is admitted from this machine only
+        self._guest_is_local = config.auth.guest and GUEST not in self._users
+        if self._guest_is_local:
+            self._users[GUEST] = UserConfig(password=GUEST)
+        self._anonymous = config.auth.anonymous
+        self._listen = config.listen
+        self._run_in_pool = run_in_pool
+        self._memory_key = secrets.token_bytes(32)
+        self._memory: dict[str, bytes] = {}
+
+    def admits_anonymous(self, protocol: str) -> bool:
+        """Whether clients without credentials may connect to this protocol's listener."""
+        if self._anonymous == "loopback":
+            listen = self._listen.get(protocol)
+            return listen is not None and listen.is_loopback
+        return self._anonymous == "always"
+
+    def authenticate(
+        self, username: str, password: bytes, peer_is_loopback: bool, done: Callable[[bool], None]
+    ) -> None:
+        """Call `done` with whether the client may connect as `username`: at once, or later.
+
+        It is later only for a hashed password that was not seen to be right before.
+        """
+        user = self._users.get(username)
+        if (
+            user is None
+            or len(password) > MAX_PASSWORD_BYTES
+            or (username == GUEST and self._guest_is_local and not peer_is_loopback)
+        ):
+            done(False)
+            return
+        if not is_hashed(user.password):
+            done(verify_password(user.password, password))
+            return
+        digest = hmac.digest(self._memory_key, password, hashlib.sha256)
+        if hmac.compare_digest(self._memory.get(username, b""), digest):
+            done(True)
+            return
+
+        def finish(is_right: bool) -> None:
+            if is_right and (username in self._memory or len(self._memory) < MEMORY_SIZE):
+                self._memory[username] = digest
+            done(is_right)
+
+        stored = user.password
+        self._run_in_pool(lambda: verify_password(stored, password), finish)

@@ -1,0 +1,101 @@
+"""Who may connect."""
+
+from collections.abc import Callable
+
+from trivium.config import AuthConfig, Config, Listen, UserConfig
+from trivium.security.authenticator import Authenticator
+from trivium.security.passwords import hash_password
+
+
+class Pool:
+    """Keeps the work until the test lets it run, and counts it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], bool], Callable[[bool], None]]] = []
+        self.done = 0
+
+    def __call__(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        self.waiting.append((work, done))
+
+    def run(self) -> None:
+        while self.waiting:
+            work, done = self.waiting.pop(0)
+            self.done += 1
+            done(work())
+
+
+def attempt(
+    authenticator: Authenticator, pool: Pool, username: str, password: bytes, local: bool = True
+) -> bool:
+    answers: list[bool] = []
+    authenticator.authenticate(username, password, local, answers.append)
+    pool.run()
+    (answer,) = answers
+    return answer
+
+
+def test_guest_is_admitted_from_this_machine_only() -> None:
+    pool = Pool()
+    authenticator = Authenticator(Config(), pool)
+    assert attempt(authenticator, pool, "guest", b"guest")
+    assert not attempt(authenticator, pool, "guest", b"guest", local=False)
+    assert not attempt(authenticator, pool, "guest", b"wrong")
+
+
+def test_guest_can_be_switched_off() -> None:
+    pool = Pool()
+    authenticator = Authenticator(Config(auth=AuthConfig(guest=False)), pool)
+    assert not attempt(authenticator, pool, "guest", b"guest")
+
+
+def test_configured_guest_is_a_user_like_any_other() -> None:
+    pool = Pool()
+    config = Config(users={"guest": UserConfig(password="long secret")})
+    authenticator = Authenticator(config, pool)
+    assert attempt(authenticator, pool, "guest", b"long secret", local=False)
+    assert not attempt(authenticator, pool, "guest", b"guest")
+
+
+def test_plain_password_is_answered_at_once() -> None:
+    pool = Pool()
+    authenticator = Authenticator(Config(users={"ann": UserConfig(password="x")}), pool)
+    assert attempt(authenticator, pool, "ann", b"x", local=False)
+    assert not attempt(authenticator, pool, "ann", b"y")
+    assert not attempt(authenticator, pool, "bob", b"x")
+    assert pool.done == 0
+
+
+def test_hashed_password_is_checked_in_the_pool_once() -> None:
+    pool = Pool()
+    config = Config(users={"ann": UserConfig(password=hash_password(b"right"))})
+    authenticator = Authenticator(config, pool)
+    assert not attempt(authenticator, pool, "ann", b"wrong")
+    assert attempt(authenticator, pool, "ann", b"right")
+    assert pool.done == 2
+    assert attempt(authenticator, pool, "ann", b"right")
+    assert pool.done == 2, "right credentials are remembered"
+    assert not attempt(authenticator, pool, "ann", b"wrong")
+    assert pool.done == 3
+
+
+def test_oversized_password_is_refused_without_hashing() -> None:
+    pool = Pool()
+    config = Config(users={"ann": UserConfig(password=hash_password(b"right"))})
+    assert not attempt(Authenticator(config, pool), pool, "ann", b"x" * 1025)
+    assert pool.done == 0
+
+
+def test_anonymous_only_while_bound_to_loopback() -> None:
+    listen = {"mqtt": Listen(0, "localhost"), "amqp": Listen(0, "0.0.0.0"), "http": Listen.OFF}
+    authenticator = Authenticator(Config(listen=listen), Pool())
+    assert authenticator.admits_anonymous("mqtt")
+    assert not authenticator.admits_anonymous("amqp")
+    assert not authenticator.admits_anonymous("stomp")
+
+
+def test_anonymous_always_and_never_ignore_the_address() -> None:
+    listen = {"mqtt": Listen(0), "amqp": Listen(0, "0.0.0.0")}
+    always = Authenticator(Config(listen=listen, auth=AuthConfig(anonymous="always")), Pool())
+    never = Authenticator(Config(listen=listen, auth=AuthConfig(anonymous="never")), Pool())
+    assert always.admits_anonymous("amqp")
+    assert not never.admits_anonymous("mqtt")
