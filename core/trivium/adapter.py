@@ -1,0 +1,157 @@
+"""What a protocol adapter implements, and what it gets from the driver.
+
+An adapter makes one ``Connection`` per client. A connection is a plain object that is fed bytes and
+time and leaves bytes in ``output``; the driver (``trivium.server``) owns the socket and writes the
+output once per turn of the loop. Adapters are found through the entry-point group
+``trivium.adapters``: each entry names a callable that returns an ``Adapter``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mypy_extensions import mypyc_attr
+
+from trivium.metrics import ProtocolMetrics
+from trivium.storage.base import DurabilityWaiter
+
+if TYPE_CHECKING:
+    from trivium.broker import Broker
+
+#: Output that a connection may hold before queues stop delivering to it (1 MiB): enough for one
+#: turn at full speed, small enough for thousands of slow readers.
+OUTPUT_HIGH_WATER: Final = 1 << 20
+
+
+class Peer:
+    """Who is at the other end of a connection, as far as the network tells."""
+
+    def __init__(self, address: str, is_loopback: bool) -> None:
+        #: ``host:port``
+        self.address = address
+        #: whether the peer is on this machine
+        self.is_loopback = is_loopback
+
+
+class Transport(Protocol):
+    """The driver's side of a connection."""
+
+    def pause_reading(self) -> None:
+        """Stop feeding; what is in the socket stays there, so the peer is slowed down."""
+
+    def resume_reading(self) -> None:
+        """Feed again."""
+
+    def close(self) -> None:
+        """Write what is in ``output``, then close. Nothing is fed any more."""
+
+    def abort(self) -> None:
+        """Close at once; unwritten output is lost."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Connection(DurabilityWaiter):
+    """One client's connection. Subclasses implement ``feed``, ``lost`` and, as needed, the rest.
+
+    Rules for subclasses:
+
+    - Write with ``send`` (or append to ``output`` and call ``mark_dirty`` yourself, adding the
+      size to ``output_size``).
+    - Never raise out of ``feed``: answer a bad frame in the protocol's own terms and ``close``.
+    - To answer when the current batch is durable, register with ``broker.storage.wait(self)``
+      and answer in ``batch_durable``.
+    """
+
+    def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
+        self.broker = broker
+        self.transport = transport
+        self.peer = peer
+        self.output: list[bytes] = []
+        #: bytes in ``output``
+        self.output_size = 0
+        #: False while the socket's own buffer is full
+        self.is_writable = True
+        #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
+        self.is_closed = False
+        self._is_dirty = False
+
+    def feed(self, data: bytes) -> None:
+        """Bytes arrived."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        """The connection is gone, by either side; called exactly once, last. Release all it holds."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Called about once a second with the monotonic clock in seconds: time-outs, heartbeats."""
+
+    def batch_durable(self, batch: int) -> None:
+        """See ``DurabilityWaiter``."""
+
+    def flushed(self) -> None:
+        """Output was written and the socket takes more. Queues that were held may deliver again."""
+
+    def blocked(self, reason: str) -> None:
+        """Publishers must stop: memory or disk passed its mark. Called for every connection."""
+
+    def unblocked(self) -> None:
+        """Publishers may go on."""
+
+    def shutdown(self) -> None:
+        """The broker stops: say so in the protocol's terms and ``close``."""
+        self.close()
+
+    @property
+    def takes_output(self) -> bool:
+        """Whether queues and subscriptions should deliver to this connection now."""
+        return self.is_writable and self.output_size < OUTPUT_HIGH_WATER and not self.is_closed
+
+    def send(self, data: bytes) -> None:
+        """Append to the output of this turn."""
+        self.output.append(data)
+        self.output_size += len(data)
+        if not self._is_dirty:
+            self.mark_dirty()
+
+    def mark_dirty(self) -> None:
+        """Have the output written at the end of this turn."""
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.broker.add_dirty(self)
+
+    def take_output(self) -> list[bytes]:
+        """The output of this turn, which the driver writes. Called by the broker only."""
+        output = self.output
+        self.output = []
+        self.output_size = 0
+        self._is_dirty = False
+        return output
+
+    def close(self) -> None:
+        """Write the output, then close the connection. ``lost`` follows in a later turn."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.transport.close()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Adapter:
+    """One protocol."""
+
+    #: short name: key of the configuration section and of ``Broker.listeners``
+    name: str
+
+    #: what this adapter counts; one object for its whole life
+    metrics: ProtocolMetrics
+
+    def start(self, broker: Broker) -> None:
+        """The broker has recovered: restore this protocol's own durable state."""
+        raise NotImplementedError
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        """A client connected."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Called about once a second: expiry of what has no connection (sessions, wills)."""

@@ -1,0 +1,226 @@
+"""The broker: virtual hosts, storage, adapters, and the turn that ties them together.
+
+A *turn* is everything that happens between two looks at the sockets. Connections are fed, they
+change queues and fill their output, and ``end_turn`` closes it: what was collected is written to
+the storage's batch, the batch is committed, and each connection's output leaves with one write.
+This object does no I/O and knows no event loop; ``trivium.server`` drives it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mypy_extensions import mypyc_attr
+
+from trivium.adapter import Adapter, Connection
+from trivium.config import Config
+from trivium.errors import NotFound
+from trivium.metrics import ProtocolMetrics, Sample, render
+from trivium.queues import Queue
+from trivium.security.authenticator import Authenticator
+from trivium.storage.base import Storage
+from trivium.storage.memory import MemoryStorage
+from trivium.vhost import VirtualHost
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from trivium.server import Server
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_VHOST = "/"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EndOfTurn:
+    """Something that collects changes during a turn and writes them at its end."""
+
+    def flush_turn(self) -> None:
+        """Write what was collected to the current batch. Must not start new work."""
+        raise NotImplementedError
+
+
+class Driver:
+    """What the broker needs from whoever drives it. ``trivium.server`` has the real one."""
+
+    def request_turn(self) -> None:
+        """Have ``end_turn`` called soon, once however often this is asked."""
+
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        """Write a connection's output."""
+
+    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        """Run ``work`` off the loop, then ``done`` with its result on the loop."""
+        done(work())
+
+
+class Broker:
+    """One broker in this process.
+
+    ``async with Broker(Config(...)) as broker:`` runs it on the current event loop, with listeners
+    as configured; ``broker.listeners`` then maps each protocol to its ``host:port``.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = Config() if config is None else config
+        #: milliseconds since the epoch, as of the start of this turn
+        self.now_ms = time.time_ns() // 1_000_000
+        self.storage: Storage = MemoryStorage()
+        self.driver = Driver()
+        self.authenticator = Authenticator(self.config, self._run_blocking)
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.adapters: dict[str, Adapter] = {}
+        #: live connections, for limits, alarms and shutdown
+        self.connections: set[Connection] = set()
+        self.listeners: dict[str, str] = {}
+        self.is_stopping = False
+        self._dirty: list[Connection] = []
+        self._unsettled: list[Queue] = []
+        self._unflushed: list[EndOfTurn] = []
+        self._server: Server | None = None
+
+    # Life
+
+    def open(self, storage: Storage, driver: Driver, adapters: list[Adapter]) -> None:
+        """Recover the state from ``storage``, then start the adapters."""
+        self.storage = storage
+        self.driver = driver
+        names = {key.decode() for key, _ in storage.table("vhosts").items()}
+        names.add(DEFAULT_VHOST)
+        for name in sorted(names):
+            self.vhosts[name] = VirtualHost(self, name)
+        for adapter in adapters:
+            self.adapters[adapter.name] = adapter
+        for adapter in adapters:
+            adapter.start(self)
+        self.end_turn()
+
+    def vhost(self, name: str) -> VirtualHost:
+        """The virtual host called ``name``. Raises NotFound."""
+        found = self.vhosts.get(name)
+        if found is None:
+            raise NotFound(f"vhost {name} not found")
+        return found
+
+    def declare_vhost(self, name: str) -> VirtualHost:
+        """The virtual host called ``name``, made when it is new."""
+        found = self.vhosts.get(name)
+        if found is None:
+            self.storage.table("vhosts").put(name.encode(), b"")
+            found = VirtualHost(self, name)
+            self.vhosts[name] = found
+        return found
+
+    async def __aenter__(self) -> Broker:
+        from trivium.server import Server
+
+        self._server = Server(self)
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        await self._server.stop()
+
+    async def wait_failed(self) -> BaseException:
+        """Wait until the storage fails for good; the error. Nothing is acknowledged after it."""
+        assert self._server is not None
+        return await self._server.failed
+
+    # Turns
+
+    def begin_turn(self) -> None:
+        """Read the clock; called by the driver before the first feed of a turn."""
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def add_dirty(self, connection: Connection) -> None:
+        """``connection`` has output for the end of this turn."""
+        self._dirty.append(connection)
+        self.driver.request_turn()
+
+    def add_unsettled(self, queue: Queue) -> None:
+        """``queue`` has settlements to write at the end of this turn."""
+        self._unsettled.append(queue)
+        self.driver.request_turn()
+
+    def add_unflushed(self, item: EndOfTurn) -> None:
+        """``item`` has changes to write at the end of this turn."""
+        self._unflushed.append(item)
+        self.driver.request_turn()
+
+    def end_turn(self) -> None:
+        """Write, commit, send."""
+        if self._unsettled:
+            queues = self._unsettled
+            self._unsettled = []
+            for queue in queues:
+                queue.flush_settlements()
+        if self._unflushed:
+            items = self._unflushed
+            self._unflushed = []
+            for item in items:
+                item.flush_turn()
+        self.storage.commit()
+        if self._dirty:
+            connections = self._dirty
+            self._dirty = []
+            for connection in connections:
+                self.driver.write(connection, connection.take_output())
+
+    def tick(self, now: float) -> None:
+        """About once a second: time-outs of connections and adapters."""
+        for connection in list(self.connections):
+            if not connection.is_closed:
+                connection.tick(now)
+        for adapter in self.adapters.values():
+            adapter.tick(now)
+
+    # Health
+
+    def unready(self) -> str | None:
+        """Why clients cannot connect and publish now; None when they can."""
+        return "the broker is stopping" if self.is_stopping else None
+
+    def metrics_text(self) -> str:
+        """All metrics in the Prometheus text format."""
+        protocols: dict[str, ProtocolMetrics] = {}
+        for name, adapter in self.adapters.items():
+            protocols[name] = adapter.metrics
+        vhosts = list(self.vhosts.values())
+        queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
+        return render(
+            protocols,
+            [
+                Sample("queues", "gauge", "Queues", len(queues)),
+                Sample("streams", "gauge", "Streams", sum(len(v.streams) for v in vhosts)),
+                Sample(
+                    "retained_messages", "gauge", "Retained", sum(len(v.retained) for v in vhosts)
+                ),
+                Sample(
+                    "queue_messages",
+                    "gauge",
+                    "Messages in queues",
+                    sum(len(queue) for queue in queues),
+                    'state="ready"',
+                ),
+                Sample(
+                    "queue_messages",
+                    "gauge",
+                    "Messages in queues",
+                    sum(queue.unsettled for queue in queues),
+                    'state="unsettled"',
+                ),
+            ],
+        )
+
+    def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        self.driver.run_blocking(work, done)

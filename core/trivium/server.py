@@ -1,0 +1,304 @@
+"""The driver: sockets, the event loop, and threads. The only core module that imports asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+
+from trivium.adapter import Adapter, Connection, Peer
+from trivium.broker import Broker, Driver
+from trivium.config import Listen, is_loopback, join_address
+from trivium.errors import ConfigError, TriviumError
+from trivium.storage.base import Storage
+from trivium.storage.memory import MemoryStorage
+
+if TYPE_CHECKING:
+    from trivium.http import HttpServer
+
+logger = logging.getLogger(__name__)
+
+HTTP: Final = "http"
+
+#: Bytes that may wait in a socket's buffer before its queues are held (256 KiB), and the mark
+#: below which they go on.
+WRITE_HIGH_WATER: Final = 256 * 1024
+WRITE_LOW_WATER: Final = 64 * 1024
+
+#: Connections that the kernel keeps for us while a turn lasts.
+BACKLOG: Final = 1024
+
+#: Time that clients get to take their last bytes when the broker stops.
+STOP_SECONDS: Final = 2.0
+
+
+class SocketDriver(asyncio.Protocol):
+    """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
+
+    __slots__ = ("_adapter", "_server", "_transport", "connection")
+
+    connection: Connection
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server, adapter: Adapter) -> None:
+        self._server = server
+        self._adapter = adapter
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = transport.get_extra_info("peername")
+        host, port = (name[0], name[1]) if name else ("", 0)
+        peer = Peer(join_address(host, port), is_loopback(host))
+        server = self._server
+        self.connection = self._adapter.connect(self, peer)
+        broker = server.broker
+        broker.connections.add(self.connection)
+        if broker.is_stopping or len(broker.connections) > broker.config.limits.max_connections:
+            self.connection.is_closed = True
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        if not connection.is_closed:
+            self._server.begin_turn()
+            connection.feed(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.connection.is_writable = False
+
+    def resume_writing(self) -> None:
+        connection = self.connection
+        connection.is_writable = True
+        if not connection.is_closed:
+            self._server.begin_turn()
+            connection.flushed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.begin_turn()
+        connection = self.connection
+        connection.is_closed = True
+        self._server.broker.connections.discard(connection)
+        connection.lost()
+
+    def write(self, output: list[bytes]) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
+
+    # Transport
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._server.close_after_turn(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def finish(self) -> None:
+        """The output is with the transport: close once it is written."""
+        self._transport.close()
+
+
+class Server(Driver):
+    """Runs a broker on the running event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.failed: asyncio.Future[BaseException]
+        self._loop: asyncio.AbstractEventLoop
+        self._listeners: list[asyncio.Server] = []
+        self._http: HttpServer | None = None
+        self._is_turn_requested = False
+        self._closing: list[SocketDriver] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        self._storage: Storage | None = None
+
+    async def start(self) -> None:
+        """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        broker = self.broker
+        adapters = load_adapters(broker.config.listen)
+        self._storage = self._open_storage()
+        try:
+            broker.open(self._storage, self, adapters)
+            for adapter in adapters:
+                await self._listen(adapter, broker.config.listen[adapter.name])
+            await self._start_http()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tick()
+
+    def _open_storage(self) -> Storage:
+        config = self.broker.config.storage
+        if config.mode == "memory":
+            return MemoryStorage()
+        from trivium.storage.disk import DiskStorage
+
+        return DiskStorage(
+            config.data,
+            post=self._loop.call_soon_threadsafe,
+            wake=self.request_turn,
+            on_fatal=self._fail,
+            fsync=str(config.fsync),
+        )
+
+    async def _listen(self, adapter: Adapter, listen: Listen) -> None:
+        for bound in self._bind(adapter.name, listen):
+            listener = await self._loop.create_server(
+                lambda: SocketDriver(self, adapter), sock=bound, backlog=BACKLOG
+            )
+            self._listeners.append(listener)
+
+    async def _start_http(self) -> None:
+        listen = self.broker.config.listen.get(HTTP)
+        if listen is None or not listen.enabled:
+            return
+        from trivium.http import HttpServer
+
+        broker = self.broker
+        self._http = HttpServer(broker.authenticator, broker.unready, broker.metrics_text)
+        await self._http.start(self._bind(HTTP, listen))
+
+    def _bind(self, name: str, listen: Listen) -> list[socket.socket]:
+        """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""
+        port = listen.port
+        sockets: list[socket.socket] = []
+        for host in listen.hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+            except OSError as error:
+                # "localhost" asks for ::1 too, which a machine without IPv6 does not have.
+                if sockets:
+                    logger.info("%s does not listen on %s: %s", name, host, error)
+                    continue
+                raise TriviumError(
+                    f"{name} cannot listen on {join_address(host, port)}: {error.strerror}"
+                ) from None
+            port = sockets[-1].getsockname()[1]
+        self.broker.listeners[name] = join_address(listen.hosts[0], port)
+        return sockets
+
+    async def stop(self) -> None:
+        """Stop accepting, tell the clients, write what is left, release the data directory."""
+        broker = self.broker
+        broker.is_stopping = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(broker.connections):
+            if not connection.is_closed:
+                connection.shutdown()
+        self._end_turn()
+        deadline = self._loop.time() + STOP_SECONDS
+        while broker.connections and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)  # noqa: ASYNC110 - only here is anybody interested
+        for connection in list(broker.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+        if self._http is not None:
+            await self._http.stop()
+        if self._storage is not None and not self.failed.done():
+            self._end_turn()
+            await self._loop.run_in_executor(None, self._storage.close)
+
+    def _fail(self, error: BaseException) -> None:
+        """The storage failed for good: nobody is answered any more."""
+        if self.failed.done():
+            return
+        logger.critical("storage failed, the broker stops: %s", error)
+        self.failed.set_result(error)
+        self.broker.is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.broker.connections):
+            connection.is_closed = True
+            connection.transport.abort()
+
+    # Turns
+
+    def begin_turn(self) -> None:
+        """A callback of the loop starts to feed connections."""
+        if not self._is_turn_requested:
+            self._is_turn_requested = True
+            self.broker.begin_turn()
+            self._loop.call_soon(self._end_turn)
+
+    def request_turn(self) -> None:
+        """See ``Driver``."""
+        if not self._is_turn_requested:
+            self._is_turn_requested = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_turn_requested = False
+        self.broker.end_turn()
+        if self._closing:
+            drivers = self._closing
+            self._closing = []
+            for driver in drivers:
+                driver.finish()
+
+    def close_after_turn(self, driver: SocketDriver) -> None:
+        """Close a socket when this turn's output is with it."""
+        self._closing.append(driver)
+        self.request_turn()
+
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        """See ``Driver``."""
+        if output:
+            driver = connection.transport
+            assert isinstance(driver, SocketDriver)
+            driver.write(output)
+            if connection.is_writable and not connection.is_closed:
+                connection.flushed()
+
+    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        """See ``Driver``."""
+
+        def finished(future: asyncio.Future[bool]) -> None:
+            self.begin_turn()
+            done(not future.cancelled() and future.exception() is None and future.result())
+
+        self._loop.run_in_executor(None, work).add_done_callback(finished)
+
+    def _tick(self) -> None:
+        self.begin_turn()
+        self.broker.tick(self._loop.time())
+        self._ticker = self._loop.call_later(1.0, self._tick)
+
+
+def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
+    """The installed adapters that the configuration names, in a stable order.
+
+    Raises ConfigError when it names a protocol that nothing installed provides.
+    """
+    found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
+    adapters: list[Adapter] = []
+    for name, address in listen.items():
+        if name == HTTP or not address.enabled:
+            continue
+        if name not in found:
+            raise ConfigError(f"no adapter for the protocol {name!r} is installed")
+        adapters.append(found[name].load()())
+    return adapters

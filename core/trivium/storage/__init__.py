@@ -1,0 +1,1 @@
+"""Storage: batches, logs and tables, in memory and on disk."""

@@ -1,0 +1,162 @@
+"""The storage interface: batches, logs and tables.
+
+Everything that the core does between two turns of the loop belongs to one *batch*. A batch becomes
+durable as a whole or not at all. ``commit`` ends the turn; it hands the batch over when the storage
+can take it, and otherwise lets it go on filling (group commit). Whoever must not answer before its
+changes are durable registers with ``wait`` and is called once ``durable`` has reached that batch.
+
+No caller may assume that a batch becomes durable on this machine, soon, or within the call that
+wrote it: an implementation may replicate batches to other machines first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mypy_extensions import mypyc_attr
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class DurabilityWaiter:
+    """Something that is told when a batch has become durable."""
+
+    def batch_durable(self, batch: int) -> None:
+        """Every batch up to and including ``batch`` is durable."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Table:
+    """A map from key to value whose changes are part of the current batch. All of it is in memory."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value under ``key``; None when there is none."""
+        raise NotImplementedError
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set or replace the value under ``key``."""
+        raise NotImplementedError
+
+    def delete(self, key: bytes) -> None:
+        """Remove ``key``; nothing happens when it is absent."""
+        raise NotImplementedError
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs, in no particular order. The table must not change meanwhile."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Log:
+    """Records addressed by offset.
+
+    A record spans ``count`` offsets (a stream's record batch; a queue's message spans one). Offsets
+    start at 0, rise by one, and are never given out twice, not even after a crash for records that
+    were durable. ``settle`` removes single ranges (queues), ``truncate`` all before an offset
+    (stream retention).
+    """
+
+    #: offset of the oldest record that is still kept (``next_offset`` when there is none)
+    first_offset: int
+    #: offset that the next record will get
+    next_offset: int
+    #: records below this offset were there when an unclean start recovered this log, so they may
+    #: have been delivered before; 0 after a clean stop
+    recovered_offset: int
+
+    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+        """Append to the current batch; the offset of the first of its ``count`` offsets.
+
+        ``note`` (at most 65,535 bytes) is kept beside the record for this log alone. The same
+        ``record`` object appended to several logs in a row is stored once.
+        """
+        raise NotImplementedError
+
+    def skip(self, count: int = 1) -> int:
+        """Give out offsets for records that are not stored; the first of them."""
+        raise NotImplementedError
+
+    def settle(self, first: int, last: int) -> None:
+        """Remove the records at offsets ``first`` to ``last``, both included, in the current batch.
+
+        Offsets in between that hold no record are allowed.
+        """
+        raise NotImplementedError
+
+    def truncate(self, before: int) -> None:
+        """Remove every record whose offsets all lie below ``before``, in the current batch."""
+        raise NotImplementedError
+
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
+        """Records that are in memory, from the first that ends after ``offset``, in order.
+
+        Each is ``(offset of its first, record, note)``. At least one record is returned however
+        large, if there is one in memory; an empty list while ``is_loaded(offset)`` means that there
+        is none at or after ``offset``.
+        """
+        raise NotImplementedError
+
+    def is_loaded(self, offset: int) -> bool:
+        """Whether ``read(offset, ...)`` can answer from memory."""
+        raise NotImplementedError
+
+    def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
+        """Bring records at and after ``offset`` into memory; ``ready`` is called in a later turn."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Number of records that are kept (stored and not removed)."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Storage:
+    """One data directory, or none (memory)."""
+
+    #: the batch that is being filled; the first is 1
+    batch: int
+    #: the newest durable batch; with memory storage always ``batch``
+    durable: int
+    #: whether anything survives this process
+    is_durable: bool
+    #: whether the previous process stopped cleanly (also true for a new directory)
+    was_clean: bool
+
+    def table(self, name: str) -> Table:
+        """The table called ``name``, made when it is new."""
+        raise NotImplementedError
+
+    def log(self, name: str) -> Log:
+        """The log called ``name``, made when it is new."""
+        raise NotImplementedError
+
+    def drop_log(self, name: str) -> None:
+        """Remove a log with all its records, in the current batch."""
+        raise NotImplementedError
+
+    def log_names(self) -> list[str]:
+        """The names of all logs."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """End of a turn: hand the current batch over, if it holds anything and the writer is free.
+
+        Called by the broker only, once per turn. When the writer was busy the storage asks for a
+        turn (see ``wake``) as soon as it is free.
+        """
+        raise NotImplementedError
+
+    def wait(self, waiter: DurabilityWaiter) -> int:
+        """Call ``waiter`` once the current batch is durable; the number of that batch.
+
+        Registering again for the same batch adds nothing. With memory storage the waiter is not
+        called, since nothing is ever pending: compare ``durable`` first.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Make everything durable, mark the stop as clean, release the directory."""
+        raise NotImplementedError

@@ -1,0 +1,549 @@
+"""A virtual host: the exchanges, queues, streams and bindings of one namespace, and their routes.
+
+What is durable is written to tables in the batch of the change and restored from them. All
+methods that clients can cause to fail raise a ``TopologyError`` whose text is fit for the client.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from trivium.exchanges import (
+    Binding,
+    Destination,
+    DirectExchange,
+    Exchange,
+    ExchangeDestination,
+    Route,
+    group_by_destination,
+    make_exchange,
+)
+from trivium.message import Address, HeaderValue, Message
+from trivium.queues import Queue
+from trivium.retained import RetainedMessages
+from trivium.streams import Stream
+
+if TYPE_CHECKING:
+    from trivium.broker import Broker
+
+#: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
+#: which publishes to ever new addresses can take.
+MAX_ROUTES: Final = 65_536
+
+#: Exchanges that every virtual host has, with their types (AMQP 0-9-1, 3.1.3).
+PREDECLARED: Final = (
+    ("amq.direct", "direct"),
+    ("amq.fanout", "fanout"),
+    ("amq.topic", "topic"),
+    ("amq.headers", "headers"),
+    ("amq.match", "headers"),
+)
+
+
+class DefaultExchange(DirectExchange):
+    """The exchange without a name: every queue is bound to it by its own name."""
+
+    def __init__(self, vhost: VirtualHost) -> None:
+        super().__init__("")
+        self._vhost = vhost
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        try:
+            name = address.key.decode()
+        except UnicodeDecodeError:
+            return []
+        destination: Destination | None = self._vhost.queues.get(name)
+        if destination is None:
+            destination = self._vhost.streams.get(name)
+        return [] if destination is None else [Binding(destination, address.key)]
+
+
+class MessageRoute(Route):
+    """The route of an address whose destinations also depend on the message (headers exchange)."""
+
+    def __init__(self, vhost: VirtualHost, exchange: Exchange, address: Address) -> None:
+        super().__init__(address, [], vhost.generation)
+        self.depends_on_message = True
+        self._vhost = vhost
+        self._exchange = exchange
+
+    def resolve(self, message: Message) -> Route:
+        return self._vhost.resolve(self._exchange, self.address, message)
+
+
+class VirtualHost:
+    """One namespace. ``name`` is unique in its broker."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.broker = broker
+        self.name = name
+        #: raised by every change that may change a route
+        self.generation = 1
+        self.exchanges: dict[str, Exchange] = {}
+        self.queues: dict[str, Queue] = {}
+        self.streams: dict[str, Stream] = {}
+        storage = broker.storage
+        self._exchange_rows = storage.table(f"exchanges/{name}")
+        self._queue_rows = storage.table(f"queues/{name}")
+        self._stream_rows = storage.table(f"streams/{name}")
+        self._binding_rows = storage.table(f"bindings/{name}")
+        self.retained = RetainedMessages(storage.table(f"retained/{name}"))
+        self._routes: dict[tuple[str, bytes], Route] = {}
+        self.exchanges[""] = DefaultExchange(self)
+        for exchange_name, kind in PREDECLARED:
+            exchange = make_exchange(kind, exchange_name)
+            assert exchange is not None
+            self.exchanges[exchange_name] = exchange
+        self._restore()
+
+    # Exchanges
+
+    def exchange(self, name: str) -> Exchange:
+        """The exchange called ``name``. Raises NotFound."""
+        found = self.exchanges.get(name)
+        if found is None:
+            raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
+        return found
+
+    def declare_exchange(
+        self,
+        name: str,
+        kind: str,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, HeaderValue] | None = None,
+    ) -> Exchange:
+        """The exchange with these properties, made when it is new.
+
+        Raises PreconditionFailed where it exists with others or there is no such type, and
+        AccessRefused for a new name that starts with ``amq.``.
+        """
+        wanted = {} if arguments is None else arguments
+        known = self.exchanges.get(name)
+        if known is not None:
+            self._require_same(
+                f"exchange '{name}'",
+                [
+                    ("type", known.kind, kind),
+                    ("durable", known.durable, durable),
+                    ("auto_delete", known.auto_delete, auto_delete),
+                    ("internal", known.internal, internal),
+                ],
+            )
+            self._require_same_arguments(f"exchange '{name}'", known.arguments, wanted)
+            return known
+        if name.startswith("amq."):
+            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
+        if made is None:
+            raise PreconditionFailed(f"unknown exchange type '{kind}'")
+        self.exchanges[name] = made
+        if durable:
+            self._exchange_rows.put(
+                name.encode(), _pack([kind, auto_delete, internal, made.arguments])
+            )
+        self.generation += 1
+        return made
+
+    def delete_exchange(self, name: str, if_unused: bool = False) -> None:
+        """Delete an exchange and the bindings from and to it; nothing happens when there is none.
+
+        Raises AccessRefused for predeclared ones, PreconditionFailed when it has bindings and
+        ``if_unused`` is set.
+        """
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            return
+        if name == "" or name.startswith("amq."):
+            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        if if_unused and exchange.bindings():
+            raise PreconditionFailed(f"exchange '{name}' in vhost '{self.name}' in use")
+        del self.exchanges[name]
+        if exchange.durable:
+            self._exchange_rows.delete(name.encode())
+        for binding in exchange.bindings():
+            self._forget_binding(exchange, binding)
+        self._unbind_everywhere(name, is_exchange=True, destination=None)
+        self.generation += 1
+
+    # Queues
+
+    def queue(self, name: str, connection: object = None) -> Queue:
+        """The queue called ``name``, for use by ``connection``.
+
+        Raises NotFound, and ResourceLocked when it is exclusive to another connection.
+        """
+        found = self.queues.get(name)
+        if found is None:
+            raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
+        if found.owner is not None and found.owner is not connection:
+            raise ResourceLocked(
+                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'."
+                " It could be originally declared on another connection or the exclusive"
+                " property value does not match that of the original declaration."
+            )
+        return found
+
+    def declare_queue(
+        self,
+        name: str,
+        durable: bool = False,
+        auto_delete: bool = False,
+        owner: object = None,
+        arguments: dict[str, HeaderValue] | None = None,
+        adapter: str = "",
+        connection: object = None,
+    ) -> Queue:
+        """The queue with these properties, made when it is new; an empty name makes one up.
+
+        ``owner`` is the connection of an exclusive queue, ``connection`` the one that asks (by
+        default the owner). Raises as ``queue`` does, PreconditionFailed for other properties, and
+        AccessRefused for a new name that starts with ``amq.``.
+        """
+        wanted = {} if arguments is None else arguments
+        if name in self.queues:
+            known = self.queue(name, owner if connection is None else connection)
+            self._require_same(
+                f"queue '{name}'",
+                [
+                    ("durable", known.durable, durable),
+                    ("exclusive", known.owner is not None, owner is not None),
+                    ("auto_delete", known.auto_delete, auto_delete),
+                ],
+            )
+            self._require_same_arguments(f"queue '{name}'", known.arguments, wanted)
+            return known
+        if name in self.streams:
+            raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a stream, not a queue")
+        if not name:
+            name = f"amq.gen-{secrets.token_urlsafe(16)}"
+        elif name.startswith("amq.") and not adapter:
+            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        # An exclusive queue goes with its connection, so it has nothing to keep on disk.
+        is_kept = durable and owner is None
+        if is_kept:
+            self._queue_rows.put(name.encode(), _pack([auto_delete, wanted, adapter]))
+        made = self._make_queue(name, durable, auto_delete, owner, wanted, adapter)
+        self.generation += 1
+        return made
+
+    def _make_queue(
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        owner: object,
+        arguments: dict[str, HeaderValue],
+        adapter: str,
+    ) -> Queue:
+        storage = self.broker.storage
+        log = None
+        if durable and owner is None and storage.is_durable:
+            log = storage.log(self._log_name(name))
+        queue = Queue(self, name, log, durable, auto_delete, owner, arguments, adapter)
+        self.queues[name] = queue
+        return queue
+
+    def _log_name(self, queue_name: str) -> str:
+        return f"queue/{self.name}/{queue_name}"
+
+    def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue, its messages and its bindings; how many messages were ready in it.
+
+        Raises PreconditionFailed when it has consumers (``if_unused``) or messages (``if_empty``).
+        """
+        if self.queues.get(queue.name) is not queue:
+            return 0
+        if if_unused and queue.consumers:
+            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
+        count = len(queue)
+        if if_empty and count:
+            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' is not empty")
+        del self.queues[queue.name]
+        if queue.durable and queue.owner is None:
+            self._queue_rows.delete(queue.name.encode())
+            if self.broker.storage.is_durable:
+                self.broker.storage.drop_log(self._log_name(queue.name))
+        self._unbind_everywhere(queue.name, is_exchange=False, destination=queue)
+        self.generation += 1
+        queue.deleted()
+        return count
+
+    def delete_queues_of(self, connection: object) -> None:
+        """Delete the exclusive queues of a connection that is gone."""
+        for queue in [q for q in self.queues.values() if q.owner is connection]:
+            self.delete_queue(queue)
+
+    # Streams
+
+    def declare_stream(
+        self, name: str, partitions: int = 1, arguments: dict[str, HeaderValue] | None = None
+    ) -> Stream:
+        """The stream with this many partitions, made when it is new.
+
+        Raises PreconditionFailed when it exists with another number, or a queue has the name.
+        """
+        wanted = {} if arguments is None else arguments
+        known = self.streams.get(name)
+        if known is not None:
+            self._require_same(
+                f"stream '{name}'", [("partitions", len(known.partitions), partitions)]
+            )
+            return known
+        if name in self.queues:
+            raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
+        if not name:
+            raise PreconditionFailed("a stream must have a name")
+        if not 1 <= partitions <= 1024:
+            raise PreconditionFailed("a stream has 1 to 1024 partitions")
+        # Tells a stream from an earlier one of the same name: their offsets do not compare.
+        incarnation = secrets.token_hex(8)
+        self._stream_rows.put(name.encode(), _pack([partitions, incarnation, wanted]))
+        made = Stream(self, name, partitions, incarnation, wanted)
+        self.streams[name] = made
+        self.generation += 1
+        return made
+
+    def stream(self, name: str) -> Stream:
+        """The stream called ``name``. Raises NotFound."""
+        found = self.streams.get(name)
+        if found is None:
+            raise NotFound(f"no stream '{name}' in vhost '{self.name}'")
+        return found
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream, its records and its bindings. Raises NotFound."""
+        stream = self.stream(name)
+        del self.streams[name]
+        self._stream_rows.delete(name.encode())
+        self._unbind_everywhere(name, is_exchange=False, destination=stream)
+        self.generation += 1
+        stream.deleted()
+
+    # Bindings
+
+    def bind(self, exchange: Exchange, binding: Binding) -> None:
+        """Add ``binding`` to ``exchange``. It is kept over a restart when both its ends are.
+
+        Raises AccessRefused for the default exchange.
+        """
+        if exchange.name == "":
+            raise AccessRefused("operation not permitted on the default exchange")
+        exchange.bind(binding)
+        key = self._binding_key(exchange, binding)
+        if key is not None:
+            self._binding_rows.put(key, b"")
+        self.generation += 1
+
+    def unbind(self, exchange: Exchange, binding: Binding) -> bool:
+        """Remove the binding that is the same as ``binding``; whether there was one.
+
+        An auto-delete exchange goes with its last binding.
+        """
+        if exchange.name == "":
+            raise AccessRefused("operation not permitted on the default exchange")
+        if not exchange.unbind(binding):
+            return False
+        self._forget_binding(exchange, binding)
+        self.generation += 1
+        self._delete_if_unused(exchange)
+        return True
+
+    def destination(self, name: str, is_exchange: bool) -> Destination:
+        """The queue, stream or exchange called ``name`` as a destination. Raises NotFound."""
+        if is_exchange:
+            return self.exchange_destination(self.exchange(name))
+        stream = self.streams.get(name)
+        return self.queue(name) if stream is None else stream
+
+    def exchange_destination(self, exchange: Exchange) -> ExchangeDestination:
+        """The one object that stands for ``exchange`` as a destination of bindings."""
+        if exchange.as_destination is None:
+            exchange.as_destination = ExchangeDestination(exchange)
+        return exchange.as_destination
+
+    def _delete_if_unused(self, exchange: Exchange) -> None:
+        if exchange.auto_delete and not exchange.bindings() and exchange.name in self.exchanges:
+            self.delete_exchange(exchange.name)
+
+    def _unbind_everywhere(
+        self, name: str, is_exchange: bool, destination: Destination | None
+    ) -> None:
+        for exchange in list(self.exchanges.values()):
+            for binding in exchange.bindings():
+                target = binding.destination
+                if target is destination or (
+                    is_exchange and isinstance(target, ExchangeDestination) and target.name == name
+                ):
+                    exchange.unbind(binding)
+                    self._forget_binding(exchange, binding)
+                    self._delete_if_unused(exchange)
+
+    def _binding_key(self, exchange: Exchange, binding: Binding) -> bytes | None:
+        target = binding.destination
+        if isinstance(target, ExchangeDestination):
+            kind, durable = "exchange", target.exchange.durable
+        elif isinstance(target, Queue):
+            kind, durable = "queue", target.durable and target.owner is None
+        elif isinstance(target, Stream):
+            kind, durable = "stream", True
+        else:
+            return None
+        if not (durable and exchange.durable):
+            return None
+        return _pack(
+            [
+                exchange.name,
+                kind,
+                target.name,
+                binding.pattern,
+                binding.is_filter,
+                sorted(binding.arguments.items()),
+            ]
+        )
+
+    def _forget_binding(self, exchange: Exchange, binding: Binding) -> None:
+        key = self._binding_key(exchange, binding)
+        if key is not None:
+            self._binding_rows.delete(key)
+
+    # Routes
+
+    def route(self, exchange: Exchange, key: bytes) -> Route:
+        """The route of ``key`` through ``exchange``, cached until the topology changes."""
+        place = (exchange.name, key)
+        found = self._routes.get(place)
+        if found is not None and found.generation == self.generation:
+            return found
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        address = Address(exchange.name, key) if found is None else found.address
+        if self._depends_on_message(exchange):
+            found = MessageRoute(self, exchange, address)
+        else:
+            found = self.resolve(exchange, address, None)
+        self._routes[place] = found
+        return found
+
+    def resolve(self, exchange: Exchange, address: Address, message: Message | None) -> Route:
+        """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
+        bindings: list[Binding] = []
+        visited: set[str] = set()
+        pending = [exchange]
+        while pending:
+            current = pending.pop(0)
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            matched = current.match(address, message)
+            for binding in matched:
+                if isinstance(binding.destination, ExchangeDestination):
+                    pending.append(binding.destination.exchange)
+                else:
+                    bindings.append(binding)
+            if not matched and current.alternate is not None:
+                alternate = self.exchanges.get(current.alternate)
+                if alternate is not None:
+                    pending.append(alternate)
+        destinations = [
+            group[0].destination.combine(group) for group in group_by_destination(bindings)
+        ]
+        return Route(address, destinations, self.generation)
+
+    def _depends_on_message(self, exchange: Exchange) -> bool:
+        visited: set[str] = set()
+        pending = [exchange]
+        while pending:
+            current = pending.pop()
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            if not current.routes_by_key:
+                return True
+            for binding in current.bindings():
+                if isinstance(binding.destination, ExchangeDestination):
+                    pending.append(binding.destination.exchange)
+            alternate = self.exchanges.get(current.alternate or "\x00")
+            if alternate is not None:
+                pending.append(alternate)
+        return False
+
+    # Restart
+
+    def _restore(self) -> None:
+        for key, row in self._exchange_rows.items():
+            kind, auto_delete, internal, arguments = _unpack(row)
+            name = key.decode()
+            exchange = make_exchange(kind, name, True, auto_delete, internal, arguments)
+            if exchange is not None:
+                self.exchanges[name] = exchange
+        for key, row in self._stream_rows.items():
+            partitions, incarnation, arguments = _unpack(row)
+            name = key.decode()
+            self.streams[name] = Stream(self, name, partitions, incarnation, arguments)
+        for key, row in self._queue_rows.items():
+            auto_delete, arguments, adapter = _unpack(row)
+            self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
+        for key, _ in list(self._binding_rows.items()):
+            source, kind, target, pattern, is_filter, arguments = _unpack(key)
+            from_exchange = self.exchanges.get(source)
+            destination: Destination | None
+            if kind == "exchange":
+                to_exchange = self.exchanges.get(target)
+                destination = (
+                    None if to_exchange is None else self.exchange_destination(to_exchange)
+                )
+            elif kind == "queue":
+                destination = self.queues.get(target)
+            else:
+                destination = self.streams.get(target)
+            if from_exchange is not None and destination is not None:
+                from_exchange.bind(
+                    Binding(destination, pattern, dict(arguments), is_filter=is_filter)
+                )
+
+    # Checks
+
+    def _require_same(self, what: str, triples: list[tuple[str, object, object]]) -> None:
+        for field, current, received in triples:
+            if current != received:
+                raise PreconditionFailed(
+                    f"inequivalent arg '{field}' for {what} in vhost '{self.name}':"
+                    f" received '{_show(received)}' but current is '{_show(current)}'"
+                )
+
+    def _require_same_arguments(
+        self, what: str, current: dict[str, HeaderValue], received: dict[str, HeaderValue]
+    ) -> None:
+        for field in sorted(set(current) | set(received)):
+            if current.get(field) != received.get(field):
+                raise PreconditionFailed(
+                    f"inequivalent arg '{field}' for {what} in vhost '{self.name}':"
+                    f" received {_show_argument(received.get(field))}"
+                    f" but current is {_show_argument(current.get(field))}"
+                )
+
+
+def _show(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _show_argument(value: object) -> str:
+    return (
+        "none" if value is None else f"the value '{_show(value)}' of type '{type(value).__name__}'"
+    )
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def _unpack(data: bytes) -> Any:
+    value: Any = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    return value
