@@ -1,0 +1,132 @@
+"""Health and metrics over real sockets, asked with plain bytes."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from trivium.config import AuthConfig, Config, Listen, UserConfig
+from trivium.http import HttpServer
+from trivium.security.authenticator import Authenticator
+from trivium.security.passwords import hash_password
+
+
+class Site:
+    """A running server whose readiness the test sets."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.port = 0
+
+    async def ask(self, path: str, *headers: str) -> tuple[int, dict[str, str], str]:
+        lines = [f"GET {path} HTTP/1.1", "Host: test", "Connection: close", *headers, "", ""]
+        return await self.send("\r\n".join(lines).encode())
+
+    async def send(self, request: bytes) -> tuple[int, dict[str, str], str]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await writer.wait_closed()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, *fields = head.decode().split("\r\n")
+        names = dict(field.split(": ", 1) for field in fields)
+        return int(status.split()[1]), names, body.decode()
+
+
+async def run_in_pool(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+    done(await asyncio.to_thread(work))
+
+
+@contextlib.asynccontextmanager
+async def serve(config: Config) -> AsyncIterator[Site]:
+    tasks = set()
+
+    def pool(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        tasks.add(asyncio.create_task(run_in_pool(work, done)))
+
+    site = Site()
+    server = HttpServer(Authenticator(config, pool), lambda: site.reason, lambda: "up 1\n")
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        site.port = bound.getsockname()[1]
+        await server.start([bound])
+        try:
+            yield site
+        finally:
+            await server.stop()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serve(Config()) as site:
+        yield site
+
+
+async def test_live_answers_200(site: Site) -> None:
+    status, headers, body = await site.ask("/health/live")
+    assert (status, json.loads(body)) == (200, {"status": "live"})
+    assert headers["Content-Type"].startswith("application/json")
+
+
+async def test_ready_answers_503_with_the_reason(site: Site) -> None:
+    assert (await site.ask("/health/ready"))[0] == 200
+    site.reason = "disk is nearly full"
+    status, _, body = await site.ask("/health/ready")
+    assert (status, json.loads(body)["reason"]) == (503, "disk is nearly full")
+
+
+async def test_metrics_have_the_prometheus_content_type(site: Site) -> None:
+    status, headers, body = await site.ask("/metrics")
+    assert (status, body) == (200, "up 1\n")
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def test_unknown_path_answers_404(site: Site) -> None:
+    assert (await site.ask("/health/../etc/passwd"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00\r\n\r\n",
+        b"AMQP\x00\x00\x09\x01\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+async def test_hostile_request_answers_400_and_touches_nothing_else(
+    site: Site, request_bytes: bytes
+) -> None:
+    assert (await site.send(request_bytes))[0] == 400
+    assert (await site.ask("/health/live"))[0] == 200
+
+
+def basic(text: str) -> str:
+    return "Authorization: Basic " + base64.b64encode(text.encode()).decode()
+
+
+async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> None:
+    users = {
+        "ann": UserConfig(password="plain"),
+        "bob": UserConfig(password=hash_password("pa:ß".encode())),
+    }
+    config = Config(listen={"http": Listen(0, "0.0.0.0")}, users=users)
+    async with serve(config) as site:
+        status, headers, _ = await site.ask("/metrics")
+        assert (status, headers["WWW-Authenticate"][:5]) == (401, "Basic")
+        assert (await site.ask("/metrics", basic("ann:plain")))[0] == 200
+        assert (await site.ask("/metrics", basic("bob:pa:ß")))[0] == 200
+        assert (await site.ask("/metrics", basic("ann:wrong")))[0] == 401
+        assert (await site.ask("/metrics", "Authorization: Basic ???"))[0] == 401
+        assert (await site.ask("/metrics", "Authorization: Bearer x"))[0] == 401
+        assert (await site.ask("/health/ready"))[0] == 200
+
+
+async def test_wrong_credentials_are_refused_even_where_anonymous_is_admitted() -> None:
+    async with serve(Config(auth=AuthConfig(anonymous="always"))) as site:
+        assert (await site.ask("/metrics"))[0] == 200
+        assert (await site.ask("/metrics", basic("ann:wrong")))[0] == 401

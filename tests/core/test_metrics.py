@@ -1,0 +1,51 @@
+"""Counters as Prometheus sees them, read with Prometheus's own parser."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from trivium.metrics import ProtocolMetrics, Sample, render
+
+
+def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_counters_carry_the_protocol_as_label() -> None:
+    mqtt, amqp = ProtocolMetrics(), ProtocolMetrics()
+    mqtt.messages_received = 3
+    amqp.messages_received = 2**60
+    values = parse(render({"mqtt": mqtt, "amqp": amqp}, []))
+    assert values["trivium_messages_received_total", (("protocol", "mqtt"),)] == 3
+    assert values["trivium_messages_received_total", (("protocol", "amqp"),)] == 2**60
+
+
+def test_every_counter_is_rendered() -> None:
+    metrics = ProtocolMetrics()
+    for number, name in enumerate(vars(metrics), start=1):
+        setattr(metrics, name, number * 1000)
+    shown = set(parse(render({"mqtt": metrics}, [])).values())
+    assert {number * 1000 for number in range(1, len(vars(metrics)) + 1)} <= shown
+
+
+def test_open_connections_are_opened_less_closed() -> None:
+    metrics = ProtocolMetrics()
+    metrics.connections_opened, metrics.connections_closed = 7, 5
+    values = parse(render({"mqtt": metrics}, []))
+    assert values["trivium_connections", (("protocol", "mqtt"),)] == 2
+
+
+def test_samples_of_one_name_form_one_family() -> None:
+    samples = [
+        Sample("queue_messages", "gauge", "Messages in queues", 4, 'state="ready"'),
+        Sample("queue_messages", "gauge", "Messages in queues", 1, 'state="unacknowledged"'),
+        Sample("process_cpu_seconds_total", "counter", "CPU time", 0.25),
+    ]
+    text = render({}, samples)
+    values = parse(text)
+    assert values["trivium_queue_messages", (("state", "ready"),)] == 4
+    assert values["trivium_queue_messages", (("state", "unacknowledged"),)] == 1
+    assert values["process_cpu_seconds_total", ()] == 0.25
+    assert text.count("# TYPE trivium_queue_messages gauge") == 1
