@@ -1,0 +1,88 @@
+"""`amqp://` for `trivium pub` and `trivium sub`, by the aio-pika client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aio_pika
+from aio_pika.abc import AbstractConnection, AbstractExchange
+
+from trivium.cli.clients import (
+    Client,
+    ClientError,
+    Handler,
+    Publication,
+    Server,
+    Subscription,
+    UsageError,
+)
+
+DEFAULT_PORT = 5672
+DEFAULT_USER = "guest"
+#: messages that wait for their acknowledgement in the terminal's process
+PREFETCH = 256
+
+
+class AmqpClient:
+    """See `trivium.cli.clients.Client`."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
+        self._exchange: AbstractExchange | None = None
+        self._opening = asyncio.Lock()
+
+    async def publish(self, publication: Publication, payload: bytes) -> None:
+        """Publish: transient without confirmation at QoS 0, else persistent and confirmed."""
+        if publication.qos == 2 or publication.retain:
+            raise UsageError("amqp:// has neither --qos 2 nor --retain")
+        async with self._opening:
+            if self._exchange is None:
+                channel = await self._connection.channel(publisher_confirms=publication.qos > 0)
+                self._exchange = (
+                    await channel.get_exchange(publication.exchange)
+                    if publication.exchange
+                    else channel.default_exchange
+                )
+        message = aio_pika.Message(payload, delivery_mode=2 if publication.qos else 1)
+        await self._exchange.publish(message, publication.address, mandatory=False)
+
+    async def subscribe(
+        self, subscription: Subscription, subscribed: Callable[[], None], handle: Handler
+    ) -> None:
+        """Consume a queue, or an exclusive one that is bound to the exchange with the address."""
+        if subscription.offset is not None:
+            raise UsageError("amqp:// has no --from")
+        channel = await self._connection.channel()
+        await channel.set_qos(PREFETCH)
+        if subscription.is_queue:
+            queue = await channel.get_queue(subscription.address)
+        else:
+            queue = await channel.declare_queue(exclusive=True)
+            await queue.bind(subscription.exchange, subscription.address)
+        async with queue.iterator() as messages:
+            subscribed()
+            async for message in messages:
+                goes_on = handle(message.routing_key or "", message.body)
+                await message.ack()
+                if not goes_on:
+                    return
+        raise ClientError("the server cancelled the consumer")
+
+
+@asynccontextmanager
+async def connect(server: Server) -> AsyncIterator[Client]:
+    """A connected client; guest with password guest unless the URL names a user."""
+    try:
+        connection = await aio_pika.connect(
+            host=server.host,
+            port=DEFAULT_PORT if server.port is None else server.port,
+            login=server.username or DEFAULT_USER,
+            password=DEFAULT_USER if server.password is None else server.password,
+            virtualhost=server.path or "/",
+        )
+        async with connection:
+            yield AmqpClient(connection)
+    except (aio_pika.exceptions.AMQPError, OSError) as error:
+        raise ClientError(str(error)) from None

@@ -1,0 +1,7 @@
+"""`python -m trivium` is the command `trivium`."""
+
+import sys
+
+from trivium.cli import main
+
+sys.exit(main())

@@ -1,0 +1,160 @@
+"""The command `trivium`.
+
+Only the arguments are handled here, so that `trivium --help` imports nothing heavy; each command's
+module is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final, NoReturn
+
+from trivium import __version__
+
+EXIT_OK: Final = 0
+#: the command failed while running: an address in use, the disk, a connection refused or lost
+EXIT_FAILED: Final = 1
+#: wrong arguments or configuration
+EXIT_USAGE: Final = 2
+#: another broker uses the data directory
+EXIT_LOCKED: Final = 3
+#: the data directory is damaged beyond a torn end
+EXIT_DAMAGED: Final = 4
+
+_EXIT_CODES: Final = f"""\
+exit codes:
+  {EXIT_OK}  stopped as asked
+  {EXIT_FAILED}  failed while running (address in use, disk error, connection refused or lost)
+  {EXIT_USAGE}  wrong arguments or configuration
+  {EXIT_LOCKED}  another broker uses the data directory
+  {EXIT_DAMAGED}  the data directory is damaged
+"""
+
+_SERVE_EPILOG: Final = f"""\
+ADDRESS is [HOST:]PORT or "off". The host is 127.0.0.1 when left out; IPv6 hosts stand in brackets;
+"localhost" listens on 127.0.0.1 and ::1. Port 0 takes any free port. Once connections are accepted,
+one line on standard output says where.
+
+Each key of the file is overridden by an environment variable TRIVIUM_SECTION__KEY (for example
+TRIVIUM_STORAGE__FSYNC=interval:100), and that by the options above.
+
+{_EXIT_CODES}"""
+
+_URL_HELP: Final = """\
+URL is mqtt://, amqp:// or trivium:// followed by [USER:PASSWORD@]HOST[:PORT]; an amqp URL may end
+in /VHOST. mqtt and amqp need the extra: pip install 'trivium[cli]'.
+"""
+
+_PUB_EPILOG: Final = f"""\
+{_URL_HELP}
+ADDRESS is an MQTT topic, an AMQP routing key (see --exchange) or a native address. Without a
+PAYLOAD each line of standard input is one message. The command ends once all are acknowledged.
+
+{_EXIT_CODES}"""
+
+_SUB_EPILOG: Final = f"""\
+{_URL_HELP}
+ADDRESS is an MQTT topic filter, an AMQP binding key (see --exchange) or a native pattern; with
+--queue a queue's name, with --from a stream's. Each payload is written to standard output with a
+newline.
+
+{_EXIT_CODES}"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage in front."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="trivium",
+        description="A message broker: MQTT, AMQP 0-9-1 and native clients over one durable core.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    serve = add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG)
+    serve.add_argument("--config", metavar="FILE", help="TOML configuration file")
+    place = serve.add_mutually_exclusive_group()
+    place.add_argument("--data", metavar="DIR", help="data directory (default: ./trivium-data)")
+    place.add_argument("--memory", action="store_true", help="keep everything in memory only")
+    for protocol, port in (("mqtt", 1883), ("amqp", 5672), ("native", 7650), ("http", 15672)):
+        serve.add_argument(
+            f"--{protocol}", metavar="ADDRESS", help=f"default: 127.0.0.1:{port}; or off"
+        )
+
+    pub = add("pub", "Publish messages.", _PUB_EPILOG)
+    pub.add_argument("url", metavar="URL")
+    pub.add_argument("address", metavar="ADDRESS")
+    pub.add_argument("payload", metavar="PAYLOAD", nargs="?")
+    pub.add_argument("--retain", action="store_true", help="mqtt: keep as the retained message")
+
+    sub = add("sub", "Print messages until interrupted.", _SUB_EPILOG)
+    sub.add_argument("url", metavar="URL")
+    sub.add_argument("address", metavar="ADDRESS")
+    sub.add_argument("--count", type=_positive, metavar="N", help="stop after N messages")
+    sub.add_argument("--queue", action="store_true", help="amqp, trivium: consume a queue")
+    sub.add_argument(
+        "--from",
+        dest="offset",
+        metavar="OFFSET",
+        help="trivium: read a stream from an offset, or from first or next",
+    )
+    sub.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="put the address before each payload; say on standard error when subscribed",
+    )
+    for command in (pub, sub):
+        command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
+        command.add_argument("--exchange", default="amq.topic", help="amqp: default amq.topic")
+
+    add("hash-password", "Read a password from standard input and print its hash for [users].", "")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command with `arguments` (those of the process by default); its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.version:
+        print(f"trivium {__version__}")
+        return EXIT_OK
+    if options.command == "serve":
+        from trivium.cli import serve
+
+        return serve.run(options)
+    if options.command in ("pub", "sub"):
+        from trivium.cli import clients
+
+        return clients.run(options)
+    if options.command == "hash-password":
+        from trivium.security.passwords import hash_password
+
+        print(hash_password(sys.stdin.readline().rstrip("\r\n").encode()))
+        return EXIT_OK
+    parser.print_help(sys.stderr)
+    return EXIT_USAGE

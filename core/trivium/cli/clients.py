@@ -1,0 +1,227 @@
+"""`trivium pub` and `trivium sub`, for any protocol that has a client here.
+
+The entry-point group `trivium.clients` maps a URL's scheme to a function that takes a `Server` and
+returns a `Client`, so the core knows none of the protocols. Payloads go to standard output,
+everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+#: publishes from standard input that may wait for their acknowledgement at a time
+WINDOW: Final = 256
+
+
+class ClientError(Exception):
+    """The server refused, or the connection failed; the text is one line."""
+
+
+class UsageError(Exception):
+    """The URL or an option does not fit this protocol; the text is one line."""
+
+
+class _OutputClosed(Exception):
+    """The reader of standard output has seen enough; what it did not see is not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to connect, from the URL. `path` is what follows the first slash, decoded."""
+
+    host: str
+    port: int | None
+    username: str | None
+    password: str | None
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What the options say about every message that is published."""
+
+    address: str
+    qos: int
+    exchange: str
+    retain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What is to be received: a pattern, or a queue, or a stream from an offset."""
+
+    address: str
+    qos: int
+    exchange: str
+    is_queue: bool
+    #: an offset, `first`, `next`, or None when it is no stream
+    offset: str | None
+
+
+#: Takes an address and a payload; False ends the subscription once the message is acknowledged.
+Handler = Callable[[str, bytes], bool]
+
+
+class Client(Protocol):
+    """One connected client of one protocol. Each method may raise ClientError and UsageError."""
+
+    async def publish(self, publication: Publication, payload: bytes) -> None:
+        """Publish and wait for what acknowledges it at this QoS."""
+
+    async def subscribe(
+        self, subscription: Subscription, subscribed: Callable[[], None], handle: Handler
+    ) -> None:
+        """Receive until the handler returns False; acknowledge what it has handled."""
+
+
+Connect = Callable[[Server], AbstractAsyncContextManager[Client]]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Publish or subscribe as the options say; the exit code."""
+    try:
+        server, connect = _open(options.url)
+        asyncio.run(_run(options, server, connect))
+    except UsageError as error:
+        return _fail(EXIT_USAGE, options, error)
+    except ClientError as error:
+        return _fail(EXIT_FAILED, options, error)
+    except _OutputClosed:
+        # Keep the interpreter from flushing what is left when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_OK
+
+
+def _fail(code: int, options: argparse.Namespace, error: Exception) -> int:
+    print(f"trivium {options.command}: {error}", file=sys.stderr)
+    return code
+
+
+def _open(url: str) -> tuple[Server, Connect]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"not a URL: {error}") from None
+    clients = {entry.name: entry for entry in entry_points(group="trivium.clients")}
+    if parts.scheme not in clients:
+        known = ", ".join(f"{name}://" for name in sorted(clients))
+        raise UsageError(f"{url!r} does not begin with one of {known}")
+    try:
+        connect: Connect = clients[parts.scheme].load()
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{parts.scheme}:// needs the package {error.name}: pip install 'trivium[cli]'"
+        ) from None
+    server = Server(
+        parts.hostname or "localhost",
+        port,
+        None if parts.username is None else unquote(parts.username),
+        None if parts.password is None else unquote(parts.password),
+        unquote(parts.path.removeprefix("/")),
+    )
+    return server, connect
+
+
+async def _run(options: argparse.Namespace, server: Server, connect: Connect) -> None:
+    """The command, until it is done or a signal ends it."""
+    command = _publish if options.command == "pub" else _subscribe
+    task = asyncio.create_task(command(options, server, connect))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+
+
+async def _publish(options: argparse.Namespace, server: Server, connect: Connect) -> None:
+    publication = Publication(
+        address=options.address, qos=options.qos, exchange=options.exchange, retain=options.retain
+    )
+    async with connect(server) as client:
+        if options.payload is not None:
+            await client.publish(publication, options.payload.encode(errors="surrogateescape"))
+            return
+        window = asyncio.Semaphore(WINDOW)
+
+        async def publish(line: bytes) -> None:
+            try:
+                await client.publish(publication, line)
+            finally:
+                window.release()
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for line in _lines():
+                    await window.acquire()
+                    tasks.create_task(publish(line))
+        except* (ClientError, UsageError) as errors:
+            raise errors.exceptions[0] from None
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """The lines of standard input, without their ends.
+
+    A thread reads them, since not everything that can be standard input can be polled; a daemon, so
+    that a signal ends the command while it waits for a line.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(WINDOW)
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            asyncio.run_coroutine_threadsafe(queue.put(line.rstrip(b"\r\n")), loop).result()
+        asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+
+    threading.Thread(target=read, daemon=True).start()
+    while (line := await queue.get()) is not None:
+        yield line
+
+
+async def _subscribe(options: argparse.Namespace, server: Server, connect: Connect) -> None:
+    subscription = Subscription(
+        address=options.address,
+        qos=options.qos,
+        exchange=options.exchange,
+        is_queue=options.queue,
+        offset=options.offset,
+    )
+    if options.queue and options.offset is not None:
+        raise UsageError("--queue and --from exclude each other")
+    output = sys.stdout.buffer
+    remaining: int | None = options.count
+
+    def subscribed() -> None:
+        if options.verbose:
+            print(f"subscribed to {options.address}", file=sys.stderr, flush=True)
+
+    def handle(address: str, payload: bytes) -> bool:
+        nonlocal remaining
+        if options.verbose:
+            payload = address.encode(errors="surrogateescape") + b" " + payload
+        try:
+            output.write(payload + b"\n")
+            output.flush()
+        except BrokenPipeError:
+            raise _OutputClosed from None
+        if remaining is not None:
+            remaining -= 1
+        return remaining != 0
+
+    async with connect(server) as client:
+        await client.subscribe(subscription, subscribed, handle)

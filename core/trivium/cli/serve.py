@@ -1,0 +1,106 @@
+"""`trivium serve`: one broker in the foreground, until a signal or a failed disk ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from trivium.broker import Broker
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli.configuration import load
+from trivium.config import DEFAULT_PORTS, Config
+from trivium.errors import ConfigError, TriviumError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve as the options say; the exit code."""
+    try:
+        config = configure(options)
+    except ConfigError as error:
+        return _fail(EXIT_USAGE, error)
+    logging.basicConfig(
+        level=config.log.level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            return runner.run(_serve(config))
+        except ConfigError as error:
+            return _fail(EXIT_USAGE, error)
+        except (TriviumError, OSError) as error:
+            return _fail(EXIT_FAILED, error)
+
+
+def configure(options: argparse.Namespace) -> Config:
+    """The configuration from file, environment and options. Raises ConfigError."""
+    protocols = frozenset(entry_points(group="trivium.adapters").names) | {"http"}
+    listen = {name: getattr(options, name) for name in DEFAULT_PORTS}
+    storage: dict[str, Any] = {}
+    if options.memory:
+        storage = {"mode": "memory"}
+    elif options.data is not None:
+        storage = {"mode": "disk", "data": options.data}
+    return load(
+        None if options.config is None else Path(options.config),
+        os.environ,
+        {
+            "listen": {name: address for name, address in listen.items() if address is not None},
+            "storage": storage,
+        },
+        protocols,
+    )
+
+
+async def _serve(config: Config) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Broker(config) as broker:
+        print(ready_line(broker), flush=True)
+        stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(broker.wait_failed())
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            return _fail(EXIT_FAILED, f"the storage failed: {failed.result()}")
+        failed.cancel()
+    return EXIT_OK
+
+
+def ready_line(broker: Broker) -> str:
+    """What is printed once connections are accepted; programs that start the broker read it."""
+    storage = broker.config.storage
+    places = dict(broker.listeners)
+    places["data"] = "memory" if storage.mode == "memory" else str(storage.data)
+    return " ".join(["trivium ready", *(f"{name}={place}" for name, place in places.items())])
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """Each connection takes a file descriptor, and the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _fail(code: int, error: object) -> int:
+    print(f"trivium: {error}", file=sys.stderr)
+    return code
