@@ -74,7 +74,7 @@ class Consumer:
         """The queue is gone; entries still held need not be settled any more."""
 
 
-class Queue(Destination, DurabilityWaiter):
+class Queue(Destination):
     """See the module. ``log`` is None for a queue in memory."""
 
     def __init__(
@@ -124,6 +124,7 @@ class Queue(Destination, DurabilityWaiter):
         self._to_settle: list[int] = []
         self._is_dirty = False
         self._waiting_batch = 0
+        self._release = _Release(self)
         if log is not None and len(log) > 0:
             self._spill_from = log.first_offset
             self._spilled = len(log)
@@ -186,11 +187,7 @@ class Queue(Destination, DurabilityWaiter):
     def _await_batch(self, batch: int) -> None:
         if self._waiting_batch != batch:
             self._waiting_batch = batch
-            self._storage.wait(self)
-
-    def batch_durable(self, batch: int) -> None:
-        """See ``DurabilityWaiter``: held entries may go out."""
-        self.dispatch()
+            self._storage.wait(self._release)
 
     # Delivery
 
@@ -421,6 +418,16 @@ class Queue(Destination, DurabilityWaiter):
         self.consumers = []
         for consumer in consumers:
             consumer.cancelled()
+
+
+class _Release(DurabilityWaiter):
+    """Lets the held entries of a queue go out once their batch is durable."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def batch_durable(self, batch: int) -> None:
+        self._queue.dispatch()
 
 
 def _descending_priority(consumer: Consumer) -> int:
