@@ -44,6 +44,7 @@ class EndOfTurn:
         raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
     """What the broker needs from whoever drives it. ``trivium.server`` has the real one."""
 
