@@ -1,0 +1,126 @@
+"""The command line: ``python -m bench [run | list | idle] ...``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from bench import environment, report, runner, scenarios
+from bench.idle import measure_idle
+from bench.runner import RESULTS, SERVERS, Settings
+from bench.servers import ServerError
+
+QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.2, latency=0.7)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench", description="Compare Trivium with its peers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure rates and latencies (the default)")
+    run.add_argument("--quick", action="store_true", help="few scenarios, one short run of each")
+    run.add_argument("--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME")
+    run.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
+    run.add_argument("--repetitions", type=int, metavar="N")
+    run.add_argument("--seconds", type=float, help="length of each measurement")
+    run.add_argument("--latency-seconds", type=float, help="length of the paced run, 0 for none")
+    run.add_argument("--rate", type=int, help="messages a second in the paced run")
+    run.add_argument("--pin", action="store_true", help="servers on one core, load on another")
+    run.add_argument("--json", type=Path, metavar="FILE", help="instead of one in bench/results/")
+    commands.add_parser("list", help="list scenarios and servers")
+    idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
+    idle.add_argument("--connections", type=int, default=5000)
+    idle.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
+    return parser
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    base = QUICK if arguments.quick else Settings(servers=())
+    chosen = {
+        "servers": tuple(arguments.server) if arguments.server else None,
+        "repetitions": arguments.repetitions,
+        "measure": arguments.seconds,
+        "latency": arguments.latency_seconds,
+        "latency_rate": arguments.rate,
+        "pin": arguments.pin,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return Settings(**(asdict(base) | given))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.scenario:
+        names = arguments.scenario
+    elif arguments.quick:
+        names = [name for name, scenario in scenarios.SCENARIOS.items() if scenario.quick]
+    else:
+        names = scenarios.DEFAULT
+    chosen = [scenarios.SCENARIOS[name] for name in names]
+    settings = _settings(arguments)
+    with runner.working_directory() as directory:
+        machine = environment.observe(directory)
+    if machine.file_system in environment.MEMORY_FILE_SYSTEMS:
+        raise ServerError(f"{RESULTS} is on {machine.file_system}: nothing there is ever synced")
+    rows = runner.measure(chosen, settings)
+    print("\n".join(machine.lines()))
+    print(
+        f"median of {settings.repetitions}, {settings.measure:g} s each;"
+        f" {'server and load on a core each' if settings.pin else 'not pinned'}"
+    )
+    print(report.table(rows, chosen))
+    path = arguments.json or RESULTS / time.strftime("%Y%m%d-%H%M%S.json")
+    report.write_json(path, rows, chosen, machine, asdict(settings))
+    print(f"\nwritten to {path}")
+    return 0 if all(row.is_clean for row in rows) else 1
+
+
+def _list() -> int:
+    for scenario in scenarios.SCENARIOS.values():
+        print(f"{scenario.name:26} {scenario.title}")
+    print("servers:", ", ".join(SERVERS))
+    return 0
+
+
+def _idle(arguments: argparse.Namespace) -> int:
+    servers = arguments.server or ["mosquitto", "trivium", "trivium-interpreted"]
+    results = []
+    for name in servers:
+        result = measure_idle(name, arguments.connections)
+        results.append(asdict(result))
+        print(result)
+    path = RESULTS / time.strftime("idle-%Y%m%d-%H%M%S.json")
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(143)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command; ``run`` where none is named. Returns the exit status."""
+    commands = ("run", "list", "idle", "-h", "--help")
+    if not arguments or arguments[0] not in commands:
+        arguments = ["run", *arguments]
+    parsed = _parser().parse_args(arguments)
+    # So that the servers are ended however this process is asked to end.
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        if parsed.command == "list":
+            return _list()
+        return _idle(parsed) if parsed.command == "idle" else _run(parsed)
+    except ServerError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""AMQP 0-9-1 publisher with confirms and consumer with acknowledgements, of the load generator."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from bench import amqp_frames
+from bench.amqp_frames import ACK_LAYOUT, ACK_SIZE, DELIVERY_TAG, Method
+from bench.endpoints import (
+    Address,
+    PeerError,
+    Publisher,
+    Receiver,
+    connect,
+    receive_exactly,
+)
+from bench.frames import FrameBlock, Rows, layout, rows_per_batch
+
+CHANNEL: Final = 1
+FRAME_MAX: Final = 131072
+_DURABLE: Final = 0x02
+_MULTIPLE: Final = 0x01
+
+
+def _close_text(number: Method, arguments: bytes) -> str:
+    code, length = struct.unpack_from(">HB", arguments)
+    return f"{number} {code} {arguments[3 : 3 + length].decode(errors='replace')}"
+
+
+class AmqpSetup:
+    """A connection with one open channel, driven by blocking calls."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = connect(address)
+        self.socket.sendall(amqp_frames.PROTOCOL_HEADER)
+        self._expect(amqp_frames.CONNECTION_START)
+        start_ok = (
+            amqp_frames.EMPTY_TABLE
+            + amqp_frames.short_string("PLAIN")
+            + amqp_frames.long_string(b"\0guest\0guest")
+            + amqp_frames.short_string("en_US")
+        )
+        self.call(0, amqp_frames.CONNECTION_START_OK, start_ok, amqp_frames.CONNECTION_TUNE)
+        no_heartbeat = struct.pack(">HIH", CHANNEL, FRAME_MAX, 0)
+        self.socket.sendall(amqp_frames.method(0, amqp_frames.CONNECTION_TUNE_OK, no_heartbeat))
+        virtual_host = amqp_frames.short_string("/") + b"\0\0"
+        self.call(0, amqp_frames.CONNECTION_OPEN, virtual_host, amqp_frames.CONNECTION_OPEN_OK)
+        self.call(CHANNEL, amqp_frames.CHANNEL_OPEN, b"\0", amqp_frames.CHANNEL_OPEN_OK)
+
+    def call(self, channel: int, number: Method, arguments: bytes, reply: Method) -> bytes:
+        """Send a method and return the arguments of its ``reply``.
+
+        Raises:
+            PeerError: the server closed the channel or connection, or answered otherwise.
+        """
+        self.socket.sendall(amqp_frames.method(channel, number, arguments))
+        return self._expect(reply)
+
+    def _expect(self, reply: Method) -> bytes:
+        _, _, size = struct.unpack(">BHI", receive_exactly(self.socket, 7))
+        payload = receive_exactly(self.socket, size + 1)[:-1]
+        first, second = struct.unpack_from(">HH", payload)
+        number = (first, second)
+        if number in (amqp_frames.CONNECTION_CLOSE, amqp_frames.CHANNEL_CLOSE):
+            raise PeerError(f"closed: {_close_text(number, payload[4:])}")
+        if number != reply:
+            raise PeerError(f"method {number} where {reply} was expected")
+        return payload[4:]
+
+    def declare_queue(self, name: str) -> None:
+        """Declare a durable queue."""
+        arguments = (
+            b"\0\0" + amqp_frames.short_string(name) + bytes((_DURABLE,)) + amqp_frames.EMPTY_TABLE
+        )
+        self.call(CHANNEL, amqp_frames.QUEUE_DECLARE, arguments, amqp_frames.QUEUE_DECLARE_OK)
+
+    def bind_queue(self, name: str, exchange: str, routing_key: str) -> None:
+        """Bind a queue to an exchange."""
+        names = (amqp_frames.short_string(part) for part in (name, exchange, routing_key))
+        arguments = b"\0\0" + b"".join(names) + b"\0" + amqp_frames.EMPTY_TABLE
+        self.call(CHANNEL, amqp_frames.QUEUE_BIND, arguments, amqp_frames.QUEUE_BIND_OK)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue with whatever is in it."""
+        arguments = b"\0\0" + amqp_frames.short_string(name) + b"\0"
+        self.call(CHANNEL, amqp_frames.QUEUE_DELETE, arguments, amqp_frames.QUEUE_DELETE_OK)
+
+    def select_confirms(self) -> None:
+        """Ask for publisher confirms."""
+        self.call(CHANNEL, amqp_frames.CONFIRM_SELECT, b"\0", amqp_frames.CONFIRM_SELECT_OK)
+
+    def consume(self, queue: str, prefetch: int) -> None:
+        """Start a consumer that acknowledges, with a prefetch count of ``prefetch``."""
+        qos = struct.pack(">IHB", 0, prefetch, 0)
+        self.call(CHANNEL, amqp_frames.BASIC_QOS, qos, amqp_frames.BASIC_QOS_OK)
+        arguments = (
+            b"\0\0"
+            + amqp_frames.short_string(queue)
+            + amqp_frames.short_string("bench")
+            + b"\0"
+            + amqp_frames.EMPTY_TABLE
+        )
+        self.call(CHANNEL, amqp_frames.BASIC_CONSUME, arguments, amqp_frames.BASIC_CONSUME_OK)
+
+    def close(self) -> None:
+        """Close the connection in the protocol's way."""
+        arguments = struct.pack(">HBHH", 200, 0, 0, 0)
+        self.call(0, amqp_frames.CONNECTION_CLOSE, arguments, amqp_frames.CONNECTION_CLOSE_OK)
+        self.socket.close()
+
+
+class AmqpPublisher(Publisher):
+    """Publishes persistent messages to one routing key of an exchange, with confirms."""
+
+    def __init__(
+        self, address: Address, exchange: str, routing_key: str, payload: bytes, batch: int
+    ) -> None:
+        setup = AmqpSetup(address)
+        setup.select_confirms()
+        frame, fields = amqp_frames.publish(CHANNEL, exchange, routing_key, payload)
+        block = FrameBlock(frame, fields, rows_per_batch(len(frame), batch))
+        super().__init__(setup.socket, block)
+        self._confirmed_to = 0
+        self._confirmed_beyond: set[int] = set()
+
+    def consume(self, filled: int) -> int:
+        whole = filled // ACK_SIZE * ACK_SIZE
+        for frame in ACK_LAYOUT.iter_unpack(self.buffer[:whole]):
+            frame_type, _, _, class_id, method_id, tag, bits, end = frame
+            is_answer = (class_id, method_id) in (amqp_frames.BASIC_ACK, amqp_frames.BASIC_NACK)
+            if frame_type != amqp_frames.METHOD_FRAME or not is_answer or end != 0xCE:
+                raise PeerError(f"not a confirm: {bytes(self.buffer[:filled])[:200]!r}")
+            count = self._confirm(tag, multiple=bool(bits & _MULTIPLE))
+            if method_id == amqp_frames.BASIC_ACK[1]:
+                self.settled += count
+            else:
+                self.refused += count
+        return whole
+
+    def _confirm(self, tag: int, *, multiple: bool) -> int:
+        """Return how many messages this confirm is the first one for."""
+        beyond = self._confirmed_beyond
+        if not multiple and tag != self._confirmed_to + 1:
+            known = tag <= self._confirmed_to or tag in beyond
+            beyond.add(tag)
+            return 0 if known else 1
+        if tag <= self._confirmed_to:
+            return 0
+        count = tag - self._confirmed_to
+        if beyond:
+            settled = {other for other in beyond if other <= tag}
+            beyond -= settled
+            count -= len(settled)
+        self._confirmed_to = tag
+        while self._confirmed_to + 1 in beyond:
+            self._confirmed_to += 1
+            beyond.remove(self._confirmed_to)
+        return count
+
+
+class AmqpConsumer(Receiver):
+    """Consumes one queue and sends one acknowledgement per ``acknowledge_every`` messages."""
+
+    def __init__(
+        self,
+        setup: AmqpSetup,
+        queue: str,
+        payload: bytes,
+        prefetch: int,
+        acknowledge_every: int,
+        receive_bytes: int,
+    ) -> None:
+        setup.consume(queue, prefetch)
+        super().__init__(setup.socket, max(receive_bytes, 2 * len(payload) + 1024))
+        self._every = acknowledge_every
+        self._delivery: amqp_frames.DeliveryLayout | None = None
+        self._layout = np.dtype(np.void)
+        self._acknowledged = 0
+        ack = amqp_frames.ack(CHANNEL, 0, multiple=acknowledge_every > 1)
+        self._acks = FrameBlock(ack, amqp_frames.ACK_FIELDS, prefetch + acknowledge_every)
+
+    def consume(self, filled: int) -> int:
+        delivery = self._delivery
+        if delivery is None:
+            try:
+                delivery = amqp_frames.delivery_layout(self.buffer, filled)
+            except ValueError as error:
+                raise PeerError(str(error)) from error
+            if delivery is None:
+                return 0
+            self._delivery = delivery
+            self._layout = layout(delivery.size, delivery.fields)
+        count = filled // delivery.size
+        if not count:
+            return 0
+        used = count * delivery.size
+        for position in (0, used - delivery.size):
+            if self.buffer[position : position + len(delivery.head)] != delivery.head:
+                raise PeerError(f"not a delivery: {bytes(self.buffer[position:])[:200]!r}")
+        rows: Rows = np.frombuffer(self.buffer, dtype=self._layout, count=count)
+        self.observe(rows)
+        self._acknowledge(int(rows[DELIVERY_TAG][-1]))
+        return used
+
+    def _acknowledge(self, tag: int) -> None:
+        first = self._acknowledged + self._every
+        if first > tag:
+            return
+        tags = np.arange(first, tag + 1, self._every, dtype=np.uint64)
+        self._acks.column(DELIVERY_TAG)[: len(tags)] = tags
+        self.write(self._acks.take(len(tags)))
+        self._acknowledged = int(tags[-1])
+
+    def finish(self) -> None:
+        if self._acknowledged < self.check.received:
+            self.write(amqp_frames.ack(CHANNEL, self.check.received, multiple=True))

@@ -1,0 +1,208 @@
+"""The loads that can be run, a row of :data:`SCENARIOS` each, and how to make their connections."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bench.amqp_clients import AmqpConsumer, AmqpPublisher, AmqpSetup
+from bench.endpoints import Address, Publisher, Receiver
+from bench.frames import payload
+from bench.load import Lane, Limits
+from bench.mqtt_clients import MqttPublisher, MqttSubscriber
+
+RECEIVE_BYTES: Final = 256 * 1024
+"""Receive buffer of a receiver where there are few; many share :data:`RECEIVE_BYTES_IN_ALL`."""
+RECEIVE_BYTES_IN_ALL: Final = 16 * 1024 * 1024
+BACKLOG: Final = 10_000
+"""Messages on their way from a publisher to its slowest receiver, at most."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One load: ``lanes`` publishers, each with a topic or queue and ``receivers`` of its own."""
+
+    name: str
+    title: str
+    source: str
+    """The protocol that messages come in by: ``mqtt`` or ``amqp``."""
+    target: str
+    """The protocol that messages go out by."""
+    qos: int = 0
+    acknowledge_every: int = 100
+    """AMQP deliveries per basic.ack; above 1 it is sent with ``multiple``."""
+    lanes: int = 1
+    receivers: int = 1
+    payload: int = 64
+    window: int = 1000
+    """Messages sent and not yet acknowledged, per publisher; the consumers' prefetch as well."""
+    on_disk: bool = False
+    latency_rate: int = 5000
+    """Messages published per second, over all lanes, in the paced run."""
+    quick: bool = False
+    goals: tuple[float, float] | None = None
+    """How many times the peer's rate the compiled and the interpreted server must reach."""
+
+    @property
+    def protocols(self) -> frozenset[str]:
+        """The protocols a server must speak to be put under this load."""
+        return frozenset((self.source, self.target))
+
+    @property
+    def limits(self) -> Limits:
+        """What each lane may have under way in a closed run."""
+        return Limits(self.window, max(2 * self.window, BACKLOG // self.lanes))
+
+
+_QOS0 = Scenario("mqtt-qos0-1to1", "MQTT QoS 0, 1 to 1", "mqtt", "mqtt", quick=True, goals=(8, 2))
+_QOS1 = Scenario(
+    "mqtt-qos1-1to1", "MQTT QoS 1, 1 to 1", "mqtt", "mqtt", qos=1, quick=True, goals=(5, 2)
+)
+_QOS2 = Scenario("mqtt-qos2-1to1", "MQTT QoS 2, 1 to 1", "mqtt", "mqtt", qos=2)
+_FANOUT = Scenario(
+    "mqtt-qos0-fanout-1to10",
+    "MQTT QoS 0, 1 to 10",
+    "mqtt",
+    "mqtt",
+    receivers=10,
+    latency_rate=1000,
+    quick=True,
+    goals=(15, 2),
+)
+_AMQP = Scenario(
+    "amqp-confirmed-1q",
+    "AMQP persistent, confirmed, acked by 100, 1 queue",
+    "amqp",
+    "amqp",
+    on_disk=True,
+    quick=True,
+    goals=(5, 2),
+)
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        _QOS0,
+        _QOS1,
+        _FANOUT,
+        _QOS2,
+        _AMQP,
+        replace(
+            _AMQP,
+            name="amqp-confirmed-4q",
+            title="AMQP persistent, confirmed, acked by 100, 4 queues",
+            lanes=4,
+        ),
+        replace(
+            _AMQP,
+            name="amqp-confirmed-1q-ack1",
+            title="AMQP persistent, confirmed, acked one by one, 1 queue",
+            acknowledge_every=1,
+        ),
+        replace(
+            _AMQP,
+            name="amqp-confirmed-4q-ack1",
+            title="AMQP persistent, confirmed, acked one by one, 4 queues",
+            acknowledge_every=1,
+            lanes=4,
+            quick=False,
+        ),
+        Scenario(
+            "mqtt-to-amqp",
+            "MQTT QoS 1 to AMQP acked by 100, 1 queue",
+            "mqtt",
+            "amqp",
+            qos=1,
+            on_disk=True,
+        ),
+        *(
+            replace(
+                base,
+                name=f"{base.name}-{size // 1024}k",
+                title=f"{base.title}, {size // 1024} KiB",
+                payload=size,
+                latency_rate=1000,
+                quick=False,
+                goals=None,
+            )
+            for base in (_QOS0, _QOS1, _AMQP)
+            for size in (1024, 16 * 1024)
+        ),
+        replace(
+            _QOS0,
+            name="mqtt-qos0-1000c",
+            title="MQTT QoS 0, 500 pairs, 1000 connections",
+            lanes=500,
+            window=20,
+            quick=False,
+            goals=None,
+        ),
+    )
+}
+
+DEFAULT: Final = tuple(SCENARIOS)[:8]
+"""What a run without ``--scenario`` measures."""
+
+_run_numbers = itertools.count(1)
+
+
+@contextmanager
+def open_lanes(scenario: Scenario, addresses: Mapping[str, Address]) -> Iterator[list[Lane]]:
+    """Connect the scenario's clients to a server; delete their queues afterwards.
+
+    ``addresses`` names the server's address by protocol.
+
+    Raises:
+        PeerError: the server refused something.
+    """
+    run = f"bench-{next(_run_numbers)}"
+    connections = scenario.lanes * scenario.receivers
+    receive_bytes = min(RECEIVE_BYTES, RECEIVE_BYTES_IN_ALL // connections)
+    source, target = addresses[scenario.source], addresses[scenario.target]
+    body = payload(scenario.payload)
+    batch = min(scenario.limits.backlog, scenario.window if scenario.qos else BACKLOG)
+    lanes = []
+    queues = []
+    for lane in range(scenario.lanes):
+        name = f"{run}-{lane}"
+        topic = f"bench/{name}"
+        receivers: list[Receiver] = []
+        for number in range(scenario.receivers):
+            if scenario.target == "mqtt":
+                client_id = f"{name}-r{number}"
+                receivers.append(
+                    MqttSubscriber(target, client_id, topic, scenario.qos, body, receive_bytes)
+                )
+            else:
+                setup = AmqpSetup(target)
+                setup.declare_queue(name)
+                queues.append(name)
+                if scenario.source == "mqtt":
+                    setup.bind_queue(name, "amq.topic", topic.replace("/", "."))
+                receivers.append(
+                    AmqpConsumer(
+                        setup,
+                        name,
+                        body,
+                        scenario.window,
+                        scenario.acknowledge_every,
+                        receive_bytes,
+                    )
+                )
+        publisher: Publisher
+        if scenario.source == "mqtt":
+            publisher = MqttPublisher(source, f"{name}-p", topic, scenario.qos, body, batch)
+        else:
+            publisher = AmqpPublisher(source, "", name, body, batch)
+        lanes.append(Lane(publisher, receivers))
+    try:
+        yield lanes
+    finally:
+        if queues:
+            setup = AmqpSetup(target)
+            for queue in queues:
+                setup.delete_queue(queue)
+            setup.close()

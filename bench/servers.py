@@ -1,0 +1,323 @@
+"""Start the servers under test on ephemeral loopback ports, and end exactly what was started.
+
+Every server gets a working directory of its own under one parent, so all of them write to the same
+file system, and is the leader of a process group of its own, so what it starts ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from bench.amqp_clients import AmqpSetup
+from bench.endpoints import Address
+
+LOOPBACK: Final = "127.0.0.1"
+START_SECONDS: Final = 90.0
+STOP_SECONDS: Final = 20.0
+REPOSITORY: Final = Path(__file__).resolve().parent.parent
+COMPILED: Final = REPOSITORY / "build" / "compiled"
+"""Where the compiled build of Trivium is, if there is one."""
+
+
+class ServerError(Exception):
+    """A server cannot be started here; the message says what is missing, in one line."""
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A server process: ``start``, its ``addresses`` by protocol, ``stop``."""
+
+    name = ""
+    protocols: frozenset[str] = frozenset()
+
+    def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
+        self.directory = directory / self.name
+        self.addresses: dict[str, Address] = {}
+        self._cores = cores
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the server and wait until it accepts connections.
+
+        Raises:
+            ServerError: it is not installed, or did not come up.
+        """
+        self.directory.mkdir(parents=True)
+        try:
+            self._launch()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _launch(self) -> None:
+        raise NotImplementedError
+
+    def version(self) -> str:
+        """Return the server's version as text."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End the processes that this object started, and remove their files."""
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            # The group is ours alone: what the server itself left behind goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time used so far by the server's process group."""
+        ticks = sum(int(fields[11]) + int(fields[12]) for fields in self._group_stats())
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the server's process group."""
+        pages = sum(int(fields[21]) for fields in self._group_stats())
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _group_stats(self) -> list[list[str]]:
+        """Return ``/proc/PID/stat`` from its third field on, for each process of the group."""
+        group = str(self._processes[-1].pid)
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                if fields[2] == group:
+                    found.append(fields)
+        return found
+
+    def _spawn(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        with (self.directory / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        if self._cores is not None:
+            os.sched_setaffinity(process.pid, self._cores)
+        self._processes.append(process)
+        return process
+
+    def _fail(self, reason: str) -> ServerError:
+        with contextlib.suppress(OSError):
+            lines = (self.directory / "log").read_text(errors="replace").split("\n")
+            reason += "".join(f" | {line.strip()}" for line in lines[-4:] if line.strip())
+        return ServerError(f"{self.name}: {reason}")
+
+    def _wait_for(self, process: subprocess.Popen[bytes], address: Address) -> None:
+        """Wait until something listens on ``address``."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(address, timeout=1).close()
+                return
+            if process.poll() is not None:
+                raise self._fail(f"ended with {process.returncode} at start")
+            if time.monotonic() > deadline:
+                raise self._fail(f"not listening after {START_SECONDS:.0f} s")
+            time.sleep(0.05)
+
+
+def _program(name: str, package: str, *places: str) -> str:
+    path = shutil.which(name, path=os.pathsep.join((*places, os.environ["PATH"], "/usr/sbin")))
+    if path is None:
+        raise ServerError(f"{name} is not installed; on Debian: apt-get install {package}")
+    return path
+
+
+class Mosquitto(Server):
+    """Debian's Mosquitto in memory, with unlimited queues so that it has no reason to drop."""
+
+    name = "mosquitto"
+    protocols = frozenset({"mqtt"})
+
+    def _launch(self) -> None:
+        port = free_port()
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(
+            f"listener {port} {LOOPBACK}\n"
+            "allow_anonymous true\n"
+            "persistence false\n"
+            "set_tcp_nodelay true\n"
+            "max_queued_messages 0\n"
+            "max_inflight_messages 1000\n"
+            "sys_interval 0\n"
+            "log_type none\n"
+            "user root\n"
+        )
+        process = self._spawn([_program("mosquitto", "mosquitto"), "-c", str(configuration)])
+        self.addresses = {"mqtt": (LOOPBACK, port)}
+        self._wait_for(process, self.addresses["mqtt"])
+
+    def version(self) -> str:
+        result = subprocess.run(
+            [_program("mosquitto", "mosquitto"), "-h"], capture_output=True, text=True, check=False
+        )
+        return result.stdout.partition("\n")[0].removeprefix("mosquitto version ")
+
+
+class RabbitMq(Server):
+    """Debian's RabbitMQ as a node of its own with its own epmd and the MQTT plug-in."""
+
+    name = "rabbitmq"
+    protocols = frozenset({"amqp", "mqtt"})
+
+    def _launch(self) -> None:
+        program = self._program()
+        epmd_port, amqp_port, mqtt_port = free_port(), free_port(), free_port()
+        (self.directory / "rabbitmq.conf").write_text(
+            f"listeners.tcp.bench = {LOOPBACK}:{amqp_port}\n"
+            f"mqtt.listeners.tcp.bench = {LOOPBACK}:{mqtt_port}\n"
+            "mqtt.prefetch = 1000\n"
+            "log.file.level = error\n"
+            "log.console = false\n"
+        )
+        (self.directory / "enabled_plugins").write_text("[rabbitmq_mqtt].\n")
+        home = self.directory / "home"
+        home.mkdir()
+        environment = {
+            "HOME": str(home),
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+            "ERL_EPMD_PORT": str(epmd_port),
+            "RABBITMQ_NODENAME": f"bench{secrets.token_hex(4)}@localhost",
+            "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.directory / "generated"),
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.directory / "log.d"),
+            "RABBITMQ_PID_FILE": str(self.directory / "pid"),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ("-kernel inet_dist_use_interface {127,0,0,1}"),
+        }
+        epmd = self._spawn(
+            [_program("epmd", "rabbitmq-server"), "-address", LOOPBACK, "-port", str(epmd_port)]
+        )
+        self._wait_for(epmd, (LOOPBACK, epmd_port))
+        process = self._spawn([program], environment)
+        self.addresses = {"amqp": (LOOPBACK, amqp_port), "mqtt": (LOOPBACK, mqtt_port)}
+        for address in self.addresses.values():
+            self._wait_for(process, address)
+        AmqpSetup(self.addresses["amqp"]).close()
+
+    @staticmethod
+    def _program() -> str:
+        # The one in /usr/sbin is a wrapper that changes user and environment.
+        return _program("rabbitmq-server", "rabbitmq-server", "/usr/lib/rabbitmq/bin")
+
+    def version(self) -> str:
+        library = Path(self._program()).resolve().parent.parent.name
+        return library.removeprefix("rabbitmq_server-")
+
+
+class Trivium(Server):
+    """``trivium serve`` from the compiled build, in memory or on disk with its default fsync."""
+
+    name = "trivium"
+    protocols = frozenset({"mqtt", "amqp"})
+
+    def __init__(
+        self, directory: Path, cores: frozenset[int] | None = None, *, on_disk: bool = False
+    ) -> None:
+        super().__init__(directory, cores)
+        self._on_disk = on_disk
+
+    def _environment(self) -> dict[str, str]:
+        if not any(COMPILED.rglob("*.so")):
+            raise ServerError(f"no compiled build in {COMPILED}: see docs/benchmarks.md")
+        return {"PYTHONPATH": str(COMPILED)}
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "trivium", *arguments]
+
+    def _launch(self) -> None:
+        storage = ("--data", str(self.directory / "data")) if self._on_disk else ("--memory",)
+        command = self._command(
+            "serve", "--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off", *storage
+        )
+        process = self._spawn(command, self._environment(), subprocess.PIPE)
+        for word in self._ready_line(process).split()[2:]:
+            protocol, _, address = word.partition("=")
+            host, _, port = address.rpartition(":")
+            if port.isdigit():
+                self.addresses[protocol] = (host, int(port))
+
+    def _ready_line(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        line = process.stdout.readline().decode() if ready else ""
+        if not line.startswith("trivium ready "):
+            raise self._fail(f"no ready line, but {line!r}")
+        return line
+
+    def version(self) -> str:
+        result = subprocess.run(
+            self._command("--version"),
+            env={**os.environ, **self._environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return result.stdout.strip().removeprefix("trivium ")
+
+
+class TriviumInterpreted(Trivium):
+    """The same source without the compiled modules."""
+
+    name = "trivium-interpreted"
+
+    def _environment(self) -> dict[str, str]:
+        return {"TRIVIUM_PURE": "1"}
+
+
+class Relay(Server):
+    """No broker: :mod:`bench.relay`, to see how fast the load generator itself is."""
+
+    name = "relay"
+    protocols = frozenset({"mqtt", "amqp"})
+
+    def _launch(self) -> None:
+        mqtt_port, amqp_port = free_port(), free_port()
+        process = self._spawn(
+            [sys.executable, "-m", "bench.relay", str(mqtt_port), str(amqp_port)],
+            {"PYTHONPATH": str(REPOSITORY)},
+        )
+        self.addresses = {"mqtt": (LOOPBACK, mqtt_port), "amqp": (LOOPBACK, amqp_port)}
+        for address in self.addresses.values():
+            self._wait_for(process, address)
+
+    def version(self) -> str:
+        return "-"
