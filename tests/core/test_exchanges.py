@@ -1,0 +1,103 @@
+"""Exchange types: which bindings match."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.harness import message
+from trivium.exchanges import Binding, Destination, Exchange, make_exchange
+from trivium.message import Address, HeaderValue, Message, Properties
+
+
+class Sink(Destination):
+    def __init__(self, name: str = "sink") -> None:
+        self.name = name
+
+    def accept(self, message: Message) -> int:
+        return 0
+
+
+def exchange(kind: str) -> Exchange:
+    made = make_exchange(kind, "x")
+    assert made is not None
+    return made
+
+
+def match(source: Exchange, key: bytes, sent: Message | None = None) -> list[bytes]:
+    return [binding.pattern for binding in source.match(Address("x", key), sent)]
+
+
+def test_unknown_type_is_none() -> None:
+    assert make_exchange("x-unknown", "x") is None
+
+
+def test_direct_matches_equal_keys_only() -> None:
+    direct = exchange("direct")
+    direct.bind(Binding(Sink(), b"a"))
+    direct.bind(Binding(Sink(), b"*"))
+    assert match(direct, b"a") == [b"a"]
+    assert match(direct, b"b") == []
+
+
+def test_fanout_ignores_the_key() -> None:
+    fanout = exchange("fanout")
+    fanout.bind(Binding(Sink(), b"a"))
+    fanout.bind(Binding(Sink(), b"b"))
+    assert match(fanout, b"whatever") == [b"a", b"b"]
+
+
+def test_topic_matches_amqp_patterns_and_mqtt_filters() -> None:
+    topic = exchange("topic")
+    topic.bind(Binding(Sink(), b"a.*.#"))
+    topic.bind(Binding(Sink(), b"a/+/#", is_filter=True))
+    topic.bind(Binding(Sink(), b"a/b", is_filter=True))
+    assert sorted(match(topic, b"a.b")) == [b"a.*.#", b"a/+/#", b"a/b"]
+    assert match(topic, b"a") == []
+
+
+def test_topic_hides_dollar_levels_from_mqtt_wildcards_only() -> None:
+    topic = exchange("topic")
+    topic.bind(Binding(Sink(), b"#"))
+    topic.bind(Binding(Sink(), b"#", is_filter=True))
+    found = topic.match(Address("x", b"$SYS.load"), None)
+    assert [binding.is_filter for binding in found] == [False]
+
+
+def test_binding_twice_keeps_one_and_takes_the_new_options() -> None:
+    topic = exchange("topic")
+    sink = Sink()
+    topic.bind(Binding(sink, b"a", options=1))
+    topic.bind(Binding(sink, b"a", options=2))
+    (bound,) = topic.bindings()
+    assert bound.options == 2
+    assert topic.unbind(Binding(sink, b"a"))
+    assert not topic.unbind(Binding(sink, b"a"))
+    assert match(topic, b"a") == []
+
+
+HEADERS: dict[str, HeaderValue] = {"a": 1, "b": "two", "x-c": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_matched"),
+    [
+        ({}, True),
+        ({"x-match": "any"}, False),
+        ({"a": 1, "b": "two"}, True),
+        ({"a": 1, "b": "other"}, False),
+        ({"a": None}, True),
+        ({"missing": None}, False),
+        ({"x-match": "any", "a": 9, "b": "two"}, True),
+        ({"x-match": "any", "a": 9}, False),
+        ({"x-match": "all", "a": 1, "x-c": False}, True),
+        ({"x-match": "all-with-x", "a": 1, "x-c": False}, False),
+        ({"x-match": "any-with-x", "x-c": True}, True),
+        ({"x-match": "any", "x-c": True}, False),
+    ],
+)
+def test_headers_exchange(arguments: dict[str, HeaderValue], is_matched: bool) -> None:
+    headers = exchange("headers")
+    headers.bind(Binding(Sink(), b"", arguments))
+    sent = message()
+    sent._properties = Properties(headers=list(HEADERS.items()))
+    assert (match(headers, b"", sent) == [b""]) is is_matched

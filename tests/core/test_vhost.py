@@ -1,0 +1,238 @@
+"""Virtual hosts: declarations, bindings, routes, and their restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
+from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from trivium.exchanges import REJECTED, Binding, Destination, Exchange
+from trivium.message import Message, Properties
+from trivium.storage.memory import MemoryStorage
+from trivium.vhost import VirtualHost
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    return open_vhost()
+
+
+def names(vhost: VirtualHost, exchange: str, key: bytes) -> list[str]:
+    return [d.name for d in vhost.route(vhost.exchange(exchange), key).destinations]
+
+
+def bind(vhost: VirtualHost, exchange: str, queue: str, key: bytes) -> Binding:
+    binding = Binding(vhost.queues[queue], key)
+    vhost.bind(vhost.exchange(exchange), binding)
+    return binding
+
+
+def test_predeclared_exchanges_exist(vhost: VirtualHost) -> None:
+    kinds = {name: exchange.kind for name, exchange in vhost.exchanges.items()}
+    assert kinds == {
+        "": "direct",
+        "amq.direct": "direct",
+        "amq.fanout": "fanout",
+        "amq.topic": "topic",
+        "amq.headers": "headers",
+        "amq.match": "headers",
+    }
+
+
+def test_default_exchange_routes_to_the_queue_of_that_name(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    assert names(vhost, "", b"q") == ["q"]
+    assert names(vhost, "", b"other") == []
+    assert names(vhost, "", b"\xff") == []
+
+
+def test_routes_follow_every_change_of_topology(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    assert names(vhost, "amq.topic", b"a.b") == []
+    binding = bind(vhost, "amq.topic", "q", b"a.*")
+    assert names(vhost, "amq.topic", b"a.b") == ["q"]
+    vhost.unbind(vhost.exchange("amq.topic"), binding)
+    assert names(vhost, "amq.topic", b"a.b") == []
+    bind(vhost, "amq.topic", "q", b"#")
+    vhost.delete_queue(vhost.queues["q"])
+    assert names(vhost, "amq.topic", b"a.b") == []
+    assert vhost.exchange("amq.topic").bindings() == []
+
+
+def test_a_route_is_cached_until_the_topology_changes(vhost: VirtualHost) -> None:
+    first = vhost.route(vhost.exchange("amq.topic"), b"a")
+    assert vhost.route(vhost.exchange("amq.topic"), b"a") is first
+    vhost.declare_queue("q")
+    assert vhost.route(vhost.exchange("amq.topic"), b"a") is not first
+
+
+def test_a_queue_bound_twice_gets_one_copy(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    bind(vhost, "amq.topic", "q", b"a.*")
+    bind(vhost, "amq.topic", "q", b"#")
+    assert names(vhost, "amq.topic", b"a.b") == ["q"]
+
+
+def test_exchange_to_exchange_bindings_and_cycles(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    vhost.declare_exchange("one", "fanout")
+    vhost.declare_exchange("two", "fanout")
+    for source, target in (("one", "two"), ("two", "one")):
+        vhost.bind(vhost.exchange(source), Binding(vhost.destination(target, True), b""))
+    bind(vhost, "one", "q", b"")
+    bind(vhost, "two", "q", b"")
+    assert names(vhost, "one", b"k") == ["q"]
+
+
+def test_alternate_exchange_takes_what_is_unroutable(vhost: VirtualHost) -> None:
+    vhost.declare_queue("lost")
+    vhost.declare_queue("q")
+    vhost.declare_exchange("x", "direct", arguments={"alternate-exchange": "amq.fanout"})
+    bind(vhost, "amq.fanout", "lost", b"")
+    bind(vhost, "x", "q", b"k")
+    assert names(vhost, "x", b"k") == ["q"]
+    assert names(vhost, "x", b"other") == ["lost"]
+
+
+def test_headers_exchange_routes_by_each_message(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    vhost.bind(vhost.exchange("amq.headers"), Binding(vhost.queues["q"], b"", {"a": 1}))
+    route = vhost.route(vhost.exchange("amq.headers"), b"")
+    assert route.depends_on_message
+    for value, expected in ((1, ["q"]), (2, [])):
+        sent = message()
+        sent._properties = Properties(headers=[("a", value)])
+        assert [d.name for d in route.resolve(sent).destinations] == expected
+
+
+def test_rejected_wins_over_acceptance(vhost: VirtualHost) -> None:
+    class Full(Destination):
+        name = "full"
+
+        def accept(self, message: Message) -> int:
+            return REJECTED
+
+    vhost.declare_queue("q")
+    bind(vhost, "amq.fanout", "q", b"")
+    vhost.bind(vhost.exchange("amq.fanout"), Binding(Full(), b""))
+    assert vhost.route(vhost.exchange("amq.fanout"), b"").publish(message(b"m")) == REJECTED
+    assert drain(vhost.queues["q"]) == [b"m"]
+
+
+def test_missing_things_are_not_found(vhost: VirtualHost) -> None:
+    with pytest.raises(NotFound, match="no exchange 'x' in vhost '/'"):
+        vhost.exchange("x")
+    with pytest.raises(NotFound, match="no queue 'q' in vhost '/'"):
+        vhost.queue("q")
+    with pytest.raises(NotFound, match="no stream 's' in vhost '/'"):
+        vhost.stream("s")
+
+
+def test_declaring_again_must_agree(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q", durable=True)
+    assert vhost.declare_queue("q", durable=True) is vhost.queues["q"]
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable' for queue 'q'"):
+        vhost.declare_queue("q")
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-max-length'"):
+        vhost.declare_queue("q", durable=True, arguments={"x-max-length": 1})
+    vhost.declare_exchange("x", "topic")
+    with pytest.raises(PreconditionFailed, match="received 'direct' but current is 'topic'"):
+        vhost.declare_exchange("x", "direct")
+
+
+def test_reserved_names_are_refused(vhost: VirtualHost) -> None:
+    with pytest.raises(AccessRefused):
+        vhost.declare_queue("amq.mine")
+    with pytest.raises(AccessRefused):
+        vhost.declare_exchange("amq.mine", "direct")
+    with pytest.raises(AccessRefused):
+        vhost.delete_exchange("amq.topic")
+    vhost.declare_queue("q")
+    with pytest.raises(AccessRefused):
+        bind(vhost, "", "q", b"k")
+    assert vhost.declare_queue("").name.startswith("amq.gen-")
+
+
+def test_exclusive_queues_belong_to_their_connection(vhost: VirtualHost) -> None:
+    mine, other = object(), object()
+    queue = vhost.declare_queue("q", owner=mine)
+    assert vhost.queue("q", mine) is queue
+    with pytest.raises(ResourceLocked):
+        vhost.queue("q", other)
+    with pytest.raises(ResourceLocked):
+        vhost.declare_queue("q", connection=other)
+    vhost.delete_queues_of(mine)
+    assert vhost.queues == {}
+
+
+def test_conditional_deletion(vhost: VirtualHost) -> None:
+    queue = vhost.declare_queue("q")
+    queue.put(message(), b"")
+    with pytest.raises(PreconditionFailed, match="is not empty"):
+        vhost.delete_queue(queue, if_empty=True)
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    with pytest.raises(PreconditionFailed, match="in use"):
+        vhost.delete_queue(queue, if_unused=True)
+    queue.remove_consumer(consumer)
+    vhost.declare_exchange("x", "fanout")
+    bind(vhost, "x", "q", b"")
+    with pytest.raises(PreconditionFailed, match="in use"):
+        vhost.delete_exchange("x", if_unused=True)
+    vhost.delete_exchange("x")
+    vhost.delete_exchange("x")
+
+
+def test_auto_delete_exchange_goes_with_its_last_binding(vhost: VirtualHost) -> None:
+    vhost.declare_queue("q")
+    vhost.declare_exchange("x", "fanout", auto_delete=True)
+    binding = bind(vhost, "x", "q", b"")
+    vhost.unbind(vhost.exchange("x"), binding)
+    assert "x" not in vhost.exchanges
+
+
+def test_durable_topology_is_restored_and_the_rest_is_not() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    vhost.declare_exchange("kept", "headers", durable=True, arguments={"alternate-exchange": "x"})
+    vhost.declare_exchange("gone", "topic")
+    vhost.declare_queue("kept", durable=True, arguments={"x-queue-type": "quorum"})
+    vhost.declare_queue("gone")
+    vhost.declare_queue("exclusive", durable=True, owner=object())
+    kept = vhost.exchange("kept")
+    vhost.bind(kept, Binding(vhost.queue("kept"), b"k", {"x-match": "any", "a": 1}))
+    vhost.bind(kept, Binding(vhost.queue("gone"), b"k"))
+    vhost.bind(vhost.exchange("amq.topic"), Binding(vhost.destination("kept", True), b"a.#"))
+    vhost.bind(vhost.exchange("amq.topic"), Binding(vhost.queue("kept"), b"a/+", is_filter=True))
+
+    again = open_broker(storage).vhosts["/"]
+    assert set(again.exchanges) == set(vhost.exchanges) - {"gone"}
+    assert set(again.queues) == {"kept"}
+    exchange: Exchange = again.exchange("kept")
+    assert (exchange.kind, exchange.alternate, exchange.durable) == ("headers", "x", True)
+    (binding,) = exchange.bindings()
+    assert (binding.pattern, binding.arguments) == (b"k", {"x-match": "any", "a": 1})
+    assert again.queue("kept").arguments == {"x-queue-type": "quorum"}
+    patterns = sorted((b.pattern, b.is_filter) for b in again.exchange("amq.topic").bindings())
+    assert patterns == [(b"a.#", False), (b"a/+", True)]
+
+
+def test_a_deleted_binding_does_not_come_back() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    vhost.declare_queue("q", durable=True)
+    binding = bind(vhost, "amq.topic", "q", b"k")
+    vhost.unbind(vhost.exchange("amq.topic"), binding)
+    assert open_broker(storage).vhosts["/"].exchange("amq.topic").bindings() == []
+
+
+def test_virtual_hosts_are_kept_and_separate() -> None:
+    storage = MemoryStorage()
+    broker = open_broker(storage)
+    broker.declare_vhost("other").declare_queue("q", durable=True)
+    again = open_broker(storage)
+    assert set(again.vhosts) == {"/", "other"}
+    assert set(again.vhosts["other"].queues) == {"q"}
+    assert again.vhosts["/"].queues == {}
+    with pytest.raises(NotFound, match="vhost missing not found"):
+        again.vhost("missing")
