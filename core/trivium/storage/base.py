@@ -27,7 +27,7 @@ class DurabilityWaiter:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
-    """A map from key to value whose changes are part of the current batch. All of it is in memory."""
+    """A map from key to value, all in memory, whose changes are part of the current batch."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value under ``key``; None when there is none."""
@@ -104,7 +104,7 @@ class Log:
         raise NotImplementedError
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
-        """Bring records at and after ``offset`` into memory; ``ready`` is called in a later turn."""
+        """Bring records from ``offset`` on into memory; ``ready`` is called in a later turn."""
         raise NotImplementedError
 
     def __len__(self) -> int:

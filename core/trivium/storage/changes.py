@@ -1,0 +1,101 @@
+"""The changes that make up a batch, encoded as they are made.
+
+``Changes`` collects the records of the batch that is being filled; docs/storage-format.md shows
+each kind byte by byte. Nothing is joined or checksummed here: the writer does that once per batch.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from trivium.storage.log import DiskLog
+    from trivium.storage.table import DiskTable
+
+#: a record of a log
+APPEND: Final = 1
+#: the record stored last in this batch, for another log
+APPEND_SAME: Final = 2
+#: a range of offsets is settled
+SETTLE: Final = 3
+#: everything before an offset is removed
+TRUNCATE: Final = 4
+#: a log is gone
+DROP_LOG: Final = 5
+#: offsets before this one are given out
+NEXT_OFFSET: Final = 6
+#: the name of a log's number
+DEFINE_LOG: Final = 7
+#: the name of a table's number
+DEFINE_TABLE: Final = 8
+PUT: Final = 9
+DELETE: Final = 10
+
+#: kind, (pad), note size, log, offset, count, record size; then the note and the record
+APPEND_RECORD: Final = Struct("<BxHIQII")
+#: kind, (pad), log, two numbers
+LOG_RECORD: Final = Struct("<B3xIQQ")
+#: kind, (pad), name size, number; then the name
+DEFINE_RECORD: Final = Struct("<BxHI")
+#: kind, (pad), table, key size, value size; then the key and the value
+ROW_RECORD: Final = Struct("<B3xIII")
+
+_pack_append: Final = APPEND_RECORD.pack
+_pack_log: Final = LOG_RECORD.pack
+_pack_row: Final = ROW_RECORD.pack
+
+
+class Changes:
+    """The batch that is being filled, and what has changed since the last checkpoint."""
+
+    def __init__(self) -> None:
+        #: encoded records and their contents, to be joined
+        self.parts: list[bytes] = []
+        #: the log record that was added last, if ``APPEND_SAME`` may refer to it
+        self.last: bytes | None = None
+        #: logs and tables with changes that no checkpoint holds, each once
+        self.logs: list[DiskLog] = []
+        self.tables: list[DiskTable] = []
+
+    def take(self) -> list[bytes]:
+        """Start another batch; the parts of this one."""
+        parts = self.parts
+        self.parts = []
+        self.last = None
+        return parts
+
+    def append(self, log: int, offset: int, count: int, record: bytes, note: bytes) -> None:
+        """A record of a log."""
+        parts = self.parts
+        if record is self.last:
+            parts.append(_pack_append(APPEND_SAME, len(note), log, offset, count, 0))
+            if note:
+                parts.append(note)
+            return
+        parts.append(_pack_append(APPEND, len(note), log, offset, count, len(record)))
+        if note:
+            parts.append(note)
+        parts.append(record)
+        self.last = record
+
+    def change_log(self, kind: int, log: int, first: int, last: int) -> None:
+        """A change of a log that carries two numbers at most."""
+        self.parts.append(_pack_log(kind, log, first, last))
+
+    def define(self, kind: int, number: int, name: bytes) -> None:
+        """Give a log or table its number."""
+        self.parts.append(DEFINE_RECORD.pack(kind, len(name), number) + name)
+
+    def put(self, table: int, key: bytes, value: bytes) -> None:
+        """Set a row."""
+        parts = self.parts
+        parts.append(_pack_row(PUT, table, len(key), len(value)))
+        parts.append(key)
+        parts.append(value)
+
+    def delete(self, table: int, key: bytes) -> None:
+        """Remove a row."""
+        parts = self.parts
+        parts.append(_pack_row(DELETE, table, len(key), 0))
+        parts.append(key)

@@ -1,0 +1,331 @@
+"""Records of a log in memory, in chunks.
+
+A chunk holds up to ``CHUNK_RECORDS`` neighbouring records in a list, one slot each, so that a
+record costs eight bytes beside its own and removing one costs the same wherever it lies. Most
+chunks are *dense*: every record spans one offset and follows the one before, so its slot is its
+offset minus the chunk's first. The others keep the offsets in arrays. A chunk that also lies in a
+segment file may give up its records (``records`` is then None) and get them back by reading the
+file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+from trivium.storage.base import Log
+
+CHUNK_RECORDS: Final = 512
+#: A chunk that has reached this size takes no further record: it bounds what one read of a segment
+#: brings back.
+CHUNK_BYTES: Final = 256 * 1024
+
+
+class Chunk:
+    """Neighbouring records of one log."""
+
+    def __init__(self, first: int) -> None:
+        #: offset of the first record, and the offset after the last one
+        self.first = first
+        self.end = first
+        #: a slot per record, None once it is removed; None as a whole while only on disk
+        self.records: list[bytes | None] | None = []
+        #: number of slots, of records not removed, and bytes in all records ever held
+        self.slots = 0
+        self.live = 0
+        self.size = 0
+        #: every slot before this one is removed
+        self.head = 0
+        #: first offset and end of each record; None while the chunk is dense
+        self.offsets: array[int] | None = None
+        self.ends: array[int] | None = None
+        #: notes that are not empty, by slot
+        self.notes: dict[int, bytes] | None = None
+        #: no further record may be added
+        self.closed = False
+        #: its slots are fixed because it is written, or being written, to a segment: removals are
+        #: then kept in ``removed`` (a bit per slot) as well
+        self.fixed = False
+        self.removed = 0
+        #: where it lies: number of the segment file, position and length of its block there;
+        #: segment 0 is none
+        self.segment = 0
+        self.position = 0
+        self.length = 0
+        #: removals since the last checkpoint that wrote this chunk's state
+        self.changed = False
+        #: bytes that count against the memory budget of records which could be read back
+        self.charged = 0
+
+    def add(self, offset: int, count: int, record: bytes, note: bytes) -> None:
+        """Add a record behind the others. The chunk must be open."""
+        records = self.records
+        assert records is not None
+        slot = self.slots
+        if slot == 0:
+            self.first = offset
+            self.end = offset
+        if self.offsets is not None or offset != self.end or count != 1:
+            self._add_span(offset, count)
+        if note:
+            if self.notes is None:
+                self.notes = {}
+            self.notes[slot] = note
+        records.append(record)
+        self.slots = slot + 1
+        self.live += 1
+        self.size += len(record)
+        self.end = offset + count
+        if slot + 1 >= CHUNK_RECORDS or self.size >= CHUNK_BYTES:
+            self.closed = True
+
+    def _add_span(self, offset: int, count: int) -> None:
+        if self.offsets is None:
+            self.offsets = array("q", range(self.first, self.first + self.slots))
+            self.ends = array("q", range(self.first + 1, self.first + self.slots + 1))
+        assert self.ends is not None
+        self.offsets.append(offset)
+        self.ends.append(offset + count)
+
+    def clear(self, offset: int) -> None:
+        """Forget everything; the next record is added at ``offset`` or later."""
+        self.first = offset
+        self.end = offset
+        self.records = []
+        self.slots = 0
+        self.live = 0
+        self.size = 0
+        self.head = 0
+        self.offsets = None
+        self.ends = None
+        self.notes = None
+        self.closed = False
+
+    def offset_at(self, slot: int) -> int:
+        """The first offset of the record in ``slot``."""
+        offsets = self.offsets
+        return self.first + slot if offsets is None else offsets[slot]
+
+    def first_slot_from(self, offset: int) -> int:
+        """The first slot whose record starts at or after ``offset``."""
+        if self.offsets is None:
+            return max(offset - self.first, 0)
+        return bisect_left(self.offsets, offset)
+
+    def first_slot_ending_after(self, offset: int) -> int:
+        """The first slot whose record ends after ``offset``."""
+        if self.ends is None:
+            return max(offset - self.first, 0)
+        return bisect_right(self.ends, offset)
+
+    def is_removed(self, slot: int) -> bool:
+        """Whether the record in ``slot`` was removed."""
+        records = self.records
+        if records is not None:
+            return records[slot] is None
+        return (self.removed >> slot) & 1 == 1
+
+    def remove(self, slot: int) -> bool:
+        """Remove the record in ``slot``; False when it was removed before."""
+        if self.is_removed(slot):
+            return False
+        if self.records is not None:
+            self.records[slot] = None
+        if self.fixed:
+            self.removed |= 1 << slot
+        if self.notes is not None:
+            self.notes.pop(slot, None)
+        self.live -= 1
+        return True
+
+    def oldest(self) -> int:
+        """The offset of the oldest record not removed. There must be one."""
+        while self.is_removed(self.head):
+            self.head += 1
+        return self.offset_at(self.head)
+
+    def pack(self) -> None:
+        """Drop the slots of removed records. Not for a fixed chunk."""
+        records = self.records
+        assert records is not None
+        assert not self.fixed
+        if self.live == self.slots:
+            return
+        offsets, ends, notes = self.offsets, self.ends, self.notes
+        first = self.first
+        self.clear(first)
+        for slot, record in enumerate(records):
+            if record is not None:
+                offset = first + slot if offsets is None else offsets[slot]
+                end = offset + 1 if ends is None else ends[slot]
+                note = b"" if notes is None else notes.get(slot, b"")
+                self.add(offset, end - offset, record, note)
+
+
+class ChunkedLog(Log):
+    """What the logs of every storage share: the records in memory, by offset."""
+
+    def __init__(self) -> None:
+        self.first_offset = 0
+        self.next_offset = 0
+        self.recovered_offset = 0
+        self._count = 0
+        #: in order of their offsets; each holds a live record, but for an open last one
+        self._chunks: list[Chunk] = []
+        #: the last chunk while it can take another record
+        self._open: Chunk | None = None
+
+    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+        """See ``Log.append``."""
+        offset = self.next_offset
+        chunk = self._open
+        if chunk is None:
+            chunk = Chunk(offset)
+            self._chunks.append(chunk)
+            self._open = chunk
+        chunk.add(offset, count, record, note)
+        if chunk.closed:
+            self._open = None
+        self.next_offset = offset + count
+        if self._count == 0:
+            self.first_offset = offset
+        self._count += 1
+        return offset
+
+    def skip(self, count: int = 1) -> int:
+        """See ``Log.skip``."""
+        offset = self.next_offset
+        self.next_offset = offset + count
+        if self._count == 0:
+            self.first_offset = self.next_offset
+        return offset
+
+    def settle(self, first: int, last: int) -> None:
+        """See ``Log.settle``."""
+        self._remove(first, last)
+
+    def truncate(self, before: int) -> None:
+        """See ``Log.truncate``."""
+        self._remove_ended(before)
+
+    def _remove(self, first: int, last: int) -> int:
+        """Remove the records that start in ``first`` to ``last``; how many there were."""
+        index = self._chunk_ending_after(first)
+        removed = 0
+        while index < len(self._chunks):
+            chunk = self._chunks[index]
+            if chunk.first > last:
+                break
+            start = chunk.first_slot_from(first)
+            stop = min(chunk.first_slot_from(last + 1), chunk.slots)
+            removed += self._remove_slots(chunk, start, stop)
+            if chunk.live == 0 and self._discard(index):
+                continue
+            index += 1
+        self._removed(removed)
+        return removed
+
+    def _remove_ended(self, before: int) -> int:
+        """Remove the records that end at or before ``before``; how many there were."""
+        removed = 0
+        while self._chunks:
+            chunk = self._chunks[0]
+            stop = min(chunk.first_slot_ending_after(before), chunk.slots)
+            removed += self._remove_slots(chunk, chunk.head, stop)
+            if chunk.live or not self._discard(0):
+                break
+        self._removed(removed)
+        return removed
+
+    def _remove_slots(self, chunk: Chunk, start: int, stop: int) -> int:
+        if stop - start >= chunk.slots:
+            removed = chunk.live
+            chunk.live = 0
+        else:
+            removed = 0
+            for slot in range(start, stop):
+                if chunk.remove(slot):
+                    removed += 1
+        if removed and chunk.fixed:
+            self._chunk_changed(chunk)
+        return removed
+
+    def _discard(self, index: int) -> bool:
+        """Take an empty chunk out of the list; False when it stays to be filled again."""
+        chunk = self._chunks[index]
+        if chunk is self._open:
+            chunk.clear(self.next_offset)
+            return False
+        del self._chunks[index]
+        return True
+
+    def _removed(self, removed: int) -> None:
+        if removed == 0:
+            return
+        self._count -= removed
+        self.first_offset = self._chunks[0].oldest() if self._count else self.next_offset
+
+    def _chunk_changed(self, chunk: Chunk) -> None:
+        """A fixed chunk has lost records (all of them when ``live`` is 0)."""
+
+    def _chunk_ending_after(self, offset: int) -> int:
+        """Index of the first chunk that ends after ``offset``."""
+        chunks = self._chunks
+        high = len(chunks)
+        if high == 0 or chunks[0].end > offset:
+            return 0
+        if chunks[high - 1].first <= offset:
+            return high if chunks[high - 1].end <= offset else high - 1
+        low = 1
+        while low < high:
+            middle = (low + high) // 2
+            if chunks[middle].end > offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
+        """See ``Log.read``."""
+        found: list[tuple[int, bytes, bytes]] = []
+        if max_records <= 0:
+            return found
+        size = 0
+        for index in range(self._chunk_ending_after(offset), len(self._chunks)):
+            chunk = self._chunks[index]
+            records = chunk.records
+            if records is None:
+                break
+            notes = chunk.notes
+            for slot in range(max(chunk.first_slot_ending_after(offset), chunk.head), chunk.slots):
+                record = records[slot]
+                if record is None:
+                    continue
+                size += len(record)
+                if found and size > max_bytes:
+                    return found
+                note = b"" if notes is None else notes.get(slot, b"")
+                found.append((chunk.offset_at(slot), record, note))
+                if len(found) == max_records:
+                    return found
+        return found
+
+    def is_loaded(self, offset: int) -> bool:
+        """See ``Log.is_loaded``."""
+        return self._first_unloaded(offset) is None
+
+    def _first_unloaded(self, offset: int) -> Chunk | None:
+        """The chunk that must be loaded before ``read(offset)`` can answer; None if none must."""
+        for index in range(self._chunk_ending_after(offset), len(self._chunks)):
+            chunk = self._chunks[index]
+            records = chunk.records
+            if records is None:
+                return chunk
+            for slot in range(max(chunk.first_slot_ending_after(offset), chunk.head), chunk.slots):
+                if records[slot] is not None:
+                    return None
+        return None
+
+    def __len__(self) -> int:
+        return self._count

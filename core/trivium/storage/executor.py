@@ -1,0 +1,113 @@
+"""Where the storage's blocking work runs.
+
+A storage has a *lane* for each kind of work that must not wait for the others: the journal, the
+checkpoint, reads of segments. A lane does one piece of work at a time, in the order it was given.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, SimpleQueue
+
+from mypy_extensions import mypyc_attr
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Work:
+    """Something to do away from the loop."""
+
+    def run(self) -> None:
+        """Do it. Must not raise."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Lane:
+    """Does work in order."""
+
+    def submit(self, work: Work) -> None:
+        """Do ``work`` once everything given before is done."""
+        raise NotImplementedError
+
+    def submit_later(self, work: Work, seconds: float) -> None:
+        """Do ``work`` between two others when ``seconds`` have passed.
+
+        One such work may be outstanding; it is dropped when the lane stops first.
+        """
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Finish what was submitted, then return. Nothing may be submitted afterwards."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Executor:
+    """Makes lanes and tells the time."""
+
+    def lane(self, name: str) -> Lane:
+        """A new lane."""
+        raise NotImplementedError
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        raise NotImplementedError
+
+
+class ThreadLane(Lane):
+    """A thread of its own, started by the first work."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._later: Work | None = None
+        self._due = 0.0
+
+    def submit(self, work: Work) -> None:
+        """See ``Lane.submit``."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._main, name=self._name, daemon=True)
+            self._worker.start()
+        self._queue.put(work)
+
+    def submit_later(self, work: Work, seconds: float) -> None:
+        """See ``Lane.submit_later``. To be called from work on this lane only."""
+        self._later = work
+        self._due = time.monotonic() + seconds
+
+    def stop(self) -> None:
+        """See ``Lane.stop``."""
+        if self._worker is not None:
+            self._queue.put(None)
+            self._worker.join()
+
+    def _main(self) -> None:
+        while True:
+            later = self._later
+            try:
+                if later is None:
+                    work = self._queue.get()
+                else:
+                    work = self._queue.get(timeout=max(self._due - time.monotonic(), 0.0))
+            except Empty:
+                assert later is not None
+                self._later = None
+                later.run()
+                continue
+            if work is None:
+                return
+            work.run()
+
+
+class ThreadExecutor(Executor):
+    """Threads and the system's clock."""
+
+    def lane(self, name: str) -> Lane:
+        """See ``Executor.lane``."""
+        return ThreadLane(name)
+
+    def now(self) -> float:
+        """See ``Executor.now``."""
+        return time.monotonic()

@@ -1,0 +1,281 @@
+"""The disk as the storage sees it.
+
+The storage does all its input and output through ``FileSystem``, in plain calls from whichever
+thread it runs its work on, so that a simulated disk can record every operation, cut the power after
+any of them, and hand back what would have survived.
+
+What the storage relies on, and a simulation may therefore take away: written bytes survive a power
+cut only after ``File.sync`` (or a write with ``sync``), and a created, renamed or removed name only
+after ``FileSystem.sync_directory``. A process kill alone loses nothing that was written.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.storage.errors import StorageLocked
+
+_WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class File:
+    """An open file. All errors are OSError."""
+
+    def write(self, parts: list[bytes], position: int, sync: bool) -> None:
+        """Write ``parts``, joined, at ``position``; with ``sync`` return once they are durable."""
+        raise NotImplementedError
+
+    def read(self, position: int, size: int) -> bytes:
+        """``size`` bytes at ``position``, fewer at the end of the file."""
+        raise NotImplementedError
+
+    def size(self) -> int:
+        """Length in bytes."""
+        raise NotImplementedError
+
+    def truncate(self, size: int) -> None:
+        """Set the length."""
+        raise NotImplementedError
+
+    def allocate(self, size: int) -> None:
+        """Reserve space up to ``size`` where that is possible; new bytes read as zero.
+
+        Raises OSError when the disk is full.
+        """
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Return once content and length are durable."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release the file."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Lock:
+    """A held lock."""
+
+    def release(self) -> None:
+        """Give it up."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Database:
+    """A SQLite database whose transactions are durable as a whole or not at all."""
+
+    #: runs statements; the caller starts no transaction and ends none by itself
+    connection: sqlite3.Connection
+
+    def commit(self) -> None:
+        """Make everything since the last commit durable. Raises sqlite3.Error."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Forget what was not committed and release the file."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FileSystem:
+    """Names and files. Paths are text; all errors are OSError."""
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents, durably; nothing happens when it is there."""
+        raise NotImplementedError
+
+    def names(self, directory: str) -> list[str]:
+        """What the directory holds, in order of the names."""
+        raise NotImplementedError
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory of this name."""
+        raise NotImplementedError
+
+    def create(self, path: str) -> File:
+        """Make an empty file and open it for reading and writing; an old one loses its content."""
+        raise NotImplementedError
+
+    def open(self, path: str) -> File:
+        """Open a file that exists, for reading and writing."""
+        raise NotImplementedError
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, replacing what had it, in one step."""
+        raise NotImplementedError
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens when it is not there."""
+        raise NotImplementedError
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in this directory are durable."""
+        raise NotImplementedError
+
+    def lock(self, path: str) -> Lock:
+        """Lock the file, made if needed, until the process ends. Raises StorageLocked."""
+        raise NotImplementedError
+
+    def open_database(self, path: str) -> Database:
+        """Open a SQLite database, made if needed."""
+        raise NotImplementedError
+
+
+class RealFile(File):
+    """A file descriptor."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o640)
+
+    def write(self, parts: list[bytes], position: int, sync: bool) -> None:
+        """See ``File.write``."""
+        # One system call where the system can write and sync in one: each call that waits gives
+        # up the interpreter lock and has to win it back from a busy loop.
+        flags = _WRITE_SYNCED if sync else 0
+        written = os.pwritev(self._descriptor, parts, position, flags)
+        size = sum(map(len, parts))
+        if written < size:
+            rest = memoryview(b"".join(parts))
+            while written < size:
+                written += os.pwritev(self._descriptor, [rest[written:]], position + written, flags)
+        if sync and _WRITE_SYNCED == 0:
+            os.fsync(self._descriptor)
+
+    def read(self, position: int, size: int) -> bytes:
+        """See ``File.read``."""
+        parts: list[bytes] = []
+        while size > 0:
+            part = os.pread(self._descriptor, size, position)
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self) -> int:
+        """See ``File.size``."""
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        """See ``File.truncate``."""
+        os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        """See ``File.allocate``."""
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+    def sync(self) -> None:
+        """See ``File.sync``."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """See ``File.close``."""
+        os.close(self._descriptor)
+
+
+class RealLock(Lock):
+    """An advisory lock on a whole file, which the system drops when the process ends."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise StorageLocked(f"{Path(path).parent} is in use by another process") from None
+
+    def release(self) -> None:
+        """See ``Lock.release``."""
+        os.close(self._descriptor)
+
+
+class RealDatabase(Database):
+    """A SQLite file with a rollback journal."""
+
+    def __init__(self, path: str) -> None:
+        self.connection = sqlite3.connect(
+            path, isolation_level="IMMEDIATE", check_same_thread=False
+        )
+        # EXTRA also syncs the directory once the rollback journal is removed: without it a power
+        # cut can bring the journal back and with it the state before the commit.
+        for pragma in ("journal_mode = DELETE", "synchronous = EXTRA", "locking_mode = EXCLUSIVE"):
+            with closing(self.connection.execute(f"PRAGMA {pragma}")):
+                pass
+
+    def commit(self) -> None:
+        """See ``Database.commit``."""
+        self.connection.commit()
+
+    def close(self) -> None:
+        """See ``Database.close``."""
+        self.connection.rollback()
+        self.connection.close()
+
+
+class RealFileSystem(FileSystem):
+    """The operating system's."""
+
+    def make_directory(self, path: str) -> None:
+        """See ``FileSystem.make_directory``."""
+        target = Path(path)
+        if target.is_dir():
+            return
+        self.make_directory(str(target.parent))
+        target.mkdir(exist_ok=True)
+        self.sync_directory(str(target.parent))
+
+    def names(self, directory: str) -> list[str]:
+        """See ``FileSystem.names``."""
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
+
+    def exists(self, path: str) -> bool:
+        """See ``FileSystem.exists``."""
+        return Path(path).exists()
+
+    def create(self, path: str) -> File:
+        """See ``FileSystem.create``."""
+        return RealFile(path, os.O_CREAT | os.O_TRUNC)
+
+    def open(self, path: str) -> File:
+        """See ``FileSystem.open``."""
+        return RealFile(path, 0)
+
+    def rename(self, old: str, new: str) -> None:
+        """See ``FileSystem.rename``."""
+        Path(old).replace(new)
+
+    def remove(self, path: str) -> None:
+        """See ``FileSystem.remove``."""
+        Path(path).unlink(missing_ok=True)
+
+    def sync_directory(self, path: str) -> None:
+        """See ``FileSystem.sync_directory``."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> Lock:
+        """See ``FileSystem.lock``."""
+        return RealLock(path)
+
+    def open_database(self, path: str) -> Database:
+        """See ``FileSystem.open_database``."""
+        return RealDatabase(path)

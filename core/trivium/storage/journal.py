@@ -1,0 +1,247 @@
+"""The journal: a row of files that hold batches, each with its number and checksums.
+
+A journal file is made complete before it is used: written under a temporary name, its header
+synced, renamed, the directory synced. Its header holds a random *marker*, and every batch in the
+file starts with it, so that neither what an earlier use of the same blocks left behind nor anything
+in a message's payload can pass for a batch.
+
+How an end that was being written is told from damage: a batch says which batches were synced when
+it was written. Bytes that are no batch are a torn end unless a later batch says that the missing
+one had been synced, or another file follows, which is only made once the file before it is whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
+from trivium.storage.filesystem import File, FileSystem
+
+VERSION: Final = 1
+_FILE_MAGIC: Final = b"TRIVJRNL"
+#: magic, version, (pad), file number, number of its first batch, marker, (pad)
+_FILE_HEADER: Final = Struct("<8sI4xQQ8s4x")
+#: marker, batch number, oldest batch not synced, body length, flags, checksum of the body, (pad)
+_BATCH_HEADER: Final = Struct("<8sQQQII4x")
+_CHECKSUM: Final = Struct("<I")
+FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
+BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
+
+#: flag of the first batch of a process, and of the last one when it stopped cleanly
+STARTED: Final = 1
+STOPPED: Final = 2
+
+SUFFIX: Final = ".journal"
+TEMPORARY_SUFFIX: Final = ".tmp"
+SPARE_SUFFIX: Final = ".spare"
+
+
+def file_name(number: int) -> str:
+    """The name of a journal file."""
+    return f"{number:016x}{SUFFIX}"
+
+
+def file_number(name: str) -> int | None:
+    """The number in the name of a journal file; None when it is another file."""
+    stem = name.removesuffix(SUFFIX)
+    if stem == name or len(stem) != 16:
+        return None
+    try:
+        return int(stem, 16)
+    except ValueError:
+        return None
+
+
+class FsyncPolicy:
+    """When a written batch is synced: ``always | every_n:N | interval:MS | never``."""
+
+    def __init__(self, text: str) -> None:
+        kind, _, value = text.partition(":")
+        #: sync each that many batches; 0 is not by number
+        self.every = 0
+        #: sync when that many seconds have passed; 0 is not by time
+        self.seconds = 0.0
+        if text == "always":
+            self.every = 1
+        elif kind == "every_n" and value.isdecimal() and int(value) > 0:
+            self.every = int(value)
+        elif kind == "interval" and value.isdecimal() and int(value) > 0:
+            self.seconds = int(value) / 1000
+        elif text != "never":
+            raise ValueError(f"fsync must be always, every_n:N, interval:MS or never, not {text!r}")
+
+
+class JournalWriter:
+    """Appends batches. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        file_size: int,
+        policy: FsyncPolicy,
+        entropy: Callable[[int], bytes],
+        next_file: int,
+        synced: int,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._file_size = file_size
+        self._policy = policy
+        self._entropy = entropy
+        self._next_file = next_file
+        self._file: File | None = None
+        self._marker = b""
+        self._position = 0
+        #: newest batch written, and newest batch known to survive a power cut
+        self.written = synced
+        self.synced = synced
+        self.synced_at = 0.0
+        #: number and first batch of each file, oldest first; a checkpoint drops the front
+        self.files: list[tuple[int, int]] = []
+        #: paths of files that may be used again
+        self.spares: deque[str] = deque()
+
+    def write(self, number: int, parts: list[bytes], flags: int, sync: bool, now: float) -> int:
+        """Write a batch, and sync it if ``sync`` or the policy asks for it; the bytes written.
+
+        Raises OSError. After an error nothing more may be written.
+        """
+        body = b"".join(parts)
+        size = BATCH_HEADER_SIZE + len(body)
+        if self._file is None or (
+            self._position > FILE_HEADER_SIZE and self._position + size > self._file_size
+        ):
+            self._next(number)
+        file = self._file
+        assert file is not None
+        policy = self._policy
+        if policy.every:
+            sync = sync or number - self.synced >= policy.every
+        elif policy.seconds:
+            sync = sync or now - self.synced_at >= policy.seconds
+        head = _BATCH_HEADER.pack(
+            self._marker, number, self.synced + 1, len(body), flags, zlib.crc32(body)
+        )
+        file.write([head, _CHECKSUM.pack(zlib.crc32(head)), body], self._position, sync)
+        self._position += size
+        self.written = number
+        if sync:
+            self.synced = number
+            self.synced_at = now
+        return size
+
+    def sync(self, now: float) -> None:
+        """Sync everything written. Raises OSError."""
+        if self._file is not None and self.synced < self.written:
+            self._file.sync()
+            self.synced = self.written
+        self.synced_at = now
+
+    def close(self) -> None:
+        """Cut the reserved space off and release the file. Raises OSError."""
+        if self._file is not None:
+            self._file.truncate(self._position)
+            self._file.sync()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Release the file as it is."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _next(self, number: int) -> None:
+        # The file behind must be whole and durable before the next one exists: see the module.
+        self.close()
+        self.synced = self.written
+        path = f"{self._directory}/{file_name(self._next_file)}"
+        if self.spares:
+            # Blocks that were written before sync faster than freshly reserved ones.
+            temporary = self.spares.popleft()
+            file = self._filesystem.open(temporary)
+        else:
+            temporary = path + TEMPORARY_SUFFIX
+            file = self._filesystem.create(temporary)
+        self._file = file
+        self._marker = self._entropy(8)
+        header = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self._next_file, number, self._marker)
+        file.allocate(self._file_size)
+        file.write([header, _CHECKSUM.pack(zlib.crc32(header))], 0, False)
+        file.sync()
+        self._filesystem.rename(temporary, path)
+        self._filesystem.sync_directory(self._directory)
+        self._position = FILE_HEADER_SIZE
+        self.files.append((self._next_file, number))
+        self._next_file += 1
+
+
+class JournalFile:
+    """A journal file that was read back: its content and where the bodies of its batches lie."""
+
+    def __init__(self, path: str, data: bytes, first_batch: int) -> None:
+        self.path = path
+        self.data = data
+        self.first_batch = first_batch
+        #: for each batch its number, its flags and the start and end of its body
+        self.batches: list[tuple[int, int, int, int]] = []
+        #: position after the last batch
+        self.end = FILE_HEADER_SIZE
+        #: whether what follows is the beginning of a batch, and not just unused space
+        self.is_torn = False
+
+
+def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile:
+    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch."""
+    if len(data) < FILE_HEADER_SIZE:
+        raise StorageDamaged(path, len(data), "shorter than its header")
+    (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEADER.size)
+    magic, version, stated, first_batch, marker = _FILE_HEADER.unpack_from(data)
+    if checksum != zlib.crc32(memoryview(data)[: _FILE_HEADER.size]) or magic != _FILE_MAGIC:
+        raise StorageDamaged(path, 0, "the file header is wrong")
+    if version != VERSION:
+        raise StorageVersionMismatch(f"{path} has format {version}, this version reads {VERSION}")
+    if stated != number:
+        raise StorageDamaged(path, 0, f"the file header belongs to file {stated}")
+    file = JournalFile(path, data, first_batch)
+    expected = first_batch
+    while True:
+        found = _batch_at(data, file.end, marker)
+        if found is None or found[0] != expected:
+            break
+        body = file.end + BATCH_HEADER_SIZE
+        file.end = body + found[2]
+        file.batches.append((expected, found[3], body, file.end))
+        expected += 1
+    if file.end < len(data):
+        if not is_last:
+            raise StorageDamaged(path, file.end, f"batch {expected} is missing or wrong")
+        file.is_torn = data.startswith(marker, file.end)
+        position = data.find(marker, file.end)
+        while position >= 0:
+            found = _batch_at(data, position, marker)
+            if found is not None and found[1] > expected:
+                raise StorageDamaged(
+                    path, file.end, f"batch {expected} is wrong, but batch {found[0]} follows"
+                )
+            position = data.find(marker, position + 1)
+    return file
+
+
+def _batch_at(data: bytes, position: int, marker: bytes) -> tuple[int, int, int, int] | None:
+    """Number, oldest unsynced batch, length, flags of the batch there; None if there is none."""
+    body = position + BATCH_HEADER_SIZE
+    if body > len(data) or not data.startswith(marker, position):
+        return None
+    view = memoryview(data)
+    (checksum,) = _CHECKSUM.unpack_from(data, body - 4)
+    if checksum != zlib.crc32(view[position : body - 4]):
+        return None
+    _, number, unsynced, length, flags, body_checksum = _BATCH_HEADER.unpack_from(data, position)
+    if length > len(data) - body or body_checksum != zlib.crc32(view[body : body + length]):
+        return None
+    return number, unsynced, length, flags

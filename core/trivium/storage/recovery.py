@@ -1,0 +1,215 @@
+"""Start-up: the state of logs and tables rebuilt from the journal.
+
+Replay is idempotent. A checkpoint shows each log and table as it was at some moment between the
+first batch that is replayed and the last one that the checkpoint needs, so a change may find its
+effect already there: records carry their offset and rows their whole value, and the numbers of logs
+are never used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import Final
+
+from trivium.storage.changes import (
+    APPEND,
+    APPEND_RECORD,
+    APPEND_SAME,
+    DEFINE_LOG,
+    DEFINE_RECORD,
+    DEFINE_TABLE,
+    DELETE,
+    DROP_LOG,
+    LOG_RECORD,
+    NEXT_OFFSET,
+    PUT,
+    ROW_RECORD,
+    SETTLE,
+    TRUNCATE,
+    Changes,
+)
+from trivium.storage.errors import StorageDamaged
+from trivium.storage.filesystem import FileSystem
+from trivium.storage.journal import (
+    FILE_HEADER_SIZE,
+    STOPPED,
+    JournalFile,
+    file_name,
+    file_number,
+    read_file,
+)
+from trivium.storage.log import DiskLog
+from trivium.storage.table import DiskTable
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Recovered:
+    """Logs and tables by number, and where the journal goes on."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        self.logs: dict[int, DiskLog] = {}
+        self.tables: dict[int, DiskTable] = {}
+        #: numbers of logs that replayed batches removed
+        self.dropped: list[int] = []
+        self.next_log = 1
+        self.next_table = 1
+        #: batches up to this one are in the checkpoint, and those up to ``needed_batch`` must be
+        #: in the journal for the checkpoint to be whole
+        self.checkpoint_batch = -1
+        self.needed_batch = -1
+        #: the first journal file that the checkpoint left
+        self.first_file = 1
+        #: number of the next journal file, of the last batch, and bytes in the files
+        self.next_file = 1
+        self.last_batch = -1
+        self.journal_bytes = 0
+        #: each file's number and first batch
+        self.files: list[tuple[int, int]] = []
+        self.was_clean = True
+        #: offsets below which a log's records are as the checkpoint has them
+        self._checkpointed: dict[int, int] = {}
+        #: logs that have changes in the journal but no definition: removed before the checkpoint
+        self._unknown: dict[int, str] = {}
+
+    def replay(self, filesystem: FileSystem, directory: str) -> None:
+        """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError."""
+        self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
+        numbers: list[int] = []
+        for name in filesystem.names(directory):
+            number = file_number(name)
+            if number is None or number < self.first_file:
+                # Half made, spare, or behind the checkpoint but not removed when the process died.
+                filesystem.remove(f"{directory}/{name}")
+            else:
+                numbers.append(number)
+        if not numbers and self.needed_batch >= 0:
+            raise StorageDamaged(f"{directory}/{file_name(self.first_file)}", 0, "it is missing")
+        self.next_file = self.first_file
+        for number in numbers:
+            self._replay_file(filesystem, directory, number, number == numbers[-1])
+        if self.last_batch < self.needed_batch:
+            path = f"{directory}/{file_name(numbers[-1])}"
+            raise StorageDamaged(
+                path, self.journal_bytes, f"batch {self.needed_batch} of the checkpoint is missing"
+            )
+        for path in self._unknown.values():
+            raise StorageDamaged(path, FILE_HEADER_SIZE, "it changes a log that does not exist")
+
+    def _replay_file(
+        self, filesystem: FileSystem, directory: str, number: int, is_last: bool
+    ) -> None:
+        path = f"{directory}/{file_name(number)}"
+        if number != self.next_file:
+            raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
+        opened = filesystem.open(path)
+        try:
+            file = read_file(path, opened.read(0, opened.size()), number, is_last)
+            if self.files and file.first_batch != self.last_batch + 1:
+                raise StorageDamaged(path, 0, f"batch {self.last_batch + 1} is missing before it")
+            if not self.files:
+                if file.first_batch > self.checkpoint_batch + 1:
+                    raise StorageDamaged(path, 0, f"it begins with batch {file.first_batch}")
+                self.last_batch = file.first_batch - 1
+            for batch, flags, start, end in file.batches:
+                self.last_batch = batch
+                self.was_clean = flags & STOPPED != 0
+                if batch > self.checkpoint_batch:
+                    self._apply(file, batch, start, end)
+            if file.end < len(file.data):
+                if file.is_torn:
+                    _logger.warning(
+                        "%s: cut at byte %d, where the last write was interrupted", path, file.end
+                    )
+                opened.truncate(file.end)
+                opened.sync()
+        finally:
+            opened.close()
+        self.files.append((number, file.first_batch))
+        self.journal_bytes += file.end
+        self.next_file = number + 1
+
+    def _apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
+        try:
+            self._apply_records(file, start, end)
+        except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongRecord) as error:
+            # The checksum is right, so this was written: by a fault, or by somebody.
+            raise StorageDamaged(file.path, start, f"batch {batch} has no meaning") from error
+
+    def _apply_records(self, file: JournalFile, position: int, end: int) -> None:
+        data = file.data
+        record = b""
+        while position < end:
+            kind = data[position]
+            if APPEND <= kind <= APPEND_SAME:
+                _, note_size, number, offset, count, size = APPEND_RECORD.unpack_from(
+                    data, position
+                )
+                note_at = position + APPEND_RECORD.size
+                record_at = note_at + note_size
+                position = record_at + size
+                if kind == APPEND:
+                    record = data[record_at:position]
+                log = self.logs.get(number)
+                if log is None:
+                    self._unknown[number] = file.path
+                elif offset >= log.next_offset:
+                    log.restore(offset, count, record, data[note_at:record_at])
+                elif offset >= self._checkpointed.get(number, 0):
+                    raise _WrongRecord
+            elif SETTLE <= kind <= NEXT_OFFSET:
+                _, number, first, last = LOG_RECORD.unpack_from(data, position)
+                position += LOG_RECORD.size
+                self._change_log(file, kind, number, first, last)
+            elif kind in (PUT, DELETE):
+                _, number, key_size, value_size = ROW_RECORD.unpack_from(data, position)
+                key_at = position + ROW_RECORD.size
+                value_at = key_at + key_size
+                position = value_at + value_size
+                table = self.tables[number]
+                if kind == PUT:
+                    table.restore(data[key_at:value_at], data[value_at:position])
+                else:
+                    table.restore_deleted(data[key_at:value_at])
+            elif kind in (DEFINE_LOG, DEFINE_TABLE):
+                _, size, number = DEFINE_RECORD.unpack_from(data, position)
+                name_at = position + DEFINE_RECORD.size
+                position = name_at + size
+                self._define(kind, number, data[name_at:position].decode())
+            else:
+                raise _WrongRecord
+        if position != end:
+            raise _WrongRecord
+
+    def _change_log(self, file: JournalFile, kind: int, number: int, first: int, last: int) -> None:
+        if kind == DROP_LOG:
+            self._unknown.pop(number, None)
+            if self.logs.pop(number, None) is not None:
+                self.dropped.append(number)
+            return
+        log = self.logs.get(number)
+        if log is None:
+            self._unknown[number] = file.path
+        elif kind == SETTLE:
+            log.restore_settled(first, last)
+        elif kind == TRUNCATE:
+            log.restore_truncated(first)
+        else:
+            log.restore_next_offset(first)
+
+    def _define(self, kind: int, number: int, name: str) -> None:
+        if kind == DEFINE_LOG:
+            if number not in self.logs:
+                self.logs[number] = DiskLog(number, name, self.changes)
+                self.logs[number].mark_once()
+            self.next_log = max(self.next_log, number + 1)
+        else:
+            if number not in self.tables:
+                self.tables[number] = DiskTable(number, name, self.changes)
+            self.next_table = max(self.next_table, number + 1)
+
+
+class _WrongRecord(Exception):
+    """A batch holds something that is no record, or one that cannot follow the others."""

@@ -1,0 +1,73 @@
+"""A table on disk: all rows in memory, each change in the batch, changed rows in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trivium.storage.base import Table
+from trivium.storage.changes import Changes
+
+
+class DiskTable(Table):
+    """A dict whose changes are recorded."""
+
+    def __init__(self, number: int, name: str, changes: Changes) -> None:
+        self.number = number
+        self.name = name
+        self._changes = changes
+        self._rows: dict[bytes, bytes] = {}
+        #: keys changed since the checkpoint that was last begun
+        self._changed: set[bytes] = set()
+
+    def get(self, key: bytes) -> bytes | None:
+        """See ``Table.get``."""
+        return self._rows.get(key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See ``Table.put``."""
+        self.restore(key, value)
+        self._changes.put(self.number, key, value)
+
+    def delete(self, key: bytes) -> None:
+        """See ``Table.delete``."""
+        if self.restore_deleted(key):
+            self._changes.delete(self.number, key)
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """See ``Table.items``."""
+        return iter(self._rows.items())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def load(self, key: bytes, value: bytes) -> None:
+        """A row as the checkpoint has it."""
+        self._rows[key] = value
+
+    def restore(self, key: bytes, value: bytes) -> None:
+        """A row as the journal has it."""
+        self._rows[key] = value
+        self._mark(key)
+
+    def restore_deleted(self, key: bytes) -> bool:
+        """A row that the journal removes; False when there was none."""
+        if self._rows.pop(key, None) is None:
+            return False
+        self._mark(key)
+        return True
+
+    def _mark(self, key: bytes) -> None:
+        if not self._changed:
+            self._changes.tables.append(self)
+        self._changed.add(key)
+
+    def take_changed(self) -> list[bytes]:
+        """The keys changed since the last call, to be written by a checkpoint."""
+        changed = list(self._changed)
+        self._changed = set()
+        return changed
+
+    def give_back(self, keys: list[bytes]) -> None:
+        """The checkpoint that took ``keys`` was not made."""
+        for key in keys:
+            self._mark(key)
