@@ -19,7 +19,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 #: another broker uses the data directory
 EXIT_LOCKED: Final = 3
-#: the data directory is damaged beyond a torn end
+#: the data directory is damaged beyond a torn end, or of a version that this one cannot read
 EXIT_DAMAGED: Final = 4
 
 _EXIT_CODES: Final = f"""\
@@ -28,7 +28,7 @@ exit codes:
   {EXIT_FAILED}  failed while running (address in use, disk error, connection refused or lost)
   {EXIT_USAGE}  wrong arguments or configuration
   {EXIT_LOCKED}  another broker uses the data directory
-  {EXIT_DAMAGED}  the data directory is damaged
+  {EXIT_DAMAGED}  the data directory is damaged, or of an unknown version
 """
 
 _SERVE_EPILOG: Final = f"""\

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -92,6 +93,8 @@ Connect = Callable[[Server], AbstractAsyncContextManager[Client]]
 
 def run(options: argparse.Namespace) -> int:
     """Publish or subscribe as the options say; the exit code."""
+    # The clients' libraries log what they also raise.
+    logging.disable()
     try:
         server, connect = _open(options.url)
         asyncio.run(_run(options, server, connect))

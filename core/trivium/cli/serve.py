@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from trivium.broker import Broker
-from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, TriviumError
+from trivium.storage.errors import (
+    StorageDamaged,
+    StorageError,
+    StorageLocked,
+    StorageVersionMismatch,
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +44,11 @@ def run(options: argparse.Namespace) -> int:
             return runner.run(_serve(config))
         except ConfigError as error:
             return _fail(EXIT_USAGE, error)
-        except (TriviumError, OSError) as error:
+        except StorageLocked as error:
+            return _fail(EXIT_LOCKED, error)
+        except (StorageDamaged, StorageVersionMismatch) as error:
+            return _fail(EXIT_DAMAGED, error)
+        except (StorageError, TriviumError, OSError) as error:
             return _fail(EXIT_FAILED, error)
 
 

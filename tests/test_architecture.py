@@ -1,0 +1,124 @@
+"""Dependencies point inwards, protocol code does no I/O, and importing stays cheap."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "trivium": ROOT / "core/trivium",
+    "trivium_mqtt": ROOT / "adapters/mqtt/trivium_mqtt",
+    "trivium_amqp": ROOT / "adapters/amqp/trivium_amqp",
+    "trivium_native": ROOT / "adapters/native/trivium_native",
+    "trivium_spark": ROOT / "spark_bridge/trivium_spark",
+}
+#: package -> first names of modules of ours that it may import
+ALLOWED = {
+    "trivium": {"trivium"},
+    "trivium_mqtt": {"trivium", "trivium_mqtt"},
+    "trivium_amqp": {"trivium", "trivium_amqp"},
+    "trivium_native": {"trivium", "trivium_native"},
+    "trivium_spark": {"trivium_native", "trivium_spark"},
+}
+#: the only modules that know of the event loop: drivers and clients, no core, codec or protocol
+LOOP_MODULES = {
+    "trivium.server",
+    "trivium.http",
+    "trivium.cli.serve",
+    "trivium.cli.clients",
+    "trivium_amqp.command",
+    "trivium_mqtt.command",
+    "trivium_native.client",
+    "trivium_native.command",
+}
+LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}
+#: what `import trivium` and `trivium --help` must not pay for
+HEAVY = {
+    "aiohttp", "asyncio", "email", "http", "importlib.metadata", "logging", "msgpack", "numpy",
+    "pandas", "pyarrow", "pyspark", "socket", "sqlite3", "ssl", "tomllib", "trivium.broker",
+    "trivium.server", "urllib.request", "uvloop",
+}  # fmt: skip
+
+
+def modules() -> Iterator[tuple[str, str, Path]]:
+    for package, folder in PACKAGES.items():
+        for file in sorted(folder.rglob("*.py")):
+            parts = [package, *file.relative_to(folder).with_suffix("").parts]
+            yield package, ".".join(part for part in parts if part != "__init__"), file
+
+
+def imports(file: Path) -> Iterator[str]:
+    """The absolute names of all that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield str(node.module)
+
+
+MODULES = list(modules())
+
+
+def test_every_package_is_looked_at() -> None:
+    assert {package for package, _, _ in MODULES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(("package", "module", "file"), MODULES, ids=[m for _, m, _ in MODULES])
+def test_dependencies_point_inwards(package: str, module: str, file: Path) -> None:
+    ours = {name.split(".")[0] for name in imports(file)} & set(PACKAGES)
+    assert ours <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("module", [m for _, m, _ in MODULES if m.startswith("trivium_spark")])
+def test_spark_uses_the_native_client_only(module: str) -> None:
+    (file,) = (file for _, name, file in MODULES if name == module)
+    native = {name for name in imports(file) if name.startswith("trivium_native")}
+    assert native <= {"trivium_native", "trivium_native.client"}
+
+
+@pytest.mark.parametrize(("package", "module", "file"), MODULES, ids=[m for _, m, _ in MODULES])
+def test_only_drivers_and_clients_know_the_loop(package: str, module: str, file: Path) -> None:
+    found = {name.split(".")[0] for name in imports(file)} & LOOP_IMPORTS
+    assert not found or module in LOOP_MODULES
+
+
+def loaded_after(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after running the code."""
+    script = f"import sys\n{code}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(result.stderr.split())
+
+
+def test_import_trivium_is_cheap() -> None:
+    # What the interpreter itself and editable installs load is not our doing.
+    before = loaded_after("")
+    assert not (loaded_after("import trivium") - before) & HEAVY
+
+
+def test_help_is_cheap() -> None:
+    help_command = "from trivium.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    before = loaded_after("import argparse")
+    assert not (loaded_after(help_command) - before) & HEAVY
+
+
+def test_without_http_its_framework_is_not_imported() -> None:
+    serve = """
+import asyncio
+from trivium import Broker, Config
+from trivium.config import StorageConfig
+async def main():
+    async with Broker(Config(listen={}, storage=StorageConfig(mode="memory"))):
+        pass
+asyncio.run(main())
+"""
+    loaded = loaded_after(serve)
+    assert "trivium.server" in loaded
+    assert "aiohttp" not in loaded
+    assert "trivium.http" not in loaded
