@@ -1,0 +1,187 @@
+"""The command `trivium`, as a process: what it prints, and how it exits."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trivium import __version__
+from trivium.cli import EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.security.passwords import verify_password
+
+COMMAND = [sys.executable, "-m", "trivium"]
+NO_PROTOCOLS = ["--mqtt", "off", "--amqp", "off", "--native", "off", "--http", "off"]
+
+
+def run(
+    *arguments: str, stdin: str = "", cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env=os.environ | environment,
+    )
+
+
+@contextlib.contextmanager
+def serve(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running broker and its ready line; killed at the end if the test did not stop it."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=os.environ | environment,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(f"no ready line: {process.communicate(timeout=30)[1]}")
+        yield process, line
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], code: int, text: str) -> None:
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert text in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_version_is_the_packages() -> None:
+    assert run("--version").stdout == f"trivium {__version__}\n"
+
+
+def test_without_command_help_goes_to_stderr() -> None:
+    result = run()
+    assert result.returncode == EXIT_USAGE
+    assert result.stderr.startswith("usage: trivium")
+
+
+@pytest.mark.parametrize("command", ["serve", "pub", "sub", "hash-password"])
+def test_each_command_has_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == EXIT_OK
+    assert result.stdout.startswith(f"usage: trivium {command}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["serve", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["serve", "--mqtt", "x:y"], "'x:y' is not [HOST:]PORT or off"),
+        (["serve", "--memory", "--data", "d"], "not allowed with argument --memory"),
+        (["serve", "--config", "nowhere.toml"], "nowhere.toml: No such file"),
+        (["pub", "smtp://host", "a", "b"], "does not begin with one of amqp://, mqtt://"),
+        (["pub", "mqtt://host:port", "a", "b"], "not a URL"),
+        (["pub", "mqtt://host", "a", "b", "--qos", "3"], "argument --qos: invalid choice"),
+        (["sub", "mqtt://host", "a", "--count", "0"], "'0' is not a number above 0"),
+        (["sub", "amqp://host", "a", "--queue", "--from", "first"], "exclude each other"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(
+    arguments: list[str], text: str, tmp_path: Path
+) -> None:
+    assert_one_line(run(*arguments, cwd=tmp_path), EXIT_USAGE, text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_environment_is_one_line_and_exit_2() -> None:
+    result = run("serve", "--memory", TRIVIUM_LIMITS__MAX_CONNECTIONS="lots")
+    assert_one_line(result, EXIT_USAGE, "TRIVIUM_LIMITS__MAX_CONNECTIONS: [limits] max_connections")
+
+
+def test_ready_line_names_each_listener_and_the_data_directory(tmp_path: Path) -> None:
+    ports = ["--mqtt", "0", "--amqp", "0", "--native", "[::1]:0", "--http", "0"]
+    with serve(*ports, "--data", "data", cwd=tmp_path) as (process, line):
+        pattern = r"trivium ready mqtt=127\.0\.0\.1:(\d+) amqp=127\.0\.0\.1:(\d+) "
+        pattern += r"native=\[::1\]:(\d+) http=127\.0\.0\.1:(\d+) data=data\n"
+        match = re.fullmatch(pattern, line)
+        assert match, line
+        for host, port in zip(("127.0.0.1", "127.0.0.1", "::1"), match.groups(), strict=False):
+            socket.create_connection((host, int(port)), timeout=10).close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{match[4]}/health/ready") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (EXIT_OK, ""), "exactly one line on standard output"
+    assert (tmp_path / "data").is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_with_exit_0_and_no_traceback(number: signal.Signals) -> None:
+    with serve("--memory", *NO_PROTOCOLS) as (process, line):
+        assert line == "trivium ready data=memory\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == EXIT_OK
+        assert "Traceback" not in err
+
+
+def test_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with serve("--data", str(tmp_path / "d"), *NO_PROTOCOLS):
+        second = run("serve", "--data", str(tmp_path / "d"), *NO_PROTOCOLS)
+        assert_one_line(second, EXIT_LOCKED, str(tmp_path / "d"))
+
+
+def test_directory_of_a_killed_broker_can_be_used_again(tmp_path: Path) -> None:
+    with serve("--data", str(tmp_path), *NO_PROTOCOLS) as (process, _):
+        process.kill()
+        process.wait(timeout=30)
+    with serve("--data", str(tmp_path), *NO_PROTOCOLS) as (_, line):
+        assert line.startswith("trivium ready")
+
+
+def test_address_in_use_is_one_line_and_exit_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("serve", "--memory", *NO_PROTOCOLS, "--http", address)
+    assert_one_line(result, EXIT_FAILED, f"http cannot listen on {address}")
+
+
+def test_file_and_environment_reach_the_broker(tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text('[listen]\nmqtt = "off"\namqp = "off"\nnative = 0\n[storage]\nmode="memory"\n')
+    with serve("--config", str(file), TRIVIUM_LISTEN__HTTP="off") as (_, line):
+        assert re.fullmatch(r"trivium ready native=127\.0\.0\.1:\d+ data=memory\n", line)
+
+
+def test_localhost_listens_on_both_loopback_addresses() -> None:
+    with serve("--memory", *NO_PROTOCOLS, "--http", "localhost:0") as (_, line):
+        match = re.search(r"http=127\.0\.0\.1:(\d+)", line)
+        assert match
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, int(match[1])), timeout=10).close()
+
+
+def test_hash_password_prints_what_the_configuration_takes() -> None:
+    result = run("hash-password", stdin="pässword\n")
+    assert result.returncode == EXIT_OK
+    assert verify_password(result.stdout.rstrip("\n"), "pässword".encode())
+
+
+@pytest.mark.parametrize("url", ["mqtt://127.0.0.1", "amqp://127.0.0.1", "trivium://127.0.0.1"])
+@pytest.mark.parametrize("command", [["pub", "a", "b"], ["sub", "a"]])
+def test_refused_connection_is_one_line_and_exit_1(url: str, command: list[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        assert_one_line(run(command[0], f"{url}:{port}", *command[1:]), EXIT_FAILED, "onnect")
