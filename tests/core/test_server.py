@@ -1,0 +1,201 @@
+"""The driver: sockets, turns, limits, stop and failure, with a small line protocol of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import trivium.server
+from trivium.adapter import Adapter, Connection, Peer, Transport
+from trivium.broker import Broker
+from trivium.config import Config, LimitsConfig, Listen, StorageConfig
+from trivium.errors import ConfigError, TriviumError
+from trivium.metrics import ProtocolMetrics
+from trivium.server import SocketDriver
+
+
+class LineConnection(Connection):
+    """Answers each byte: ``e`` echo, ``q`` bye and close, ``x`` abort."""
+
+    def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
+        super().__init__(broker, transport, peer)
+        self.ticks = 0
+        self.losses = 0
+        self.is_lost = asyncio.Event()
+
+    def feed(self, data: bytes) -> None:
+        for byte in data:
+            if byte == ord("e"):
+                self.send(b"e")
+            elif byte == ord("q"):
+                self.send(b"bye")
+                self.close()
+                return
+            elif byte == ord("x"):
+                self.transport.abort()
+
+    def tick(self, now: float) -> None:
+        self.ticks += 1
+
+    def lost(self) -> None:
+        self.losses += 1
+        self.is_lost.set()
+
+    def shutdown(self) -> None:
+        self.send(b"stopping")
+        self.close()
+
+
+class LineAdapter(Adapter):
+    name = "line"
+
+    def __init__(self) -> None:
+        self.metrics = ProtocolMetrics()
+        self.connections: list[LineConnection] = []
+
+    def start(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        connection = LineConnection(self.broker, transport, peer)
+        self.connections.append(connection)
+        return connection
+
+
+ADAPTER: list[LineAdapter] = []
+
+
+def make_adapter() -> LineAdapter:
+    ADAPTER.append(LineAdapter())
+    return ADAPTER[-1]
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("line", f"{__name__}:make_adapter", "trivium.adapters")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: make_adapter)
+    monkeypatch.setattr(trivium.server, "entry_points", lambda group: [entry])
+
+
+def config(listen: Listen | None = None, **limits: float) -> Config:
+    return Config(
+        listen={"line": listen or Listen(0)},
+        storage=StorageConfig(mode="memory"),
+        limits=LimitsConfig(**limits),  # type: ignore[arg-type]
+    )
+
+
+async def connect(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = broker.listeners["line"].rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
+async def test_output_of_a_turn_leaves_with_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[list[bytes]] = []
+    original = SocketDriver.write
+
+    def write(self: SocketDriver, output: list[bytes]) -> None:
+        writes.append(output)
+        original(self, output)
+
+    monkeypatch.setattr(SocketDriver, "write", write)
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"eee")
+        assert await reader.readexactly(3) == b"eee"
+        writer.close()
+    assert writes[0] == [b"e", b"e", b"e"]
+
+
+async def test_close_writes_what_was_sent_first() -> None:
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"eqe")
+        assert await reader.read() == b"ebye"
+        writer.close()
+
+
+async def test_lost_is_called_once_whoever_closes() -> None:
+    async with Broker(config()) as broker:
+        adapter = ADAPTER[-1]
+        for command in (b"q", b"x", b""):
+            reader, writer = await connect(broker)
+            writer.write(command or b"e")
+            if command:
+                await reader.read()
+            else:
+                await reader.readexactly(1)
+            writer.close()
+        for connection in adapter.connections:
+            await connection.is_lost.wait()
+    assert [connection.losses for connection in adapter.connections] == [1, 1, 1]
+
+
+async def test_stop_tells_the_clients() -> None:
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"e")
+        await reader.readexactly(1)
+    assert await reader.read() == b"stopping"
+    writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    async with Broker(config(max_connections=1)) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
+        other_reader, other_writer = await connect(broker)
+        try:
+            assert await other_reader.read() == b""
+        except ConnectionResetError:
+            pass
+        other_writer.close()
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
+        writer.close()
+
+
+async def test_port_zero_is_shared_by_both_addresses_of_localhost() -> None:
+    async with Broker(config(Listen(0, "localhost"))) as broker:
+        host, _, port = broker.listeners["line"].rpartition(":")
+        assert host == "127.0.0.1"
+        for address in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(address, int(port))
+            writer.write(b"e")
+            assert await reader.readexactly(1) == b"e"
+            writer.close()
+
+
+async def test_a_port_in_use_is_a_clear_error() -> None:
+    async with Broker(config()) as broker:
+        port = int(broker.listeners["line"].rpartition(":")[2])
+        with pytest.raises(TriviumError, match=f"line cannot listen on 127.0.0.1:{port}: "):
+            async with Broker(config(Listen(port))):
+                pass
+
+
+async def test_an_unknown_protocol_is_a_clear_error() -> None:
+    unknown = Config(listen={"gopher": Listen(0)}, storage=StorageConfig(mode="memory"))
+    with pytest.raises(ConfigError, match="'gopher'"):
+        async with Broker(unknown):
+            pass
+
+
+async def test_a_failed_storage_closes_every_connection_and_is_reported() -> None:
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"e")
+        await reader.readexactly(1)
+        assert broker._server is not None
+        broker._server._fail(OSError("disk gone"))
+        assert str(await broker.wait_failed()) == "disk gone"
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            pass
+        writer.close()
+        with pytest.raises(OSError):
+            await connect(broker)
