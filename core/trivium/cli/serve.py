@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
         stream=sys.stderr,
     )
     _raise_file_limit()
+    _relax_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             return runner.run(_serve(config))
@@ -109,6 +111,16 @@ def _raise_file_limit() -> None:
     """Each connection takes a file descriptor, and the usual soft limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _relax_collector() -> None:
+    """Collect cycles rarely: messages and queue entries form none, and are freed by their count.
+
+    At the default threshold the collector walks the young objects every 700 messages in flight,
+    which was a third of the core's time per message when measured.
+    """
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def _fail(code: int, error: object) -> int:
