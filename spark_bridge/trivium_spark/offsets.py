@@ -1,0 +1,267 @@
+"""Offset arithmetic: what a micro-batch reads, as pure functions of offsets and a snapshot.
+
+Spark's checkpoint is the only truth. It holds the end offset of every batch as JSON::
+
+    {"offsets": {"orders/0": 42}, "incarnations": {"orders": "9f2c..."}, "from": {"orders/0": 40}}
+
+``offsets`` has the next offset to read of every partition. An incarnation tells a stream from an
+earlier one of the same name, whose offsets do not compare. A batch reads from the end of the batch
+before it, except where ``from`` says otherwise. That is needed because Spark does not keep where
+the first batch began: it asks for the initial offset again when it runs that batch and when it
+repeats it after a failure, and by then ``latest`` is elsewhere. ``from`` puts the beginning into
+the checkpoint, as it does for partitions that are new and for streams that lost records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trivium_spark.errors import DataLossError, OptionError, TriviumSparkError
+from trivium_spark.options import (
+    EARLIEST,
+    LATEST,
+    Position,
+    StreamPartition,
+    format_partition,
+    parse_partition,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The records that a partition holds: from offset ``earliest`` up to before ``latest``."""
+
+    earliest: int
+    latest: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream at one moment: its incarnation, and the bounds of each of its partitions."""
+
+    incarnation: str
+    partitions: tuple[Bounds, ...]
+
+
+#: The streams of a query at one moment, by name.
+Snapshot = Mapping[str, StreamState]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Records of one partition from offset ``start`` up to before ``end``."""
+
+    stream: str
+    partition: int
+    incarnation: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A position in all partitions of all streams of a query (see the module)."""
+
+    offsets: Mapping[StreamPartition, int]
+    incarnations: Mapping[str, str]
+    begin: Mapping[StreamPartition, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that Spark keeps in its checkpoint."""
+        made: dict[str, Any] = {
+            "offsets": _keys_to_text(self.offsets),
+            "incarnations": dict(sorted(self.incarnations.items())),
+        }
+        if self.begin:
+            made["from"] = _keys_to_text(self.begin)
+        return made
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Offsets:
+        """Read what ``to_json`` made. Raises TriviumSparkError for anything else."""
+        try:
+            return Offsets(
+                _keys_from_text(data["offsets"]),
+                {str(stream): str(value) for stream, value in data["incarnations"].items()},
+                _keys_from_text(data.get("from", {})),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TriviumSparkError(
+                f"the checkpoint holds an offset that is not of this data source: {data}"
+            ) from error
+
+
+def _keys_to_text(offsets: Mapping[StreamPartition, int]) -> dict[str, int]:
+    return {format_partition(key): offsets[key] for key in sorted(offsets)}
+
+
+def _keys_from_text(data: Mapping[str, Any]) -> dict[StreamPartition, int]:
+    offsets: dict[StreamPartition, int] = {}
+    for text, offset in data.items():
+        key = parse_partition(text)
+        if key is None or isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise ValueError(text)
+        offsets[key] = offset
+    return offsets
+
+
+def resolve(position: Position, snapshot: Snapshot) -> dict[StreamPartition, int]:
+    """The offset of every partition for ``startingOffsets`` or ``endingOffsets``.
+
+    Raises OptionError for a partition that a stream does not have.
+    """
+    for key in position.offsets:
+        if key[1] >= len(snapshot[key[0]].partitions):
+            raise OptionError(
+                f"there is no {format_partition(key)}: stream {key[0]!r} has"
+                f" {len(snapshot[key[0]].partitions)} partitions"
+            )
+    found: dict[StreamPartition, int] = {}
+    for key, bounds in _partitions(snapshot):
+        offset = position.offsets.get(key, position.otherwise)
+        if offset == EARLIEST:
+            offset = bounds.earliest
+        elif offset == LATEST:
+            offset = bounds.latest
+        found[key] = offset
+    return found
+
+
+def initial_offsets(start: Position, snapshot: Snapshot) -> Offsets:
+    """Where a query that has no checkpoint begins. Raises OptionError."""
+    offsets = resolve(start, snapshot)
+    return Offsets(offsets, _incarnations(snapshot), offsets)
+
+
+def latest_offsets(snapshot: Snapshot) -> Offsets:
+    """The end of every partition."""
+    offsets = {key: bounds.latest for key, bounds in _partitions(snapshot)}
+    return Offsets(offsets, _incarnations(snapshot))
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Where a micro-batch ends, and what was lost before it (a text for each loss)."""
+
+    end: Offsets
+    losses: list[str]
+
+
+def advance(
+    start: Offsets,
+    snapshot: Snapshot,
+    limit: int | None = None,
+    target: Offsets | None = None,
+) -> Advance:
+    """The end of the micro-batch that begins at ``start``; ``start`` itself when nothing is new.
+
+    ``limit`` is the most records that the batch may have. A batch does not pass ``target``, the
+    end of a query that only reads what is available when it starts.
+    """
+    losses: list[str] = []
+    begin: dict[StreamPartition, int] = {}
+    backlog: dict[StreamPartition, int] = {}
+    for key, bounds in _partitions(snapshot):
+        begin[key] = _begin(start, key, snapshot[key[0]].incarnation, bounds, losses)
+        last = bounds.latest
+        if target is not None:
+            last = min(last, target.offsets.get(key, begin[key]))
+        backlog[key] = max(0, last - begin[key])
+    taken = backlog if limit is None else share(backlog, limit)
+    offsets = {key: begin[key] + taken[key] for key in begin}
+    incarnations = _incarnations(snapshot)
+    if offsets == start.offsets and incarnations == start.incarnations:
+        return Advance(start, losses)
+    if start.begin == start.offsets:
+        # Nothing was read yet, so this may be the first batch: all its beginnings are kept.
+        kept = begin
+    else:
+        kept = {key: value for key, value in begin.items() if _differs(start, snapshot, key, value)}
+    return Advance(Offsets(offsets, incarnations, kept), losses)
+
+
+def _differs(start: Offsets, snapshot: Snapshot, key: StreamPartition, begin: int) -> bool:
+    is_same_stream = start.incarnations.get(key[0]) == snapshot[key[0]].incarnation
+    return not is_same_stream or start.offsets.get(key) != begin
+
+
+def _begin(
+    start: Offsets, key: StreamPartition, incarnation: str, bounds: Bounds, losses: list[str]
+) -> int:
+    """Where to go on in a partition; what is missing there is added to ``losses``."""
+    name = format_partition(key)
+    known = start.incarnations.get(key[0])
+    wanted = start.offsets.get(key)
+    if known is None or (wanted is None and known == incarnation):
+        # A stream that was added to the query, or a partition that was added to its stream.
+        return bounds.earliest
+    if known != incarnation:
+        losses.append(
+            f"{name}: the stream was deleted and made again (incarnation {known}, now"
+            f" {incarnation}); what followed offset {wanted} in the old one is gone"
+        )
+        return bounds.earliest
+    assert wanted is not None
+    if wanted < bounds.earliest:
+        losses.append(f"{name}: offsets {wanted} to {bounds.earliest - 1} are gone")
+        return bounds.earliest
+    if wanted > bounds.latest:
+        losses.append(f"{name}: offsets {bounds.latest} to {wanted - 1}, once read, are gone")
+        return bounds.latest
+    return wanted
+
+
+def check_losses(losses: list[str]) -> None:
+    """Raise DataLossError when there are losses, saying which and what can be done."""
+    if losses:
+        raise DataLossError(
+            "; ".join(losses) + ". Set failOnDataLoss to false to go on with what there is."
+        )
+
+
+def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """What the micro-batch from ``start`` to ``end`` reads, without partitions that have nothing.
+
+    Raises TriviumSparkError when the two do not belong together.
+    """
+    found: list[OffsetRange] = []
+    if start == end:
+        # Its ``from`` is where the batch before began.
+        return found
+    for key, last in end.offsets.items():
+        incarnation = end.incarnations[key[0]]
+        first = end.begin.get(key)
+        if first is None and start.incarnations.get(key[0]) == incarnation:
+            first = start.offsets.get(key)
+        if first is None:
+            raise TriviumSparkError(
+                f"the checkpoint does not say where the batch begins in {format_partition(key)}"
+            )
+        if first < last:
+            found.append(OffsetRange(key[0], key[1], incarnation, first, last))
+    return found
+
+
+def share(backlog: Mapping[StreamPartition, int], limit: int) -> dict[StreamPartition, int]:
+    """Divide ``limit`` records among partitions: evenly, what one does not need goes to others."""
+    taken: dict[StreamPartition, int] = {}
+    left = limit
+    for index, key in enumerate(sorted(backlog, key=lambda key: (backlog[key], key))):
+        parts = len(backlog) - index
+        taken[key] = min(backlog[key], -(-left // parts))
+        left -= taken[key]
+    return taken
+
+
+def _partitions(snapshot: Snapshot) -> list[tuple[StreamPartition, Bounds]]:
+    return [
+        ((stream, number), bounds)
+        for stream, state in snapshot.items()
+        for number, bounds in enumerate(state.partitions)
+    ]
+
+
+def _incarnations(snapshot: Snapshot) -> dict[str, str]:
+    return {stream: state.incarnation for stream, state in snapshot.items()}

@@ -1,0 +1,129 @@
+"""Options are checked once, by name and by value, and a wrong one is named."""
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from trivium_spark.errors import OptionError
+from trivium_spark.options import (
+    EARLIEST,
+    LATEST,
+    Position,
+    format_partition,
+    parse_partition,
+    parse_read_options,
+    parse_write_options,
+)
+
+URL = "trivium://user:secret@127.0.0.1:7650"
+READ = {"url": URL, "stream": "orders"}
+
+
+def test_read_defaults_of_a_streaming_query() -> None:
+    options = parse_read_options(READ, is_streaming=True)
+    assert options.streams == ("orders",)
+    assert options.start == Position(LATEST)
+    assert options.fail_on_data_loss
+    assert options.max_offsets_per_trigger is None
+    assert options.group is None
+    assert options.retry_timeout == 60
+
+
+def test_read_defaults_of_a_batch_query() -> None:
+    options = parse_read_options(READ, is_streaming=False)
+    assert options.start == Position(EARLIEST)
+    assert options.end == Position(LATEST)
+
+
+def test_option_names_do_not_care_for_case() -> None:
+    given = CaseInsensitiveDict(
+        {
+            **READ,
+            "startingOffsets": "Earliest",
+            "MaxOffsetsPerTrigger": "7",
+            "failondataloss": "F" + "alse",
+        }
+    )
+    options = parse_read_options(given, is_streaming=True)
+    assert options.start == Position(EARLIEST)
+    assert options.max_offsets_per_trigger == 7
+    assert not options.fail_on_data_loss
+
+
+def test_several_streams() -> None:
+    given = {**READ, "stream": "orders, a/b"}
+    assert parse_read_options(given, is_streaming=True).streams == ("orders", "a/b")
+
+
+def test_offsets_by_partition() -> None:
+    given = {**READ, "startingOffsets": '{"orders/0": 42, "orders/1": -1, "orders/2": -2}'}
+    assert parse_read_options(given, is_streaming=True).start == Position(
+        LATEST, {("orders", 0): 42, ("orders", 1): LATEST, ("orders", 2): EARLIEST}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"url": ""}, "url is required"),
+        ({"url": "http://x"}, "url is trivium://"),
+        ({"stream": " "}, "stream is required"),
+        ({"stream": "a,,b"}, "option stream"),
+        ({"stream": "a,b,a"}, "twice"),
+        ({"failOnDataLos": "false"}, "unknown option failOnDataLos"),
+        ({"endingOffsets": "latest"}, "unknown option endingOffsets"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss is true or false"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a number"),
+        ({"maxOffsetsPerTrigger": "ten"}, "maxOffsetsPerTrigger is a number"),
+        ({"retryTimeout": "-1"}, "retryTimeout"),
+        ({"retryTimeout": "nan"}, "retryTimeout"),
+        ({"group": ""}, "group"),
+        ({"startingOffsets": "newest"}, "startingOffsets"),
+        ({"startingOffsets": "[1]"}, "startingOffsets"),
+        ({"startingOffsets": '{"orders": 1}'}, "'orders'"),
+        ({"startingOffsets": '{"other/0": 1}'}, "'other/0'"),
+        ({"startingOffsets": '{"orders/0": -3}'}, "-3"),
+        ({"startingOffsets": '{"orders/0": true}'}, "True"),
+        ({"startingOffsets": '{"orders/0": 1.5}'}, "1.5"),
+    ],
+)
+def test_wrong_read_option_is_named(changed: dict[str, str], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        parse_read_options({**READ, **changed}, is_streaming=True)
+
+
+@pytest.mark.parametrize("name", ["group", "maxOffsetsPerTrigger"])
+def test_streaming_option_in_a_batch_query(name: str) -> None:
+    with pytest.raises(OptionError, match=f"unknown option {name}"):
+        parse_read_options({**READ, name: "1"}, is_streaming=False)
+
+
+def test_url_is_never_shown() -> None:
+    assert "secret" not in repr(parse_read_options(READ, is_streaming=True))
+    assert "secret" not in repr(parse_write_options({"url": URL}))
+    with pytest.raises(OptionError) as error:
+        parse_write_options({"url": "http://user:secret@host"})
+    assert "secret" not in str(error.value)
+
+
+def test_write_options() -> None:
+    plain = parse_write_options({"url": URL, "checkpointLocation": "/x", "queryName": "q"})
+    assert (plain.exchange, plain.stream, plain.topic) == ("amq.topic", None, None)
+    to_stream = parse_write_options({"url": URL, "stream": "orders", "topic": "a/b"})
+    assert (to_stream.stream, to_stream.topic) == ("orders", "a/b")
+
+
+def test_wrong_write_options() -> None:
+    with pytest.raises(OptionError, match="one option only"):
+        parse_write_options({"url": URL, "stream": "a", "exchange": "b"})
+    with pytest.raises(OptionError, match="unknown option path"):
+        parse_write_options({"url": URL, "path": "/x"})
+
+
+@pytest.mark.parametrize("partition", [("orders", 0), ("a/b", 17), ("a/0", 1), ("ü", 1023)])
+def test_partition_text_is_a_round_trip(partition: tuple[str, int]) -> None:
+    assert parse_partition(format_partition(partition)) == partition
+
+
+@pytest.mark.parametrize("text", ["", "orders", "/0", "orders/", "orders/-1", "orders/x", "a/²"])
+def test_text_that_is_no_partition(text: str) -> None:
+    assert parse_partition(text) is None
