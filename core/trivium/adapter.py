@@ -137,7 +137,11 @@ class Connection(DurabilityWaiter):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Adapter:
-    """One protocol."""
+    """One protocol.
+
+    Subclasses set ``name`` and ``metrics`` in ``__init__``: a compiled core reads them from the
+    instance and would not see attributes of an interpreted class.
+    """
 
     #: short name: key of the configuration section and of ``Broker.listeners``
     name: str

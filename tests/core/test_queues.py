@@ -177,6 +177,7 @@ def test_deletion_cancels_consumers_and_ignores_late_settlement(queue: Queue) ->
     queue.vhost.broker.end_turn()
 
 
+@pytest.mark.pure
 def test_settlements_are_written_as_ranges_at_the_end_of_the_turn() -> None:
     storage = HeldStorage()
     queue = queue_of(storage)
@@ -223,6 +224,7 @@ def test_exactly_once_messages_wait_for_their_batch() -> None:
     assert consumer.payloads == [b"once", b"later"]
 
 
+@pytest.mark.pure
 def test_backlog_beyond_the_window_is_read_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trivium.queues, "WINDOW", 4)
     monkeypatch.setattr(trivium.queues, "REFILL", 3)

@@ -49,9 +49,8 @@ class LineConnection(Connection):
 
 
 class LineAdapter(Adapter):
-    name = "line"
-
     def __init__(self) -> None:
+        self.name = "line"
         self.metrics = ProtocolMetrics()
         self.connections: list[LineConnection] = []
 

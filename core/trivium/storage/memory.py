@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mypy_extensions import mypyc_attr
+
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.chunks import ChunkedLog
 
@@ -42,6 +44,7 @@ class MemoryLog(ChunkedLog):
         raise AssertionError("a memory log is always loaded")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MemoryStorage(Storage):
     """Tables and logs of one process' life."""
 
