@@ -118,12 +118,15 @@ class Recovered:
                 self.was_clean = flags & STOPPED != 0
                 if batch > self.checkpoint_batch:
                     self._apply(file, batch, start, end)
-            if file.end < len(file.data):
+            if is_last:
                 if file.is_torn:
                     _logger.warning(
                         "%s: cut at byte %d, where the last write was interrupted", path, file.end
                     )
-                opened.truncate(file.end)
+                if file.end < len(file.data):
+                    opened.truncate(file.end)
+                # A killed process may have left what was read here in the system's cache only; the
+                # next file must not become durable before it.
                 opened.sync()
         finally:
             opened.close()

@@ -1,0 +1,105 @@
+"""Crashes: at every operation of a scenario, by a kill and by a power cut, and again in between."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.storage.model import Scenario, assert_equal, assert_recovers
+from tests.core.storage.simulated import Host, SimulatedDisk
+
+
+def scenario_of(seed: int, steps: int, fsync: str = "always") -> Scenario:
+    host = Host(seed=seed, fsync=fsync, journal_file_size=1500)
+    scenario = Scenario(seed, host)
+    scenario.run(steps)
+    return scenario
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
+    scenario = scenario_of(seed, 40)
+    for done, disk in scenario.disks():
+        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
+    scenario = scenario_of(seed, 40)
+    random_ = random.Random(seed)
+    for done, disk in scenario.disks():
+        at_least = scenario.acknowledged_after(done)
+        assert_recovers(disk.power_cut(None), scenario.states, at_least)
+        for _ in range(3):
+            assert_recovers(disk.power_cut(random_), scenario.states, at_least)
+
+
+@pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
+    scenario = scenario_of(seed, 40, fsync)
+    random_ = random.Random(seed)
+    for done, disk in scenario.disks():
+        # A process kill loses nothing; a power cut may, but never part of a batch.
+        for _ in range(2):
+            assert_recovers(disk.power_cut(random_), scenario.states, 0)
+        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crash_during_recovery_changes_nothing(seed: int) -> None:
+    scenario = scenario_of(seed, 12)
+    random_ = random.Random(seed)
+    for done, crashed in scenario.disks():
+        at_least = scenario.acknowledged_after(done)
+        for first in (crashed, crashed.power_cut(random_)):
+            recovering = first.copy()
+            recovered = assert_recovers(first, scenario.states, at_least)
+            reached = recovered.storage.durable - 1
+            states = {**scenario.states, reached + 1: scenario.states[reached]}
+            for operation in recovered.disk.operations:
+                for second in (recovering, recovering.power_cut(random_)):
+                    assert_recovers(second.copy(), states, at_least)
+                recovering.apply(operation)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_second_life_after_a_crash_is_kept(seed: int) -> None:
+    scenario = scenario_of(seed, 30)
+    random_ = random.Random(seed)
+    crashes = list(scenario.disks())
+    disk: SimulatedDisk = random_.choice(crashes)[1]
+    for life in range(3):
+        host = Host(disk, seed=seed + life + 1, journal_file_size=1500)
+        model = copy.deepcopy(scenario.states[host.storage.durable - 1])
+        for name, log in model.logs.items():
+            log.next_offset = host.storage.log(name).next_offset
+        scenario = Scenario(seed + life + 1, host, model)
+        scenario.run(20)
+        for done, crashed in scenario.disks():
+            at_least = scenario.acknowledged_after(done)
+            assert_recovers(crashed.power_cut(random_), scenario.states, at_least)
+        disk = random_.choice([each for _, each in scenario.disks()])
+        if random_.random() < 0.5:
+            disk = disk.power_cut(random_)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_clean_stop_keeps_everything_and_is_known(seed: int) -> None:
+    scenario = scenario_of(seed, 30)
+    scenario.host.storage.close()
+    for log in scenario.model.logs.values():
+        log.shown_offset = log.next_offset
+    host = Host(scenario.host.disk.copy().power_cut(None), seed=1)
+    assert host.storage.was_clean
+    assert_equal(host.storage, scenario.model)
+    assert all(host.storage.log(name).recovered_offset == 0 for name in host.storage.log_names())
