@@ -109,8 +109,6 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in commands:
         arguments = ["run", *arguments]
     parsed = _parser().parse_args(arguments)
-    # So that the servers are ended however this process is asked to end.
-    signal.signal(signal.SIGTERM, _terminated)
     try:
         if parsed.command == "list":
             return _list()
@@ -123,4 +121,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # So that the servers are ended however this process is asked to end.
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main(sys.argv[1:]))

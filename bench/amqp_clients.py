@@ -14,6 +14,7 @@ from bench.endpoints import (
     PeerError,
     Publisher,
     Receiver,
+    closed_on_error,
     connect,
     receive_exactly,
 )
@@ -23,11 +24,16 @@ CHANNEL: Final = 1
 FRAME_MAX: Final = 131072
 _DURABLE: Final = 0x02
 _MULTIPLE: Final = 0x01
+_CLOSES: Final = (amqp_frames.CONNECTION_CLOSE, amqp_frames.CHANNEL_CLOSE)
 
 
-def _close_text(number: Method, arguments: bytes) -> str:
-    code, length = struct.unpack_from(">HB", arguments)
-    return f"{number} {code} {arguments[3 : 3 + length].decode(errors='replace')}"
+def _unexpected(data: bytes, wanted: str) -> PeerError:
+    """Return the error for a frame at the start of ``data`` that is not what was ``wanted``."""
+    number = (int.from_bytes(data[7:9], "big"), int.from_bytes(data[9:11], "big"))
+    if data[0] == amqp_frames.METHOD_FRAME and number in _CLOSES and len(data) > 13:
+        code, length = struct.unpack_from(">HB", data, 11)
+        return PeerError(f"closed: {code} {data[14 : 14 + length].decode(errors='replace')}")
+    return PeerError(f"frame of type {data[0]}, method {number}, where {wanted} was expected")
 
 
 class AmqpSetup:
@@ -35,6 +41,10 @@ class AmqpSetup:
 
     def __init__(self, address: Address) -> None:
         self.socket = connect(address)
+        with closed_on_error(self.socket):
+            self._open()
+
+    def _open(self) -> None:
         self.socket.sendall(amqp_frames.PROTOCOL_HEADER)
         self._expect(amqp_frames.CONNECTION_START)
         start_ok = (
@@ -60,15 +70,11 @@ class AmqpSetup:
         return self._expect(reply)
 
     def _expect(self, reply: Method) -> bytes:
-        _, _, size = struct.unpack(">BHI", receive_exactly(self.socket, 7))
-        payload = receive_exactly(self.socket, size + 1)[:-1]
-        first, second = struct.unpack_from(">HH", payload)
-        number = (first, second)
-        if number in (amqp_frames.CONNECTION_CLOSE, amqp_frames.CHANNEL_CLOSE):
-            raise PeerError(f"closed: {_close_text(number, payload[4:])}")
-        if number != reply:
-            raise PeerError(f"method {number} where {reply} was expected")
-        return payload[4:]
+        frame = receive_exactly(self.socket, 7)
+        frame += receive_exactly(self.socket, int.from_bytes(frame[3:], "big") + 1)
+        if frame[0] != amqp_frames.METHOD_FRAME or frame[7:11] != struct.pack(">HH", *reply):
+            raise _unexpected(frame, f"method {reply}")
+        return frame[11:-1]
 
     def declare_queue(self, name: str) -> None:
         """Declare a durable queue."""
@@ -119,7 +125,8 @@ class AmqpPublisher(Publisher):
         self, address: Address, exchange: str, routing_key: str, payload: bytes, batch: int
     ) -> None:
         setup = AmqpSetup(address)
-        setup.select_confirms()
+        with closed_on_error(setup.socket):
+            setup.select_confirms()
         frame, fields = amqp_frames.publish(CHANNEL, exchange, routing_key, payload)
         block = FrameBlock(frame, fields, rows_per_batch(len(frame), batch))
         super().__init__(setup.socket, block)
@@ -128,11 +135,12 @@ class AmqpPublisher(Publisher):
 
     def consume(self, filled: int) -> int:
         whole = filled // ACK_SIZE * ACK_SIZE
-        for frame in ACK_LAYOUT.iter_unpack(self.buffer[:whole]):
+        for index, frame in enumerate(ACK_LAYOUT.iter_unpack(self.buffer[:whole])):
+            position = index * ACK_SIZE
             frame_type, _, _, class_id, method_id, tag, bits, end = frame
             is_answer = (class_id, method_id) in (amqp_frames.BASIC_ACK, amqp_frames.BASIC_NACK)
             if frame_type != amqp_frames.METHOD_FRAME or not is_answer or end != 0xCE:
-                raise PeerError(f"not a confirm: {bytes(self.buffer[:filled])[:200]!r}")
+                raise _unexpected(bytes(self.buffer[position:filled]), "a confirm")
             count = self._confirm(tag, multiple=bool(bits & _MULTIPLE))
             if method_id == amqp_frames.BASIC_ACK[1]:
                 self.settled += count
@@ -144,9 +152,10 @@ class AmqpPublisher(Publisher):
         """Return how many messages this confirm is the first one for."""
         beyond = self._confirmed_beyond
         if not multiple and tag != self._confirmed_to + 1:
-            known = tag <= self._confirmed_to or tag in beyond
+            if tag <= self._confirmed_to or tag in beyond:
+                return 0
             beyond.add(tag)
-            return 0 if known else 1
+            return 1
         if tag <= self._confirmed_to:
             return 0
         count = tag - self._confirmed_to
@@ -173,37 +182,44 @@ class AmqpConsumer(Receiver):
         acknowledge_every: int,
         receive_bytes: int,
     ) -> None:
-        setup.consume(queue, prefetch)
+        with closed_on_error(setup.socket):
+            setup.consume(queue, prefetch)
         super().__init__(setup.socket, max(receive_bytes, 2 * len(payload) + 1024))
         self._every = acknowledge_every
         self._delivery: amqp_frames.DeliveryLayout | None = None
         self._layout = np.dtype(np.void)
         self._acknowledged = 0
         ack = amqp_frames.ack(CHANNEL, 0, multiple=acknowledge_every > 1)
-        self._acks = FrameBlock(ack, amqp_frames.ACK_FIELDS, prefetch + acknowledge_every)
+        most = len(self.buffer) // len(payload) + 1
+        self._acks = FrameBlock(ack, amqp_frames.ACK_FIELDS, most)
 
     def consume(self, filled: int) -> int:
+        if self._delivery is None:
+            self._learn(filled)
         delivery = self._delivery
         if delivery is None:
-            try:
-                delivery = amqp_frames.delivery_layout(self.buffer, filled)
-            except ValueError as error:
-                raise PeerError(str(error)) from error
-            if delivery is None:
-                return 0
-            self._delivery = delivery
-            self._layout = layout(delivery.size, delivery.fields)
+            return 0
         count = filled // delivery.size
+        used = count * delivery.size
+        for position in (0, max(0, used - delivery.size), used):
+            head = self.buffer[position : min(position + len(delivery.head), filled)]
+            if not delivery.head.startswith(head):
+                raise _unexpected(bytes(self.buffer[position:filled]), "a delivery")
         if not count:
             return 0
-        used = count * delivery.size
-        for position in (0, used - delivery.size):
-            if self.buffer[position : position + len(delivery.head)] != delivery.head:
-                raise PeerError(f"not a delivery: {bytes(self.buffer[position:])[:200]!r}")
         rows: Rows = np.frombuffer(self.buffer, dtype=self._layout, count=count)
         self.observe(rows)
         self._acknowledge(int(rows[DELIVERY_TAG][-1]))
         return used
+
+    def _learn(self, filled: int) -> None:
+        """Take the first delivery, once it is whole, as the form of all of them."""
+        try:
+            self._delivery = amqp_frames.delivery_layout(self.buffer, filled)
+        except ValueError as error:
+            raise _unexpected(bytes(self.buffer[:filled]), "a delivery") from error
+        if self._delivery is not None:
+            self._layout = layout(self._delivery.size, self._delivery.fields)
 
     def _acknowledge(self, tag: int) -> None:
         first = self._acknowledged + self._every

@@ -7,8 +7,10 @@ and :meth:`Endpoint.writable` when epoll says so.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -34,6 +36,16 @@ def connect(address: Address) -> socket.socket:
     connection = socket.create_connection(address, timeout=SETUP_TIMEOUT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+@contextlib.contextmanager
+def closed_on_error(connection: socket.socket) -> Iterator[None]:
+    """Close ``connection`` if setting it up fails."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:

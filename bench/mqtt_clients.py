@@ -13,6 +13,7 @@ from bench.endpoints import (
     PeerError,
     Publisher,
     Receiver,
+    closed_on_error,
     connect,
     receive_exactly,
 )
@@ -31,10 +32,11 @@ def open_session(address: Address, client_id: str, keep_alive: int = 0) -> socke
         PeerError: the server refused.
     """
     connection = connect(address)
-    connection.sendall(mqtt_frames.connect(client_id, keep_alive))
-    reply = receive_exactly(connection, 4)
-    if reply != bytes((mqtt_frames.CONNACK, 2, 0, 0)):
-        raise PeerError(f"CONNECT was answered by {reply.hex(' ')}")
+    with closed_on_error(connection):
+        connection.sendall(mqtt_frames.connect(client_id, keep_alive))
+        reply = receive_exactly(connection, 4)
+        if reply != bytes((mqtt_frames.CONNACK, 2, 0, 0)):
+            raise PeerError(f"CONNECT was answered by {reply.hex(' ')}")
     return connection
 
 
@@ -88,10 +90,11 @@ class MqttSubscriber(Receiver):
     ) -> None:
         frame, fields = mqtt_frames.publish(topic, qos, payload)
         connection = open_session(address, client_id)
-        connection.sendall(mqtt_frames.subscribe(1, topic, qos))
-        reply = receive_exactly(connection, 5)
-        if reply != bytes((mqtt_frames.SUBACK, 3, 0, 1, qos)):
-            raise PeerError(f"SUBSCRIBE was answered by {reply.hex(' ')}")
+        with closed_on_error(connection):
+            connection.sendall(mqtt_frames.subscribe(1, topic, qos))
+            reply = receive_exactly(connection, 5)
+            if reply != bytes((mqtt_frames.SUBACK, 3, 0, 1, qos)):
+                raise PeerError(f"SUBSCRIBE was answered by {reply.hex(' ')}")
         super().__init__(connection, max(receive_bytes, 2 * len(frame)))
         self._qos = qos
         self._size = len(frame)

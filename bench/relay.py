@@ -24,7 +24,7 @@ import numpy as np
 
 from bench import amqp_frames, mqtt_frames
 from bench.amqp_clients import CHANNEL, FRAME_MAX
-from bench.endpoints import Endpoint, PeerError
+from bench.endpoints import Address, Endpoint, PeerError
 from bench.frames import SEQUENCE, FrameBlock, Rows, layout
 
 BUFFER_BYTES: Final = 1024 * 1024
@@ -208,20 +208,29 @@ class Relay:
         self._masks: dict[int, int] = {}
         self._peers: dict[bytes, list[RelayConnection]] = {}
 
-    def listen(self, port: int, kind: type[RelayConnection]) -> None:
-        """Accept connections of one protocol on a loopback port."""
+    def listen(self, port: int, kind: type[RelayConnection]) -> Address:
+        """Accept connections of one protocol on a loopback port, 0 for any; return the address."""
         listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         self._listeners[listener.fileno()] = listener, kind
         self._epoll.register(listener.fileno(), select.EPOLLIN)
+        host, chosen = listener.getsockname()
+        return host, chosen
 
-    def serve(self) -> None:
-        """Relay until the process is ended."""
-        while True:
-            for descriptor, event in self._epoll.poll():
-                if descriptor in self._listeners:
-                    self._accept(*self._listeners[descriptor])
-                elif descriptor in self._connections:
-                    self._handle(self._connections[descriptor], event)
+    def turn(self, timeout: float | None = None) -> None:
+        """Wait up to ``timeout`` seconds, or for as long as it takes, and relay what is there."""
+        for descriptor, event in self._epoll.poll(timeout):
+            if descriptor in self._listeners:
+                self._accept(*self._listeners[descriptor])
+            elif descriptor in self._connections:
+                self._handle(self._connections[descriptor], event)
+
+    def close(self) -> None:
+        """Close every socket."""
+        self._epoll.close()
+        for listener, _ in self._listeners.values():
+            listener.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def _accept(self, listener: socket.socket, kind: type[RelayConnection]) -> None:
         accepted, _ = listener.accept()
@@ -273,7 +282,8 @@ def main() -> None:
     mqtt_port, amqp_port = (int(argument) for argument in sys.argv[1:])
     relay.listen(mqtt_port, MqttRelayConnection)
     relay.listen(amqp_port, AmqpRelayConnection)
-    relay.serve()
+    while True:
+        relay.turn()
 
 
 if __name__ == "__main__":

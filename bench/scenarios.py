@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.amqp_clients import AmqpConsumer, AmqpPublisher, AmqpSetup
-from bench.endpoints import Address, Publisher, Receiver
+from bench.endpoints import Address, Publisher, Receiver, closed_on_error
 from bench.frames import payload
 from bench.load import Lane, Limits
 from bench.mqtt_clients import MqttPublisher, MqttSubscriber
@@ -50,6 +50,11 @@ class Scenario:
     def protocols(self) -> frozenset[str]:
         """The protocols a server must speak to be put under this load."""
         return frozenset((self.source, self.target))
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """The publisher hears what became of its messages."""
+        return self.source == "amqp" or self.qos > 0
 
     @property
     def limits(self) -> Limits:
@@ -159,50 +164,51 @@ def open_lanes(scenario: Scenario, addresses: Mapping[str, Address]) -> Iterator
         PeerError: the server refused something.
     """
     run = f"bench-{next(_run_numbers)}"
-    connections = scenario.lanes * scenario.receivers
-    receive_bytes = min(RECEIVE_BYTES, RECEIVE_BYTES_IN_ALL // connections)
+    with ExitStack() as stack:
+        yield [
+            _open_lane(scenario, addresses, f"{run}-{number}", stack)
+            for number in range(scenario.lanes)
+        ]
+
+
+def _open_lane(
+    scenario: Scenario, addresses: Mapping[str, Address], name: str, stack: ExitStack
+) -> Lane:
     source, target = addresses[scenario.source], addresses[scenario.target]
+    topic = f"bench/{name}"
     body = payload(scenario.payload)
-    batch = min(scenario.limits.backlog, scenario.window if scenario.qos else BACKLOG)
-    lanes = []
-    queues = []
-    for lane in range(scenario.lanes):
-        name = f"{run}-{lane}"
-        topic = f"bench/{name}"
-        receivers: list[Receiver] = []
-        for number in range(scenario.receivers):
-            if scenario.target == "mqtt":
-                client_id = f"{name}-r{number}"
-                receivers.append(
-                    MqttSubscriber(target, client_id, topic, scenario.qos, body, receive_bytes)
-                )
-            else:
-                setup = AmqpSetup(target)
+    receive_bytes = min(
+        RECEIVE_BYTES, RECEIVE_BYTES_IN_ALL // (scenario.lanes * scenario.receivers)
+    )
+    receivers: list[Receiver] = []
+    for number in range(scenario.receivers):
+        receiver: Receiver
+        if scenario.target == "mqtt":
+            client_id = f"{name}-r{number}"
+            receiver = MqttSubscriber(target, client_id, topic, scenario.qos, body, receive_bytes)
+        else:
+            setup = AmqpSetup(target)
+            stack.callback(_delete_queue, target, name)
+            with closed_on_error(setup.socket):
                 setup.declare_queue(name)
-                queues.append(name)
                 if scenario.source == "mqtt":
                     setup.bind_queue(name, "amq.topic", topic.replace("/", "."))
-                receivers.append(
-                    AmqpConsumer(
-                        setup,
-                        name,
-                        body,
-                        scenario.window,
-                        scenario.acknowledge_every,
-                        receive_bytes,
-                    )
-                )
-        publisher: Publisher
-        if scenario.source == "mqtt":
-            publisher = MqttPublisher(source, f"{name}-p", topic, scenario.qos, body, batch)
-        else:
-            publisher = AmqpPublisher(source, "", name, body, batch)
-        lanes.append(Lane(publisher, receivers))
-    try:
-        yield lanes
-    finally:
-        if queues:
-            setup = AmqpSetup(target)
-            for queue in queues:
-                setup.delete_queue(queue)
-            setup.close()
+            every = scenario.acknowledge_every
+            receiver = AmqpConsumer(setup, name, body, scenario.window, every, receive_bytes)
+        stack.callback(receiver.close)
+        receivers.append(receiver)
+    batch = scenario.window if scenario.is_acknowledged else scenario.limits.backlog
+    publisher: Publisher
+    if scenario.source == "mqtt":
+        publisher = MqttPublisher(source, f"{name}-p", topic, scenario.qos, body, batch)
+    else:
+        publisher = AmqpPublisher(source, "", name, body, batch)
+    stack.callback(publisher.close)
+    return Lane(publisher, receivers)
+
+
+def _delete_queue(address: Address, name: str) -> None:
+    setup = AmqpSetup(address)
+    with closed_on_error(setup.socket):
+        setup.delete_queue(name)
+        setup.close()
