@@ -1,0 +1,161 @@
+"""Real broker processes for the tests: started, killed, restarted on the same directory and ports.
+
+Only processes that were started here are ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+LOOPBACK: Final = "127.0.0.1"
+ROOT: Final = Path(__file__).resolve().parents[1]
+COMPILED: Final = ROOT / "build" / "compiled"
+SOURCES: Final = ("core", "adapters/mqtt", "adapters/amqp", "adapters/native", "spark_bridge")
+PROTOCOLS: Final = ("mqtt", "amqp", "native")
+#: Ports for brokers that are restarted on the same port; outside the range that the kernel takes
+#: the ports of outgoing connections from.
+RESTART_PORTS: Final = range(21000, 22000)
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 30.0
+
+
+class BrokerError(AssertionError):
+    """A broker did not start or stop as it should; the text has the end of its log."""
+
+
+def compiled_build() -> str | None:
+    """Why the compiled build cannot be used; None when it is there and made of this source."""
+    if not any(COMPILED.glob("*.so")) and not any(COMPILED.rglob("*.so")):
+        return "there is no compiled build (./dev build)"
+    for folder in SOURCES:
+        for source in (ROOT / folder).rglob("*.py"):
+            copy = COMPILED / source.relative_to(ROOT / folder)
+            if not copy.exists() or not filecmp.cmp(source, copy, shallow=False):
+                return f"the compiled build is older than {source.name} (./dev build)"
+    return None
+
+
+def free_restart_port() -> int:
+    """A loopback port of the restart range that is free now."""
+    for port in random.sample(RESTART_PORTS, 200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+            return port
+    raise BrokerError(f"no free port in {RESTART_PORTS}")
+
+
+class TriviumProcess:
+    """One ``trivium serve``. ``ports`` maps each protocol to its port once it has started.
+
+    With ``restartable`` the ports are fixed from the start, so that clients find a restarted broker
+    where the killed one was.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        is_compiled: bool = False,
+        restartable: bool = False,
+        protocols: tuple[str, ...] = PROTOCOLS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data = directory / "data"
+        self.log = directory / "broker.log"
+        self.ports: dict[str, int] = {
+            name: free_restart_port() if restartable else 0 for name in protocols
+        }
+        self.process: subprocess.Popen[str] | None = None
+        self._environment = dict(os.environ) | dict(environment or {})
+        # ./dev exports the path of the compiled build.
+        self._environment.pop("PYTHONPATH", None)
+        if is_compiled:
+            self._environment["PYTHONPATH"] = str(COMPILED)
+
+    def start(self) -> None:
+        """Start, and wait for the ready line. Raises BrokerError."""
+        places = [
+            word
+            for name in (*PROTOCOLS, "http")
+            for word in (f"--{name}", str(self.ports[name]) if name in self.ports else "off")
+        ]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trivium", "serve", "--data", str(self.data), *places],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env=self._environment,
+            )
+        self.process = process
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        line = process.stdout.readline() if ready else ""
+        if not line.startswith("trivium ready "):
+            self.kill()
+            raise BrokerError(f"no ready line but {line!r}\n{self.log_tail()}")
+        for name, port in re.findall(r"(\w+)=\S*?:(\d+)", line):
+            self.ports[name] = int(port)
+
+    def kill(self) -> None:
+        """End it as a power cut would: no handler runs, nothing is flushed."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate(timeout=STOP_SECONDS)
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same directory and ports."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> int:
+        """Ask it to stop with SIGTERM; its exit code. Raises BrokerError when it does not."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.communicate(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerError(f"does not stop on SIGTERM\n{self.log_tail()}") from None
+        return self.process.returncode
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def log_tail(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
+
+    def check_log(self) -> None:
+        """Raise BrokerError when it logged a traceback or an error."""
+        text = self.log.read_text(errors="replace")
+        if "Traceback" in text or re.search(r" (ERROR|CRITICAL) ", text):
+            raise BrokerError(f"the broker logged an error\n{text[:2000]}\n...\n{text[-4000:]}")
+
+
+def wait_until_refused(port: int, seconds: float = 10.0) -> None:
+    """Wait until nothing accepts connections on a port."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((LOOPBACK, port), timeout=1).close()
+        except OSError:
+            return
+    raise BrokerError(f"port {port} still accepts connections")
