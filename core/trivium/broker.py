@@ -23,6 +23,7 @@ from trivium.queues import Queue
 from trivium.security.authenticator import Authenticator
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
+from trivium.turns import EndOfTurn
 from trivium.vhost import VirtualHost
 
 if TYPE_CHECKING:
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_VHOST = "/"
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class EndOfTurn:
-    """Something that collects changes during a turn and writes them at its end."""
-
-    def flush_turn(self) -> None:
-        """Write what was collected to the current batch. Must not start new work."""
-        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

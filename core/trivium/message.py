@@ -11,6 +11,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from trivium.topics import levels_of, topic_of
 
 AT_MOST_ONCE: Final = 0
@@ -91,6 +93,7 @@ class Properties:
         return None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PropertyCodec:
     """Turns one protocol's property bytes into the neutral form. Adapters subclass it."""
 

@@ -1,17 +1,276 @@
-"""Streams: append-only logs in partitions, read by offset. (Contract; being written.)"""
+"""Streams: append-only logs in partitions, read by offset, kept when they are read.
+
+A message is put into a partition when it is published and waits there for the end of the turn. Then
+all that a partition collected becomes one record batch (see ``trivium.records``), one record of
+its log, which spans as many offsets as it has messages. Readers see a batch once it is durable:
+offsets below the partition's *high watermark*. Whoever reads up to it leaves a ``StreamReader``
+that is told when the mark moves.
+
+The partition of a message, in this order:
+
+- by its key, if it has one (property ``key``, or header ``x-key``);
+- round robin by turn, where the address says nothing: published through the default exchange (the
+  routing key is then the stream's own name) or with an empty routing key;
+- by its routing key, so that what is published to one topic stays in order.
+
+"By" means: CRC-32 (as in zlib) of the bytes, modulo the number of partitions.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
-from trivium.exchanges import Destination
+from mypy_extensions import mypyc_attr
+
+from trivium.errors import PreconditionFailed
+from trivium.exchanges import ACCEPTED, Destination
 from trivium.message import HeaderValue, Message
+from trivium.records import (
+    PLAIN_MESSAGE,
+    Described,
+    RecordBatch,
+    batch_max_timestamp,
+    describe,
+    encode_batch,
+)
+from trivium.storage.base import DurabilityWaiter, Log
+from trivium.turns import EndOfTurn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trivium.vhost import VirtualHost
+
+MAX_PARTITIONS: Final = 1024
+
+#: A turn's messages are cut into batches of about this size (1 MiB) or this many records, so that a
+#: reader with little memory need not take more at a time.
+BATCH_BYTES: Final = 1 << 20
+BATCH_RECORDS: Final = 16_384
+
+#: Batches handed out by one read.
+READ_BATCHES: Final = 1024
+
+#: Property headers whose columns are remembered, and the longest that is: publishers repeat them.
+MEMO_SIZE: Final = 256
+MEMO_HEADER_BYTES: Final = 1024
+
+#: The only argument that means something so far: AMQP clients declare streams with it.
+QUEUE_TYPE: Final = "x-queue-type"
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key; the same in every version and on every machine."""
+    return crc32(key) % partitions
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StreamReader:
+    """Someone who has read a partition to its end and waits for more."""
+
+    def watermark_moved(self, partition: Partition) -> None:
+        """There is more to read. Called once for each ``wait``, from within a turn."""
+        raise NotImplementedError
+
+    def stream_deleted(self, partition: Partition) -> None:
+        """The stream is gone."""
+        raise NotImplementedError
+
+
+class Partition(DurabilityWaiter):
+    """One partition of a stream."""
+
+    def __init__(self, stream: Stream, index: int, log: Log) -> None:
+        self.stream = stream
+        self.index = index
+        #: offset after the last record that readers may see
+        self.high_watermark = log.next_offset
+        #: it got messages in this turn
+        self.is_dirty = False
+        self._storage = stream.vhost.broker.storage
+        self._log = log
+        self._readers: list[StreamReader] = []
+        # Messages of this turn; what their properties show, once one of them has any.
+        self._messages: list[Message] = []
+        self._described: list[Described] | None = None
+        self._size = 0
+        # (storage batch, next offset) of what is not durable yet, oldest first.
+        self._marks: deque[tuple[int, int]] = deque()
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the oldest record that is kept; ``high_watermark`` when there is none."""
+        return min(self._log.first_offset, self.high_watermark)
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next record will get; at or above ``high_watermark``."""
+        return self._log.next_offset
+
+    # Writing
+
+    def add(self, message: Message, described: Described) -> None:
+        """Take a message for the end of this turn."""
+        messages = self._messages
+        if described is not PLAIN_MESSAGE:
+            if self._described is None:
+                self._described = [PLAIN_MESSAGE] * len(messages)
+            self._described.append(described)
+        elif self._described is not None:
+            self._described.append(described)
+        messages.append(message)
+        self._size += len(message.payload) + len(message.header)
+        if self._size >= BATCH_BYTES or len(messages) >= BATCH_RECORDS:
+            self._append()
+
+    def _append(self) -> None:
+        messages = self._messages
+        if messages:
+            self._log.append(encode_batch(messages, self._described), len(messages))
+            self._messages = []
+            self._described = None
+            self._size = 0
+
+    def flush(self) -> None:
+        """The turn ends: append what it brought, and have the readers told once it is durable."""
+        self.is_dirty = False
+        self._append()
+        next_offset = self._log.next_offset
+        storage = self._storage
+        if not storage.is_durable:
+            self._move_watermark(next_offset)
+            return
+        self._marks.append((storage.batch, next_offset))
+        storage.wait(self)
+
+    def batch_durable(self, batch: int) -> None:
+        """See ``DurabilityWaiter``."""
+        marks = self._marks
+        mark = self.high_watermark
+        while marks and marks[0][0] <= batch:
+            mark = marks.popleft()[1]
+        if mark > self.high_watermark and not self.stream.is_deleted:
+            self._move_watermark(mark)
+
+    def _move_watermark(self, mark: int) -> None:
+        self.high_watermark = mark
+        if self._readers:
+            readers = self._readers
+            self._readers = []
+            for reader in readers:
+                reader.watermark_moved(self)
+
+    # Reading
+
+    def read(self, offset: int, max_bytes: int) -> list[tuple[int, bytes]]:
+        """Whole batches with their first offsets, from the one that holds ``offset`` on, in order.
+
+        At least one, however large, if there is one below the high watermark. Meaningful only
+        while ``is_loaded(offset)``.
+        """
+        found: list[tuple[int, bytes]] = []
+        mark = self.high_watermark
+        for base, batch, _ in self._log.read(offset, READ_BATCHES, max_bytes):
+            if base >= mark:
+                break
+            found.append((base, batch))
+        return found
+
+    def is_loaded(self, offset: int) -> bool:
+        """Whether ``read`` can answer from memory."""
+        return self._log.is_loaded(offset)
+
+    def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
+        """Bring what ``read`` needs into memory; ``ready`` is called in a later turn."""
+        self._log.load(offset, max_bytes, ready)
+
+    def wait(self, reader: StreamReader) -> None:
+        """Have ``reader`` told when the high watermark next moves. Once per call."""
+        self._readers.append(reader)
+
+    def cancel(self, reader: StreamReader) -> None:
+        """Take back ``wait``; nothing happens when the reader does not wait."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+
+    def offset_for_timestamp(self, timestamp: int, found: Callable[[int], None]) -> None:
+        """Call ``found`` with the offset of the first record that arrived at or after a time.
+
+        ``timestamp`` is in milliseconds since the epoch. It is the high watermark when there is no
+        such record, now or in a later turn when old batches must be read from disk first. Arrival
+        times are taken to rise; where the clock was set back the answer is near the place.
+        """
+        _TimestampSearch(self, timestamp, found).step()
+
+    def deleted(self) -> None:
+        """The stream is gone: drop what waits, tell the readers."""
+        self._messages = []
+        self._described = None
+        self._marks.clear()
+        readers = self._readers
+        self._readers = []
+        for reader in readers:
+            reader.stream_deleted(self)
+
+
+#: Bytes asked for when a search looks into a batch.
+_SEARCH_BYTES: Final = 1
+
+
+class _TimestampSearch:
+    """Binary search over offsets; a step per batch, which may have to be loaded first."""
+
+    def __init__(self, partition: Partition, timestamp: int, found: Callable[[int], None]) -> None:
+        self._partition = partition
+        self._timestamp = timestamp
+        self._found = found
+        # Everything below low is older; the answer is at most high.
+        self._low = partition.first_offset
+        self._high = partition.high_watermark
+
+    def step(self) -> None:
+        partition = self._partition
+        while self._low < self._high and not partition.stream.is_deleted:
+            middle = (self._low + self._high) // 2
+            if not partition.is_loaded(middle):
+                partition.load(middle, _SEARCH_BYTES, self.step)
+                return
+            batches = partition.read(middle, _SEARCH_BYTES)
+            if not batches or batches[0][0] >= self._high:
+                self._high = middle
+                continue
+            base, batch = batches[0]
+            view = RecordBatch(batch)
+            if batch_max_timestamp(batch) < self._timestamp:
+                self._low = base + view.count
+            else:
+                row = view.first_at_or_after(self._timestamp)
+                if row > 0 or base <= self._low:
+                    self._high = self._low = base + row
+                else:
+                    self._high = base
+        self._found(self._high)
+
+
+class _StreamEnd(EndOfTurn):
+    """The stream at the end of a turn (an object of its own: one base class each)."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def flush_turn(self) -> None:
+        self._stream.flush()
 
 
 class Stream(Destination):
+    """A stream of one virtual host.
+
+    ``incarnation`` tells it from an earlier stream of the same name, whose offsets mean nothing
+    here.
+    """
+
     def __init__(
         self,
         vhost: VirtualHost,
@@ -24,10 +283,90 @@ class Stream(Destination):
         self.name = name
         self.incarnation = incarnation
         self.arguments = arguments
-        self.partitions: list[object] = [None] * partitions
+        self.is_deleted = False
+        #: messages taken since the start
+        self.published = 0
+        self._broker = vhost.broker
+        storage = vhost.broker.storage
+        self.partitions: list[Partition] = [
+            Partition(self, index, storage.log(self._log_name(index)))
+            for index in range(partitions)
+        ]
+        self._end = _StreamEnd(self)
+        self._dirty: list[Partition] = []
+        self._turn = 0
+        self._memo: dict[tuple[int, bytes], Described] = {}
+
+    def _log_name(self, index: int) -> str:
+        # The incarnation alone makes it unique; the names are for whoever looks at the files.
+        return f"stream/{self.vhost.name}/{self.name}/{self.incarnation}/{index}"
+
+    def partition(self, index: int) -> Partition | None:
+        """The partition with this number; None when there is none."""
+        return self.partitions[index] if 0 <= index < len(self.partitions) else None
 
     def accept(self, message: Message) -> int:
-        raise NotImplementedError
+        """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
+        self.published += 1
+        described = self._describe(message) if message.header else PLAIN_MESSAGE
+        partitions = self.partitions
+        if len(partitions) == 1:
+            partition = partitions[0]
+        else:
+            partition = partitions[self._choose(message, described)]
+        partition.add(message, described)
+        if not partition.is_dirty:
+            partition.is_dirty = True
+            if not self._dirty:
+                self._broker.add_unflushed(self._end)
+            self._dirty.append(partition)
+        storage = self._broker.storage
+        return storage.batch if storage.is_durable else ACCEPTED
+
+    def _choose(self, message: Message, described: Described) -> int:
+        key = described.key
+        if key is None:
+            address = message.address
+            key = address.key
+            if not address.exchange or not key:
+                return self._turn % len(self.partitions)
+        return partition_of(key, len(self.partitions))
+
+    def _describe(self, message: Message) -> Described:
+        header = message.header
+        if len(header) > MEMO_HEADER_BYTES:
+            return describe(message.properties())
+        place = (message.protocol, header)
+        found = self._memo.get(place)
+        if found is None:
+            found = describe(message.properties())
+            if len(self._memo) >= MEMO_SIZE:
+                self._memo.clear()
+            self._memo[place] = found
+        return found
+
+    def flush(self) -> None:
+        """The turn ends: each partition that got messages writes its batch."""
+        self._turn += 1
+        partitions = self._dirty
+        self._dirty = []
+        if not self.is_deleted:
+            for partition in partitions:
+                partition.flush()
 
     def deleted(self) -> None:
-        raise NotImplementedError
+        """The virtual host removed this stream: drop its records, tell its readers."""
+        self.is_deleted = True
+        storage = self._broker.storage
+        for partition in self.partitions:
+            storage.drop_log(self._log_name(partition.index))
+            partition.deleted()
+
+
+def check_arguments(arguments: dict[str, HeaderValue]) -> None:
+    """Refuse what would not be honoured. Raises PreconditionFailed."""
+    for name, value in arguments.items():
+        if name != QUEUE_TYPE:
+            raise PreconditionFailed(f"unknown argument '{name}' for a stream")
+        if value != "stream":
+            raise PreconditionFailed(f"argument '{name}' of a stream must be 'stream'")

@@ -22,10 +22,11 @@ from trivium.exchanges import (
     group_by_destination,
     make_exchange,
 )
+from trivium.groups import Groups
 from trivium.message import Address, HeaderValue, Message
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
-from trivium.streams import Stream
+from trivium.streams import MAX_PARTITIONS, Stream, check_arguments
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 #: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
 #: which publishes to ever new addresses can take.
 MAX_ROUTES: Final = 65_536
+
+#: Longest name of a stream, in UTF-8: what fits an AMQP short string.
+MAX_STREAM_NAME_BYTES: Final = 255
 
 #: Exchanges that every virtual host has, with their types (AMQP 0-9-1, 3.1.3).
 PREDECLARED: Final = (
@@ -92,6 +96,7 @@ class VirtualHost:
         self._stream_rows = storage.table(f"streams/{name}")
         self._binding_rows = storage.table(f"bindings/{name}")
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
+        self.groups = Groups(storage.table(f"groups/{name}"))
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
@@ -286,21 +291,27 @@ class VirtualHost:
     ) -> Stream:
         """The stream with this many partitions, made when it is new.
 
-        Raises PreconditionFailed when it exists with another number, or a queue has the name.
+        Raises PreconditionFailed when it exists with another number or other arguments, when a
+        queue has the name, and for arguments that would not be honoured; AccessRefused for a new
+        name that starts with ``amq.``.
         """
         wanted = {} if arguments is None else arguments
+        check_arguments(wanted)
         known = self.streams.get(name)
         if known is not None:
             self._require_same(
                 f"stream '{name}'", [("partitions", len(known.partitions), partitions)]
             )
+            self._require_same_arguments(f"stream '{name}'", known.arguments, wanted)
             return known
         if name in self.queues:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
-        if not name:
-            raise PreconditionFailed("a stream must have a name")
-        if not 1 <= partitions <= 1024:
-            raise PreconditionFailed("a stream has 1 to 1024 partitions")
+        if not 0 < len(name.encode()) <= MAX_STREAM_NAME_BYTES:
+            raise PreconditionFailed(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
+        if name.startswith("amq."):
+            raise AccessRefused(f"stream name '{name}' contains reserved prefix 'amq.*'")
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise PreconditionFailed(f"a stream has 1 to {MAX_PARTITIONS} partitions")
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
         self._stream_rows.put(name.encode(), _pack([partitions, incarnation, wanted]))
@@ -322,6 +333,7 @@ class VirtualHost:
         del self.streams[name]
         self._stream_rows.delete(name.encode())
         self._unbind_everywhere(name, is_exchange=False, destination=stream)
+        self.groups.forget(stream)
         self.generation += 1
         stream.deleted()
 

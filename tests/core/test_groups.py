@@ -1,0 +1,107 @@
+"""Committed offsets of consumer groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.harness import message, open_broker, open_vhost
+from trivium.errors import NotFound, PreconditionFailed
+from trivium.groups import Groups
+from trivium.storage.memory import MemoryStorage, MemoryTable
+from trivium.streams import Stream
+from trivium.vhost import VirtualHost
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    return open_vhost()
+
+
+@pytest.fixture
+def stream(vhost: VirtualHost) -> Stream:
+    """Ten records in partition 0 and none in the others."""
+    made = vhost.declare_stream("s", 3)
+    for _ in range(10):
+        made.accept(message(b"x"))
+    vhost.broker.end_turn()
+    return made
+
+
+def test_a_commit_is_read_back_per_group_and_partition(vhost: VirtualHost, stream: Stream) -> None:
+    groups = vhost.groups
+    groups.commit("g", stream, [(0, 4), (1, 0)])
+    groups.commit("other", stream, [(0, 9)])
+    groups.commit("g", stream, [(0, 2)])
+    assert groups.committed("g", stream) == {0: 2, 1: 0}
+    assert groups.committed("other", stream) == {0: 9}
+    assert groups.committed("nobody", stream) == {}
+    assert groups.names() == ["g", "other"]
+
+
+def test_lag_counts_from_the_committed_offset_or_the_oldest_record(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    vhost.groups.commit("g", stream, [(0, 4)])
+    found = [(p.partition, p.committed, p.lag) for p in vhost.groups.lag("g", stream)]
+    assert found == [(0, 4, 6), (1, -1, 0), (2, -1, 0)]
+    assert [p.lag for p in vhost.groups.lag("new", stream)] == [10, 0, 0]
+
+
+def test_a_commit_is_all_or_nothing(vhost: VirtualHost, stream: Stream) -> None:
+    groups = vhost.groups
+    with pytest.raises(NotFound, match="partition 3"):
+        groups.commit("g", stream, [(0, 1), (3, 0)])
+    with pytest.raises(PreconditionFailed, match="11"):
+        groups.commit("g", stream, [(0, 1), (0, 11)])
+    with pytest.raises(PreconditionFailed):
+        groups.commit("g", stream, [(0, 1), (0, -1)])
+    assert groups.committed("g", stream) == {}
+    assert groups.names() == []
+
+
+@pytest.mark.parametrize("name", ["", "é" * 128])
+def test_group_names_are_bounded(vhost: VirtualHost, stream: Stream, name: str) -> None:
+    with pytest.raises(PreconditionFailed):
+        vhost.groups.commit(name, stream, [(0, 0)])
+
+
+def test_commits_survive_a_restart_whatever_the_name(stream: Stream) -> None:
+    table = MemoryTable()
+    groups = Groups(table)
+    for name in ("g", "a/b/c", "/", "é"):
+        groups.commit(name, stream, [(0, 7), (2, 0)])
+    again = Groups(table)
+    assert again.names() == sorted(["g", "a/b/c", "/", "é"])
+    for name in again.names():
+        assert again.committed(name, stream) == {0: 7, 2: 0}
+
+
+def test_commits_of_a_vhost_are_in_its_storage() -> None:
+    storage = MemoryStorage()
+    vhost = open_broker(storage).vhosts["/"]
+    vhost.groups.commit("g", vhost.declare_stream("s"), [(0, 0)])
+    again = open_broker(storage).vhosts["/"]
+    assert again.groups.committed("g", again.stream("s")) == {0: 0}
+
+
+def test_a_deleted_group_is_forgotten(vhost: VirtualHost, stream: Stream) -> None:
+    vhost.groups.commit("g", stream, [(0, 1)])
+    vhost.groups.delete("g")
+    assert vhost.groups.names() == []
+    with pytest.raises(NotFound):
+        vhost.groups.delete("g")
+
+
+def test_offsets_go_with_their_stream() -> None:
+    storage = MemoryStorage()
+    vhost = open_broker(storage).vhosts["/"]
+    kept = vhost.declare_stream("kept")
+    gone = vhost.declare_stream("gone")
+    vhost.groups.commit("both", kept, [(0, 0)])
+    vhost.groups.commit("both", gone, [(0, 0)])
+    vhost.groups.commit("one", gone, [(0, 0)])
+    vhost.delete_stream("gone")
+    for groups in (vhost.groups, open_broker(storage).vhosts["/"].groups):
+        assert groups.names() == ["both"]
+        assert groups.committed("both", kept) == {0: 0}
+        assert groups.committed("both", vhost.declare_stream("gone")) == {}

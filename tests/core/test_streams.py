@@ -1,0 +1,433 @@
+"""Streams: offsets, partitions, visibility, readers, restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import pytest
+
+from tests.core.harness import message, open_broker, open_vhost
+from trivium.broker import Broker
+from trivium.errors import AccessRefused, NotFound, PreconditionFailed
+from trivium.exchanges import ACCEPTED, Binding
+from trivium.message import (
+    PROTOCOL_NONE,
+    Address,
+    Message,
+    Properties,
+    PropertyCodec,
+    register_codec,
+)
+from trivium.records import KEY, PAYLOAD, RecordBatch
+from trivium.storage.base import DurabilityWaiter, Log
+from trivium.storage.memory import MemoryStorage
+from trivium.streams import BATCH_RECORDS, Partition, Stream, StreamReader, partition_of
+from trivium.vhost import VirtualHost
+
+PROTOCOL = 200
+
+
+class KeyCodec(PropertyCodec):
+    """The header is the key."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def decode(self, header: bytes) -> Properties:
+        self.decoded += 1
+        return Properties(key=header)
+
+
+@pytest.fixture
+def codec() -> KeyCodec:
+    made = KeyCodec()
+    register_codec(PROTOCOL, made)
+    return made
+
+
+class LateStorage(MemoryStorage):
+    """Batches become durable when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_durable = True
+        self.batch = 1
+        self._waiters: list[DurabilityWaiter] = []
+
+    def wait(self, waiter: DurabilityWaiter) -> int:
+        self._waiters.append(waiter)
+        return self.batch
+
+    def commit(self) -> None:
+        self.batch += 1
+
+    def sync(self) -> None:
+        self.durable = self.batch - 1
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.batch_durable(self.durable)
+
+
+class Reader(StreamReader):
+    def __init__(self) -> None:
+        self.moved = 0
+        self.gone = 0
+
+    def watermark_moved(self, partition: Partition) -> None:
+        self.moved += 1
+
+    def stream_deleted(self, partition: Partition) -> None:
+        self.gone += 1
+
+
+@pytest.fixture
+def storage() -> LateStorage:
+    return LateStorage()
+
+
+@pytest.fixture
+def broker(storage: LateStorage) -> Broker:
+    return open_broker(storage)
+
+
+@pytest.fixture
+def stream(broker: Broker) -> Stream:
+    return broker.vhosts["/"].declare_stream("s", 1)
+
+
+def payloads(partition: Partition, offset: int = 0, max_bytes: int = 1 << 30) -> list[bytes]:
+    found: list[bytes] = []
+    for _, batch in partition.read(offset, max_bytes):
+        view = RecordBatch(batch)
+        found += [view.binary(PAYLOAD, row) or b"" for row in range(view.count)]
+    return found
+
+
+def test_a_turn_makes_one_batch_per_partition(broker: Broker, stream: Stream) -> None:
+    for n in range(3):
+        stream.accept(message(b"%d" % n))
+    assert stream.partitions[0].next_offset == 0
+    broker.end_turn()
+    assert stream.partitions[0].next_offset == 3
+    assert len(broker.storage.log(stream._log_name(0))) == 1
+
+
+def test_accept_returns_the_batch_that_makes_it_durable(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    assert stream.accept(message(b"1")) == storage.batch
+    before = storage.batch
+    broker.end_turn()
+    assert storage.batch == before + 1
+
+
+def test_transient_messages_are_kept_too(broker: Broker, stream: Stream) -> None:
+    assert stream.accept(message(b"1", persistent=False, mode=0)) > ACCEPTED
+
+
+def test_in_memory_nothing_is_waited_for() -> None:
+    broker = open_broker()
+    stream = broker.vhosts["/"].declare_stream("s", 1)
+    assert stream.accept(message(b"1")) == ACCEPTED
+    broker.end_turn()
+    assert payloads(stream.partitions[0]) == [b"1"]
+
+
+def test_readers_see_only_durable_records(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    partition = stream.partitions[0]
+    stream.accept(message(b"1"))
+    broker.end_turn()
+    assert (partition.high_watermark, partition.next_offset) == (0, 1)
+    assert payloads(partition) == []
+    storage.sync()
+    assert partition.high_watermark == 1
+    assert payloads(partition) == [b"1"]
+
+
+def test_the_watermark_stops_at_the_durable_batch(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    partition = stream.partitions[0]
+    for n in range(3):
+        stream.accept(message(b"%d" % n))
+        broker.end_turn()
+    partition.batch_durable(storage.batch - 2)
+    assert payloads(partition) == [b"0", b"1"]
+    storage.sync()
+    assert payloads(partition) == [b"0", b"1", b"2"]
+
+
+def test_a_waiting_reader_is_told_once_when_the_watermark_moves(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    reader, other = Reader(), Reader()
+    partition = stream.partitions[0]
+    partition.wait(reader)
+    partition.wait(other)
+    partition.cancel(other)
+    stream.accept(message(b"1"))
+    broker.end_turn()
+    assert reader.moved == 0
+    storage.sync()
+    stream.accept(message(b"2"))
+    broker.end_turn()
+    storage.sync()
+    assert (reader.moved, other.moved) == (1, 0)
+
+
+def test_read_starts_with_the_batch_that_holds_the_offset(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    for turn in (b"abc", b"de", b"f"):
+        for letter in turn:
+            stream.accept(message(bytes([letter])))
+        broker.end_turn()
+    storage.sync()
+    partition = stream.partitions[0]
+    assert [base for base, _ in partition.read(2, 1 << 20)] == [0, 3, 5]
+    assert [base for base, _ in partition.read(3, 1 << 20)] == [3, 5]
+    assert [base for base, _ in partition.read(0, 1)] == [0]
+    assert partition.read(6, 1 << 20) == []
+
+
+def test_a_large_turn_is_cut_into_batches(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    for _ in range(BATCH_RECORDS + 1):
+        stream.accept(message(b""))
+    stream.accept(message(bytes(1 << 20)))
+    stream.accept(message(b"end"))
+    broker.end_turn()
+    storage.sync()
+    partition = stream.partitions[0]
+    bases = [base for base, _ in partition.read(0, 1 << 30)]
+    assert bases == [0, BATCH_RECORDS, BATCH_RECORDS + 2]
+    assert partition.high_watermark == BATCH_RECORDS + 3
+
+
+# Partitions
+
+
+def partition_index(stream: Stream, published: Message) -> int:
+    before = [partition.next_offset for partition in stream.partitions]
+    stream.accept(published)
+    stream.vhost.broker.end_turn()
+    after = [partition.next_offset for partition in stream.partitions]
+    (moved,) = [index for index in range(len(before)) if before[index] != after[index]]
+    return moved
+
+
+def keyed(key: bytes, payload: bytes = b"") -> Message:
+    return Message(PROTOCOL, Address("amq.topic", b"t"), key, payload, 1, True, 0)
+
+
+@pytest.mark.parametrize("key", [b"", b"a", b"123456789", b"\xff" * 300])
+def test_the_partition_of_a_key_is_crc_32_modulo(key: bytes, codec: KeyCodec) -> None:
+    stream = open_vhost().declare_stream("s", 7)
+    assert partition_of(key, 7) == crc32(key) % 7
+    if key:
+        assert partition_index(stream, keyed(key)) == crc32(key) % 7
+
+
+def test_crc_32_has_the_documented_check_value() -> None:
+    # "check" of CRC-32/ISO-HDLC: what any other implementation gives for these nine bytes.
+    assert partition_of(b"123456789", 1 << 32) == 0xCBF43926
+
+
+def test_keys_spread_over_partitions() -> None:
+    counts = [0] * 12
+    for n in range(12_000):
+        counts[partition_of(b"device-%05d" % n, 12)] += 1
+    assert min(counts) > 800
+    assert max(counts) < 1200
+
+
+def test_without_a_key_a_topic_stays_in_one_partition() -> None:
+    stream = open_vhost().declare_stream("s", 5)
+    for key in (b"a.b", b"a.c", b"x"):
+        found = {partition_index(stream, message(key=key, exchange="amq.topic")) for _ in range(4)}
+        assert found == {crc32(key) % 5}
+
+
+@pytest.mark.parametrize(("exchange", "key"), [("", b"s"), ("amq.fanout", b"")])
+def test_where_the_address_says_nothing_partitions_take_turns(exchange: str, key: bytes) -> None:
+    stream = open_vhost().declare_stream("s", 3)
+    found = [partition_index(stream, message(key=key, exchange=exchange)) for _ in range(6)]
+    assert sorted(found[:3]) == [0, 1, 2]
+    assert found[3:] == found[:3]
+
+
+def test_the_key_is_stored_and_a_repeated_header_is_decoded_once(codec: KeyCodec) -> None:
+    broker = open_broker()
+    stream = broker.vhosts["/"].declare_stream("s")
+    for _ in range(50):
+        stream.accept(keyed(b"k1"))
+        stream.accept(keyed(b"k2"))
+        stream.accept(message(b""))
+    broker.end_turn()
+    assert codec.decoded == 2
+    ((_, batch),) = stream.partitions[0].read(0, 1 << 20)
+    view = RecordBatch(batch)
+    assert [view.binary(KEY, row) for row in range(6)] == [b"k1", b"k2", None] * 2
+
+
+def test_the_memo_of_headers_is_bounded(codec: KeyCodec) -> None:
+    broker = open_broker()
+    stream = broker.vhosts["/"].declare_stream("s")
+    for n in range(2000):
+        stream.accept(keyed(b"%d" % n))
+    stream.accept(keyed(bytes(10_000)))
+    assert len(stream._memo) <= 256
+    assert sum(len(header) for _, header in stream._memo) < 10_000
+
+
+# Time
+
+
+def publish_at(stream: Stream, *timestamps: int) -> None:
+    for timestamp in timestamps:
+        stream.accept(Message(PROTOCOL_NONE, Address("", b"s"), b"", b"", 1, True, timestamp))
+    stream.vhost.broker.end_turn()
+
+
+def offset_at(partition: Partition, timestamp: int) -> int:
+    found: list[int] = []
+    partition.offset_for_timestamp(timestamp, found.append)
+    (offset,) = found
+    return offset
+
+
+def test_offset_for_timestamp_is_the_first_record_at_or_after_it() -> None:
+    stream = open_vhost().declare_stream("s")
+    partition = stream.partitions[0]
+    assert offset_at(partition, 0) == 0
+    times = [10, 10, 20, 30, 30, 30, 40, 55, 55, 60]
+    publish_at(stream, *times[:3])
+    publish_at(stream, *times[3:4])
+    publish_at(stream, *times[4:8])
+    publish_at(stream, *times[8:])
+    for timestamp in range(70):
+        expected = next((n for n, t in enumerate(times) if t >= timestamp), len(times))
+        assert offset_at(partition, timestamp) == expected, timestamp
+
+
+class ColdLog(Log):
+    """Only what was just loaded is in memory."""
+
+    def __init__(self) -> None:
+        self._log = MemoryStorage().log("")
+        self.first_offset = self.next_offset = 0
+        self.loaded: int | None = None
+        self.pending: list[Callable[[], None]] = []
+
+    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+        offset = self._log.append(record, count, note)
+        self.next_offset = self._log.next_offset
+        return offset
+
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
+        return self._log.read(offset, max_records, max_bytes)
+
+    def is_loaded(self, offset: int) -> bool:
+        return self.loaded == offset
+
+    def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
+        self.loaded = offset
+        self.pending.append(ready)
+
+
+def test_offset_for_timestamp_loads_cold_batches(stream: Stream, broker: Broker) -> None:
+    cold = ColdLog()
+    partition = Partition(stream, 0, cold)
+    for n in range(20):
+        source = Message(PROTOCOL_NONE, Address("", b"s"), b"", b"", 1, True, n * 10)
+        partition.add(source, stream._describe(source))
+        partition._append()
+    partition.high_watermark = cold.next_offset
+    found: list[int] = []
+    partition.offset_for_timestamp(125, found.append)
+    loads = 0
+    while not found:
+        loads += 1
+        cold.pending.pop()()
+    assert found == [13]
+    assert 0 < loads <= 6
+
+
+# Declaration and restart
+
+
+def test_unknown_arguments_are_refused(broker: Broker) -> None:
+    vhost = broker.vhosts["/"]
+    with pytest.raises(PreconditionFailed, match="x-max-age"):
+        vhost.declare_stream("other", 1, {"x-max-age": "1D"})
+    with pytest.raises(PreconditionFailed, match="x-queue-type"):
+        vhost.declare_stream("other", 1, {"x-queue-type": "quorum"})
+    assert "other" not in vhost.streams
+    vhost.declare_stream("other", 1, {"x-queue-type": "stream"})
+
+
+@pytest.mark.parametrize(("name", "partitions"), [("", 1), ("x" * 256, 1), ("t", 0), ("t", 1025)])
+def test_names_and_partitions_are_bounded(broker: Broker, name: str, partitions: int) -> None:
+    with pytest.raises(PreconditionFailed):
+        broker.vhosts["/"].declare_stream(name, partitions)
+
+
+def test_reserved_names_are_refused(broker: Broker) -> None:
+    with pytest.raises(AccessRefused):
+        broker.vhosts["/"].declare_stream("amq.s")
+
+
+def test_the_same_declaration_gives_the_same_stream(broker: Broker, stream: Stream) -> None:
+    vhost = broker.vhosts["/"]
+    assert vhost.declare_stream("s", 1) is stream
+    with pytest.raises(PreconditionFailed, match="partitions"):
+        vhost.declare_stream("s", 2)
+    with pytest.raises(PreconditionFailed, match="x-queue-type"):
+        vhost.declare_stream("s", 1, {"x-queue-type": "stream"})
+
+
+def test_a_deleted_stream_drops_its_records_and_tells_its_readers(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    vhost = broker.vhosts["/"]
+    reader = Reader()
+    stream.partitions[0].wait(reader)
+    stream.accept(message(b"1"))
+    vhost.delete_stream("s")
+    assert reader.gone == 1
+    broker.end_turn()
+    storage.sync()
+    assert storage.log_names() == []
+    assert stream.partitions[0].high_watermark == 0
+    with pytest.raises(NotFound):
+        vhost.stream("s")
+
+
+def test_a_new_stream_of_the_same_name_is_another_incarnation(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    vhost = broker.vhosts["/"]
+    stream.accept(message(b"1"))
+    broker.end_turn()
+    vhost.delete_stream("s")
+    again = vhost.declare_stream("s", 1)
+    assert again.incarnation != stream.incarnation
+    assert again.partitions[0].next_offset == 0
+
+
+def test_a_stream_comes_back_with_its_records_and_bindings(
+    broker: Broker, storage: LateStorage, stream: Stream
+) -> None:
+    vhost = broker.vhosts["/"]
+    vhost.bind(vhost.exchange("amq.topic"), Binding(stream, b"#"))
+    stream.accept(message(b"1"))
+    broker.end_turn()
+    again: VirtualHost = open_broker(storage).vhosts["/"]
+    restored = again.stream("s")
+    assert restored.incarnation == stream.incarnation
+    assert payloads(restored.partitions[0]) == [b"1"]
+    assert again.route(again.exchange("amq.topic"), b"t").destinations == [restored]
