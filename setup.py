@@ -15,6 +15,8 @@ from setuptools import setup
 from setuptools._distutils.ccompiler import new_compiler
 from setuptools._distutils.sysconfig import customize_compiler
 
+#: the commands that compile; the others, which only ask for metadata, must be quick and quiet
+BUILD_COMMANDS = {"bdist_wheel", "build", "build_ext", "editable_wheel", "install"}
 CONFIG = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]
 
 
@@ -43,7 +45,7 @@ def can_compile() -> bool:
 
 def extensions() -> list[Any]:
     files = [source_file(module) for module in CONFIG["trivium"]["compiled"]]
-    if not files or os.environ.get("TRIVIUM_PURE") == "1":
+    if os.environ.get("TRIVIUM_PURE") == "1" or not BUILD_COMMANDS.intersection(sys.argv):
         return []
     if not can_compile():
         print(
