@@ -1,0 +1,285 @@
+"""Methods of the classes channel, basic, confirm and tx, except the hot ones (see ``channel``)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from trivium.exchanges import ACCEPTED, REJECTED
+from trivium.message import HeaderValue
+from trivium.queues import Queue
+from trivium_amqp import methods
+from trivium_amqp.consumer import AmqpConsumer, cut_key, header_bytes
+from trivium_amqp.content import REPLY_TO_NAME
+from trivium_amqp.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelException,
+    ConnectionException,
+)
+from trivium_amqp.frames import content_frames, method_frame
+from trivium_amqp.transaction import REQUEUE, SETTLE, Transaction
+
+if TYPE_CHECKING:
+    from trivium_amqp.channel import Channel
+
+REPLY_TO: Final = REPLY_TO_NAME.decode()
+
+_MAX_PRIORITY: Final = 1 << 31
+
+
+def resolve_queue(channel: Channel, name: str) -> Queue:
+    """The queue called ``name``, or the last declared one for an empty name (50.20, queue).
+
+    Raises ChannelException or TopologyError when there is none, or it is another's.
+    """
+    name = resolve_name(channel, name)
+    if name in channel.vhost.streams:
+        raise ConnectionException(
+            NOT_IMPLEMENTED, f"'{name}' is a stream; streams are read by the native protocol"
+        )
+    return channel.vhost.queue(name, channel.connection)
+
+
+def resolve_name(channel: Channel, name: str) -> str:
+    """``name``, or the last declared queue's when it is empty."""
+    if name:
+        return name
+    if not channel.last_queue:
+        raise ChannelException(NOT_FOUND, "no previously declared queue")
+    return channel.last_queue
+
+
+def flow(channel: Channel, arguments: list[Any]) -> None:
+    """channel.flow: like RabbitMQ, a client cannot stop the server this way."""
+    if not arguments[0]:
+        raise ConnectionException(NOT_IMPLEMENTED, "active=false")
+    channel.connection.send(method_frame(channel.number, methods.CHANNEL_FLOW_OK, True))
+
+
+def qos(channel: Channel, arguments: list[Any]) -> None:
+    """basic.qos, with RabbitMQ's meaning of ``global``: false for consumers to come, true for the
+    channel as a whole."""
+    prefetch_size, prefetch_count, is_global = arguments
+    if prefetch_size:
+        raise ConnectionException(NOT_IMPLEMENTED, f"prefetch_size!=0 ({prefetch_size})")
+    if is_global:
+        channel.limit = prefetch_count
+    else:
+        channel.prefetch = prefetch_count
+    channel.connection.send(method_frame(channel.number, methods.BASIC_QOS_OK))
+    if is_global:
+        for consumer in list(channel.consumers.values()):
+            consumer.queue.dispatch()
+
+
+def consume(channel: Channel, arguments: list[Any]) -> None:
+    """basic.consume."""
+    name, tag, _no_local, no_ack, exclusive, nowait, options = arguments
+    priority = _consumer_priority(options)
+    if tag in channel.consumers:
+        raise ConnectionException(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+    if not tag:
+        tag = f"amq.ctag-{secrets.token_urlsafe(16)}"
+    if name == REPLY_TO:
+        queue = _make_reply_queue(channel, no_ack)
+    else:
+        queue = resolve_queue(channel, name)
+    consumer = AmqpConsumer(channel, queue, tag, no_ack, channel.prefetch, priority)
+    queue.add_consumer(consumer, exclusive)
+    channel.consumers[tag] = consumer
+    if not nowait:
+        channel.connection.send(method_frame(channel.number, methods.BASIC_CONSUME_OK, tag))
+    consumer.is_started = True
+    queue.dispatch()
+
+
+def _consumer_priority(options: dict[str, HeaderValue]) -> int:
+    priority = options.get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ChannelException(
+            PRECONDITION_FAILED, "invalid arg 'x-priority': it is not an integer"
+        )
+    if not -_MAX_PRIORITY <= priority < _MAX_PRIORITY:
+        raise ChannelException(PRECONDITION_FAILED, "invalid arg 'x-priority': out of range")
+    return priority
+
+
+def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
+    """The queue of this channel's direct replies (amq.rabbitmq.reply-to)."""
+    if not no_ack:
+        raise ChannelException(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if channel.reply_queue is not None:
+        raise ChannelException(PRECONDITION_FAILED, "reply consumer already set")
+    queue = channel.vhost.declare_queue(
+        f"{REPLY_TO}.{secrets.token_urlsafe(24)}",
+        auto_delete=True,
+        owner=channel.connection,
+        adapter="amqp",
+    )
+    channel.reply_queue = queue
+    channel.forget_header()
+    return queue
+
+
+def cancel(channel: Channel, arguments: list[Any]) -> None:
+    """basic.cancel. What the consumer holds stays unacknowledged; an unknown tag is no error."""
+    tag, nowait = arguments
+    consumer = channel.consumers.pop(tag, None)
+    if consumer is not None:
+        consumer.is_started = False
+        if consumer.queue is channel.reply_queue:
+            channel.reply_queue = None
+            channel.forget_header()
+        consumer.queue.remove_consumer(consumer)
+    if not nowait:
+        channel.connection.send(method_frame(channel.number, methods.BASIC_CANCEL_OK, tag))
+    if consumer is not None:
+        consumer.queue.dispatch()
+
+
+def get(channel: Channel, arguments: list[Any]) -> None:
+    """basic.get."""
+    name, no_ack = arguments
+    connection = channel.connection
+    queue = resolve_queue(channel, name)
+    if queue.is_exclusively_consumed:
+        raise ChannelException(
+            ACCESS_REFUSED,
+            f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use",
+        )
+    entry = queue.get()
+    if entry is None:
+        connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
+        return
+    message = entry.message
+    connection.metrics.messages_sent += 1
+    connection.send(
+        method_frame(
+            channel.number,
+            methods.BASIC_GET_OK,
+            channel.new_delivery(entry, no_ack),
+            entry.is_redelivered,
+            message.address.exchange,
+            cut_key(message.address.key),
+            len(queue),
+        )
+        + content_frames(
+            channel.number, header_bytes(channel, message), message.payload, connection.frame_room
+        )
+    )
+
+
+def reject(channel: Channel, arguments: list[Any]) -> None:
+    """basic.reject."""
+    tag, requeue = arguments
+    _return_deliveries(channel, tag, False, requeue)
+
+
+def nack(channel: Channel, arguments: list[Any]) -> None:
+    """basic.nack."""
+    tag, multiple, requeue = arguments
+    _return_deliveries(channel, tag, multiple, requeue)
+
+
+def _return_deliveries(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+    taken = channel.take(tag, multiple)
+    if taken is None:
+        raise ChannelException(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+    channel.settle(taken, REQUEUE if requeue else SETTLE)
+
+
+def recover(channel: Channel, arguments: list[Any]) -> None:
+    """basic.recover: everything unacknowledged on the channel goes back to its queues."""
+    recover_async(channel, arguments)
+    channel.connection.send(method_frame(channel.number, methods.BASIC_RECOVER_OK))
+
+
+def recover_async(channel: Channel, arguments: list[Any]) -> None:
+    """basic.recover-async."""
+    if not arguments[0]:
+        raise ConnectionException(NOT_IMPLEMENTED, "requeue=false")
+    taken = channel.take(0, True)
+    assert taken is not None
+    transaction = channel.transaction
+    channel.transaction = None
+    channel.settle(taken, REQUEUE)
+    channel.transaction = transaction
+
+
+def confirm_select(channel: Channel, arguments: list[Any]) -> None:
+    """confirm.select."""
+    if channel.transaction is not None:
+        raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
+    channel.confirms = True
+    if not arguments[0]:
+        channel.connection.send(method_frame(channel.number, methods.CONFIRM_SELECT_OK))
+
+
+def tx_select(channel: Channel, arguments: list[Any]) -> None:
+    """tx.select."""
+    if channel.confirms:
+        raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        channel.transaction = Transaction()
+        channel.connection.forget_repeated()
+    channel.connection.send(method_frame(channel.number, methods.TX_SELECT_OK))
+
+
+def _transaction(channel: Channel) -> Transaction:
+    if channel.transaction is None:
+        raise ChannelException(PRECONDITION_FAILED, "channel is not transactional")
+    return channel.transaction
+
+
+def tx_commit(channel: Channel, arguments: list[Any]) -> None:
+    """tx.commit: all of it in one turn; the answer waits until that turn's batch is durable."""
+    transaction = _transaction(channel)
+    # Before anything is applied: this raises where an exchange is gone.
+    targets = [channel.current(target) for target, _, _ in transaction.publishes]
+    channel.transaction = None
+    is_refused = False
+    is_stored = False
+    for index, (_, header, body) in enumerate(transaction.publishes):
+        result = channel.route(targets[index], header, body)
+        is_refused = is_refused or result == REJECTED
+        is_stored = is_stored or result > ACCEPTED
+    for tag, held, action in transaction.acknowledgements:
+        is_stored = is_stored or held[0].is_stored
+        channel.settle([(tag, held)], action)
+    channel.transaction = Transaction()
+    if is_refused:
+        raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
+    if is_stored:
+        channel.await_commit()
+    else:
+        channel.connection.send(method_frame(channel.number, methods.TX_COMMIT_OK))
+
+
+def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
+    """tx.rollback: publishes are dropped, acknowledged deliveries are unacknowledged again."""
+    transaction = _transaction(channel)
+    channel.put_back([(tag, held) for tag, held, _ in transaction.acknowledgements])
+    channel.transaction = Transaction()
+    channel.connection.send(method_frame(channel.number, methods.TX_ROLLBACK_OK))
+
+
+HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {
+    methods.CHANNEL_FLOW: flow,
+    methods.BASIC_QOS: qos,
+    methods.BASIC_CONSUME: consume,
+    methods.BASIC_CANCEL: cancel,
+    methods.BASIC_GET: get,
+    methods.BASIC_REJECT: reject,
+    methods.BASIC_NACK: nack,
+    methods.BASIC_RECOVER: recover,
+    methods.BASIC_RECOVER_ASYNC: recover_async,
+    methods.CONFIRM_SELECT: confirm_select,
+    methods.TX_SELECT: tx_select,
+    methods.TX_COMMIT: tx_commit,
+    methods.TX_ROLLBACK: tx_rollback,
+}

@@ -1,0 +1,557 @@
+"""A client's connection: frames in, frames out, and the life of the connection itself.
+
+``feed`` reads all whole frames of what arrived in one loop over one ``bytes``. Two kinds of frames
+are recognised by comparing them with what came before, without being parsed: a publish whose three
+frames up to the body are those of the publish before it, and acknowledgements on one channel.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from trivium.adapter import Connection, Peer, Transport
+from trivium.broker import DEFAULT_VHOST, Broker
+from trivium.errors import TopologyError
+from trivium.message import HeaderValue
+from trivium.metrics import ProtocolMetrics
+from trivium.queues import Queue
+from trivium.vhost import VirtualHost
+from trivium_amqp import methods
+from trivium_amqp.channel import Channel, unknown_tag
+from trivium_amqp.consumer import AmqpConsumer
+from trivium_amqp.content import ContentHeader, Target
+from trivium_amqp.errors import (
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    UNEXPECTED_FRAME,
+    ChannelException,
+    ConnectionException,
+    FramingError,
+    channel_exception,
+)
+from trivium_amqp.frames import (
+    BODY,
+    CHANNEL_MAX,
+    CLOSE_OK_FRAME,
+    CONFIRM_SIZE,
+    FRAME_END,
+    HEAD,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    INITIAL_FRAME_MAX,
+    METHOD,
+    OVERHEAD,
+    PROTOCOL_HEADER,
+    U32,
+    method_frame,
+)
+from trivium_amqp.handshake import Handshake
+
+#: Seconds that a client gets to answer connection.close before its socket is closed.
+CLOSE_SECONDS: Final = 3.0
+
+#: basic.ack behind its method number: delivery tag, bits, frame end
+_ACK: Final = Struct(">QBB")
+_ACK_AT: Final = 11
+_ACK_SIZE: Final = CONFIRM_SIZE + OVERHEAD
+_ACK_ID: Final = U32.pack(methods.BASIC_ACK)
+
+_GREETING: Final = 0
+_HANDSHAKE: Final = 1
+_RUNNING: Final = 2
+_CLOSING: Final = 3
+
+
+class Repeated:
+    """A publish that is expected to come again with another body."""
+
+    def __init__(
+        self, channel: Channel, target: Target, header: ContentHeader, prefix: bytes, size: int
+    ) -> None:
+        self.channel = channel
+        self.target = target
+        self.header = header
+        #: all of its frames up to the body
+        self.prefix = prefix
+        self.size = size
+
+
+class AmqpConnection(Connection):
+    """One client."""
+
+    def __init__(
+        self, metrics: ProtocolMetrics, broker: Broker, transport: Transport, peer: Peer
+    ) -> None:
+        super().__init__(broker, transport, peer)
+        self.metrics = metrics
+        self.metrics.connections_opened += 1
+        self.user = ""
+        self.vhost = broker.vhost(DEFAULT_VHOST)
+        self.client_properties: dict[str, HeaderValue] = {}
+        self.capabilities: dict[str, HeaderValue] = {}
+        self.channels: dict[int, Channel] = {}
+        #: negotiated limit of a frame, and what it leaves for a payload
+        self.frame_max = INITIAL_FRAME_MAX
+        self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
+        #: channels with publishes to confirm at the end of this feed
+        self.unconfirmed: list[Channel] = []
+        self._channel_max = CHANNEL_MAX
+        self._heartbeat = 0
+        self._state = _GREETING
+        self._handshake = Handshake(self)
+        # Input that is not a whole frame yet, and the size that makes it one.
+        self._parts: list[bytes] = []
+        self._parts_size = 0
+        self._needed = 0
+        self._is_garbled = False
+        # See the module.
+        self._repeated: Repeated | None = None
+        self._ack_channel: Channel | None = None
+        self._ack_prefix = b""
+        # Consumers that have credit again, queues that wait until output is written.
+        self._credited: list[AmqpConsumer] = []
+        self._held: dict[int, Queue] = {}
+        # Channels with publishes that wait for a batch, and the batch that we are registered for.
+        self._awaiting: dict[int, Channel] = {}
+        self._awaited = 0
+        # Clock, as of the latest tick.
+        self._opened_at = 0.0
+        self._received_at = 0.0
+        self._sent_at = 0.0
+        self._has_received = False
+        self._has_sent = False
+        # Alarms.
+        self._block_reason = ""
+        self._is_blocked = False
+        self._has_published = False
+
+    # Input
+
+    def feed(self, data: bytes) -> None:
+        """See ``Connection``."""
+        self.metrics.bytes_received += len(data)
+        self._has_received = True
+        if self._is_garbled:
+            # The stream cannot be followed any more, but the client's last frame is known.
+            if data.endswith(CLOSE_OK_FRAME):
+                self.close()
+            return
+        if self._parts:
+            self._parts.append(data)
+            self._parts_size += len(data)
+            if self._parts_size < self._needed or self._handshake.is_waiting:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._parts_size = 0
+        self._read(data)
+
+    def feed_held(self) -> None:
+        """Go on with what came while the authenticator was at work."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._parts_size = 0
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        try:
+            position = self._greeting(data) if self._state == _GREETING else 0
+            if self._state != _GREETING:
+                position = self._frames(data, position)
+        except ConnectionException as error:
+            self.fail(error, 0)
+            return
+        if position < len(data) and not self.is_closed and not self._is_garbled:
+            self._parts.append(data if position == 0 else data[position:])
+            self._parts_size = len(data) - position
+        self._end_feed()
+
+    def _end_feed(self) -> None:
+        if self.unconfirmed:
+            for channel in self.unconfirmed:
+                channel.flush_confirms()
+            self.unconfirmed.clear()
+        if self._credited:
+            consumers = self._credited
+            self._credited = []
+            for consumer in consumers:
+                consumer.is_credited = False
+                consumer.queue.dispatch()
+        if self._block_reason and self._has_published:
+            self._block()
+
+    def _greeting(self, data: bytes) -> int:
+        """The protocol header (4.2.2); how much of ``data`` it took."""
+        size = min(len(data), len(PROTOCOL_HEADER))
+        if data[:size] != PROTOCOL_HEADER[:size]:
+            self.metrics.protocol_errors += 1
+            self.send(PROTOCOL_HEADER)
+            self.close()
+            return len(data)
+        if size < len(PROTOCOL_HEADER):
+            self._needed = len(PROTOCOL_HEADER)
+            return 0
+        self._state = _HANDSHAKE
+        self._handshake.start()
+        return size
+
+    def _frames(self, data: bytes, position: int) -> int:
+        """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
+        size = len(data)
+        while not self.is_closed and not self._handshake.is_waiting:
+            repeated = self._repeated
+            if repeated is not None and data.startswith(repeated.prefix, position):
+                target = repeated.target
+                if target.route.generation != self.vhost.generation:
+                    self._repeated = None
+                    continue
+                body_at = position + len(repeated.prefix)
+                end = body_at + repeated.size
+                if end >= size:
+                    self._needed = end + 1 - position
+                    return position
+                if data[end] != FRAME_END:
+                    raise FramingError("frame does not end with the octet 0xCE")
+                repeated.channel.publish(target, repeated.header, data[body_at:end])
+                position = end + 1
+                continue
+            acknowledging = self._ack_channel
+            if acknowledging is not None and data.startswith(self._ack_prefix, position):
+                if position + _ACK_SIZE > size:
+                    self._needed = _ACK_SIZE
+                    return position
+                tag, bits, last = _ACK.unpack_from(data, position + _ACK_AT)
+                if last != FRAME_END:
+                    raise FramingError("frame does not end with the octet 0xCE")
+                if not acknowledging.acknowledge(tag, bits & 1 != 0):
+                    acknowledging.fail(unknown_tag(tag), methods.BASIC_ACK)
+                position += _ACK_SIZE
+                continue
+            if position + OVERHEAD > size:
+                self._needed = OVERHEAD
+                return position
+            kind, number, length = HEAD.unpack_from(data, position)
+            if length > self.frame_room:
+                raise FramingError(
+                    f"frame of {length + OVERHEAD} bytes is larger than frame_max {self.frame_max}"
+                )
+            start = position + 7
+            end = start + length
+            if end >= size:
+                self._needed = length + OVERHEAD
+                return position
+            if data[end] != FRAME_END:
+                raise FramingError("frame does not end with the octet 0xCE")
+            self._frame(kind, number, data, start, end)
+            position = end + 1
+        return position
+
+    def _frame(self, kind: int, number: int, data: bytes, start: int, end: int) -> None:
+        method = 0
+        if kind == METHOD:
+            if end - start < 4:
+                raise FramingError("method frame is too short")
+            method = U32.unpack_from(data, start)[0]
+        if self._state == _CLOSING:
+            self._closing_frame(method, number)
+        elif kind == HEARTBEAT:
+            if number != 0 or end != start:
+                raise FramingError("heartbeat frame with a channel or a payload")
+        elif kind < METHOD or kind > BODY:
+            raise FramingError(f"unknown frame type {kind}")
+        elif number == 0:
+            if kind != METHOD:
+                raise ConnectionException(UNEXPECTED_FRAME, "content frame on channel 0")
+            try:
+                self._connection_method(method, data, start + 4, end)
+            except ConnectionException as error:
+                self.fail(error, method)
+        elif self._state != _RUNNING:
+            raise ConnectionException(
+                CHANNEL_ERROR, f"frame on channel {number} before the connection is open"
+            )
+        else:
+            self._channel_frame(kind, number, method, data, start, end)
+
+    def _closing_frame(self, method: int, number: int) -> None:
+        """After connection.close was sent everything but its answer is ignored (2.2.4)."""
+        if number == 0 and method == methods.CONNECTION_CLOSE_OK:
+            self.close()
+        elif number == 0 and method == methods.CONNECTION_CLOSE:
+            self.send(CLOSE_OK_FRAME)
+            self.close()
+
+    def _connection_method(self, method: int, data: bytes, start: int, end: int) -> None:
+        if method == methods.CONNECTION_CLOSE:
+            methods.decode(method, data, start, end)
+            self.release()
+            self.send(CLOSE_OK_FRAME)
+            self.close()
+        elif self._state == _HANDSHAKE:
+            self._handshake.method(method, data, start, end)
+        elif method == methods.CONNECTION_UPDATE_SECRET:
+            methods.decode(method, data, start, end)
+            self.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
+        elif method in methods.ARGUMENTS:
+            raise ConnectionException(
+                COMMAND_INVALID,
+                f"method {method >> 16}.{method & 0xFFFF} is not expected on channel 0",
+            )
+        else:
+            raise ConnectionException(
+                NOT_IMPLEMENTED, f"unknown method {method >> 16}.{method & 0xFFFF}"
+            )
+
+    def _channel_frame(
+        self, kind: int, number: int, method: int, data: bytes, start: int, end: int
+    ) -> None:
+        channel = self.channels.get(number)
+        if channel is None:
+            self._open_channel(kind, number, method, data, start, end)
+            return
+        if channel.is_closing and method != methods.CHANNEL_CLOSE:
+            if method == methods.CHANNEL_CLOSE_OK:
+                del self.channels[number]
+            return
+        try:
+            if kind == BODY:
+                channel.body_frame(data, start, end)
+            elif kind == HEADER:
+                channel.header_frame(data, start, end)
+            elif method == methods.CHANNEL_CLOSE:
+                methods.decode(method, data, start + 4, end)
+                self._close_channel(channel)
+            elif method == methods.CHANNEL_OPEN:
+                raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen")
+            else:
+                channel.method(method, data, start, end)
+        except TopologyError as error:
+            channel.fail(channel_exception(error), method)
+        except ChannelException as error:
+            channel.fail(error, method or methods.BASIC_PUBLISH)
+        except ConnectionException as error:
+            self.fail(error, method or methods.BASIC_PUBLISH)
+
+    def _open_channel(
+        self, kind: int, number: int, method: int, data: bytes, start: int, end: int
+    ) -> None:
+        if method != methods.CHANNEL_OPEN:
+            # A client may close what was closed by us in the same moment (2.2.5).
+            if method == methods.CHANNEL_CLOSE_OK:
+                return
+            raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'")
+        methods.decode(method, data, start + 4, end)
+        if number > self._channel_max:
+            raise ConnectionException(
+                NOT_ALLOWED,
+                f"channel number {number} exceeds the negotiated channel_max ({self._channel_max})",
+            )
+        self.channels[number] = Channel(self, number)
+        self.send(method_frame(number, methods.CHANNEL_OPEN_OK, b""))
+
+    def _close_channel(self, channel: Channel) -> None:
+        if not channel.is_closing:
+            channel.flush_confirms()
+            channel.release()
+        del self.channels[channel.number]
+        self.send(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+
+    # For the handshake
+
+    def tuned(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
+        """The client answered connection.tune; ``heartbeat`` is in seconds, 0 for none."""
+        self._channel_max = channel_max
+        self.frame_max = frame_max
+        self.frame_room = frame_max - OVERHEAD
+        self._heartbeat = heartbeat
+
+    def opened(self, vhost: VirtualHost) -> None:
+        """The client opened a virtual host."""
+        self.vhost = vhost
+        self._state = _RUNNING
+
+    def has_capability(self, name: str) -> bool:
+        """Whether the client announced a capability in its client-properties."""
+        return self.capabilities.get(name) is True
+
+    # For channels and consumers
+
+    def expect_repeated(
+        self, channel: Channel, target: Target, header: ContentHeader, prefix: bytes, size: int
+    ) -> None:
+        """Recognise publishes that begin with the bytes ``prefix``."""
+        self._repeated = Repeated(channel, target, header, prefix, size)
+        self._has_published = True
+
+    def expect_acknowledgements(self, channel: Channel) -> None:
+        """Recognise basic.ack on ``channel``."""
+        self._ack_channel = channel
+        self._ack_prefix = HEAD.pack(METHOD, channel.number, CONFIRM_SIZE) + _ACK_ID
+
+    def forget_repeated(self) -> None:
+        """Parse the next frames in full."""
+        self._repeated = None
+        self._ack_channel = None
+
+    def credit(self, consumer: AmqpConsumer) -> None:
+        """Dispatch the consumer's queue at the end of this feed, for it can take more again."""
+        channel = consumer.channel
+        if channel.limit == 0:
+            consumer.is_credited = True
+            self._credited.append(consumer)
+            return
+        # Its acknowledgement makes room for every consumer of the channel.
+        for other in channel.consumers.values():
+            if not other.is_credited:
+                other.is_credited = True
+                self._credited.append(other)
+
+    def hold(self, queue: Queue) -> None:
+        """Dispatch ``queue`` once output has been written."""
+        self._held[id(queue)] = queue
+
+    def await_batch(self, channel: Channel) -> None:
+        """Tell ``channel`` when the current batch is durable."""
+        self._awaiting[channel.number] = channel
+        storage = self.broker.storage
+        if self._awaited != storage.batch:
+            self._awaited = storage.batch
+            storage.wait(self)
+
+    # From the broker
+
+    def batch_durable(self, batch: int) -> None:
+        """See ``DurabilityWaiter``."""
+        if self._awaiting:
+            for number, channel in list(self._awaiting.items()):
+                if not channel.batch_durable(batch):
+                    del self._awaiting[number]
+
+    def flushed(self) -> None:
+        """See ``Connection``."""
+        if self._held:
+            queues = list(self._held.values())
+            self._held.clear()
+            for queue in queues:
+                queue.dispatch()
+
+    def take_output(self) -> list[bytes]:
+        """See ``Connection``."""
+        self.metrics.bytes_sent += self.output_size
+        self._has_sent = True
+        return super().take_output()
+
+    def tick(self, now: float) -> None:
+        """See ``Connection``."""
+        if self._opened_at == 0.0:
+            self._opened_at = self._received_at = self._sent_at = now
+        if self._has_received:
+            self._has_received = False
+            self._received_at = now
+        if self._has_sent:
+            self._has_sent = False
+            self._sent_at = now
+        if self._state == _CLOSING:
+            if now - self._sent_at > CLOSE_SECONDS:
+                self.transport.abort()
+        elif self._state != _RUNNING:
+            if now - self._opened_at > self.broker.config.limits.handshake_seconds:
+                self.metrics.protocol_errors += 1
+                self.transport.abort()
+        elif self._heartbeat:
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Heartbeats (4.2.7): one in half the interval, and two missed ones end the connection."""
+        if now - self._sent_at >= self._heartbeat / 2:
+            self.send(HEARTBEAT_FRAME)
+        # While we do not read, we cannot know.
+        if not self._is_blocked and now - self._received_at > 2 * self._heartbeat:
+            self.transport.abort()
+
+    def blocked(self, reason: str) -> None:
+        """See ``Connection``; only those who publish are stopped."""
+        self._block_reason = reason
+        if self._has_published:
+            self._block()
+
+    def _block(self) -> None:
+        if self._is_blocked or self._state != _RUNNING:
+            return
+        self._is_blocked = True
+        if self.has_capability("connection.blocked"):
+            reason = self._block_reason.encode()[:255].decode(errors="ignore")
+            self.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
+        self.transport.pause_reading()
+
+    def unblocked(self) -> None:
+        """See ``Connection``."""
+        self._block_reason = ""
+        if not self._is_blocked:
+            return
+        self._is_blocked = False
+        if self.has_capability("connection.blocked"):
+            self.send(method_frame(0, methods.CONNECTION_UNBLOCKED))
+        self.transport.resume_reading()
+
+    # End
+
+    def fail(self, error: ConnectionException, method: int) -> None:
+        """Send connection.close for an exception that ``method`` caused (0: none)."""
+        if self._state == _CLOSING:
+            self._is_garbled = True
+            return
+        self.metrics.protocol_errors += 1
+        if isinstance(error, FramingError):
+            self._is_garbled = True
+        self._send_close(error, method)
+
+    def _send_close(self, error: ConnectionException, method: int) -> None:
+        for channel in self.channels.values():
+            channel.flush_confirms()
+        self.release()
+        self._state = _CLOSING
+        self.send(
+            method_frame(
+                0,
+                methods.CONNECTION_CLOSE,
+                error.code,
+                error.reply_text(),
+                method >> 16,
+                method & 0xFFFF,
+            )
+        )
+
+    def shutdown(self) -> None:
+        """See ``Connection``."""
+        if self._state == _GREETING:
+            self.close()
+        elif self._state != _CLOSING:
+            self._send_close(
+                ConnectionException(CONNECTION_FORCED, "broker forced connection closure"), 0
+            )
+
+    def release(self) -> None:
+        """Give back everything that the client holds: deliveries, consumers, exclusive queues."""
+        self.forget_repeated()
+        self._parts.clear()
+        self._parts_size = 0
+        self._awaiting.clear()
+        self._credited.clear()
+        self._held.clear()
+        self.unconfirmed.clear()
+        channels = list(self.channels.values())
+        self.channels.clear()
+        for channel in channels:
+            channel.release()
+        self.vhost.delete_queues_of(self)
+
+    def lost(self) -> None:
+        """See ``Connection``."""
+        self.metrics.connections_closed += 1
+        self.release()

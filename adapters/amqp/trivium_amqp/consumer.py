@@ -1,0 +1,208 @@
+"""A consumer: what basic.consume starts. It turns queue entries into deliveries.
+
+Most of a delivery is what the previous one to this consumer was, so the bytes before and after the
+delivery tag are kept and only the tag and the body are new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.message import PROTOCOL_AMQP, Message
+from trivium.queues import Consumer, Queue, QueueEntry
+from trivium_amqp import methods
+from trivium_amqp.frames import (
+    BODY,
+    CONTENT_HEADER,
+    CONTENT_HEADER_SIZE,
+    END,
+    HEAD,
+    HEADER,
+    METHOD,
+    U32,
+    U64,
+    content_frames,
+    method_frame,
+)
+from trivium_amqp.properties import encode_properties
+
+if TYPE_CHECKING:
+    from trivium_amqp.channel import Channel
+
+_MAX_SHORT: Final = 255
+_DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
+
+
+class AmqpConsumer(Consumer):
+    """``limit`` is the prefetch count of this consumer, 0 for none (60.10, per consumer)."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queue: Queue,
+        tag: str,
+        no_ack: bool,
+        limit: int,
+        priority: int,
+    ) -> None:
+        self.settles_on_delivery = no_ack
+        self.priority = priority
+        self.queue = queue
+        self.tag = tag
+        self.limit = 0 if no_ack else limit
+        #: unacknowledged deliveries to this consumer
+        self.held = 0
+        #: False until the client was told that it consumes
+        self.is_started = False
+        #: whether the connection will dispatch the queue at the end of this feed
+        self.is_credited = False
+        self.channel = channel
+        self._connection = channel.connection
+        self._metrics = channel.connection.metrics
+        self._encoded_tag: Final = _short(tag.encode())
+        # What the frames below were made of.
+        self._exchange = ""
+        self._key = b""
+        self._header = b""
+        self._size = -1
+        # Frames up to the delivery tag, and from behind it to the body.
+        self._head = b""
+        self._tail = b""
+        self._total = 0
+
+    def takes_delivery(self) -> bool:
+        """See ``Consumer``."""
+        if not self.is_started:
+            return False
+        if self.limit != 0 and self.held >= self.limit:
+            return False
+        channel = self.channel
+        if channel.limit != 0 and channel.held >= channel.limit and not self.settles_on_delivery:
+            return False
+        connection = self._connection
+        if not connection.takes_output:
+            connection.hold(self.queue)
+            return False
+        return True
+
+    def deliver(self, entry: QueueEntry) -> None:
+        """See ``Consumer``."""
+        channel = self.channel
+        tag = channel.delivery_tag + 1
+        channel.delivery_tag = tag
+        if not self.settles_on_delivery:
+            channel.unacked[tag] = (entry, self)
+            channel.held += 1
+            self.held += 1
+        message = entry.message
+        address = message.address
+        body = message.payload
+        connection = self._connection
+        self._metrics.messages_sent += 1
+        output = connection.output
+        if not output:
+            connection.mark_dirty()
+        if (
+            len(body) == self._size
+            and message.header == self._header
+            and address.key == self._key
+            and address.exchange == self._exchange
+            and not entry.is_redelivered
+            and message.protocol == PROTOCOL_AMQP
+        ):
+            output.extend((self._head, U64.pack(tag), self._tail, body, END))
+            connection.output_size += self._total
+            return
+        data = self._frames(tag, entry)
+        output.append(data)
+        connection.output_size += len(data)
+
+    def _frames(self, tag: int, entry: QueueEntry) -> bytes:
+        """All frames of a delivery; keeps what the next one may have in common with it."""
+        message = entry.message
+        connection = self._connection
+        number = self.channel.number
+        header = header_bytes(self.channel, message)
+        routing = _short(message.address.exchange.encode()) + _short(cut_key(message.address.key))
+        head = (
+            HEAD.pack(METHOD, number, 4 + len(self._encoded_tag) + 9 + len(routing))
+            + _DELIVER_ID
+            + self._encoded_tag
+        )
+        body = message.payload
+        size = len(body)
+        redelivered = b"\x01" if entry.is_redelivered else b"\x00"
+        if entry.is_redelivered:
+            self._metrics.messages_redelivered += 1
+        elif message.protocol == PROTOCOL_AMQP and 0 < size <= connection.frame_room:
+            self._exchange = message.address.exchange
+            self._key = message.address.key
+            self._header = message.header
+            self._size = size
+            self._head = head
+            self._tail = b"".join(
+                (
+                    redelivered,
+                    routing,
+                    END,
+                    HEAD.pack(HEADER, number, CONTENT_HEADER_SIZE + len(header)),
+                    CONTENT_HEADER,
+                    U64.pack(size),
+                    header,
+                    END,
+                    HEAD.pack(BODY, number, size),
+                )
+            )
+            self._total = len(head) + 8 + len(self._tail) + size + 1
+        return b"".join(
+            (
+                head,
+                U64.pack(tag),
+                redelivered,
+                routing,
+                END,
+                content_frames(number, header, body, connection.frame_room),
+            )
+        )
+
+    def cancelled(self) -> None:
+        """The queue is gone: tell the client, if it understands that (consumer_cancel_notify)."""
+        channel = self.channel
+        if channel.consumers.pop(self.tag, None) is None:
+            return
+        if self._connection.has_capability("consumer_cancel_notify"):
+            self._connection.send(
+                method_frame(channel.number, methods.BASIC_CANCEL, self.tag, True)
+            )
+
+
+def header_bytes(channel: Channel, message: Message) -> bytes:
+    """The property bytes of ``message`` for the client of ``channel``.
+
+    A content header cannot be split, so one that is too large for this client's frames leaves
+    without its headers.
+    """
+    connection = channel.connection
+    room = connection.frame_room - CONTENT_HEADER_SIZE
+    now_ms = connection.broker.now_ms
+    if message.protocol == PROTOCOL_AMQP:
+        header = message.header
+        if len(header) <= room:
+            return header
+        return encode_properties(message, now_ms, connection.metrics, room)
+    if message.expires:
+        return encode_properties(message, now_ms, connection.metrics, room)
+    kept = message.encoding(PROTOCOL_AMQP * 16)
+    if kept is None or len(kept) > room:
+        kept = encode_properties(message, now_ms, connection.metrics, room)
+        message.keep_encoding(PROTOCOL_AMQP * 16, kept)
+    return kept
+
+
+def cut_key(key: bytes) -> bytes:
+    """A routing key as a short string holds it; a longer one is in the header x-routing-key."""
+    return key if len(key) <= _MAX_SHORT else key[:_MAX_SHORT]
+
+
+def _short(data: bytes) -> bytes:
+    return bytes((len(data),)) + data

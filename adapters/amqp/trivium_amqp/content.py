@@ -1,0 +1,96 @@
+"""What a publish is made of besides its body: where it goes, and what its content header says.
+
+Publishers repeat both, byte for byte, so both are parsed once and kept by the channel.
+"""
+
+from __future__ import annotations
+
+from trivium.exchanges import Exchange, Route
+from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
+from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
+from trivium_amqp.properties import (
+    PERSISTENT,
+    RETAIN_HEADER,
+    BasicProperties,
+    decode_properties,
+    parse_expiration,
+)
+
+#: The name under which a client asks for direct replies, and what the made-up names start with.
+REPLY_TO_NAME = b"amq.rabbitmq.reply-to"
+
+
+class Target:
+    """The arguments of a basic.publish and the route that they lead to."""
+
+    def __init__(self, exchange: Exchange, key: bytes, mandatory: bool, route: Route) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.mandatory = mandatory
+        #: valid while its generation is that of the virtual host
+        self.route = route
+
+
+class ContentHeader:
+    """A content header's properties as far as the broker acts on them."""
+
+    def __init__(
+        self,
+        received: bytes,
+        header: bytes,
+        persistent: bool,
+        priority: int,
+        expiration: int,
+        retain: bool,
+    ) -> None:
+        #: property bytes as they came; equal ones mean an equal header
+        self.received = received
+        #: property bytes as they go on
+        self.header = header
+        self.persistent = persistent
+        self.mode = AT_LEAST_ONCE if persistent else AT_MOST_ONCE
+        self.priority = priority
+        #: milliseconds to live; -1 for ever
+        self.expiration = expiration
+        self.retain = retain
+
+
+def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
+    """Read property flags and list of a publish by ``user``.
+
+    ``reply_name`` is the queue that ``amq.rabbitmq.reply-to`` stands for on this channel, empty
+    when there is none. Raises ConnectionException (502) when they are malformed,
+    ChannelException (406) for a value that is not allowed.
+    """
+    basic = decode_properties(received)
+    expiration = -1
+    if basic.expiration is not None:
+        parsed = parse_expiration(basic.expiration)
+        if parsed is None:
+            shown = basic.expiration.decode("utf-8", "replace")
+            raise ChannelException(PRECONDITION_FAILED, f"invalid expiration '{shown}'")
+        expiration = parsed
+    if basic.user_id is not None and basic.user_id != user.encode():
+        shown = basic.user_id.decode("utf-8", "replace")
+        raise ChannelException(
+            PRECONDITION_FAILED,
+            f"user_id property set to '{shown}' but authenticated user was '{user}'",
+        )
+    return ContentHeader(
+        received,
+        _with_reply_name(received, basic, reply_name),
+        basic.delivery_mode == PERSISTENT,
+        basic.priority,
+        expiration,
+        basic.headers.get(RETAIN_HEADER) is True,
+    )
+
+
+def _with_reply_name(received: bytes, basic: BasicProperties, reply_name: bytes) -> bytes:
+    if basic.reply_to != REPLY_TO_NAME:
+        return received
+    if not reply_name:
+        raise ChannelException(PRECONDITION_FAILED, "fast reply consumer does not exist")
+    at = basic.reply_to_at
+    rest = at + 1 + len(REPLY_TO_NAME)
+    return received[:at] + bytes((len(reply_name),)) + reply_name + received[rest:]

@@ -1,0 +1,30 @@
+"""The adapter: what the broker loads for the protocol name ``amqp``."""
+
+from __future__ import annotations
+
+from trivium.adapter import Adapter, Connection, Peer, Transport
+from trivium.broker import Broker
+from trivium.message import PROTOCOL_AMQP, register_codec
+from trivium.metrics import ProtocolMetrics
+from trivium_amqp.connection import AmqpConnection
+from trivium_amqp.properties import BasicPropertyCodec
+
+register_codec(PROTOCOL_AMQP, BasicPropertyCodec())
+
+
+class AmqpAdapter(Adapter):
+    """AMQP 0-9-1 in RabbitMQ's dialect."""
+
+    def __init__(self) -> None:
+        self.name = "amqp"
+        self.metrics = ProtocolMetrics()
+        self._broker: Broker | None = None
+
+    def start(self, broker: Broker) -> None:
+        """See ``Adapter``; this protocol has no durable state of its own."""
+        self._broker = broker
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        """See ``Adapter``."""
+        assert self._broker is not None
+        return AmqpConnection(self.metrics, self._broker, transport, peer)

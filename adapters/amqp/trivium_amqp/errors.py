@@ -1,0 +1,105 @@
+"""Errors that a client causes, in the two classes that AMQP 0-9-1 has for them (1.2, 2.2.4).
+
+::
+
+    AmqpError
+     +-- ChannelException      closes the channel (channel.close)
+     +-- ConnectionException   closes the connection (connection.close)
+          +-- FramingError     the byte stream cannot be followed any more
+
+Both carry the reply code of the protocol. The text starts with the code's name, as RabbitMQ's does:
+clients' test suites match it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.errors import (
+    AccessRefused,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+    TopologyError,
+)
+
+REPLY_SUCCESS: Final = 200
+NO_ROUTE: Final = 312
+CONNECTION_FORCED: Final = 320
+ACCESS_REFUSED: Final = 403
+NOT_FOUND: Final = 404
+RESOURCE_LOCKED: Final = 405
+PRECONDITION_FAILED: Final = 406
+FRAME_ERROR: Final = 501
+SYNTAX_ERROR: Final = 502
+COMMAND_INVALID: Final = 503
+CHANNEL_ERROR: Final = 504
+UNEXPECTED_FRAME: Final = 505
+NOT_ALLOWED: Final = 530
+NOT_IMPLEMENTED: Final = 540
+
+_NAMES: Final = {
+    CONNECTION_FORCED: "CONNECTION_FORCED",
+    ACCESS_REFUSED: "ACCESS_REFUSED",
+    NOT_FOUND: "NOT_FOUND",
+    RESOURCE_LOCKED: "RESOURCE_LOCKED",
+    PRECONDITION_FAILED: "PRECONDITION_FAILED",
+    FRAME_ERROR: "FRAME_ERROR",
+    SYNTAX_ERROR: "SYNTAX_ERROR",
+    COMMAND_INVALID: "COMMAND_INVALID",
+    CHANNEL_ERROR: "CHANNEL_ERROR",
+    UNEXPECTED_FRAME: "UNEXPECTED_FRAME",
+    NOT_ALLOWED: "NOT_ALLOWED",
+    NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
+}
+
+#: A reply text is a short string.
+_MAX_TEXT_BYTES: Final = 255
+
+
+class AmqpError(Exception):
+    """``code`` is the reply code; ``str()`` is the reply text without the code's name."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    def reply_text(self) -> str:
+        """The reply text as it is sent: at most 255 bytes of UTF-8."""
+        return reply_text(self.code, self.text)
+
+
+class ChannelException(AmqpError):
+    """Closes the channel; the connection lives on."""
+
+
+class ConnectionException(AmqpError):
+    """Closes the connection."""
+
+
+class FramingError(ConnectionException):
+    """A frame is malformed: what follows in the stream has no meaning (4.2.3)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(FRAME_ERROR, text)
+
+
+def reply_text(code: int, text: str) -> str:
+    """``CODE_NAME - text``, cut to the size of a short string."""
+    full = f"{_NAMES[code]} - {text}"
+    return full.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore")
+
+
+def channel_exception(error: TopologyError) -> ChannelException:
+    """What a refusal by the core means in this protocol."""
+    code = PRECONDITION_FAILED
+    if isinstance(error, NotFound):
+        code = NOT_FOUND
+    elif isinstance(error, AccessRefused):
+        code = ACCESS_REFUSED
+    elif isinstance(error, ResourceLocked):
+        code = RESOURCE_LOCKED
+    else:
+        assert isinstance(error, PreconditionFailed)
+    return ChannelException(code, str(error))

@@ -1,0 +1,85 @@
+"""Frames: their types, limits and encoding (AMQP 0-9-1, 4.2).
+
+::
+
+    octet   short     long     size octets   octet
+    type    channel   size     payload       0xCE
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+from trivium_amqp import methods
+
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+
+FRAME_END: Final = 0xCE
+END: Final = b"\xce"
+#: Octets of a frame beside its payload.
+OVERHEAD: Final = 8
+
+#: Smallest limit that a peer may negotiate (frame-min-size).
+MIN_FRAME_MAX: Final = 4096
+#: The limit before it is negotiated: twice frame-min-size, since tokens and client properties of
+#: real clients do not always fit into the latter.
+INITIAL_FRAME_MAX: Final = 8192
+#: What we offer in connection.tune, RabbitMQ's defaults.
+FRAME_MAX: Final = 131_072
+CHANNEL_MAX: Final = 2047
+HEARTBEAT_SECONDS: Final = 60
+
+#: class basic, weight: the fixed start of a content header's payload (4.2.6.1)
+CONTENT_HEADER: Final = b"\x00\x3c\x00\x00"
+#: octets of a content header before the property flags
+CONTENT_HEADER_SIZE: Final = 12
+
+HEAD: Final = Struct(">BHI")
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
+
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+#: connection.close-ok
+CLOSE_OK_FRAME: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
+#: basic.ack and basic.nack of a publish: type, channel, size, method, tag, bits, end
+CONFIRM_FRAME: Final = Struct(">BHIIQBB")
+CONFIRM_SIZE: Final = 13
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """One frame."""
+    return HEAD.pack(kind, channel, len(payload)) + payload + END
+
+
+def method_frame(channel: int, method: int, *arguments: Any) -> bytes:
+    """A method frame; see ``methods.encode``."""
+    return frame(METHOD, channel, methods.encode(method, *arguments))
+
+
+def content_frames(channel: int, header: bytes, body: bytes, room: int) -> bytes:
+    """Content header and body frames. ``header`` is the property flags and list.
+
+    ``room`` is the largest payload of a frame.
+    """
+    size = len(body)
+    parts = [
+        HEAD.pack(HEADER, channel, CONTENT_HEADER_SIZE + len(header)),
+        CONTENT_HEADER,
+        U64.pack(size),
+        header,
+        END,
+    ]
+    if 0 < size <= room:
+        parts += (HEAD.pack(BODY, channel, size), body, END)
+    elif size:
+        for at in range(0, size, room):
+            chunk = body[at : at + room]
+            parts += (HEAD.pack(BODY, channel, len(chunk)), chunk, END)
+    return b"".join(parts)

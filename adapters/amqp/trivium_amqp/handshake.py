@@ -1,0 +1,195 @@
+"""The negotiation that opens a connection: start, authentication, tune, open (2.2.4)."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any, Final
+
+from trivium import __version__
+from trivium.errors import NotFound
+from trivium.message import HeaderValue
+from trivium_amqp import methods
+from trivium_amqp.errors import (
+    ACCESS_REFUSED,
+    COMMAND_INVALID,
+    NOT_ALLOWED,
+    ConnectionException,
+)
+from trivium_amqp.frames import (
+    CHANNEL_MAX,
+    FRAME_MAX,
+    HEARTBEAT_SECONDS,
+    MIN_FRAME_MAX,
+    method_frame,
+)
+from trivium_amqp.tables import decode_table
+
+if TYPE_CHECKING:
+    from trivium_amqp.connection import AmqpConnection
+
+#: In RabbitMQ's order.
+MECHANISMS: Final = b"AMQPLAIN PLAIN"
+LOCALES: Final = b"en_US"
+
+#: What clients gate features on; each one is true.
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+
+
+def server_properties() -> dict[str, HeaderValue]:
+    """The server-properties of connection.start. Clients parse ``version`` as x.y.z."""
+    capabilities: dict[str, HeaderValue] = {}
+    for name in CAPABILITIES:
+        capabilities[name] = True
+    return {
+        "capabilities": capabilities,
+        "cluster_name": "trivium",
+        "information": "AMQP 0-9-1, RabbitMQ dialect",
+        "platform": f"Python {platform.python_version()}",
+        "product": "Trivium",
+        "version": __version__,
+    }
+
+
+class Handshake:
+    """The state of the negotiation: the one method that may come next."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._expected = methods.CONNECTION_START_OK
+        self._mechanism = ""
+        #: the authenticator has not answered yet; what the client sends meanwhile is held back
+        self.is_waiting = False
+
+    def start(self) -> None:
+        """Send connection.start."""
+        self._connection.send(
+            method_frame(
+                0, methods.CONNECTION_START, 0, 9, server_properties(), MECHANISMS, LOCALES
+            )
+        )
+
+    def method(self, method: int, data: bytes, start: int, end: int) -> None:
+        """A method other than connection.close came. Raises ConnectionException."""
+        if method != self._expected:
+            raise ConnectionException(
+                COMMAND_INVALID,
+                f"method {method >> 16}.{method & 0xFFFF} is not expected during the handshake",
+            )
+        arguments = methods.decode(method, data, start, end)
+        if method == methods.CONNECTION_START_OK:
+            self._start_ok(arguments)
+        elif method == methods.CONNECTION_TUNE_OK:
+            self._tune_ok(arguments)
+        else:
+            self._open(arguments)
+
+    def _start_ok(self, arguments: list[Any]) -> None:
+        client_properties, mechanism, response, _locale = arguments
+        connection = self._connection
+        connection.client_properties = client_properties
+        capabilities = client_properties.get("capabilities")
+        if isinstance(capabilities, dict):
+            connection.capabilities = capabilities
+        self._mechanism = mechanism
+        credentials = read_credentials(mechanism, response)
+        if credentials is None:
+            self._authenticated(False)
+            return
+        connection.user, password = credentials
+        self.is_waiting = True
+        connection.broker.authenticator.authenticate(
+            connection.user, password, connection.peer.is_loopback, self._authenticated
+        )
+        # The answer may have come within the call.
+        if self.is_waiting:
+            connection.transport.pause_reading()
+
+    def _authenticated(self, is_admitted: bool) -> None:
+        connection = self._connection
+        if connection.is_closed:
+            return
+        was_waiting = self.is_waiting
+        self.is_waiting = False
+        if is_admitted:
+            self._expected = methods.CONNECTION_TUNE_OK
+            connection.send(
+                method_frame(0, methods.CONNECTION_TUNE, CHANNEL_MAX, FRAME_MAX, HEARTBEAT_SECONDS)
+            )
+        else:
+            connection.metrics.authentication_failures += 1
+            if connection.has_capability("authentication_failure_close"):
+                connection.fail(
+                    ConnectionException(
+                        ACCESS_REFUSED,
+                        "Login was refused using authentication mechanism"
+                        f" {self._mechanism[:32]}. For details see the broker logfile.",
+                    ),
+                    methods.CONNECTION_START_OK,
+                )
+            else:
+                connection.close()
+        if was_waiting and not connection.is_closed:
+            connection.transport.resume_reading()
+            connection.feed_held()
+
+    def _tune_ok(self, arguments: list[Any]) -> None:
+        channel_max, frame_max, heartbeat = arguments
+        if channel_max > CHANNEL_MAX:
+            raise _refused("channel_max", channel_max, "higher than the maximum", CHANNEL_MAX)
+        if frame_max > FRAME_MAX:
+            raise _refused("frame_max", frame_max, "higher than the maximum", FRAME_MAX)
+        if 0 < frame_max < MIN_FRAME_MAX:
+            raise _refused("frame_max", frame_max, "lower than the minimum", MIN_FRAME_MAX)
+        # Zero means "no limit of mine": then ours holds.
+        self._connection.tuned(channel_max or CHANNEL_MAX, frame_max or FRAME_MAX, heartbeat)
+        self._expected = methods.CONNECTION_OPEN
+
+    def _open(self, arguments: list[Any]) -> None:
+        name = arguments[0]
+        connection = self._connection
+        try:
+            vhost = connection.broker.vhost(name)
+        except NotFound as error:
+            raise ConnectionException(NOT_ALLOWED, str(error)) from None
+        connection.opened(vhost)
+        connection.send(method_frame(0, methods.CONNECTION_OPEN_OK))
+
+
+def read_credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
+    """User and password of a SASL response; None when there are none, or no such mechanism.
+
+    PLAIN is ``[identity] NUL user NUL password`` (RFC 4616); AMQPLAIN is a field table without its
+    length, with LOGIN and PASSWORD.
+    """
+    if mechanism == "PLAIN":
+        parts = response.split(b"\x00")
+        if len(parts) != 3:
+            return None
+        try:
+            return parts[1].decode(), parts[2]
+        except UnicodeDecodeError:
+            return None
+    if mechanism == "AMQPLAIN":
+        table = decode_table(response, 0, len(response))
+        login, password = table.get("LOGIN"), table.get("PASSWORD")
+        if isinstance(password, str):
+            password = password.encode()
+        if isinstance(login, str) and isinstance(password, bytes):
+            return login, password
+    return None
+
+
+def _refused(name: str, value: int, relation: str, limit: int) -> ConnectionException:
+    return ConnectionException(
+        NOT_ALLOWED, f"negotiated {name} = {value} is {relation} allowed value ({limit})"
+    )

@@ -1,0 +1,184 @@
+"""Field tables: the values of headers, arguments and peer properties (AMQP 0-9-1, 4.2.5.5).
+
+The type letters are those of RabbitMQ's dialect, in which ``s`` is a signed 16-bit integer and
+``x`` a byte array; ``U`` and ``L`` of the specification are read too. Reading validates everything
+that a client sent, so that what is passed on untouched is known to be well-formed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from trivium.message import HeaderValue
+from trivium_amqp.errors import SYNTAX_ERROR, ConnectionException
+
+#: Tables and arrays inside one another; deeper ones are refused, which bounds the recursion.
+MAX_DEPTH: Final = 64
+
+_I8: Final = Struct(">b")
+_I16: Final = Struct(">h")
+_U16: Final = Struct(">H")
+_I32: Final = Struct(">i")
+_U32: Final = Struct(">I")
+_I64: Final = Struct(">q")
+_U64: Final = Struct(">Q")
+_F32: Final = Struct(">f")
+_F64: Final = Struct(">d")
+
+
+def malformed(text: str) -> ConnectionException:
+    """The error for arguments that cannot be read (502)."""
+    return ConnectionException(SYNTAX_ERROR, text)
+
+
+def decode_table(data: bytes, start: int, end: int) -> dict[str, HeaderValue]:
+    """The table whose fields are ``data[start:end]`` (without the length in front).
+
+    Of a name that comes twice the first is taken. A long string that is not UTF-8 becomes
+    ``bytes``. Raises ConnectionException (502) when it is malformed.
+    """
+    try:
+        return _table(data, start, end, 0)
+    except (struct.error, IndexError):
+        raise malformed("field table is shorter than its lengths say") from None
+
+
+def _table(data: bytes, start: int, end: int, depth: int) -> dict[str, HeaderValue]:
+    if depth >= MAX_DEPTH:
+        raise malformed(f"field table is nested deeper than {MAX_DEPTH} levels")
+    if end > len(data):
+        raise malformed("field table is longer than its frame")
+    table: dict[str, HeaderValue] = {}
+    position = start
+    while position < end:
+        name_at = position + 1
+        position = name_at + data[position]
+        name = data[name_at:position].decode("utf-8", "replace")
+        value, position = _value(data, position, depth)
+        if name not in table:
+            table[name] = value
+    if position != end:
+        raise malformed("field table does not end where its length says")
+    return table
+
+
+def _array(data: bytes, start: int, end: int, depth: int) -> list[HeaderValue]:
+    if depth >= MAX_DEPTH:
+        raise malformed(f"field array is nested deeper than {MAX_DEPTH} levels")
+    if end > len(data):
+        raise malformed("field array is longer than its frame")
+    values: list[HeaderValue] = []
+    position = start
+    while position < end:
+        value, position = _value(data, position, depth)
+        values.append(value)
+    if position != end:
+        raise malformed("field array does not end where its length says")
+    return values
+
+
+def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
+    """The value whose type letter is at ``position``, and where the next one begins."""
+    letter = data[position]
+    at = position + 1
+    number: int
+    real: float
+    if letter == 83 or letter == 120:  # S, x
+        number = _U32.unpack_from(data, at)[0]
+        end = at + 4 + number
+        if end > len(data):
+            raise malformed("field value is longer than its frame")
+        content = data[at + 4 : end]
+        if letter == 120:
+            return content, end
+        try:
+            return content.decode(), end
+        except UnicodeDecodeError:
+            return content, end
+    if letter == 73:  # I
+        number = _I32.unpack_from(data, at)[0]
+        return number, at + 4
+    if letter == 108:  # l
+        number = _I64.unpack_from(data, at)[0]
+        return number, at + 8
+    if letter == 84 or letter == 76:  # T, L
+        number = _U64.unpack_from(data, at)[0]
+        return number, at + 8
+    if letter == 116:  # t
+        return data[at] != 0, at + 1
+    if letter == 86:  # V
+        return None, at
+    if letter == 70:  # F
+        number = _U32.unpack_from(data, at)[0]
+        end = at + 4 + number
+        return _table(data, at + 4, end, depth + 1), end
+    if letter == 65:  # A
+        number = _U32.unpack_from(data, at)[0]
+        end = at + 4 + number
+        return _array(data, at + 4, end, depth + 1), end
+    if letter == 98:  # b
+        number = _I8.unpack_from(data, at)[0]
+        return number, at + 1
+    if letter == 66:  # B
+        return data[at], at + 1
+    if letter == 115 or letter == 85:  # s, U
+        number = _I16.unpack_from(data, at)[0]
+        return number, at + 2
+    if letter == 117:  # u
+        number = _U16.unpack_from(data, at)[0]
+        return number, at + 2
+    if letter == 105:  # i
+        number = _U32.unpack_from(data, at)[0]
+        return number, at + 4
+    if letter == 102:  # f
+        real = _F32.unpack_from(data, at)[0]
+        return real, at + 4
+    if letter == 100:  # d
+        real = _F64.unpack_from(data, at)[0]
+        return real, at + 8
+    if letter == 68:  # D: scale, signed value (RabbitMQ)
+        number = _I32.unpack_from(data, at + 1)[0]
+        return float(f"{number}e-{data[at]}"), at + 5
+    raise malformed(f"unknown field type {letter}")
+
+
+def encode_table(fields: Iterable[tuple[str, HeaderValue]]) -> bytes:
+    """A table with its length in front. Names must be at most 255 bytes; see ``encode_value``."""
+    parts: list[bytes] = []
+    for name, value in fields:
+        encoded = name.encode()
+        parts.append(bytes((len(encoded),)))
+        parts.append(encoded)
+        parts.append(encode_value(value))
+    content = b"".join(parts)
+    return _U32.pack(len(content)) + content
+
+
+def encode_value(value: HeaderValue) -> bytes:
+    """A value with its type letter. Integers beyond 64 bits and unknown types become text."""
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace")
+        return b"S" + _U32.pack(len(text)) + text
+    if isinstance(value, bool):
+        return b"t\x01" if value else b"t\x00"
+    if isinstance(value, int):
+        if -0x8000_0000 <= value <= 0x7FFF_FFFF:
+            return b"I" + _I32.pack(value)
+        if -0x8000_0000_0000_0000 <= value <= 0x7FFF_FFFF_FFFF_FFFF:
+            return b"l" + _I64.pack(value)
+        return encode_value(str(value))
+    if value is None:
+        return b"V"
+    if isinstance(value, float):
+        return b"d" + _F64.pack(value)
+    if isinstance(value, bytes):
+        return b"x" + _U32.pack(len(value)) + value
+    if isinstance(value, dict):
+        return b"F" + encode_table(value.items())
+    if isinstance(value, list):
+        content = b"".join([encode_value(item) for item in value])
+        return b"A" + _U32.pack(len(content)) + content
+    return encode_value(str(value))

@@ -1,0 +1,267 @@
+"""Methods of the classes exchange and queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from trivium.exchanges import Binding, Destination, Exchange, valid_headers_match
+from trivium.message import HeaderValue
+from trivium_amqp import methods
+from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
+from trivium_amqp.errors import (
+    ACCESS_REFUSED,
+    PRECONDITION_FAILED,
+    ChannelException,
+)
+from trivium_amqp.frames import method_frame
+
+if TYPE_CHECKING:
+    from trivium_amqp.channel import Channel
+
+#: Queue arguments of RabbitMQ that ask for something this broker does not do. Accepting them would
+#: be a promise that is not kept.
+_UNSUPPORTED: Final = frozenset(
+    (
+        "x-message-ttl",
+        "x-expires",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-overflow",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-delivery-limit",
+        "x-max-priority",
+        "x-single-active-consumer",
+        "x-max-age",
+        "x-stream-max-segment-size-bytes",
+        "x-stream-filter-size-bytes",
+        "x-initial-cluster-size",
+        "x-message-deduplication",
+    )
+)
+
+
+def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
+    """exchange.declare."""
+    name, kind, passive, durable, auto_delete, internal, nowait, options = arguments
+    _refuse_default(name)
+    if passive:
+        channel.vhost.exchange(name)
+    else:
+        channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
+    _answer(channel, nowait, methods.EXCHANGE_DECLARE_OK)
+
+
+def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
+    """exchange.delete; like RabbitMQ, one that does not exist is no error."""
+    name, if_unused, nowait = arguments
+    _refuse_default(name)
+    channel.vhost.delete_exchange(name, if_unused)
+    _answer(channel, nowait, methods.EXCHANGE_DELETE_OK)
+
+
+def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
+    """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
+    destination, source, key, nowait, options = arguments
+    _bind(channel, _exchange_destination(channel, destination), source, key, options)
+    _answer(channel, nowait, methods.EXCHANGE_BIND_OK)
+
+
+def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
+    """exchange.unbind; a binding that does not exist is no error."""
+    destination, source, key, nowait, options = arguments
+    _unbind(channel, _exchange_destination(channel, destination), source, key, options)
+    _answer(channel, nowait, methods.EXCHANGE_UNBIND_OK)
+
+
+def queue_declare(channel: Channel, arguments: list[Any]) -> None:
+    """queue.declare."""
+    name, passive, durable, exclusive, auto_delete, nowait, options = arguments
+    if passive:
+        _declare_passively(channel, name, nowait)
+        return
+    kind = options.pop("x-queue-type", "classic")
+    _check_arguments(options, kind, durable, exclusive)
+    if kind == "stream":
+        channel.vhost.declare_stream(name, 1, options)
+        channel.last_queue = name
+        _declare_ok(channel, nowait, name, 0, 0)
+        return
+    if kind == "quorum":
+        options["x-queue-type"] = kind
+    connection = channel.connection
+    queue = channel.vhost.declare_queue(
+        name,
+        durable,
+        auto_delete,
+        connection if exclusive else None,
+        options,
+        connection=connection,
+    )
+    channel.last_queue = queue.name
+    _declare_ok(channel, nowait, queue.name, len(queue), len(queue.consumers))
+
+
+def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
+    name = resolve_name(channel, name)
+    if name == REPLY_TO:
+        _declare_ok(channel, nowait, name, 0, 0)
+        return
+    if name in channel.vhost.streams:
+        _declare_ok(channel, nowait, name, 0, 0)
+        return
+    # Whoever answers a request may ask whether the requester still waits, though the queue of its
+    # replies is not his.
+    queue = (
+        channel.vhost.queues.get(name)
+        if name.startswith(REPLY_TO)
+        else channel.vhost.queue(name, channel.connection)
+    )
+    if queue is None:
+        channel.vhost.queue(name)
+        return
+    channel.last_queue = name
+    _declare_ok(channel, nowait, name, len(queue), len(queue.consumers))
+
+
+def _check_arguments(
+    options: dict[str, HeaderValue], kind: HeaderValue, durable: bool, exclusive: bool
+) -> None:
+    if kind not in ("classic", "quorum", "stream"):
+        raise ChannelException(PRECONDITION_FAILED, f"unsupported queue type '{kind}'")
+    for name in options:
+        if name in _UNSUPPORTED:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"queue argument '{name}' is not supported by this broker"
+            )
+    if kind != "classic":
+        if not durable:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"invalid property 'non-durable' for a {kind} queue"
+            )
+        if exclusive:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"invalid property 'exclusive-owner' for a {kind} queue"
+            )
+
+
+def _declare_ok(
+    channel: Channel, nowait: bool, name: str, message_count: int, consumer_count: int
+) -> None:
+    if not nowait:
+        channel.connection.send(
+            method_frame(
+                channel.number, methods.QUEUE_DECLARE_OK, name, message_count, consumer_count
+            )
+        )
+
+
+def queue_bind(channel: Channel, arguments: list[Any]) -> None:
+    """queue.bind. With neither queue nor routing key, the last queue's name is the routing key."""
+    name, source, key, nowait, options = arguments
+    if not name and not key:
+        key = resolve_name(channel, name).encode()
+    _bind(channel, _queue_destination(channel, name), source, key, options)
+    _answer(channel, nowait, methods.QUEUE_BIND_OK)
+
+
+def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
+    """queue.unbind; a binding that does not exist is no error."""
+    name, source, key, options = arguments
+    if not name and not key:
+        key = resolve_name(channel, name).encode()
+    _unbind(channel, _queue_destination(channel, name), source, key, options)
+    _answer(channel, False, methods.QUEUE_UNBIND_OK)
+
+
+def queue_purge(channel: Channel, arguments: list[Any]) -> None:
+    """queue.purge."""
+    name, nowait = arguments
+    count = resolve_queue(channel, name).purge()
+    if not nowait:
+        channel.connection.send(method_frame(channel.number, methods.QUEUE_PURGE_OK, count))
+
+
+def queue_delete(channel: Channel, arguments: list[Any]) -> None:
+    """queue.delete; like RabbitMQ, one that does not exist is no error."""
+    name, if_unused, if_empty, nowait = arguments
+    name = resolve_name(channel, name)
+    vhost = channel.vhost
+    count = 0
+    if name in vhost.streams:
+        vhost.delete_stream(name)
+    elif name in vhost.queues:
+        queue = vhost.queue(name, channel.connection)
+        count = vhost.delete_queue(queue, if_unused, if_empty)
+    if not nowait:
+        channel.connection.send(method_frame(channel.number, methods.QUEUE_DELETE_OK, count))
+
+
+def _exchange_destination(channel: Channel, name: str) -> Destination:
+    _refuse_default(name)
+    return channel.vhost.destination(name, is_exchange=True)
+
+
+def _queue_destination(channel: Channel, name: str) -> Destination:
+    name = resolve_name(channel, name)
+    stream = channel.vhost.streams.get(name)
+    if stream is not None:
+        return stream
+    return channel.vhost.queue(name, channel.connection)
+
+
+def _source(channel: Channel, name: str) -> Exchange:
+    _refuse_default(name)
+    return channel.vhost.exchange(name)
+
+
+def _bind(
+    channel: Channel,
+    destination: Destination,
+    source: str,
+    key: bytes,
+    options: dict[str, HeaderValue],
+) -> None:
+    exchange = _source(channel, source)
+    if exchange.kind == "headers" and not valid_headers_match(options):
+        raise ChannelException(
+            PRECONDITION_FAILED,
+            f"Invalid x-match field value '{options['x-match']}';"
+            " expected all, any, all-with-x, or any-with-x",
+        )
+    channel.vhost.bind(exchange, Binding(destination, key, options))
+
+
+def _unbind(
+    channel: Channel,
+    destination: Destination,
+    source: str,
+    key: bytes,
+    options: dict[str, HeaderValue],
+) -> None:
+    channel.vhost.unbind(_source(channel, source), Binding(destination, key, options))
+
+
+def _refuse_default(name: str) -> None:
+    if not name:
+        raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+def _answer(channel: Channel, nowait: bool, method: int) -> None:
+    if not nowait:
+        channel.connection.send(method_frame(channel.number, method))
+
+
+HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {
+    methods.EXCHANGE_DECLARE: exchange_declare,
+    methods.EXCHANGE_DELETE: exchange_delete,
+    methods.EXCHANGE_BIND: exchange_bind,
+    methods.EXCHANGE_UNBIND: exchange_unbind,
+    methods.QUEUE_DECLARE: queue_declare,
+    methods.QUEUE_BIND: queue_bind,
+    methods.QUEUE_UNBIND: queue_unbind,
+    methods.QUEUE_PURGE: queue_purge,
+    methods.QUEUE_DELETE: queue_delete,
+}

@@ -1,0 +1,44 @@
+"""What a channel in transaction mode holds back until tx.commit (AMQP 0-9-1, 1.9).
+
+Commit applies everything within one turn, which is one batch of the storage: all of it is durable,
+or nothing is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.queues import QueueEntry
+from trivium_amqp.consumer import AmqpConsumer
+from trivium_amqp.content import ContentHeader, Target
+from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
+
+#: Bytes of bodies and properties that one transaction may hold in memory (128 MiB).
+MAX_BYTES: Final = 128 << 20
+#: What each publish counts beside its bytes, so that empty messages are bounded too.
+_PUBLISH_BYTES: Final = 256
+
+#: What an acknowledgement does with an entry.
+SETTLE: Final = 0
+REQUEUE: Final = 1
+
+Held = tuple[QueueEntry, AmqpConsumer | None]
+
+
+class Transaction:
+    """Publishes and acknowledgements since tx.select or the last commit or rollback."""
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[Target, ContentHeader, bytes]] = []
+        #: delivery tag, the delivery, SETTLE or REQUEUE
+        self.acknowledgements: list[tuple[int, Held, int]] = []
+        self._size = 0
+
+    def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
+        """Hold a publish back. Raises ChannelException (406) when the transaction is too large."""
+        self._size += len(body) + len(header.header) + _PUBLISH_BYTES
+        if self._size > MAX_BYTES:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"transaction is larger than {MAX_BYTES} bytes"
+            )
+        self.publishes.append((target, header, body))
