@@ -19,6 +19,7 @@ from trivium.adapter import Adapter, Connection
 from trivium.config import Config
 from trivium.errors import NotFound
 from trivium.metrics import ProtocolMetrics, Sample, render
+from trivium.process import process_samples
 from trivium.queues import Queue
 from trivium.security.authenticator import Authenticator
 from trivium.storage.base import Storage
@@ -193,6 +194,7 @@ class Broker:
         return render(
             protocols,
             [
+                *process_samples(),
                 Sample("queues", "gauge", "Queues", len(queues)),
                 Sample("streams", "gauge", "Streams", sum(len(v.streams) for v in vhosts)),
                 Sample(

@@ -1,8 +1,12 @@
 """Counters as Prometheus sees them, read with Prometheus's own parser."""
 
+import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trivium import __version__
 from trivium.metrics import ProtocolMetrics, Sample, render
+from trivium.process import process_samples
 
 
 def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -51,3 +55,16 @@ def test_samples_of_one_name_form_one_family() -> None:
     assert values["trivium_queue_messages", (("state", "unacknowledged"),)] == 1
     assert values["process_cpu_seconds_total", ()] == 0.25
     assert text.count("# TYPE trivium_queue_messages gauge") == 1
+
+
+def test_process_metrics_describe_this_process() -> None:
+    values = parse(render({}, process_samples()))
+    own = psutil.Process()
+    ((_, labels),) = (key for key in values if key[0] == "trivium_info")
+    assert dict(labels)["version"] == __version__
+    assert values["process_resident_memory_bytes", ()] == pytest.approx(
+        own.memory_info().rss, rel=0.2
+    )
+    assert values["process_open_fds", ()] == pytest.approx(own.num_fds(), abs=2)
+    assert 0 < values["process_cpu_seconds_total", ()] < 10_000
+    assert values["process_start_time_seconds", ()] >= own.create_time() - 1

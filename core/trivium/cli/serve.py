@@ -15,17 +15,21 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from trivium import __version__
 from trivium.broker import Broker
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, TriviumError
+from trivium.process import is_compiled
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,
     StorageLocked,
     StorageVersionMismatch,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
     _raise_file_limit()
     _relax_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
