@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
     _raise_file_limit()
     _relax_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -85,6 +84,7 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Broker(config) as broker:
+        logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
         print(ready_line(broker), flush=True)
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(broker.wait_failed())
