@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from trivium.adapter import Adapter, Connection, Peer
 from trivium.broker import Broker, Driver
@@ -48,9 +48,9 @@ class SocketDriver(asyncio.Protocol):
         self._adapter = adapter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,7 +63,7 @@ class SocketDriver(asyncio.Protocol):
         broker.connections.add(self.connection)
         if broker.is_stopping or len(broker.connections) > broker.config.limits.max_connections:
             self.connection.is_closed = True
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
