@@ -45,6 +45,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", choices=("trivium", "mosquitto", "rabbitmq"), default="trivium")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_build: slow, so not repeated with the compiled broker")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what uses a broker against each of its builds, or against one other broker."""
     if "broker" not in metafunc.fixturenames:

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -37,10 +37,16 @@ class ConnAck:
 
 def properties(packet: int, **values: Any) -> Properties:
     """MQTT 5 properties of a packet type by paho's names, e.g. ``MessageExpiryInterval=5``."""
-    made = Properties(packet)
+    made: Properties = cast("Any", Properties)(packet)
     for name, value in values.items():
         setattr(made, name, value)
     return made
+
+
+def given(found: Properties | None) -> Any:
+    """Received properties, whose names paho makes at run time."""
+    assert found is not None
+    return found
 
 
 def publish_properties(**values: Any) -> Properties:
@@ -143,7 +149,7 @@ class Mqtt:
     def drop(self) -> None:
         """Lose the connection without DISCONNECT."""
         connection = self.client.socket()
-        assert connection is not None
+        assert isinstance(connection, socket.socket)
         connection.shutdown(socket.SHUT_RDWR)
         self.client.loop_stop()
 
@@ -203,11 +209,11 @@ class Mqtt:
     ) -> int:
         """Subscribe and wait for SUBACK; its reason code. ``options`` are SubscribeOptions."""
         if self.version == V5:
-            given = None
+            sent = None
             if identifier is not None:
-                given = properties(PacketTypes.SUBSCRIBE, SubscriptionIdentifier=identifier)
+                sent = properties(PacketTypes.SUBSCRIBE, SubscriptionIdentifier=identifier)
             _, packet_id = self.client.subscribe(
-                topic_filter, options=SubscribeOptions(qos, **options), properties=given
+                topic_filter, options=SubscribeOptions(qos, **options), properties=sent
             )
         else:
             _, packet_id = self.client.subscribe(topic_filter, qos)

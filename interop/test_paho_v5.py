@@ -10,19 +10,17 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from interop.mqtt import V5, V311, Mqtt, properties
+from interop.mqtt import V5, V311, Mqtt, given, properties
 from interop.test_paho import HOUR, expect_nothing_before
 
 
 def received_properties(found: Properties | None) -> dict[str, object]:
-    assert found is not None
-    return {str(name): value for name, value in found.json().items()}
+    return {str(name): value for name, value in given(found).json().items()}
 
 
 def test_mqtt_3_1_2_assigned_client_identifier(mqtt_port: int) -> None:
     with Mqtt(mqtt_port) as client:
-        given = received_properties(client.connack.properties)
-        assert given["AssignedClientIdentifier"]
+        assert received_properties(client.connack.properties)["AssignedClientIdentifier"]
 
 
 def test_mqtt_3_3_2_3_properties_come_back_as_they_were(mqtt_port: int, name: str) -> None:
@@ -39,8 +37,7 @@ def test_mqtt_3_3_2_3_properties_come_back_as_they_were(mqtt_port: int, name: st
             CorrelationData=bytes(range(256)),
             ResponseTopic=f"{name}/answer",
         )
-        found = client.receive().properties
-        assert found is not None
+        found = given(client.receive().properties)
         assert found.UserProperty == pairs, "order and duplicates (MQTT-3.3.2-18)"
         assert found.ContentType == "application/json; charset=utf-8"
         assert found.PayloadFormatIndicator == 1
@@ -52,8 +49,7 @@ def test_retained_message_keeps_its_properties(mqtt_port: int, name: str) -> Non
     with Mqtt(mqtt_port, name) as client:
         client.publish(name, b"x", retain=True, UserProperty=[("a", "b"), ("a", "b")])
         client.subscribe(name, 1)
-        found = client.receive().properties
-        assert found is not None
+        found = given(client.receive().properties)
         assert found.UserProperty == [("a", "b"), ("a", "b")]
 
 
@@ -68,15 +64,14 @@ def test_mqtt_4_10_request_and_response(mqtt_port: int, name: str) -> None:
             CorrelationData=b"\x00\xff",
         )
         request = server.receive()
-        assert request.properties is not None
+        asked = given(request.properties)
         server.publish(
-            request.properties.ResponseTopic,
+            asked.ResponseTopic,
             b"%d" % (int(request.payload) + 1),
-            CorrelationData=request.properties.CorrelationData,
+            CorrelationData=asked.CorrelationData,
         )
         answer = client.receive()
-        assert answer.properties is not None
-        assert (answer.payload, answer.properties.CorrelationData) == (b"21", b"\x00\xff")
+        assert (answer.payload, given(answer.properties).CorrelationData) == (b"21", b"\x00\xff")
 
 
 def test_mqtt_3_3_2_6_expiry_that_is_forwarded_is_the_time_remaining(
@@ -124,24 +119,17 @@ def test_mqtt_3_3_4_3_subscription_identifiers(mqtt_port: int, name: str) -> Non
         other.subscribe(f"{name}/#", 0, identifier=3)
         other.publish(f"{name}/a", b"x", 1)
         # One copy with both identifiers, or one copy per subscription: the standard allows both.
-        first = client.receive()
-        assert first.properties is not None
-        found = list(first.properties.SubscriptionIdentifier)
+        found = list(given(client.receive().properties).SubscriptionIdentifier)
         if len(found) < 2:
-            second = client.receive()
-            assert second.properties is not None
-            found += second.properties.SubscriptionIdentifier
+            found += given(client.receive().properties).SubscriptionIdentifier
         assert sorted(found) == [7, 268_435_455]
         expect_nothing_before(client, other, f"{name}/b")
-        message = other.receive()
-        assert message.properties is not None
-        assert message.properties.SubscriptionIdentifier == [3], "only its own"
+        assert given(other.receive().properties).SubscriptionIdentifier == [3], "only its own"
 
 
 def test_mqtt_3_3_2_8_topic_alias_of_the_client(mqtt_port: int, name: str) -> None:
     with Mqtt(mqtt_port, name) as client, Mqtt(mqtt_port, f"{name}s") as subscriber:
-        assert client.connack.properties is not None
-        assert client.connack.properties.TopicAliasMaximum > 0
+        assert given(client.connack.properties).TopicAliasMaximum > 0
         subscriber.subscribe(f"{name}/#", 1)
         client.publish(f"{name}/a", b"1", TopicAlias=1)
         client.publish("", b"2", TopicAlias=1)
@@ -283,8 +271,8 @@ def test_mqtt_3_1_2_25_too_large_for_the_client_is_not_sent(mqtt_port: int, name
 
 def test_shared_subscription_gives_each_message_to_one_client(mqtt_port: int, name: str) -> None:
     with Mqtt(mqtt_port, f"{name}p") as publisher:
-        given = received_properties(publisher.connack.properties)
-        if given.get("SharedSubscriptionAvailable", 1) == 0:
+        said = received_properties(publisher.connack.properties)
+        if said.get("SharedSubscriptionAvailable", 1) == 0:
             assert publisher.subscribe(f"$share/g/{name}", 1) == 0x9E, "MQTT-3.2.2-13"
             return
         clients = [Mqtt(mqtt_port, f"{name}{i}") for i in range(3)]
@@ -294,14 +282,14 @@ def test_shared_subscription_gives_each_message_to_one_client(mqtt_port: int, na
         for i in range(90):
             publisher.publish(f"{name}/a", b"%d" % i)
         publisher.publish(f"{name}/end", b"end")
-        shares = []
+        shares: list[list[int]] = []
         for client in clients:
-            share = []
+            share: list[int] = []
             while (message := client.receive()).topic != f"{name}/end":
                 share.append(int(message.payload))
             shares.append(share)
             client.close()
-        assert sorted(sum(shares, [])) == list(range(90))
+        assert sorted(i for share in shares for i in share) == list(range(90))
         assert all(shares), "each takes part"
 
 

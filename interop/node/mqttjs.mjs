@@ -1,0 +1,105 @@
+// MQTT.js against a broker: one scenario by name, its result as one line of JSON.
+import mqtt from 'mqtt';
+
+const [port, scenario, version, name] = process.argv.slice(2);
+const common = { protocolVersion: Number(version), reconnectPeriod: 0 };
+
+const open = (options = {}) =>
+  mqtt.connectAsync(`mqtt://127.0.0.1:${port}`, { ...common, ...options });
+
+// A client's messages as an async queue.
+function inbox(client) {
+  const ready = [];
+  const waiting = [];
+  client.on('message', (topic, payload, packet) => {
+    const message = { topic, payload: payload.toString('hex'), packet };
+    const waiter = waiting.shift();
+    if (waiter) waiter(message);
+    else ready.push(message);
+  });
+  return () =>
+    ready.length ? Promise.resolve(ready.shift()) : new Promise((r) => waiting.push(r));
+}
+
+const scenarios = {
+  async matrix() {
+    const found = [];
+    const client = await open();
+    const next = inbox(client);
+    for (const subscribed of [0, 1, 2]) {
+      await client.subscribeAsync(`${name}/${subscribed}/#`, { qos: subscribed });
+      for (const published of [0, 1, 2]) {
+        await client.publishAsync(`${name}/${subscribed}/é/${published}`, Buffer.from([0, 255]), {
+          qos: published,
+        });
+        const { topic, payload, packet } = await next();
+        found.push([topic.slice(name.length), payload, packet.qos]);
+      }
+    }
+    await client.endAsync();
+    return found;
+  },
+
+  async session() {
+    const options = { clientId: name, clean: false, properties: { sessionExpiryInterval: 60 } };
+    const first = await open(options);
+    await first.subscribeAsync(`${name}/#`, { qos: 2 });
+    await first.endAsync();
+    const publisher = await open();
+    for (let i = 0; i < 20; i += 1) {
+      await publisher.publishAsync(`${name}/${i}`, `${i}`, { qos: 1 });
+    }
+    await publisher.endAsync();
+    // The messages may come with the CONNACK, so the handler is there first.
+    const again = mqtt.connect(`mqtt://127.0.0.1:${port}`, { ...common, ...options });
+    const next = inbox(again);
+    const connack = await new Promise((resolve) => again.once('connect', resolve));
+    const found = [];
+    for (let i = 0; i < 20; i += 1) found.push((await next()).topic.slice(name.length + 1));
+    await again.endAsync();
+    return { present: connack.sessionPresent, found };
+  },
+
+  async retained() {
+    const client = await open();
+    const next = inbox(client);
+    await client.publishAsync(`${name}/r`, 'kept', { qos: 1, retain: true });
+    await client.subscribeAsync(`${name}/+`, { qos: 1 });
+    const { payload, packet } = await next();
+    await client.publishAsync(`${name}/r`, '', { qos: 1, retain: true });
+    await client.endAsync();
+    return { payload, retain: packet.retain };
+  },
+
+  async will() {
+    const watcher = await open();
+    const next = inbox(watcher);
+    await watcher.subscribeAsync(name, { qos: 1 });
+    const mortal = await open({ will: { topic: name, payload: 'gone', qos: 1 } });
+    mortal.stream.destroy();
+    const { payload } = await next();
+    await watcher.endAsync();
+    return payload;
+  },
+
+  async properties() {
+    const client = await open();
+    const next = inbox(client);
+    await client.subscribeAsync(name, { qos: 1, properties: { subscriptionIdentifier: 9 } });
+    await client.publishAsync(name, 'x', {
+      qos: 1,
+      properties: {
+        contentType: 'text/plain',
+        correlationData: Buffer.from([1, 0, 254]),
+        responseTopic: `${name}/r`,
+        userProperties: { a: ['1', '2'], b: '3' },
+        messageExpiryInterval: 100,
+      },
+    });
+    const { properties } = (await next()).packet;
+    await client.endAsync();
+    return { ...properties, correlationData: properties.correlationData.toString('hex') };
+  },
+};
+
+console.log(JSON.stringify(await scenarios[scenario]()));
