@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench [run | list | idle] ...``."""
+"""The command line: ``python -m bench [run | list | idle | instructions] ...``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from bench import environment, report, runner, scenarios
+from bench.endpoints import PeerError
 from bench.idle import measure_idle
+from bench.instructions import count_instructions
 from bench.runner import RESULTS, SERVERS, Settings
 from bench.servers import ServerError
 
@@ -36,7 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list scenarios and servers")
     idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
     idle.add_argument("--connections", type=int, default=5000)
-    idle.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
+    brokers = [name for name in SERVERS if name != "relay"]
+    idle.add_argument("--server", action="append", choices=brokers, metavar="NAME")
+    instructions = commands.add_parser("instructions", help="count instructions per message")
+    instructions.add_argument(
+        "--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME"
+    )
+    instructions.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
+    instructions.add_argument("--messages", type=int, default=20_000, help="on each lane")
+    instructions.add_argument("--keep", type=Path, metavar="FILE", help="for callgrind_annotate")
     return parser
 
 
@@ -80,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if all(row.is_clean for row in rows) else 1
 
 
-def _list() -> int:
+def _list(_arguments: argparse.Namespace) -> int:
     for scenario in scenarios.SCENARIOS.values():
         print(f"{scenario.name:26} {scenario.title}")
     print("servers:", ", ".join(SERVERS))
@@ -99,21 +109,29 @@ def _idle(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _instructions(arguments: argparse.Namespace) -> int:
+    for scenario in arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q"):
+        for server in arguments.server or ("trivium", "trivium-interpreted"):
+            chosen = scenarios.SCENARIOS[scenario]
+            print(count_instructions(chosen, server, arguments.messages, arguments.keep))
+    return 0
+
+
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(143)
 
 
+_COMMANDS: Final = {"run": _run, "list": _list, "idle": _idle, "instructions": _instructions}
+
+
 def main(arguments: list[str]) -> int:
     """Run a command; ``run`` where none is named. Returns the exit status."""
-    commands = ("run", "list", "idle", "-h", "--help")
-    if not arguments or arguments[0] not in commands:
+    if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
         arguments = ["run", *arguments]
     parsed = _parser().parse_args(arguments)
     try:
-        if parsed.command == "list":
-            return _list()
-        return _idle(parsed) if parsed.command == "idle" else _run(parsed)
-    except ServerError as error:
+        return _COMMANDS[parsed.command](parsed)
+    except (ServerError, PeerError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import select
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,8 @@ class Limits:
     """Sent and not yet acknowledged to the publisher."""
     backlog: int
     """Sent and not yet delivered to the slowest receiver: keeps the run in a steady state."""
+    total: int = sys.maxsize
+    """Sent at all."""
 
 
 class Lane:
@@ -58,7 +61,9 @@ class Lane:
         slowest = min(receiver.check.received for receiver in self.receivers)
         while not publisher.has_unsent:
             allowed = min(
-                limits.window - publisher.unsettled, slowest + limits.backlog - publisher.sent
+                limits.window - publisher.unsettled,
+                slowest + limits.backlog - publisher.sent,
+                limits.total - publisher.sent,
             )
             if allowed <= 0:
                 return
@@ -250,6 +255,30 @@ def run_closed(
                     start = loop.mark()
             elif now >= start.time + measure:
                 return start, loop.mark()
+
+    return _run(loop, body)
+
+
+def run_count(
+    lanes: Sequence[Lane], limits: Limits, count: int, server_cpu: Callable[[], float]
+) -> RunResult:
+    """Send ``count`` messages on each lane, as fast as in a closed run; measure it all.
+
+    Raises:
+        PeerError: the server closed a connection or broke its protocol.
+    """
+    loop = Loop(lanes, server_cpu)
+    bounded = replace(limits, total=count)
+
+    def body() -> tuple[Mark, Mark]:
+        start = loop.mark()
+        touched = set(lanes)
+        while any(lane.publisher.sent < count for lane in lanes):
+            for lane in touched:
+                lane.refill(bounded)
+                loop.watch(lane.publisher)
+            touched = loop.turn(_POLL_SECONDS)
+        return start, loop.mark()
 
     return _run(loop, body)
 

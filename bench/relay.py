@@ -27,7 +27,7 @@ from bench.amqp_clients import CHANNEL, FRAME_MAX
 from bench.endpoints import Address, Endpoint, PeerError
 from bench.frames import SEQUENCE, FrameBlock, Rows, layout
 
-BUFFER_BYTES: Final = 1024 * 1024
+BUFFER_BYTES: Final = 256 * 1024
 """Above this much unsent data a receiver's sender is not read: the relay's only flow control."""
 
 

@@ -42,6 +42,21 @@ def free_port() -> int:
         return port
 
 
+def _group_stats(group: int) -> list[list[str]]:
+    """Return ``/proc/PID/stat`` from its third field on, for each process of a group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[2] == str(group):
+                found.append(fields)
+    return found
+
+
+def _is_group_alive(group: int) -> bool:
+    return any(fields[0] != "Z" for fields in _group_stats(group))
+
+
 class Server:
     """A server process: ``start``, its ``addresses`` by protocol, ``stop``."""
 
@@ -51,6 +66,8 @@ class Server:
     def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
         self.directory = directory / self.name
         self.addresses: dict[str, Address] = {}
+        self.wrapper: tuple[str, ...] = ()
+        """A command to run the server's under, with its arguments."""
         self._cores = cores
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -85,31 +102,28 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            deadline = time.monotonic() + STOP_SECONDS
+            while _is_group_alive(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
             if process.stdout is not None:
                 process.stdout.close()
         self._processes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    @property
+    def process_id(self) -> int:
+        """The process that was started, which leads the server's process group."""
+        return self._processes[-1].pid
+
     def cpu_seconds(self) -> float:
         """Return the processor time used so far by the server's process group."""
-        ticks = sum(int(fields[11]) + int(fields[12]) for fields in self._group_stats())
+        ticks = sum(int(fields[11]) + int(fields[12]) for fields in _group_stats(self.process_id))
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the server's process group."""
-        pages = sum(int(fields[21]) for fields in self._group_stats())
+        pages = sum(int(fields[21]) for fields in _group_stats(self.process_id))
         return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def _group_stats(self) -> list[list[str]]:
-        """Return ``/proc/PID/stat`` from its third field on, for each process of the group."""
-        group = str(self._processes[-1].pid)
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields = path.read_text().rpartition(")")[2].split()
-                if fields[2] == group:
-                    found.append(fields)
-        return found
 
     def _spawn(
         self,
@@ -119,7 +133,7 @@ class Server:
     ) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [*self.wrapper, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
                 stderr=log,

@@ -9,7 +9,7 @@ import pytest
 
 from bench import load
 from bench.endpoints import Address, PeerError
-from bench.load import RunResult, run_closed, run_paced
+from bench.load import RunResult, run_closed, run_count, run_paced
 from bench.relay import AmqpRelayConnection, MqttRelayConnection, Relay, RelayConnection
 from bench.scenarios import SCENARIOS, Scenario, open_lanes
 from bench.verify import Tally
@@ -120,6 +120,14 @@ def test_a_paced_run_sends_at_its_rate_and_times_each_delivery(name: str) -> Non
     assert len(result.delays) == result.total_sent * scenario.receivers
     assert (result.delays >= 0).all()
     assert (result.delays < 60).all()
+
+
+def test_a_counted_run_sends_exactly_so_many() -> None:
+    scenario = SCENARIOS["amqp-confirmed-4q"]
+    with relay_with() as addresses, open_lanes(scenario, addresses) as lanes:
+        result = run_count(lanes, scenario.limits, 2500, lambda: 0.0)
+    assert result.total_sent == result.total_delivered == 10_000
+    assert result.tally == Tally(0, 0, 0)
 
 
 def test_lost_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

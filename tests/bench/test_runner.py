@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from bench import environment, runner
 from bench.__main__ import main
 from bench.idle import measure_idle
+from bench.instructions import count_instructions
 from bench.runner import Settings, server_cores
 from bench.scenarios import DEFAULT, SCENARIOS
 from bench.servers import REPOSITORY, Relay, ServerError
@@ -109,9 +111,19 @@ def test_pinning_separates_servers_from_the_load_and_ends() -> None:
 def test_idle_connections_are_held_and_counted() -> None:
     result = measure_idle("relay", 20)
     assert result.connections == 20
-    # The relay has a receive buffer of 1 MiB per connection, which is only reserved, not touched.
-    assert result.resident_after >= result.resident_before
-    assert result.bytes_per_connection == (result.resident_after - result.resident_before) / 20
+    # The relay keeps a receive buffer of 256 KiB for each connection.
+    assert 200_000 < result.bytes_per_connection < 400_000
+    assert "20 connections" in str(result)
+
+
+@pytest.mark.skipif(
+    not shutil.which("valgrind") or not shutil.which("mosquitto", path="/usr/sbin:/usr/bin"),
+    reason="needs valgrind and mosquitto",
+)
+def test_instructions_of_a_real_process_are_counted() -> None:
+    counted = count_instructions(SCENARIOS["mqtt-qos0-1to1"], "mosquitto", 2000)
+    assert counted.messages == 1500
+    assert 500 < counted.per_message < 50_000
 
 
 def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:

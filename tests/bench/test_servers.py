@@ -70,7 +70,7 @@ def test_a_server_keeps_to_its_cores(tmp_path: Path) -> None:
     server = Family(tmp_path, frozenset({core}))
     server.start()
     try:
-        assert os.sched_getaffinity(server._processes[0].pid) == {core}
+        assert os.sched_getaffinity(server.process_id) == {core}
     finally:
         server.stop()
 
