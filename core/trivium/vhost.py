@@ -24,6 +24,7 @@ from trivium.exchanges import (
 )
 from trivium.groups import Groups
 from trivium.message import Address, HeaderValue, Message
+from trivium.producers import Producers
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
 from trivium.streams import MAX_PARTITIONS, Stream, check_arguments
@@ -97,6 +98,7 @@ class VirtualHost:
         self._binding_rows = storage.table(f"bindings/{name}")
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
         self.groups = Groups(storage.table(f"groups/{name}"))
+        self.producers = Producers(storage.table(f"producers/{name}"))
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
