@@ -1,0 +1,44 @@
+"""The MQTT adapter: what the broker sees of this package."""
+
+from __future__ import annotations
+
+from trivium.adapter import Adapter, Connection, Peer, Transport
+from trivium.broker import DEFAULT_VHOST, Broker
+from trivium.message import PROTOCOL_MQTT, register_codec
+from trivium.metrics import ProtocolMetrics
+from trivium_mqtt.connection import MqttConnection
+from trivium_mqtt.options import MqttOptions
+from trivium_mqtt.properties import MqttCodec
+from trivium_mqtt.sessions import Sessions
+from trivium_mqtt.wire import VARINT_MAX
+
+
+class MqttAdapter(Adapter):
+    """MQTT 3.1, 3.1.1 and 5.0."""
+
+    def __init__(self, options: MqttOptions) -> None:
+        self.name = "mqtt"
+        self.metrics = ProtocolMetrics()
+        #: size of the largest packet that clients may send
+        self.maximum_packet = VARINT_MAX
+        self._options = options
+        self._sessions: Sessions | None = None
+
+    def start(self, broker: Broker) -> None:
+        """See ``Adapter``."""
+        register_codec(PROTOCOL_MQTT, MqttCodec())
+        self.maximum_packet = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
+        vhost = broker.vhost(DEFAULT_VHOST)
+        self._sessions = Sessions(broker, vhost, self._options, self.metrics)
+        self._sessions.restore()
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        """See ``Adapter``."""
+        assert self._sessions is not None
+        self.metrics.connections_opened += 1
+        return MqttConnection(self, self._sessions, transport, peer)
+
+    def tick(self, now: float) -> None:
+        """See ``Adapter``."""
+        if self._sessions is not None:
+            self._sessions.tick()

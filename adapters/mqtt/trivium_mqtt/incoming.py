@@ -1,0 +1,407 @@
+"""PUBLISH from one client: decoding and routing, the hottest path of the adapter.
+
+A publisher mostly repeats itself, so the bytes of its last PUBLISH up to the end of the topic are
+kept: a packet that starts with the same bytes has the same flags, size, topic and route, and is not
+decoded again. At QoS 0 a run of packets to one topic is handed on as one slice of what was read, to
+each live subscriber of the same protocol version: they get the publisher's own packets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import ACCEPTED, Destination, Route
+from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
+from trivium_mqtt.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
+from trivium_mqtt.properties import (
+    IN_PUBLISH,
+    MESSAGE_EXPIRY,
+    TOPIC_ALIAS,
+    PacketProperties,
+    check_message_properties,
+    read_properties,
+)
+from trivium_mqtt.reasons import (
+    NO_MATCHING_SUBSCRIBERS,
+    PACKET_ID_NOT_FOUND,
+    QUOTA_EXCEEDED,
+    TOPIC_ALIAS_INVALID,
+    MalformedPacket,
+    ProtocolError,
+    RemoteError,
+)
+from trivium_mqtt.session import Delivery
+from trivium_mqtt.wire import read_varint, varint_size
+
+if TYPE_CHECKING:
+    from trivium_mqtt.connection import MqttConnection
+
+# First bytes of PUBLISH without DUP and RETAIN
+_QOS_0: Final = 0x30
+_QOS_1: Final = 0x32
+
+_PUBACK_HEAD: Final = b"\x40\x02"
+
+#: ``prefix`` when no packet is remembered: no PUBLISH starts like this.
+_NOTHING: Final = b"\xff"
+
+
+class Incoming:
+    """See the module. ``prefix`` is what the connection compares the next packet with."""
+
+    def __init__(self, connection: MqttConnection) -> None:
+        self.prefix = _NOTHING
+        self._connection = connection
+        self._sessions = connection.sessions
+        self._topics = connection.sessions.topics
+        self._metrics = connection.sessions.metrics
+        self._is_v5 = connection.is_v5
+        # Of the remembered packet: its size, its topic, and where ``prefix`` goes on behind the
+        # fixed header.
+        self._size = 0
+        self._topic = b""
+        self._topic_part = b""
+        self._remaining = 0
+        self._route = Route(Address("", b""), [], 0)
+        self._aliases: dict[int, bytes] | None = None
+        self._raw_properties = b""
+        self._properties: PacketProperties | None = None
+
+    def repeat(self, data: bytes, at: int, end: int) -> int:
+        """Take the packets at ``at``, the first of which starts with ``prefix``.
+
+        The offset behind them: ``at`` when not even the first is complete.
+        """
+        if at + self._size > end:
+            return at
+        route = self._route
+        if route.generation != self._topics.vhost.generation:
+            route = self._topics.renew(self._topic, route)
+            self._route = route
+        if data[at] == _QOS_0:
+            return self._repeat_live(data, at, end, route)
+        return self._repeat_acknowledged(data, at, end, route)
+
+    def _repeat_live(self, data: bytes, start: int, end: int, route: Route) -> int:
+        """QoS 0: the whole run to this topic, also in packets of other sizes."""
+        at = start
+        count = 0
+        prefix = self.prefix
+        size = self._size
+        topic_part = self._topic_part
+        while True:
+            while at + size <= end and data.startswith(prefix, at):
+                at += size
+                count += 1
+            # A packet of another size: its fixed header decides where the topic must stand.
+            if at + 2 > end or data[at] != _QOS_0:
+                break
+            remaining = data[at + 1]
+            body = at + 2
+            if remaining >= 0x80:
+                if body >= end or data[body] == 0 or data[body] >= 0x80:
+                    break
+                remaining = remaining & 0x7F | data[body] << 7
+                body += 1
+            if (
+                remaining < len(topic_part)
+                or body + remaining > end
+                or body + remaining - at > self._connection.maximum_packet
+                or not data.startswith(topic_part, body)
+            ):
+                break
+            at = body + remaining
+            count += 1
+        metrics = self._metrics
+        metrics.messages_received += count
+        destinations = route.destinations
+        if not destinations and not route.depends_on_message:
+            metrics.messages_unroutable += count
+            return at
+        run = data if start == 0 and at == len(data) else data[start:at]
+        others: list[Destination] | None = None
+        if route.depends_on_message:
+            self._publish_each(run, route, None)
+            return at
+        for destination in destinations:
+            if isinstance(destination, Delivery):
+                connection = destination.session.connection
+                if connection is None:
+                    continue
+                if (
+                    connection.is_v5 == self._is_v5
+                    and not destination.identifiers
+                    and not destination.has_no_local
+                    and connection.takes_runs(len(run))
+                ):
+                    connection.forward(run, count)
+                    continue
+            if others is None:
+                others = [destination]
+            else:
+                others.append(destination)
+        if others is not None:
+            self._publish_each(run, route, others)
+        return at
+
+    def _publish_each(
+        self, run: bytes, route: Route, destinations: list[Destination] | None
+    ) -> None:
+        """Give each packet of a run, as a message, to ``destinations``; None: the whole route."""
+        address = route.address
+        now_ms = self._sessions.broker.now_ms
+        client_id = self._connection.client_id
+        skip = len(self._topic_part)
+        at = 0
+        end = len(run)
+        while at < end:
+            remaining = read_varint(run, at + 1, end)
+            body = at + 1 + varint_size(remaining)
+            at = body + remaining
+            message = Message(
+                PROTOCOL_MQTT,
+                address,
+                b"",
+                run[body + skip : at],
+                AT_MOST_ONCE,
+                False,
+                now_ms,
+                0,
+                False,
+                0,
+                client_id,
+            )
+            if destinations is None:
+                route.resolve(message).publish(message)
+            else:
+                for destination in destinations:
+                    destination.accept(message)
+
+    def _repeat_acknowledged(self, data: bytes, at: int, end: int, route: Route) -> int:
+        """QoS 1: a run of packets of one size to this topic."""
+        connection = self._connection
+        vhost = self._topics.vhost
+        prefix = self.prefix
+        size = self._size
+        skip = len(prefix)
+        address = route.address
+        generation = route.generation
+        now_ms = self._sessions.broker.now_ms
+        client_id = connection.client_id
+        is_v5 = self._is_v5
+        payload_at = skip + 3 if is_v5 else skip + 2
+        is_plain = not route.depends_on_message and len(route.destinations) > 0
+        batch = ACCEPTED
+        acknowledgements: list[bytes] = []
+        while True:
+            after = at + size
+            packet_id = data[at + skip : at + skip + 2]
+            if not is_plain or packet_id == b"\x00\x00" or (is_v5 and data[at + skip + 2]):
+                # Something is not as usual: the careful way, for this packet alone.
+                if acknowledgements:
+                    break
+                self.take(data, at, after - self._remaining, after)
+                return after
+            if is_v5:
+                connection.count_incoming(len(acknowledgements) if batch else 0)
+            message = Message(
+                PROTOCOL_MQTT,
+                address,
+                b"",
+                data[at + payload_at : after],
+                1,
+                True,
+                now_ms,
+                0,
+                False,
+                0,
+                client_id,
+            )
+            result = ACCEPTED
+            for destination in route.destinations:
+                accepted = destination.accept(message)
+                if accepted != ACCEPTED and result >= 0:
+                    result = accepted
+            at = after
+            if result < 0:
+                self._metrics.messages_dropped += 1
+                if is_v5:
+                    acknowledgements.append(b"\x40\x03" + packet_id + bytes((QUOTA_EXCEEDED,)))
+                else:
+                    acknowledgements.append(_PUBACK_HEAD + packet_id)
+            else:
+                if result > batch:
+                    batch = result
+                acknowledgements.append(_PUBACK_HEAD + packet_id)
+            if at + size > end or not data.startswith(prefix, at) or vhost.generation != generation:
+                break
+        count = len(acknowledgements)
+        self._metrics.messages_received += count
+        connection.answer(
+            batch, acknowledgements[0] if count == 1 else b"".join(acknowledgements), count
+        )
+        return at
+
+    def take(self, data: bytes, start: int, at: int, end: int) -> None:
+        """Take one packet: its fixed header at ``start``, its body at ``data[at:end]``."""
+        first = data[start]
+        qos = first >> 1 & 3
+        retain = first & 0x01 != 0
+        if qos == 3:
+            raise MalformedPacket("QoS 3 (MQTT-3.3.1-4)")
+        if qos == 0 and first & 0x08:
+            raise MalformedPacket("DUP with QoS 0 (MQTT-3.3.1-2)")
+        if at + 2 > end:
+            raise MalformedPacket("PUBLISH without a topic name")
+        topic_end = at + 2 + (data[at] << 8 | data[at + 1])
+        packet_id = 0
+        after = topic_end
+        if qos > 0:
+            after += 2
+            if after > end:
+                raise MalformedPacket("PUBLISH ends within its variable header")
+            packet_id = data[topic_end] << 8 | data[topic_end + 1]
+            if packet_id == 0:
+                raise ProtocolError("packet identifier 0 (MQTT-2.2.1-3)")
+        elif after > end:
+            raise MalformedPacket("PUBLISH ends within its topic name")
+        topic = data[at + 2 : topic_end]
+        header = b""
+        expires = 0
+        now_ms = self._sessions.broker.now_ms
+        has_properties = False
+        if self._is_v5:
+            if after < end and data[after] == 0:
+                after += 1
+            else:
+                found = self._read_properties(data, after, end)
+                has_properties = True
+                after = found.end
+                header = found.raw
+                seconds = found.number(MESSAGE_EXPIRY, -1)
+                if seconds >= 0:
+                    expires = now_ms + seconds * 1000
+                if TOPIC_ALIAS in found.numbers:
+                    topic = self._alias(found.numbers[TOPIC_ALIAS], topic)
+                elif not topic:
+                    raise ProtocolError("no topic name and no topic alias (MQTT-3.3.2-8)")
+        route = self._topics.route(topic)
+        self._metrics.messages_received += 1
+        connection = self._connection
+        if qos > 0:
+            if self._is_v5:
+                connection.count_incoming(0)
+            incoming = connection.attached().incoming
+            if qos == EXACTLY_ONCE and incoming is not None and packet_id in incoming:
+                # A repetition: it was routed when it came first (4.3.3).
+                connection.answer(ACCEPTED, acknowledgement(PUBREC, packet_id, 0), 0)
+                return
+        message = Message(
+            PROTOCOL_MQTT,
+            route.address,
+            header,
+            data[after:end],
+            qos,
+            qos > 0,
+            now_ms,
+            expires,
+            retain,
+            0,
+            connection.client_id,
+        )
+        self._publish(message, route, packet_id)
+        if first in (_QOS_0, _QOS_1) and not has_properties:
+            # Up to the end of the topic; with QoS 0 up to the payload.
+            stop = after if qos == 0 else topic_end
+            self.prefix = data[start:stop]
+            self._size = end - start
+            self._remaining = end - at
+            self._topic = topic
+            self._topic_part = data[at:stop]
+            self._route = route
+
+    def _publish(self, message: Message, route: Route, packet_id: int) -> None:
+        """Route one message and acknowledge it."""
+        sessions = self._sessions
+        storage = sessions.broker.storage
+        batch = ACCEPTED
+        if message.retain:
+            sessions.vhost.retained.keep(message)
+            if storage.is_durable:
+                batch = storage.batch
+        if route.depends_on_message:
+            route = route.resolve(message)
+        result = route.publish(message)
+        reason = 0
+        if result < 0:
+            self._metrics.messages_dropped += 1
+            reason = QUOTA_EXCEEDED
+        elif result > batch:
+            batch = result
+        if not route.destinations:
+            self._metrics.messages_unroutable += 1
+            reason = NO_MATCHING_SUBSCRIBERS
+        if not self._is_v5:
+            reason = 0
+        connection = self._connection
+        if message.mode == 1:
+            connection.answer(batch, acknowledgement(PUBACK, packet_id, reason), 1)
+        elif message.mode == 2:
+            if reason < 0x80:
+                session = connection.attached()
+                if session.incoming is None:
+                    session.incoming = set()
+                session.incoming.add(packet_id)
+                if session.is_kept and storage.is_durable:
+                    sessions.store.put_incoming(session.client_id, packet_id)
+                    batch = storage.batch
+            connection.answer(batch, acknowledgement(PUBREC, packet_id, reason), 0)
+
+    def release(self, packet_id: int) -> None:
+        """PUBREL came: the identifier is free for another message."""
+        connection = self._connection
+        session = connection.attached()
+        incoming = session.incoming
+        batch = ACCEPTED
+        reason = 0
+        if incoming is not None and packet_id in incoming:
+            incoming.discard(packet_id)
+            storage = self._sessions.broker.storage
+            if session.is_kept and storage.is_durable:
+                # Were it not durable, a new message with this identifier could be taken for a
+                # repetition after a crash.
+                self._sessions.store.delete_incoming(session.client_id, packet_id)
+                batch = storage.batch
+        elif self._is_v5:
+            reason = PACKET_ID_NOT_FOUND
+        connection.answer(batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
+
+    def _read_properties(self, data: bytes, at: int, end: int) -> PacketProperties:
+        """The properties at ``at``; the same bytes as last time are not decoded again."""
+        raw = self._raw_properties
+        found = self._properties
+        if found is not None and data.startswith(raw, at) and at + len(raw) <= end:
+            found.end = at + len(raw)
+            return found
+        found = read_properties(data, at, end, IN_PUBLISH)
+        check_message_properties(found)
+        self._raw_properties = data[at : found.end]
+        self._properties = found
+        return found
+
+    def _alias(self, alias: int, topic: bytes) -> bytes:
+        """Set or look up a topic alias (3.3.2.3.4)."""
+        if alias > self._sessions.options.topic_alias_maximum:
+            raise RemoteError(TOPIC_ALIAS_INVALID, "topic alias above the maximum (MQTT-3.3.2-9)")
+        aliases = self._aliases
+        if topic:
+            self._topics.route(topic)
+            if aliases is None:
+                self._aliases = {alias: topic}
+            else:
+                aliases[alias] = topic
+            return topic
+        known = None if aliases is None else aliases.get(alias)
+        if known is None:
+            raise ProtocolError("topic alias that was not set (3.3.2.3.4)")
+        return known

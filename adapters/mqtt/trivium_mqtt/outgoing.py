@@ -1,0 +1,337 @@
+"""QoS 1 and 2 toward one client (4.3): the consumer of a session's queue.
+
+An entry is taken when the client's receive maximum has room (MQTT5 4.9), gets a packet identifier,
+and stays here, also while the client is away, until it is acknowledged; a returning client gets it
+again under the same identifier (MQTT-4.4.0-1).
+
+At QoS 2 in a session that is kept on disk, two facts become durable before the client can know of
+them: which identifier a message got, before PUBLISH is sent; and that PUBREC came, before PUBREL is
+sent. So a crash never makes a message look new to a client that has it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import ACCEPTED
+from trivium.message import Message
+from trivium.queues import Consumer, Queue, QueueEntry
+from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
+from trivium_mqtt.packets import PUBREL, acknowledgement
+from trivium_mqtt.reasons import ProtocolError
+from trivium_mqtt.session import NOTE_QOS, NOTE_RETAIN, Session
+from trivium_mqtt.store import SessionStore
+from trivium_mqtt.wire import PACKET_IDS
+
+if TYPE_CHECKING:
+    from trivium.metrics import ProtocolMetrics
+    from trivium_mqtt.connection import MqttConnection
+
+_PUBLISH: Final = 0x30
+
+#: marks, in ``_assigned``, an identifier that belongs to a QoS 2 message
+_EXACTLY_ONCE: Final = 0x1_0000
+
+#: How to answer PUBREC: not at all, by PUBREL as for an unknown identifier, by PUBREL, by PUBREL
+#: once the current batch is durable.
+FINISHED: Final = 0
+NOT_FOUND: Final = 1
+RELEASE: Final = 2
+RELEASE_DURABLY: Final = 3
+
+
+class Outgoing(Consumer):
+    """See the module."""
+
+    def __init__(
+        self,
+        session: Session,
+        queue: Queue,
+        encoder: PublishEncoder,
+        store: SessionStore,
+        metrics: ProtocolMetrics,
+        maximum_inflight: int,
+        maximum_queued: int,
+    ) -> None:
+        self.session = session
+        self.queue = queue
+        self._encoder = encoder
+        self._store = store
+        self._metrics = metrics
+        self._maximum_inflight = maximum_inflight
+        #: messages that may wait here; 0 for no limit
+        self._maximum_queued = maximum_queued
+        self._connection: MqttConnection | None = None
+        self._is_v5 = False
+        #: further messages that the client takes now
+        self._credit = 0
+        # Unacknowledged, by packet identifier, in the order of their first delivery.
+        self._inflight: dict[int, QueueEntry] = {}
+        # Identifiers whose PUBREC came and whose PUBCOMP did not; whether they used credit.
+        self._released: dict[int, bool] = {}
+        # Entries that a returning client has yet to get again.
+        self._resend: deque[tuple[int, QueueEntry]] | None = None
+        # Identifiers from before a restart, by queue offset, ascending; and the same as a set.
+        self._assigned: dict[int, int] | None = None
+        self._reserved: set[int] | None = None
+        self._last_packet_id = 0
+        queue.add_consumer(self)
+
+    # Publishing
+
+    def put(self, message: Message, note: bytes) -> int:
+        """Enqueue for this session: ACCEPTED, or the batch that makes the message durable."""
+        queue = self.queue
+        if self._maximum_queued and queue.published - queue.settled >= self._maximum_queued:
+            self._metrics.messages_dropped += 1
+            return ACCEPTED
+        return queue.put(message, note)
+
+    # Restart
+
+    def restore(self, packet_id: int, offset: int, exactly_once: bool) -> None:
+        """Before a restart the message at ``offset`` had this identifier. Call in offset order."""
+        if self._assigned is None or self._reserved is None:
+            self._assigned = {}
+            self._reserved = set()
+        self._assigned[offset] = packet_id | _EXACTLY_ONCE if exactly_once else packet_id
+        self._reserved.add(packet_id)
+
+    def restore_released(self, packet_id: int) -> None:
+        """Before a restart the client had confirmed this identifier with PUBREC."""
+        self._released[packet_id] = False
+
+    def unacknowledged(self) -> list[tuple[int, int]]:
+        """Queue offset and identifier of the QoS 1 messages under way, for ``restore``."""
+        pairs: list[tuple[int, int]] = []
+        for packet_id, entry in self._inflight.items():
+            if effective_qos(entry) == 1:
+                pairs.append((entry.offset, packet_id))
+        if self._assigned is not None:
+            for offset, packet_id in self._assigned.items():
+                if packet_id < _EXACTLY_ONCE:
+                    pairs.append((offset, packet_id))
+        return pairs
+
+    def forget(self) -> None:
+        """The session ends: remove the durable rows of its identifiers."""
+        client_id = self.session.client_id
+        for packet_id, entry in self._inflight.items():
+            if effective_qos(entry) == 2:
+                self._store.delete_outgoing(client_id, packet_id)
+        for packet_id in self._released:
+            self._store.delete_outgoing(client_id, packet_id)
+        if self._assigned is not None:
+            for packet_id in self._assigned.values():
+                if packet_id >= _EXACTLY_ONCE:
+                    self._store.delete_outgoing(client_id, packet_id & 0xFFFF)
+
+    # Connection
+
+    def attach(self, connection: MqttConnection, is_v5: bool, receive_maximum: int) -> None:
+        """The client is here: send again what it has not acknowledged, then go on."""
+        self._connection = connection
+        self._is_v5 = is_v5
+        self._credit = min(receive_maximum, self._maximum_inflight)
+        for packet_id in self._released:
+            self._released[packet_id] = False
+            connection.send(acknowledgement(PUBREL, packet_id, 0))
+        self._resend = deque(self._inflight.items()) if self._inflight else None
+        self.pump()
+
+    def detach(self) -> None:
+        """The client is gone."""
+        self._connection = None
+        self._resend = None
+
+    def pump(self) -> None:
+        """Deliver what the client and its connection take."""
+        connection = self._connection
+        if connection is None:
+            return
+        resend = self._resend
+        if resend is not None:
+            while resend and self._credit > 0 and connection.takes_output:
+                packet_id, entry = resend.popleft()
+                if packet_id in self._inflight:
+                    self._metrics.messages_redelivered += 1
+                    self._send(entry, packet_id, DUP, connection)
+            if resend:
+                return
+            self._resend = None
+        self.queue.dispatch()
+
+    # Consumer
+
+    def takes_delivery(self) -> bool:
+        """See ``Consumer``."""
+        connection = self._connection
+        return (
+            connection is not None
+            and self._credit > 0
+            and self._resend is None
+            and connection.takes_output
+        )
+
+    def deliver(self, entry: QueueEntry) -> None:
+        """See ``Consumer``."""
+        connection = self._connection
+        assert connection is not None
+        message = entry.message
+        if message.address.topic is None:
+            self._metrics.messages_dropped += 1
+            self.queue.settle(entry)
+            return
+        dup = DUP if entry.is_redelivered else 0
+        packet_id = 0
+        if self._assigned is not None:
+            packet_id = self._take_assigned(entry.offset)
+            if packet_id:
+                dup = DUP
+        if packet_id == 0:
+            packet_id = self._next_packet_id()
+        self._inflight[packet_id] = entry
+        if dup:
+            self._metrics.messages_redelivered += 1
+        self._send(entry, packet_id, dup, connection)
+
+    def cancelled(self) -> None:
+        """See ``Consumer``: the queue was deleted, so the session has nothing to send any more."""
+        self._inflight.clear()
+        self._resend = None
+
+    def _send(
+        self, entry: QueueEntry, packet_id: int, dup: int, connection: MqttConnection
+    ) -> None:
+        message = entry.message
+        note = entry.note
+        self._credit -= 1
+        if not note:
+            qos = message.mode
+            first = _PUBLISH | qos << 1 | dup
+            identifiers = b""
+        else:
+            qos = note[0] & NOTE_QOS
+            first = _PUBLISH | qos << 1 | dup
+            if note[0] & NOTE_RETAIN:
+                first |= RETAIN
+            identifiers = note[1:] if self._is_v5 else b""
+        is_held = qos == 2 and entry.is_stored
+        if connection.alias_maximum and not is_held:
+            packet = connection.aliased(message, first, PACKET_IDS[packet_id], identifiers)
+        else:
+            packet = self._encoder.packet(
+                message, first, PACKET_IDS[packet_id], self._is_v5, identifiers
+            )
+        if not packet or not connection.fits(len(packet)):
+            # It is treated as if it had been delivered (MQTT-3.1.2-25).
+            self._metrics.messages_dropped += 1
+            self._finish(packet_id, entry)
+            return
+        if is_held:
+            self._store.put_outgoing(self.session.client_id, packet_id, entry.offset, False)
+            connection.send_durable(packet)
+        else:
+            connection.send(packet)
+        self._metrics.messages_sent += 1
+
+    # Acknowledgements
+
+    def acknowledged(self, packet_id: int) -> bool:
+        """PUBACK came; whether the identifier was known. Raises ProtocolError at QoS 2."""
+        entry = self._inflight.get(packet_id)
+        if entry is None:
+            return False
+        if effective_qos(entry) != 1:
+            raise ProtocolError("PUBACK for a QoS 2 message")
+        del self._inflight[packet_id]
+        self._credit += 1
+        self.queue.settle(entry)
+        return True
+
+    def received(self, packet_id: int, reason: int) -> int:
+        """PUBREC came; what to answer: one of the constants. Raises ProtocolError at QoS 1."""
+        entry = self._inflight.get(packet_id)
+        if entry is None:
+            return RELEASE if packet_id in self._released else NOT_FOUND
+        if effective_qos(entry) != 2:
+            raise ProtocolError("PUBREC for a QoS 1 message")
+        if reason >= 0x80:
+            # The client does not want it: the flow ends here (MQTT5 4.3.3).
+            self._finish(packet_id, entry)
+            return FINISHED
+        del self._inflight[packet_id]
+        self._released[packet_id] = True
+        self.queue.settle(entry)
+        if not entry.is_stored:
+            return RELEASE
+        self._store.put_outgoing(self.session.client_id, packet_id, entry.offset, True)
+        return RELEASE_DURABLY
+
+    def completed(self, packet_id: int) -> bool:
+        """PUBCOMP came; whether the identifier was known."""
+        used_credit = self._released.pop(packet_id, None)
+        if used_credit is None:
+            return False
+        if used_credit:
+            self._credit += 1
+        if self.session.is_kept:
+            self._store.delete_outgoing(self.session.client_id, packet_id)
+        return True
+
+    def _finish(self, packet_id: int, entry: QueueEntry) -> None:
+        del self._inflight[packet_id]
+        self._credit += 1
+        self.queue.settle(entry)
+        if entry.is_stored and effective_qos(entry) == 2:
+            self._store.delete_outgoing(self.session.client_id, packet_id)
+
+    # Packet identifiers
+
+    def _next_packet_id(self) -> int:
+        packet_id = self._last_packet_id
+        while True:
+            packet_id = packet_id + 1 if packet_id < 65_535 else 1
+            if (
+                packet_id not in self._inflight
+                and packet_id not in self._released
+                and (self._reserved is None or packet_id not in self._reserved)
+            ):
+                self._last_packet_id = packet_id
+                return packet_id
+
+    def _take_assigned(self, offset: int) -> int:
+        """The identifier that the message at ``offset`` had before a restart; 0 for none.
+
+        Messages before it that had one are gone (expired). If the client has such a message it
+        waits for PUBREL, and until then would take a new one for a repetition: so it gets PUBREL.
+        """
+        assigned = self._assigned
+        reserved = self._reserved
+        connection = self._connection
+        assert assigned is not None
+        assert reserved is not None
+        assert connection is not None
+        found = 0
+        for known in list(assigned):
+            if known > offset:
+                break
+            packet_id = assigned.pop(known)
+            if known == offset:
+                found = packet_id & 0xFFFF
+            elif packet_id >= _EXACTLY_ONCE:
+                packet_id &= 0xFFFF
+                self._released[packet_id] = False
+                self._store.put_outgoing(self.session.client_id, packet_id, known, True)
+                connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
+            reserved.discard(packet_id & 0xFFFF)
+        if not assigned:
+            self._assigned = None
+            self._reserved = None
+        return found
+
+
+def effective_qos(entry: QueueEntry) -> int:
+    """The QoS at which this session gets the entry."""
+    return entry.note[0] & NOTE_QOS if entry.note else entry.message.mode

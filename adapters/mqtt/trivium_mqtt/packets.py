@@ -1,0 +1,327 @@
+"""Decoding the packets that a client sends, other than PUBLISH, and encoding the answers.
+
+PUBLISH is decoded where it is routed (``trivium_mqtt.publishing``), because that is the hot path.
+Decoders take the packet's body as ``data[at:end]`` and raise RemoteError. Section numbers are those
+of MQTT 5; MQTT 3.1.1 has the same ones for the same packets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium_mqtt import properties
+from trivium_mqtt.properties import PacketProperties, read_properties
+from trivium_mqtt.reasons import (
+    TOPIC_FILTER_INVALID,
+    UNSUPPORTED_VERSION,
+    MalformedPacket,
+    ProtocolError,
+    RemoteError,
+)
+from trivium_mqtt.wire import (
+    PACKET_IDS,
+    binary,
+    check_topic_filter,
+    check_topic_name,
+    read_binary,
+    read_text,
+    read_two,
+    varint,
+)
+
+CONNECT: Final = 0x10
+CONNACK: Final = 0x20
+PUBLISH: Final = 0x30
+PUBACK: Final = 0x40
+PUBREC: Final = 0x50
+PUBREL: Final = 0x62
+PUBCOMP: Final = 0x70
+SUBSCRIBE: Final = 0x82
+SUBACK: Final = 0x90
+UNSUBSCRIBE: Final = 0xA2
+UNSUBACK: Final = 0xB0
+PINGREQ: Final = 0xC0
+PINGRESP: Final = b"\xd0\x00"
+DISCONNECT: Final = 0xE0
+AUTH: Final = 0xF0
+
+#: Protocol levels (3.1.2.2): MQTT 3.1, 3.1.1 and 5.0.
+V31: Final = 3
+V311: Final = 4
+V5: Final = 5
+
+#: Session expiry interval that stands for "never" (3.1.2.11.2).
+NEVER: Final = 0xFFFF_FFFF
+
+
+class Will:
+    """The message that a client leaves behind (3.1.2.5)."""
+
+    def __init__(
+        self, topic: bytes, header: bytes, payload: bytes, qos: int, retain: bool, delay: int
+    ) -> None:
+        self.topic = topic
+        #: property bytes without the will delay
+        self.header = header
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        #: seconds between the loss of the connection and the publication (3.1.3.2.2)
+        self.delay = delay
+
+
+class Connect:
+    """A CONNECT packet (3.1). ``version`` is set once it is known, also where ``decode`` raises."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.client_id = b""
+        self.clean_start = True
+        #: seconds after the connection; MQTT 3 knows 0 and NEVER only
+        self.session_expiry = 0
+        self.keep_alive = 0
+        self.username: str | None = None
+        self.password: bytes | None = None
+        self.will: Will | None = None
+        self.receive_maximum = 65_535
+        self.maximum_packet_size = 0
+        self.topic_alias_maximum = 0
+        self.authentication_method: bytes | None = None
+
+    def decode(self, data: bytes, at: int, end: int) -> None:
+        """Decode the body of a CONNECT packet."""
+        name = read_binary(data, at, end)
+        at += 2 + len(name)
+        if name != b"MQTT" and name != b"MQIsdp":
+            raise RemoteError(UNSUPPORTED_VERSION, "not MQTT (MQTT-3.1.2-1)")
+        if at + 2 > end:
+            raise MalformedPacket("CONNECT ends before its flags")
+        level = data[at]
+        flags = data[at + 1]
+        at += 2
+        if level not in (V31, V311, V5) or (level == V31) != (name == b"MQIsdp"):
+            # An unknown later version is answered in the form of the latest known one.
+            self.version = V5 if level > V5 and level < 0x80 else V311
+            raise RemoteError(UNSUPPORTED_VERSION, f"protocol level {level} (MQTT-3.1.2-2)")
+        self.version = level
+        if flags & 0x01:
+            raise MalformedPacket("reserved CONNECT flag is set (MQTT-3.1.2-3)")
+        self.clean_start = flags & 0x02 != 0
+        will_qos = flags >> 3 & 3
+        has_will = flags & 0x04 != 0
+        if will_qos == 3 or (not has_will and flags & 0x38):
+            raise MalformedPacket("will flags contradict one another (MQTT-3.1.2-11, -12, -13)")
+        if level != V5 and flags & 0xC0 == 0x40:
+            raise MalformedPacket("password without user name (MQTT-3.1.2-22)")
+        self.keep_alive = read_two(data, at, end)
+        at += 2
+        if level == V5:
+            found = read_properties(data, at, end, properties.IN_CONNECT)
+            at = found.end
+            self._take(found)
+        elif not self.clean_start:
+            self.session_expiry = NEVER
+        self.client_id = read_text(data, at, end)
+        at += 2 + len(self.client_id)
+        if has_will:
+            at = self._decode_will(data, at, end, will_qos, flags & 0x20 != 0)
+        if flags & 0x80:
+            username = read_text(data, at, end)
+            at += 2 + len(username)
+            self.username = username.decode()
+        if flags & 0x40:
+            self.password = read_binary(data, at, end)
+            at += 2 + len(self.password)
+        if at != end:
+            raise MalformedPacket("CONNECT is longer than its fields")
+
+    def _take(self, found: PacketProperties) -> None:
+        self.session_expiry = found.number(properties.SESSION_EXPIRY, 0)
+        self.receive_maximum = found.number(properties.RECEIVE_MAXIMUM, 65_535)
+        self.maximum_packet_size = found.number(properties.MAXIMUM_PACKET_SIZE, 0)
+        self.topic_alias_maximum = found.number(properties.TOPIC_ALIAS_MAXIMUM, 0)
+        self.authentication_method = found.texts.get(properties.AUTHENTICATION_METHOD)
+        if self.authentication_method is None and properties.AUTHENTICATION_DATA in found.texts:
+            raise ProtocolError("authentication data without method (3.1.2.11.10)")
+
+    def _decode_will(self, data: bytes, at: int, end: int, qos: int, retain: bool) -> int:
+        header = b""
+        delay = 0
+        if self.version == V5:
+            found = read_properties(data, at, end, properties.IN_WILL)
+            properties.check_message_properties(found)
+            at = found.end
+            header = found.raw
+            delay = found.number(properties.WILL_DELAY, 0)
+        topic = read_text(data, at, end)
+        at += 2 + len(topic)
+        check_topic_name(topic)
+        payload = read_binary(data, at, end)
+        at += 2 + len(payload)
+        self.will = Will(topic, header, payload, qos, retain, delay)
+        return at
+
+
+def connack(version: int, session_present: bool, code: int, block: bytes = b"") -> bytes:
+    """Encode CONNACK (3.2). ``block`` holds the MQTT 5 properties."""
+    # MQTT 3.1 has no session present flag; the byte is reserved there.
+    present = 1 if session_present and version != V31 else 0
+    if version == V5:
+        body = bytes((present, code)) + varint(len(block)) + block
+        return bytes((CONNACK,)) + varint(len(body)) + body
+    return bytes((CONNACK, 2, present, code))
+
+
+def acknowledgement(first: int, packet_id: int, reason: int) -> bytes:
+    """Encode PUBACK, PUBREC, PUBREL or PUBCOMP (3.4 to 3.7); ``reason`` 0 for MQTT 3."""
+    if reason:
+        return bytes((first, 3)) + PACKET_IDS[packet_id] + bytes((reason,))
+    return bytes((first, 2)) + PACKET_IDS[packet_id]
+
+
+def disconnect(reason: int) -> bytes:
+    """Encode the DISCONNECT of an MQTT 5 server (3.14)."""
+    return bytes((DISCONNECT, 1, reason))
+
+
+class Acknowledgement:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP from a client."""
+
+    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+        if version != V5 and end - at != 2:
+            raise MalformedPacket("acknowledgement of MQTT 3 is not two bytes long (3.4.1)")
+        self.packet_id = read_two(data, at, end)
+        self.reason = 0
+        if self.packet_id == 0:
+            raise ProtocolError("packet identifier 0 (MQTT-2.2.1-3)")
+        at += 2
+        if at < end:
+            self.reason = data[at]
+            at += 1
+            if at < end:
+                at = read_properties(data, at, end, properties.IN_ACKNOWLEDGEMENT).end
+        if at != end:
+            raise MalformedPacket("acknowledgement is longer than its fields")
+
+
+class Disconnect:
+    """DISCONNECT from a client (3.14)."""
+
+    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+        self.reason = 0
+        self.session_expiry = -1
+        if version != V5 and at != end:
+            raise MalformedPacket("DISCONNECT of MQTT 3 has a body (3.14.1)")
+        if at < end:
+            self.reason = data[at]
+            at += 1
+            if at < end:
+                found = read_properties(data, at, end, properties.IN_DISCONNECT)
+                if properties.SERVER_REFERENCE in found.texts:
+                    raise ProtocolError("server reference from a client (3.14.2.2.5)")
+                self.session_expiry = found.number(properties.SESSION_EXPIRY, -1)
+                at = found.end
+        if at != end:
+            raise MalformedPacket("DISCONNECT is longer than its fields")
+
+
+class Subscribe:
+    """SUBSCRIBE (3.8): pairs of topic filter and options byte."""
+
+    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+        self.packet_id = _packet_id(data, at, end)
+        at += 2
+        self.identifier = 0
+        if version == V5:
+            found = read_properties(data, at, end, properties.IN_SUBSCRIBE)
+            at = found.end
+            if len(found.subscription_ids) > 1:
+                raise ProtocolError("two subscription identifiers (3.8.2.1.2)")
+            if found.subscription_ids:
+                self.identifier = found.subscription_ids[0]
+        self.filters: list[tuple[bytes, int]] = []
+        while at < end:
+            topic_filter = read_text(data, at, end)
+            at += 2 + len(topic_filter)
+            if at >= end:
+                raise MalformedPacket("topic filter without options")
+            options = data[at]
+            at += 1
+            reserved = 0xC0 if version == V5 else 0xFC
+            if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
+                raise MalformedPacket("subscription options are not valid (MQTT-3.8.3-4, -5)")
+            self.filters.append((topic_filter, options))
+        if not self.filters:
+            raise ProtocolError("SUBSCRIBE without a topic filter (MQTT-3.8.3-2)")
+
+
+class Unsubscribe:
+    """UNSUBSCRIBE (3.10)."""
+
+    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+        self.packet_id = _packet_id(data, at, end)
+        at += 2
+        if version == V5:
+            at = read_properties(data, at, end, properties.IN_UNSUBSCRIBE).end
+        self.filters: list[bytes] = []
+        while at < end:
+            topic_filter = read_text(data, at, end)
+            at += 2 + len(topic_filter)
+            self.filters.append(topic_filter)
+        if not self.filters:
+            raise ProtocolError("UNSUBSCRIBE without a topic filter (MQTT-3.10.3-2)")
+
+
+def filter_fault(topic_filter: bytes) -> int:
+    """The reason code that refuses ``topic_filter``; 0 when it is valid."""
+    try:
+        check_topic_filter(topic_filter)
+    except RemoteError:
+        return TOPIC_FILTER_INVALID
+    return 0
+
+
+def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
+    """Encode SUBACK or UNSUBACK (3.9, 3.11); MQTT 3 has no codes in UNSUBACK."""
+    if version == V5:
+        body = PACKET_IDS[packet_id] + b"\x00" + codes
+    else:
+        body = PACKET_IDS[packet_id] + (codes if first == SUBACK else b"")
+    return bytes((first,)) + varint(len(body)) + body
+
+
+def connack_properties(
+    assigned_client_id: bytes,
+    receive_maximum: int,
+    maximum_packet_size: int,
+    topic_alias_maximum: int,
+    session_expiry: int,
+    server_keep_alive: int,
+    has_shared: bool,
+) -> bytes:
+    """The property block of a successful CONNACK (3.2.2.3).
+
+    ``session_expiry`` and ``server_keep_alive`` are -1 where the client gets what it asked for.
+    """
+    parts: list[bytes] = []
+    if session_expiry >= 0:
+        parts.append(bytes((properties.SESSION_EXPIRY,)) + session_expiry.to_bytes(4, "big"))
+    if receive_maximum < 65_535:
+        parts.append(bytes((properties.RECEIVE_MAXIMUM,)) + PACKET_IDS[receive_maximum])
+    parts.append(bytes((properties.MAXIMUM_PACKET_SIZE,)) + maximum_packet_size.to_bytes(4, "big"))
+    if assigned_client_id:
+        parts.append(bytes((properties.ASSIGNED_CLIENT_ID,)) + binary(assigned_client_id))
+    if topic_alias_maximum:
+        parts.append(bytes((properties.TOPIC_ALIAS_MAXIMUM,)) + PACKET_IDS[topic_alias_maximum])
+    if not has_shared:
+        parts.append(bytes((properties.SHARED_AVAILABLE, 0)))
+    if server_keep_alive >= 0:
+        parts.append(bytes((properties.SERVER_KEEP_ALIVE,)) + PACKET_IDS[server_keep_alive])
+    return b"".join(parts)
+
+
+def _packet_id(data: bytes, at: int, end: int) -> int:
+    packet_id = read_two(data, at, end)
+    if packet_id == 0:
+        raise ProtocolError("packet identifier 0 (MQTT-2.2.1-3)")
+    return packet_id

@@ -1,0 +1,166 @@
+"""A session (4.1): what the broker remembers of one client, and where its subscriptions lead.
+
+The session is the destination of its bindings. In a route it is represented by a ``Delivery``,
+which knows what the matching subscriptions ask for together. A delivery at QoS 0 goes straight to
+the connection; at QoS 1 and 2 it goes through the session's queue to ``Outgoing``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import ACCEPTED, Binding, Destination
+from trivium.message import Message
+from trivium_mqtt.packets import Will
+from trivium_mqtt.properties import SUBSCRIPTION_ID
+from trivium_mqtt.wire import varint
+
+if TYPE_CHECKING:
+    from trivium_mqtt.connection import MqttConnection
+    from trivium_mqtt.outgoing import Outgoing
+
+_NO_LOCAL: Final = 0x04
+_RETAIN_AS_PUBLISHED: Final = 0x08
+
+#: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag; subscription identifier
+#: properties follow. An empty note is the message's own QoS, not retained, no identifiers.
+NOTE_QOS: Final = 0x03
+NOTE_RETAIN: Final = 0x04
+
+
+class Subscription:
+    """One topic filter of a session, with its options (3.8.3.1)."""
+
+    __slots__ = ("binding", "identifier", "options", "topic_filter")
+
+    def __init__(
+        self, session: Session, topic_filter: bytes, options: int, identifier: int
+    ) -> None:
+        self.topic_filter = topic_filter
+        #: the options byte as it came
+        self.options = options
+        #: subscription identifier; 0 for none
+        self.identifier = identifier
+        self.binding = Binding(session, topic_filter, None, True, self)
+
+    @property
+    def qos(self) -> int:
+        """The highest QoS that the client wants."""
+        return self.options & 3
+
+    @property
+    def no_local(self) -> bool:
+        """Whether the client's own messages are left out."""
+        return self.options & _NO_LOCAL != 0
+
+    @property
+    def retain_handling(self) -> int:
+        """When retained messages are sent: 0 always, 1 for a new subscription, 2 never."""
+        return self.options >> 4 & 3
+
+
+class Session(Destination):
+    """See the module. Containers appear when they are needed: most sessions are idle."""
+
+    def __init__(self, client_id: bytes, expiry: int) -> None:
+        self.name = client_id.decode()
+        self.client_id = client_id
+        #: session expiry interval in seconds (3.1.2.11.2)
+        self.expiry = expiry
+        self.connection: MqttConnection | None = None
+        self.subscriptions: dict[bytes, Subscription] | None = None
+        #: QoS 1 and 2 toward the client; made with the first subscription that needs it
+        self.outgoing: Outgoing | None = None
+        #: packet identifiers of QoS 2 messages from the client that it has not released
+        self.incoming: set[int] | None = None
+        self.will: Will | None = None
+        #: when to publish the will and when the session ends, in ms since the epoch; 0: not set
+        self.will_due = 0
+        self.ends = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the session outlives its connection."""
+        return self.expiry > 0
+
+    def accept(self, message: Message) -> int:
+        """Never in a route: ``combine`` stands in for it."""
+        raise AssertionError("a session takes messages through its deliveries")
+
+    def combine(self, bindings: list[Binding]) -> Destination:
+        """See ``Destination``."""
+        subscriptions: list[Subscription] = []
+        for binding in bindings:
+            subscription = binding.options
+            assert isinstance(subscription, Subscription)
+            subscriptions.append(subscription)
+        return make_delivery(self, subscriptions)
+
+
+class Delivery(Destination):
+    """What the subscriptions of one session that match one topic ask for together.
+
+    A message matching several is delivered once, at the highest QoS among them (MQTT-3.3.5-1, one
+    of the two ways it allows), with all their identifiers.
+    """
+
+    def __init__(
+        self, session: Session, qos: int, identifiers: bytes, retain_as_published: bool
+    ) -> None:
+        self.name = session.name
+        self.session = session
+        self.qos = qos
+        #: subscription identifier properties as they go on the wire
+        self.identifiers = identifiers
+        self.retain_as_published = retain_as_published
+        #: some of the subscriptions leave the client's own messages out
+        self.has_no_local = False
+        #: the delivery of the client's own messages then; None when nothing is left
+        self.own: Delivery | None = None
+
+    def accept(self, message: Message) -> int:
+        """See ``Destination``."""
+        session = self.session
+        if self.has_no_local and message.origin == session.client_id:
+            own = self.own
+            return ACCEPTED if own is None else own.accept(message)
+        retain = self.retain_as_published and message.retain
+        mode = message.mode
+        if mode == 0 or self.qos == 0:
+            connection = session.connection
+            if connection is not None:
+                connection.deliver_live(message, retain, self.identifiers)
+            return ACCEPTED
+        outgoing = session.outgoing
+        assert outgoing is not None
+        if mode <= self.qos and not retain and not self.identifiers:
+            return outgoing.put(message, b"")
+        return outgoing.put(message, make_note(min(mode, self.qos), retain, self.identifiers))
+
+
+def make_note(qos: int, retain: bool, identifiers: bytes) -> bytes:
+    """A queue entry's note: how this session gets the message (see NOTE_QOS)."""
+    return bytes((qos | NOTE_RETAIN if retain else qos,)) + identifiers
+
+
+def make_delivery(session: Session, subscriptions: list[Subscription]) -> Delivery:
+    """The delivery that combines ``subscriptions``."""
+    qos = 0
+    identifiers: list[bytes] = []
+    retain_as_published = False
+    others: list[Subscription] = []
+    for subscription in subscriptions:
+        qos = max(qos, subscription.qos)
+        if subscription.identifier:
+            found = bytes((SUBSCRIPTION_ID,)) + varint(subscription.identifier)
+            if found not in identifiers:
+                identifiers.append(found)
+        if subscription.options & _RETAIN_AS_PUBLISHED:
+            retain_as_published = True
+        if not subscription.no_local:
+            others.append(subscription)
+    delivery = Delivery(session, qos, b"".join(identifiers), retain_as_published)
+    if len(others) < len(subscriptions):
+        delivery.has_no_local = True
+        delivery.own = make_delivery(session, others) if others else None
+    return delivery

@@ -1,0 +1,292 @@
+"""All sessions of a virtual host: their life, subscriptions, wills, and their return on a start."""
+
+from __future__ import annotations
+
+import logging
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from trivium.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
+from trivium.metrics import ProtocolMetrics
+from trivium.vhost import VirtualHost
+from trivium_mqtt.encoder import PublishEncoder
+from trivium_mqtt.options import MqttOptions
+from trivium_mqtt.outgoing import Outgoing
+from trivium_mqtt.packets import NEVER, Will
+from trivium_mqtt.properties import IN_PUBLISH, MESSAGE_EXPIRY, read_properties
+from trivium_mqtt.reasons import RemoteError
+from trivium_mqtt.session import Session, Subscription
+from trivium_mqtt.store import SessionRow, SessionStore
+from trivium_mqtt.topic_cache import TopicCache
+from trivium_mqtt.wire import varint
+
+if TYPE_CHECKING:
+    from trivium.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+#: Milliseconds between notes of the time, by which a restart after a crash knows how long it was
+#: away.
+CLOCK_INTERVAL = 60_000
+
+#: The adapter name that queues of sessions carry, and what their names start with: clients of other
+#: protocols cannot declare names in ``amq.``.
+ADAPTER = "mqtt"
+QUEUE_PREFIX = "amq.mqtt-session."
+
+
+class Sessions:
+    """See the module. ``restore`` must be called once before anything else."""
+
+    def __init__(
+        self, broker: Broker, vhost: VirtualHost, options: MqttOptions, metrics: ProtocolMetrics
+    ) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        self.options = options
+        self.metrics = metrics
+        self.encoder = PublishEncoder(broker, metrics)
+        self.topics = TopicCache(vhost)
+        self.store = SessionStore(broker.storage, vhost.name)
+        self.by_client: dict[bytes, Session] = {}
+        self._connected_kept = 0
+        # (when, client identifier) of wills and ends of sessions; stale pairs are skipped.
+        self._due: list[tuple[int, bytes]] = []
+        self._next_clock = 0
+
+    # Start
+
+    def restore(self) -> None:
+        """Bring back what was kept; wills of clients that a crash cut off become due."""
+        store = self.store
+        last_run = store.clock() or self.broker.now_ms
+        inflight: list[tuple[Session, int, int, bool]] = []
+        for client_id, row in list(store.sessions()):
+            session = Session(client_id, row.expiry)
+            self.by_client[client_id] = session
+            self._expire_later(session, row.last_seen or last_run)
+            for offset, packet_id in row.inflight:
+                inflight.append((session, offset, packet_id, False))
+        for client_id, topic_filter, options, identifier in list(store.subscriptions()):
+            session = self.by_client[client_id]
+            self._bind(session, Subscription(session, topic_filter, options, identifier))
+        for client_id, packet_id in list(store.incoming()):
+            session = self.by_client[client_id]
+            if session.incoming is None:
+                session.incoming = set()
+            session.incoming.add(packet_id)
+        for client_id, packet_id, offset, released in list(store.outgoing()):
+            session = self.by_client[client_id]
+            if not released:
+                inflight.append((session, offset, packet_id, True))
+            else:
+                self.outgoing(session).restore_released(packet_id)
+        inflight.sort(key=_by_offset)
+        for session, offset, packet_id, exactly_once in inflight:
+            self.outgoing(session).restore(packet_id, offset, exactly_once)
+        for client_id, will, due in list(store.wills()):
+            kept = self.by_client.get(client_id)
+            if kept is None:
+                self._publish_will(client_id, will)
+            else:
+                kept.will = will
+                kept.will_due = due or last_run + will.delay * 1000
+                heappush(self._due, (kept.will_due, client_id))
+        self.tick()
+
+    # Life of a session
+
+    def create(self, client_id: bytes, expiry: int) -> Session:
+        """A new session, connected from the start."""
+        session = Session(client_id, expiry)
+        self.by_client[client_id] = session
+        self.connected(session, expiry)
+        return session
+
+    def connected(self, session: Session, expiry: int) -> None:
+        """The client is here; ``expiry`` counts from when it leaves."""
+        session.expiry = expiry
+        session.ends = 0
+        session.will_due = 0
+        if expiry > 0:
+            self._connected_kept += 1
+            self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
+        if session.will is not None:
+            self.withdraw_will(session)
+
+    def set_will(self, session: Session, will: Will) -> None:
+        """The connected client leaves this will."""
+        session.will = will
+        self.store.put_will(session.client_id, will, 0)
+
+    def withdraw_will(self, session: Session) -> None:
+        """The client left in peace, or is back in time (MQTT-3.1.3-9, MQTT-3.14.4-3)."""
+        if session.will is not None:
+            session.will = None
+            self.store.delete_will(session.client_id)
+
+    def disconnected(self, session: Session, expiry: int) -> None:
+        """The connection is gone; its will, if it was not withdrawn, is due after its delay."""
+        now_ms = self.broker.now_ms
+        session.connection = None
+        outgoing = session.outgoing
+        if outgoing is not None:
+            outgoing.detach()
+        if session.expiry > 0:
+            self._connected_kept -= 1
+        if session.expiry == 0 or expiry == 0:
+            self.end(session)
+            return
+        session.expiry = expiry
+        will = session.will
+        if will is not None:
+            if will.delay == 0:
+                self._publish_will(session.client_id, will)
+                session.will = None
+            else:
+                session.will_due = now_ms + will.delay * 1000
+                self.store.put_will(session.client_id, will, session.will_due)
+                heappush(self._due, (session.will_due, session.client_id))
+        unacknowledged = [] if outgoing is None else outgoing.unacknowledged()
+        self.store.put_session(session.client_id, SessionRow(expiry, now_ms, unacknowledged))
+        self._expire_later(session, now_ms)
+
+    def end(self, session: Session) -> None:
+        """Forget the session and everything in it; a pending will is published."""
+        client_id = session.client_id
+        if session.will is not None:
+            self._publish_will(client_id, session.will)
+            session.will = None
+        del self.by_client[client_id]
+        session.ends = 0
+        if session.subscriptions is not None:
+            for topic_filter in list(session.subscriptions):
+                self.unsubscribe(session, topic_filter)
+        if session.incoming is not None:
+            for packet_id in session.incoming:
+                self.store.delete_incoming(client_id, packet_id)
+        if session.outgoing is not None:
+            session.outgoing.forget()
+            self.vhost.delete_queue(session.outgoing.queue)
+            session.outgoing = None
+        self.store.delete_session(client_id)
+
+    def tick(self) -> None:
+        """About once a second: publish wills and end sessions that are due, note the time."""
+        now_ms = self.broker.now_ms
+        due = self._due
+        while due and due[0][0] <= now_ms:
+            session = self.by_client.get(heappop(due)[1])
+            if session is None or session.connection is not None:
+                continue
+            if session.ends and session.ends <= now_ms:
+                self.end(session)
+            elif session.will is not None and 0 < session.will_due <= now_ms:
+                self._publish_will(session.client_id, session.will)
+                session.will = None
+        if now_ms >= self._next_clock and self._connected_kept:
+            self._next_clock = now_ms + CLOCK_INTERVAL
+            self.store.put_clock(now_ms)
+
+    def _expire_later(self, session: Session, last_seen: int) -> None:
+        if session.expiry != NEVER:
+            session.ends = last_seen + session.expiry * 1000
+            heappush(self._due, (session.ends, session.client_id))
+
+    # Subscriptions
+
+    def subscribe(self, session: Session, subscription: Subscription) -> bool:
+        """Add a subscription or replace the one with its filter; whether it is new."""
+        is_new = self._bind(session, subscription)
+        if session.is_kept:
+            self.store.put_subscription(
+                session.client_id,
+                subscription.topic_filter,
+                subscription.options,
+                subscription.identifier,
+            )
+        return is_new
+
+    def _bind(self, session: Session, subscription: Subscription) -> bool:
+        known = session.subscriptions
+        if known is None:
+            known = {}
+            session.subscriptions = known
+        is_new = subscription.topic_filter not in known
+        if subscription.qos > 0:
+            self.outgoing(session)
+        known[subscription.topic_filter] = subscription
+        self.vhost.bind(self.topics.exchange, subscription.binding)
+        return is_new
+
+    def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
+        """Remove the subscription with exactly this filter; whether there was one."""
+        known = session.subscriptions
+        subscription = None if known is None else known.pop(topic_filter, None)
+        if subscription is None:
+            return False
+        self.vhost.unbind(self.topics.exchange, subscription.binding)
+        self.store.delete_subscription(session.client_id, topic_filter)
+        return True
+
+    def outgoing(self, session: Session) -> Outgoing:
+        """The session's QoS 1 and 2 side with its queue, made when it is missing."""
+        found = session.outgoing
+        if found is None:
+            queue = self.vhost.declare_queue(
+                QUEUE_PREFIX + session.name, durable=session.is_kept, adapter=ADAPTER
+            )
+            options = self.options
+            is_on_disk = session.is_kept and self.broker.storage.is_durable
+            found = Outgoing(
+                session,
+                queue,
+                self.encoder,
+                self.store,
+                self.metrics,
+                options.maximum_inflight,
+                0 if is_on_disk else options.maximum_queued,
+            )
+            session.outgoing = found
+            connection = session.connection
+            if connection is not None:
+                found.attach(connection, connection.is_v5, connection.receive_maximum)
+        return found
+
+    # Wills
+
+    def _publish_will(self, client_id: bytes, will: Will) -> None:
+        self.store.delete_will(client_id)
+        try:
+            route = self.topics.route(will.topic)
+        except RemoteError:
+            logger.warning("will of client %r has a topic that is not valid any more", client_id)
+            return
+        expires = 0
+        if will.header:
+            block = varint(len(will.header)) + will.header
+            found = read_properties(block, 0, len(block), IN_PUBLISH)
+            if MESSAGE_EXPIRY in found.numbers:
+                expires = self.broker.now_ms + found.numbers[MESSAGE_EXPIRY] * 1000
+        message = Message(
+            PROTOCOL_MQTT,
+            route.address,
+            will.header,
+            will.payload,
+            will.qos,
+            will.qos >= AT_LEAST_ONCE,
+            self.broker.now_ms,
+            expires,
+            will.retain,
+            0,
+            client_id,
+        )
+        if will.retain:
+            self.vhost.retained.keep(message)
+        if route.depends_on_message:
+            route = route.resolve(message)
+        route.publish(message)
+
+
+def _by_offset(item: tuple[Session, int, int, bool]) -> int:
+    return item[1]
