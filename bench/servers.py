@@ -262,59 +262,66 @@ class Trivium(Server):
 
     name = "trivium"
     protocols = frozenset({"mqtt", "amqp"})
+    is_compiled = True
 
     def __init__(
         self, directory: Path, cores: frozenset[int] | None = None, *, on_disk: bool = False
     ) -> None:
         super().__init__(directory, cores)
         self._on_disk = on_disk
-
-    def _environment(self) -> dict[str, str]:
-        if not any(COMPILED.rglob("*.so")):
-            raise ServerError(f"no compiled build in {COMPILED}: see docs/benchmarks.md")
-        return {"PYTHONPATH": str(COMPILED)}
-
-    def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "trivium", *arguments]
+        # Empty is as good as unset: the interpreted server runs what is installed, the source.
+        self._environment = {"PYTHONPATH": str(COMPILED) if self.is_compiled else ""}
+        self._version = ""
 
     def _launch(self) -> None:
+        self._probe()
         storage = ("--data", str(self.directory / "data")) if self._on_disk else ("--memory",)
-        command = self._command(
-            "serve", "--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off", *storage
-        )
-        process = self._spawn(command, self._environment(), subprocess.PIPE)
+        ports = ("--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off")
+        command = [sys.executable, "-m", "trivium", "serve", *ports, *storage]
+        process = self._spawn(command, self._environment, subprocess.PIPE)
         for word in self._ready_line(process).split()[2:]:
             protocol, _, address = word.partition("=")
             host, _, port = address.rpartition(":")
             if port.isdigit():
                 self.addresses[protocol] = (host, int(port))
 
+    def _probe(self) -> None:
+        """Find out the version, and that the build is the one asked for."""
+        program = (
+            "import trivium, trivium.process as p; print(trivium.__version__, p.is_compiled())"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **self._environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self._version, _, compiled = result.stdout.strip().partition(" ")
+        if result.returncode or compiled != str(self.is_compiled):
+            wanted = "compiled" if self.is_compiled else "interpreted"
+            error = result.stderr.strip().rpartition("\n")[2]
+            raise ServerError(f"no {wanted} Trivium (./dev build makes it) {error}".rstrip())
+
     def _ready_line(self, process: subprocess.Popen[bytes]) -> str:
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
         line = process.stdout.readline().decode() if ready else ""
         if not line.startswith("trivium ready "):
+            process.terminate()
+            process.wait()
             raise self._fail(f"no ready line, but {line!r}")
         return line
 
     def version(self) -> str:
-        result = subprocess.run(
-            self._command("--version"),
-            env={**os.environ, **self._environment()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return result.stdout.strip().removeprefix("trivium ")
+        return self._version
 
 
 class TriviumInterpreted(Trivium):
     """The same source without the compiled modules."""
 
     name = "trivium-interpreted"
-
-    def _environment(self) -> dict[str, str]:
-        return {"TRIVIUM_PURE": "1"}
+    is_compiled = False
 
 
 class Relay(Server):

@@ -99,7 +99,7 @@ def test_a_peer_that_is_not_installed_is_named_with_its_package(
 
 def test_a_missing_compiled_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.servers.COMPILED", tmp_path / "nothing")
-    with pytest.raises(ServerError, match="no compiled build in"):
+    with pytest.raises(ServerError, match=r"no compiled Trivium \(./dev build makes it\)"):
         Trivium(tmp_path).start()
 
 
