@@ -60,14 +60,14 @@ def topic_of(key: bytes) -> bytes | None:
 
 
 def levels_of(key: bytes) -> list[bytes]:
-    """The levels of a canonical routing key, empty ones included."""
-    return key.split(b".")
+    """The levels of a canonical routing key, empty ones included; an empty key has none."""
+    return key.split(b".") if key else []
 
 
 def key_pattern(pattern: bytes) -> list[bytes]:
     """The levels of an AMQP binding key: ``*`` is any one word, ``#`` any number of words."""
     levels: list[bytes] = []
-    for word in pattern.split(b"."):
+    for word in levels_of(pattern):
         levels.append(ONE if word == b"*" else MANY if word == b"#" else word)
     return levels
 

@@ -141,3 +141,13 @@ def test_many_wildcards_do_not_search_exponentially() -> None:
     tree.add(pattern, 1)
     assert not matches(pattern, levels)
     assert tree.match(levels) == []
+
+
+def test_empty_routing_key_has_no_words() -> None:
+    """As in RabbitMQ: ``#`` and the empty binding key match it, ``*`` does not."""
+    tree: PatternTree[bytes] = PatternTree()
+    for pattern in (b"", b"#", b"*", b"#.*"):
+        tree.add(key_pattern(pattern), pattern)
+        assert matches(key_pattern(pattern), levels_of(b"")) == (pattern in (b"", b"#"))
+    assert sorted(tree.match(levels_of(b""))) == [b"", b"#"]
+    assert sorted(tree.match(levels_of(b"a"))) == [b"#", b"#.*", b"*"]
