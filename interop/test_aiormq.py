@@ -110,7 +110,7 @@ async def test_aio_pika_publish_to_nowhere_raises(amqp_port: int, name: str) -> 
             await opened.default_exchange.publish(aio_pika.Message(b"x"), name)
 
 
-async def test_aio_pika_rpc(amqp_port: int, name: str) -> None:
+async def test_aio_pika_rpc_pattern(amqp_port: int, name: str) -> None:
     async def add(*, one: int, other: int) -> int:
         return one + other
 

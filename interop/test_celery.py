@@ -34,6 +34,7 @@ def app(
             [
                 *(sys.executable, "-m", "celery", "-A", "interop.celery_tasks", "worker"),
                 *("--pool=solo", "--loglevel=info", f"--hostname={name}@localhost"),
+                *("--without-mingle", "--without-gossip"),
             ],
             stdout=output,
             stderr=output,
