@@ -213,3 +213,22 @@ def test_missing_file_is_named() -> None:
 def test_third_party_protocol_may_listen() -> None:
     options: dict[str, dict[str, Any]] = {"listen": {"stomp": "0"}}
     assert load(options=options, protocols=frozenset({"stomp"})).listen["stomp"].port == 0
+
+
+def test_configuration_reference_has_every_key() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/configuration.md").read_text(encoding="utf-8")
+    documented: set[tuple[str, str]] = set()
+    section = ""
+    for row in re.findall(r"^\|(.*)\|$", text, flags=re.MULTILINE):
+        cells = [cell.strip(" `") for cell in row.split("|")]
+        section = cells[0].strip("[]") or section
+        documented.add((section.split(".")[0], cells[1]))
+    config = Config(users={"NAME": UserConfig(password="x")})
+    keys: set[tuple[str, str]] = set()
+    for name in Config.__dataclass_fields__:
+        content = getattr(config, name)
+        if name == "users":
+            content = content["NAME"]
+        names = content if isinstance(content, Mapping) else content.__dataclass_fields__
+        keys |= {(name, key) for key in names}
+    assert documented - {("section", "key"), ("---", "---")} == keys

@@ -25,6 +25,7 @@ from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 #: publishes from standard input that may wait for their acknowledgement at a time
 WINDOW: Final = 256
+READ_SIZE: Final = 64 * 1024
 
 
 class ClientError(Exception):
@@ -181,15 +182,24 @@ async def _lines() -> AsyncIterator[bytes]:
     """The lines of standard input, without their ends.
 
     A thread reads them, since not everything that can be standard input can be polled; a daemon, so
-    that a signal ends the command while it waits for a line.
+    that a signal ends the command while it waits. It reads the descriptor itself: the interpreter
+    could not exit while a thread holds the lock of `sys.stdin`.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(WINDOW)
 
+    def put(line: bytes | None) -> None:
+        asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
+
     def read() -> None:
-        for line in sys.stdin.buffer:
-            asyncio.run_coroutine_threadsafe(queue.put(line.rstrip(b"\r\n")), loop).result()
-        asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+        rest = b""
+        while data := os.read(sys.stdin.fileno(), READ_SIZE):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                put(line.removesuffix(b"\r"))
+        if rest:
+            put(rest)
+        put(None)
 
     threading.Thread(target=read, daemon=True).start()
     while (line := await queue.get()) is not None:
