@@ -80,7 +80,7 @@ class Connection(DurabilityWaiter):
         raise NotImplementedError
 
     def lost(self) -> None:
-        """The connection is gone, by either side; called exactly once, last. Release all it holds."""
+        """The connection is gone, by either side; called exactly once, last. Release all."""
         raise NotImplementedError
 
     def tick(self, now: float) -> None:

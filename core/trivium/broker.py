@@ -17,13 +17,16 @@ from mypy_extensions import mypyc_attr
 
 from trivium.adapter import Adapter, Connection
 from trivium.config import Config
+from trivium.dead_letters import publish_dead_letter
 from trivium.errors import NotFound
+from trivium.message import Message
 from trivium.metrics import ProtocolMetrics, Sample, render
 from trivium.process import process_samples
 from trivium.queues import Queue
 from trivium.security.authenticator import Authenticator
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
+from trivium.timers import Timers
 from trivium.turns import EndOfTurn
 from trivium.vhost import VirtualHost
 
@@ -43,6 +46,12 @@ class Driver:
 
     def request_turn(self) -> None:
         """Have ``end_turn`` called soon, once however often this is asked."""
+
+    def wake_at(self, at: int) -> None:
+        """Have ``end_turn`` called at ``at`` (milliseconds since the epoch; 0 for not at all).
+
+        A further call replaces the one before.
+        """
 
     def write(self, connection: Connection, output: list[bytes]) -> None:
         """Write a connection's output."""
@@ -72,7 +81,9 @@ class Broker:
         self.connections: set[Connection] = set()
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
+        self.timers = Timers()
         self._dirty: list[Connection] = []
+        self._dead_letters: list[tuple[Queue, Message, str]] = []
         self._unsettled: list[Queue] = []
         self._unflushed: list[EndOfTurn] = []
         self._server: Server | None = None
@@ -151,8 +162,26 @@ class Broker:
         self._unflushed.append(item)
         self.driver.request_turn()
 
+    def add_dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
+        """``queue`` gave ``message`` up: publish it to its dead letter exchange in this turn."""
+        self._dead_letters.append((queue, message, reason))
+        self.driver.request_turn()
+
     def end_turn(self) -> None:
-        """Write, commit, send."""
+        """Call what is due, write, commit, send."""
+        due_at = self.timers.next_at()
+        if due_at:
+            if due_at <= self.now_ms:
+                self.timers.run(self.now_ms)
+                due_at = self.timers.next_at()
+            self.driver.wake_at(due_at)
+        while self._dead_letters:
+            # Publishing may fill other queues, which may give up others. It ends, since a message
+            # does not come round twice without being rejected.
+            letters = self._dead_letters
+            self._dead_letters = []
+            for queue, message, reason in letters:
+                publish_dead_letter(queue, message, reason)
         if self._unsettled:
             queues = self._unsettled
             self._unsettled = []

@@ -8,9 +8,11 @@ publisher's adapter registered makes it, once per message.
 
 from __future__ import annotations
 
+import struct
 from struct import Struct
 from typing import Final
 
+import msgpack
 from mypy_extensions import mypyc_attr
 
 from trivium.topics import levels_of, topic_of
@@ -27,6 +29,8 @@ PROTOCOL_NATIVE: Final = 3
 
 _PERSISTENT: Final = 4
 _RETAIN: Final = 8
+_ANNOTATED: Final = 16
+_DELAYED: Final = 32
 _MODE_MASK: Final = 3
 
 # mode and flags, protocol, priority, (pad), timestamp ms, expiry ms, exchange and key length,
@@ -38,8 +42,12 @@ class RecordError(ValueError):
     """A stored message record cannot be decoded."""
 
 
+_I64: Final = Struct("<q")
+_U32: Final = Struct("<I")
+
 HeaderValue = object
-"""A header value of the neutral form: ``None | bool | int | float | str | bytes | list | dict``."""
+"""A header value of the neutral form:
+``None | bool | int | float | str | bytes | datetime | list | dict``."""
 
 
 class Properties:
@@ -172,6 +180,8 @@ class Message:
         retain: bool = False,
         priority: int = 0,
         origin: object = None,
+        deliver_at: int = 0,
+        annotations: dict[str, HeaderValue] | None = None,
     ) -> None:
         self.protocol = protocol
         self.address = address
@@ -184,6 +194,11 @@ class Message:
         self.retain = retain
         self.priority = priority
         self.origin = origin
+        #: not to be delivered before this time, in milliseconds since the epoch; 0 for at once
+        self.deliver_at = deliver_at
+        #: headers that the broker set; they go before those in ``header``, whose expiration does
+        #: not count any more
+        self.annotations = annotations
         self._record: bytes | None = None
         self._properties: Properties | None = None
         #: encodings made for readers, by a number that the reading adapter chooses
@@ -195,6 +210,8 @@ class Message:
         found = self._properties
         if found is None:
             found = _codecs[self.protocol].decode(self.header)
+            if self.annotations is not None:
+                found = _annotated(found, self.annotations)
             self._properties = found
         return found
 
@@ -220,6 +237,14 @@ class Message:
                 flags |= _PERSISTENT
             if self.retain:
                 flags |= _RETAIN
+            extra = b""
+            if self.deliver_at:
+                flags |= _DELAYED
+                extra = _I64.pack(self.deliver_at)
+            if self.annotations is not None:
+                flags |= _ANNOTATED
+                packed: bytes = msgpack.packb(self.annotations, datetime=True)
+                extra += _U32.pack(len(packed)) + packed
             address = self.address
             found = b"".join(
                 (
@@ -234,6 +259,7 @@ class Message:
                         len(self.header),
                     ),
                     address.encoded(),
+                    extra,
                     self.header,
                     self.payload,
                 )
@@ -250,15 +276,29 @@ def decode_record(record: bytes) -> Message:
         _RECORD.unpack_from(record)
     )
     key_at = _RECORD.size + exchange_size
-    header_at = key_at + key_size
-    payload_at = header_at + header_size
+    at = key_at + key_size
+    if at > len(record):
+        raise RecordError("message record is shorter than the lengths it states")
+    address = Address(record[_RECORD.size : key_at].decode(), record[key_at:at])
+    deliver_at = 0
+    annotations: dict[str, HeaderValue] | None = None
+    try:
+        if flags & _DELAYED:
+            deliver_at = _I64.unpack_from(record, at)[0]
+            at += 8
+        if flags & _ANNOTATED:
+            size = _U32.unpack_from(record, at)[0]
+            at += 4 + size
+            annotations = msgpack.unpackb(record[at - size : at], timestamp=3)
+    except (struct.error, ValueError) as error:
+        raise RecordError(f"message record has a damaged field: {error}") from None
+    payload_at = at + header_size
     if payload_at > len(record):
         raise RecordError("message record is shorter than the lengths it states")
-    address = Address(record[_RECORD.size : key_at].decode(), record[key_at:header_at])
     message = Message(
         protocol,
         address,
-        record[header_at:payload_at],
+        record[at:payload_at],
         record[payload_at:],
         flags & _MODE_MASK,
         flags & _PERSISTENT != 0,
@@ -266,6 +306,18 @@ def decode_record(record: bytes) -> Message:
         expires,
         flags & _RETAIN != 0,
         priority,
+        None,
+        deliver_at,
+        annotations,
     )
     message._record = record
     return message
+
+
+def _annotated(properties: Properties, annotations: dict[str, HeaderValue]) -> Properties:
+    """``properties`` with the broker's headers in front, and without an expiration."""
+    headers = list(annotations.items())
+    headers.extend([pair for pair in properties.headers if pair[0] not in annotations])
+    properties.headers = headers
+    properties.expiration = None
+    return properties

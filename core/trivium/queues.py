@@ -1,56 +1,36 @@
 """Queues: first in, first out, each message to one consumer, gone when it is settled.
 
-A queue on disk storage is a ``Log`` of message records plus the window of decoded entries that it
-keeps in memory. A queue in memory has no log, only the window. A backlog longer than the window
-stays in the log and is read back as consumers get there, so its length costs disk, not memory.
-
-The way of an entry: ``put`` gives it an offset; it is handed to a consumer at once, or becomes
-ready. The consumer settles it or returns it (``requeue``), which puts it back at its old position.
-Settlements are collected and written as ranges once per turn.
+The way of an entry: ``put`` records it in its lane and hands it to a consumer, or it becomes ready.
+The consumer settles it, rejects it or returns it (``requeue``), which puts it back at its old
+position, at once or after a delay that doubles each time. Settlements are collected and written as
+ranges once per turn. What is given up (rejected, expired, too many, too often returned) goes to
+the dead letter exchange in the same batch as its settlement, so it is never in both places or in
+none.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
+from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON
 from trivium.errors import AccessRefused
-from trivium.exchanges import ACCEPTED, Destination
-from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
+from trivium.exchanges import ACCEPTED, REJECTED, Destination
+from trivium.lanes import Lane, QueueEntry
+from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
+from trivium.queue_settings import DROP_HEAD, REJECT_PUBLISH_DLX, QueueSettings, settings_of
 from trivium.storage.base import DurabilityWaiter, Log
+from trivium.timers import Timed
 
 if TYPE_CHECKING:
     from trivium.vhost import VirtualHost
 
-#: Entries of a disk queue that are kept decoded in memory; what is beyond waits in the log.
-WINDOW: Final = 8192
-#: Bytes of payload in that window, so that large messages do not make it a memory hog (32 MiB).
-WINDOW_BYTES: Final = 32 << 20
-#: Entries and bytes read back from the log at a time.
-REFILL: Final = 2048
-REFILL_BYTES: Final = 4 << 20
+__all__ = ["Consumer", "Queue", "QueueEntry"]
 
-
-class QueueEntry:
-    """A message's place in one queue, from ``put`` until it is settled."""
-
-    def __init__(self, queue: Queue, offset: int, message: Message, note: bytes) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.message = message
-        #: what the binding's adapter wanted remembered with this message in this queue
-        self.note = note
-        #: it was, or after a crash may have been, handed to a consumer before
-        self.is_redelivered = False
-        #: times that it was handed to a consumer and came back
-        self.returns = 0
-        #: batch that must be durable before delivery; 0 for none
-        self.batch = 0
-        #: whether the queue's log holds a record of it
-        self.is_stored = False
+#: Doublings of a retry delay; beyond that it stays, so that no number grows without bound.
+MAX_DOUBLINGS: Final = 30
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,7 +47,8 @@ class Consumer:
         raise NotImplementedError
 
     def deliver(self, entry: QueueEntry) -> None:
-        """Take an entry. It is this consumer's until it calls ``entry.queue.settle`` or ``requeue``."""
+        """Take an entry. It is this consumer's until it calls ``settle``, ``reject`` or ``requeue``
+        of ``entry.queue``."""
         raise NotImplementedError
 
     def cancelled(self) -> None:
@@ -75,13 +56,13 @@ class Consumer:
 
 
 class Queue(Destination):
-    """See the module. ``log`` is None for a queue in memory."""
+    """See the module. A queue without ``logs`` (by priority, 0 first) is in memory."""
 
     def __init__(
         self,
         vhost: VirtualHost,
         name: str,
-        log: Log | None,
+        logs: list[Log],
         durable: bool = False,
         auto_delete: bool = False,
         owner: object = None,
@@ -101,33 +82,46 @@ class Queue(Destination):
         self.is_exclusively_consumed = False
         self.is_deleted = False
         self.unsettled = 0
+        #: bytes of payload that are ready
+        self.ready_bytes = 0
         #: totals since the start, for metrics
         self.published = 0
         self.delivered = 0
         self.settled = 0
         self.expired = 0
-        self._storage = vhost.broker.storage
+        #: newest batch that held entries wait for
+        self.waiting_batch = 0
+        self.settings = settings_of(self.arguments, {})
         self._broker = vhost.broker
-        self._log = log
-        self._next_offset = 0
-        self._ready: deque[QueueEntry] = deque()
-        self._ready_bytes = 0
-        self._returned: list[tuple[int, QueueEntry]] = []
-        # The first offset that is in the log but not in the window; -1 when all is in the window.
-        self._spill_from = -1
-        self._spilled = 0
-        # Transient entries that arrived while the window was full; they have no record to read
-        # back.
-        self._transient: deque[QueueEntry] = deque()
-        self._is_loading = False
-        self._turn = 0
-        self._to_settle: list[int] = []
-        self._is_dirty = False
-        self._waiting_batch = 0
+        self._storage = vhost.broker.storage
         self._release = _Release(self)
-        if log is not None and len(log) > 0:
-            self._spill_from = log.first_offset
-            self._spilled = len(log)
+        self._alarm = _Alarm(self)
+        self._turn = 0
+        self._is_dirty = False
+        self._used_at = self._broker.now_ms
+        # Entries that are not ready before a time: delayed messages, and returned ones that wait
+        # for their next try.
+        self._delayed: list[tuple[int, int, QueueEntry]] = []
+        self._delays = 0
+        # By priority; a queue without priorities has just the one.
+        self._lanes: list[Lane] = []
+        for priority in range(self.settings.max_priority + 1):
+            log = logs[priority] if logs else None
+            self._lanes.append(Lane(self, log, self._storage, self._loaded))
+        self._lane = self._lanes[0]
+        self._is_plain = True
+        self.apply(self.settings)
+
+    def apply(self, settings: QueueSettings) -> None:
+        """Put other settings in force, for what comes and for what is ready."""
+        self.settings = settings
+        self._is_plain = (
+            len(self._lanes) == 1
+            and settings.message_ttl < 0
+            and not settings.has_limits
+            and settings.delivery < 0
+        )
+        self._broker.timers.call_at(self._broker.now_ms, self._alarm)
 
     # Publishing
 
@@ -136,58 +130,104 @@ class Queue(Destination):
         return self.put(message, b"")
 
     def put(self, message: Message, note: bytes) -> int:
-        """Enqueue: ACCEPTED or the batch that makes the message durable.
+        """Enqueue: ACCEPTED, the batch that makes the message durable, or REJECTED.
 
         ``note`` is kept with the entry, also over a restart.
         """
+        if not self._is_plain or message.expires or message.deliver_at:
+            return self._put_special(message, note)
         self.published += 1
-        log = self._log
+        lane = self._lane
+        entry = QueueEntry(self, lane, message, note)
         result = ACCEPTED
-        if log is None:
-            entry = QueueEntry(self, self._next_offset, message, note)
-            self._next_offset += 1
-        elif message.persistent:
-            entry = QueueEntry(self, log.append(message.record(), 1, note), message, note)
-            entry.is_stored = True
+        if message.persistent and lane.record(entry):
             result = self._storage.batch
             if message.mode == EXACTLY_ONCE:
-                # A consumer must not see it before the publisher's acknowledgement is certain:
-                # after a crash the publisher sends it again, and that would be a duplicate.
-                entry.batch = result
-                self._await_batch(result)
-        else:
-            entry = QueueEntry(self, log.skip(), message, note)
-        if self.consumers and entry.batch == 0 and self._nothing_waits():
+                self._hold(entry)
+        elif not message.persistent:
+            lane.skip(entry)
+        if self.consumers and entry.batch == 0 and lane.is_empty:
             consumer = self._next_consumer()
             if consumer is not None:
                 self._hand_over(consumer, entry)
                 return result
-        self._append_ready(entry)
+        lane.append(entry)
+        self.ready_bytes += len(message.payload)
         return result
 
-    def _nothing_waits(self) -> bool:
-        return not self._ready and not self._returned and self._spill_from < 0
+    def _put_special(self, message: Message, note: bytes) -> int:
+        settings = self.settings
+        if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):
+            if settings.overflow == REJECT_PUBLISH_DLX:
+                self._dead_letter(message, MAXLEN)
+            return REJECTED
+        self.published += 1
+        lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
+        entry = QueueEntry(self, lane, message, note)
+        result = ACCEPTED
+        mode = message.mode if settings.delivery < 0 else settings.delivery
+        if mode != AT_MOST_ONCE if settings.delivery >= 0 else message.persistent:
+            if lane.record(entry):
+                result = self._storage.batch
+                if mode == EXACTLY_ONCE:
+                    self._hold(entry)
+        else:
+            lane.skip(entry)
+        self.set_expiry(entry)
+        if message.deliver_at and self.delay(entry):
+            return result
+        if self.consumers and entry.batch == 0 and self._nothing_is_ready():
+            consumer = self._next_consumer()
+            if consumer is not None:
+                self._hand_over(consumer, entry)
+                return result
+        lane.append(entry)
+        self.ready_bytes += len(message.payload)
+        if entry.expires:
+            self._broker.timers.call_at(entry.expires, self._alarm)
+        if settings.has_limits:
+            self._drop_heads()
+        return result
 
-    def _append_ready(self, entry: QueueEntry) -> None:
-        if self._log is not None and (
-            self._spill_from >= 0 or len(self._ready) >= WINDOW or self._ready_bytes >= WINDOW_BYTES
-        ):
-            if not entry.is_stored:
-                self._transient.append(entry)
-                if self._spill_from < 0:
-                    self._spill_from = entry.offset
-            else:
-                self._spilled += 1
-                if self._spill_from < 0:
-                    self._spill_from = entry.offset
-            return
-        self._ready.append(entry)
-        self._ready_bytes += len(entry.message.payload)
-
-    def _await_batch(self, batch: int) -> None:
-        if self._waiting_batch != batch:
-            self._waiting_batch = batch
+    def _hold(self, entry: QueueEntry) -> None:
+        """Keep consumers from seeing an entry before its publisher's acknowledgement is certain:
+        after a crash the publisher sends it again, and that would be a duplicate."""
+        entry.batch = self._storage.batch
+        if self.waiting_batch != entry.batch:
+            self.waiting_batch = entry.batch
             self._storage.wait(self._release)
+
+    def set_expiry(self, entry: QueueEntry) -> None:
+        """Work out when an entry expires: by its message or by the queue's TTL."""
+        expires = entry.message.expires
+        ttl = self.settings.message_ttl
+        if ttl >= 0:
+            by_queue = entry.message.timestamp + ttl
+            if expires == 0 or by_queue < expires:
+                expires = by_queue
+        entry.expires = expires
+
+    def _is_over_limit(self, more: int, more_bytes: int) -> bool:
+        settings = self.settings
+        return 0 <= settings.max_length < len(self) + more or (
+            0 <= settings.max_length_bytes < self.ready_bytes + more_bytes
+        )
+
+    def _drop_heads(self) -> None:
+        """Give up the oldest of the lowest priority until the limits hold."""
+        if self.settings.overflow != DROP_HEAD:
+            return
+        while self._is_over_limit(0, 0):
+            entry: QueueEntry | None = None
+            for lane in self._lanes:
+                entry = lane.pop()
+                if entry is not None:
+                    break
+            if entry is None:
+                return
+            self.ready_bytes -= len(entry.message.payload)
+            self.unsettled += 1
+            self._give_up(entry, MAXLEN)
 
     # Delivery
 
@@ -216,16 +256,27 @@ class Queue(Destination):
         self.consumers.remove(consumer)
         self.is_exclusively_consumed = False
         self._turn = 0
-        if not self.consumers and self.auto_delete:
+        if self.consumers:
+            self.dispatch()
+        elif self.auto_delete:
             self.vhost.delete_queue(self)
+        else:
+            self.touch()
+
+    def touch(self) -> None:
+        """The queue was used: its own expiry starts anew."""
+        self._used_at = self._broker.now_ms
+        if self.settings.expires >= 0 and not self.consumers:
+            self._broker.timers.call_at(self._used_at + self.settings.expires, self._alarm)
 
     def _next_consumer(self) -> Consumer | None:
         consumers = self.consumers
         count = len(consumers)
-        if count == 1:
-            only = consumers[0]
-            return only if only.takes_delivery() else None
+        if count == 1 or self.settings.single_active_consumer:
+            first = consumers[0]
+            return first if first.takes_delivery() else None
         best: Consumer | None = None
+        chosen = 0
         for step in range(count):
             index = (self._turn + step) % count
             consumer = consumers[index]
@@ -239,15 +290,13 @@ class Queue(Destination):
     def _hand_over(self, consumer: Consumer, entry: QueueEntry) -> None:
         self.unsettled += 1
         self.delivered += 1
-        if consumer.settles_on_delivery:
-            consumer.deliver(entry)
+        consumer.deliver(entry)
+        if consumer.settles_on_delivery or self.settings.delivery == AT_MOST_ONCE:
             self.settle(entry)
-        else:
-            consumer.deliver(entry)
 
     def dispatch(self) -> None:
         """Hand ready entries to consumers until there are none or nobody takes more."""
-        while self.consumers and (self._ready or self._returned or self._spill_from >= 0):
+        while self.consumers and not self._nothing_is_ready():
             consumer = self._next_consumer()
             if consumer is None:
                 return
@@ -258,148 +307,180 @@ class Queue(Destination):
 
     def get(self) -> QueueEntry | None:
         """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later."""
+        self.touch()
         entry = self._pop_ready()
         if entry is not None:
             self.unsettled += 1
             self.delivered += 1
+            if self.settings.delivery == AT_MOST_ONCE:
+                self.settle(entry)
         return entry
 
+    def _nothing_is_ready(self) -> bool:
+        if not self._lane.is_empty:
+            return False
+        return len(self._lanes) == 1 or all(lane.is_empty for lane in self._lanes)
+
     def _pop_ready(self) -> QueueEntry | None:
-        while True:
-            if not self._ready and self._spill_from >= 0:
-                self._refill()
-            ready = self._ready
-            if self._returned and (not ready or self._returned[0][0] < ready[0].offset):
-                entry = heappop(self._returned)[1]
-            elif ready:
-                entry = ready[0]
-                if entry.batch > self._storage.durable:
-                    return None
-                ready.popleft()
-                self._ready_bytes -= len(entry.message.payload)
-            else:
-                return None
-            if entry.message.expires == 0 or entry.message.expires > self._broker.now_ms:
-                return entry
-            self.expired += 1
-            self.unsettled += 1
-            self.settle(entry)
-
-    def _refill(self) -> None:
-        """Read entries beyond the window back from the log, in order with transient ones."""
-        log = self._log
-        assert log is not None
-        if not log.is_loaded(self._spill_from):
-            if not self._is_loading:
-                self._is_loading = True
-                log.load(self._spill_from, REFILL_BYTES, self._loaded)
-            return
-        records = log.read(self._spill_from, REFILL, REFILL_BYTES)
-        for offset, record, note in records:
-            while self._transient and self._transient[0].offset < offset:
-                self._append_window(self._transient.popleft())
-            entry = QueueEntry(self, offset, decode_record(record), note)
-            entry.is_stored = True
-            entry.is_redelivered = offset < log.recovered_offset
-            if entry.message.mode == EXACTLY_ONCE and offset >= log.recovered_offset:
-                # Its batch is not known any more; the current one is as late as it can be.
-                entry.batch = (
-                    0 if self._storage.durable >= self._waiting_batch else self._waiting_batch
-                )
-            self._append_window(entry)
-            self._spill_from = offset + 1
-            self._spilled -= 1
-        if not records:
-            self._spill_from = -1
-            self._spilled = 0
-            while self._transient:
-                self._append_window(self._transient.popleft())
-
-    def _append_window(self, entry: QueueEntry) -> None:
-        self._ready.append(entry)
-        self._ready_bytes += len(entry.message.payload)
+        for index in range(len(self._lanes) - 1, -1, -1):
+            lane = self._lanes[index]
+            while True:
+                entry = lane.pop()
+                if entry is None:
+                    break
+                self.ready_bytes -= len(entry.message.payload)
+                if entry.expires == 0 or entry.expires > self._broker.now_ms:
+                    return entry
+                self.unsettled += 1
+                self._expire(entry)
+        return None
 
     def _loaded(self) -> None:
-        self._is_loading = False
+        """Entries that were asked for have come from the log."""
         if not self.is_deleted:
+            if self.settings.has_limits:
+                self._drop_heads()
             self.dispatch()
 
     # Settlement
 
     def settle(self, entry: QueueEntry) -> None:
-        """The entry is done with. Durable with the current batch."""
+        """The entry is done with. Durable with the current batch. Again makes no difference."""
+        if entry.is_settled:
+            return
+        entry.is_settled = True
         self.unsettled -= 1
         self.settled += 1
         if entry.is_stored and not self.is_deleted:
-            self._to_settle.append(entry.offset)
+            entry.lane.settle(entry.offset)
             if not self._is_dirty:
                 self._is_dirty = True
                 self._broker.add_unsettled(self)
 
+    def reject(self, entry: QueueEntry) -> None:
+        """The consumer does not want the entry, and it shall not come again."""
+        if not entry.is_settled:
+            self._give_up(entry, REJECTED_REASON)
+
     def requeue(self, entry: QueueEntry, was_delivered: bool = True) -> None:
-        """Put an entry back at its position. Call ``dispatch`` once all of a batch are back.
+        """Return an entry. Call ``dispatch`` once all of a kind are back.
 
         ``was_delivered`` is False when the consumer certainly never saw it.
         """
-        self.unsettled -= 1
+        if entry.is_settled:
+            return
         if self.is_deleted:
+            self.unsettled -= 1
             return
         if was_delivered:
             entry.is_redelivered = True
             entry.returns += 1
-        heappush(self._returned, (entry.offset, entry))
+            settings = self.settings
+            if 0 <= settings.delivery_limit < entry.returns:
+                self._give_up(entry, DELIVERY_LIMIT)
+                return
+            if settings.retry_delay > 0:
+                delay = settings.retry_delay << min(entry.returns - 1, MAX_DOUBLINGS)
+                self.unsettled -= 1
+                self._delay(entry, self._broker.now_ms + min(delay, settings.retry_delay_max))
+                return
+        self.unsettled -= 1
+        self.ready_bytes += len(entry.message.payload)
+        entry.lane.put_back(entry)
+
+    def _give_up(self, entry: QueueEntry, reason: str) -> None:
+        self._dead_letter(entry.message, reason)
+        self.settle(entry)
+
+    def _expire(self, entry: QueueEntry) -> None:
+        self.expired += 1
+        self._give_up(entry, EXPIRED)
+
+    def _dead_letter(self, message: Message, reason: str) -> None:
+        if self.settings.dead_letter_exchange is not None:
+            self._broker.add_dead_letter(self, message, reason)
 
     def flush_settlements(self) -> None:
-        """Write the settlements of this turn as ranges. Called by the broker before the commit."""
+        """Write the settlements of this turn. Called by the broker before the commit."""
         self._is_dirty = False
-        offsets = self._to_settle
-        if not offsets or self._log is None:
+        for lane in self._lanes:
+            lane.flush()
+
+    # Time
+
+    def delay(self, entry: QueueEntry) -> bool:
+        """Whether an entry's message is for later; then it is kept until its time has come."""
+        if entry.message.deliver_at <= self._broker.now_ms:
+            return False
+        self._delay(entry, entry.message.deliver_at)
+        return True
+
+    def _delay(self, entry: QueueEntry, until: int) -> None:
+        self._delays += 1
+        heappush(self._delayed, (until, self._delays, entry))
+        self._broker.timers.call_at(until, self._alarm)
+
+    def alarm(self) -> None:
+        """A time that something here waits for may have come."""
+        if self.is_deleted:
             return
-        self._to_settle = []
-        log = self._log
-        first = last = offsets[0]
-        is_sorted = True
-        for offset in offsets:
-            if offset < last:
-                is_sorted = False
-                break
-            last = offset
-        if not is_sorted:
-            offsets.sort()
-            first = offsets[0]
-        last = first
-        for offset in offsets:
-            if offset > last + 1:
-                log.settle(first, last)
-                first = offset
-            last = offset
-        log.settle(first, last)
+        now = self._broker.now_ms
+        timers = self._broker.timers
+        settings = self.settings
+        if settings.expires >= 0 and not self.consumers:
+            if self._used_at + settings.expires <= now:
+                self.vhost.delete_queue(self)
+                return
+            timers.call_at(self._used_at + settings.expires, self._alarm)
+        while self._delayed and self._delayed[0][0] <= now:
+            entry = heappop(self._delayed)[2]
+            self.ready_bytes += len(entry.message.payload)
+            entry.lane.put_back(entry)
+        if self._delayed:
+            timers.call_at(self._delayed[0][0], self._alarm)
+        if settings.has_limits:
+            self._drop_heads()
+        self.dispatch()
+        for lane in self._lanes:
+            self._expire_heads(lane, now)
+
+    def _expire_heads(self, lane: Lane, now: int) -> None:
+        while True:
+            entry = lane.peek()
+            if entry is None or entry.expires == 0:
+                return
+            if entry.expires > now:
+                self._broker.timers.call_at(entry.expires, self._alarm)
+                return
+            lane.pop()
+            self.ready_bytes -= len(entry.message.payload)
+            self.unsettled += 1
+            self._expire(entry)
 
     # Management
 
     def __len__(self) -> int:
-        """Messages that are ready, whether in the window or in the log."""
-        return len(self._ready) + len(self._returned) + self._spilled + len(self._transient)
+        """Messages that are ready, whether in memory or in the log."""
+        if len(self._lanes) == 1:
+            return len(self._lane)
+        return sum([len(lane) for lane in self._lanes])
+
+    @property
+    def delayed(self) -> int:
+        """Messages that wait for their time."""
+        return len(self._delayed)
 
     def purge(self) -> int:
-        """Remove all ready messages; how many there were. Unsettled ones stay."""
-        count = len(self)
-        for entry in self._ready:
-            if entry.is_stored:
-                self._to_settle.append(entry.offset)
-        for _, entry in self._returned:
-            if entry.is_stored:
-                self._to_settle.append(entry.offset)
-        if self._log is not None and self._spill_from >= 0:
-            # Everything from here on is ready: what is unsettled was taken from before it.
-            self._log.settle(self._spill_from, self._log.next_offset - 1)
-        self._ready.clear()
-        self._ready_bytes = 0
-        self._returned.clear()
-        self._transient.clear()
-        self._spill_from = -1
-        self._spilled = 0
-        if self._to_settle and not self._is_dirty:
+        """Remove all ready and delayed messages; how many there were. Unsettled ones stay."""
+        count = len(self) + len(self._delayed)
+        for _, _, entry in self._delayed:
+            self.unsettled += 1
+            self.settle(entry)
+        self._delayed.clear()
+        for lane in self._lanes:
+            lane.purge()
+        self.ready_bytes = 0
+        if count and not self._is_dirty:
             self._is_dirty = True
             self._broker.add_unsettled(self)
         return count
@@ -407,13 +488,11 @@ class Queue(Destination):
     def deleted(self) -> None:
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
-        self._ready.clear()
-        self._returned.clear()
-        self._transient.clear()
-        self._to_settle.clear()
-        self._spill_from = -1
-        self._spilled = 0
-        self._log = None
+        self._delayed.clear()
+        for lane in self._lanes:
+            lane.forget()
+            lane.log = None
+        self.ready_bytes = 0
         consumers = self.consumers
         self.consumers = []
         for consumer in consumers:
@@ -428,6 +507,16 @@ class _Release(DurabilityWaiter):
 
     def batch_durable(self, batch: int) -> None:
         self._queue.dispatch()
+
+
+class _Alarm(Timed):
+    """Wakes a queue when a time has come."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def due(self) -> None:
+        self._queue.alarm()
 
 
 def _descending_priority(consumer: Consumer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, cast
@@ -89,6 +90,7 @@ class SocketDriver(asyncio.Protocol):
         connection = self.connection
         connection.is_closed = True
         self._server.broker.connections.discard(connection)
+        self._server.connection_gone()
         connection.lost()
 
     def write(self, output: list[bytes]) -> None:
@@ -128,6 +130,9 @@ class Server(Driver):
         self._is_turn_requested = False
         self._closing: list[SocketDriver] = []
         self._ticker: asyncio.TimerHandle | None = None
+        self._waker: asyncio.TimerHandle | None = None
+        self._wakes_at = 0
+        self._emptied = asyncio.Event()
         self._storage: Storage | None = None
 
     async def start(self) -> None:
@@ -202,17 +207,20 @@ class Server(Driver):
         """Stop accepting, tell the clients, write what is left, release the data directory."""
         broker = self.broker
         broker.is_stopping = True
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for timer in (self._ticker, self._waker):
+            if timer is not None:
+                timer.cancel()
         for listener in self._listeners:
             listener.close()
         for connection in list(broker.connections):
             if not connection.is_closed:
                 connection.shutdown()
         self._end_turn()
-        deadline = self._loop.time() + STOP_SECONDS
-        while broker.connections and self._loop.time() < deadline:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - only here is anybody interested
+        if broker.connections:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), STOP_SECONDS)
+            except TimeoutError:
+                pass
         for connection in list(broker.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
@@ -221,6 +229,11 @@ class Server(Driver):
         if self._storage is not None and not self.failed.done():
             self._end_turn()
             await self._loop.run_in_executor(None, self._storage.close)
+
+    def connection_gone(self) -> None:
+        """A connection is closed; ``stop`` waits for the last one."""
+        if self.broker.is_stopping and not self.broker.connections:
+            self._emptied.set()
 
     def _fail(self, error: BaseException) -> None:
         """The storage failed for good: nobody is answered any more."""
@@ -258,6 +271,23 @@ class Server(Driver):
             self._closing = []
             for driver in drivers:
                 driver.finish()
+
+    def wake_at(self, at: int) -> None:
+        """See ``Driver``."""
+        if at == self._wakes_at:
+            return
+        self._wakes_at = at
+        if self._waker is not None:
+            self._waker.cancel()
+            self._waker = None
+        if at:
+            delay = max(at - time.time_ns() // 1_000_000, 0) / 1000
+            self._waker = self._loop.call_later(delay, self._woken)
+
+    def _woken(self) -> None:
+        self._waker = None
+        self._wakes_at = 0
+        self.begin_turn()
 
     def close_after_turn(self, driver: SocketDriver) -> None:
         """Close a socket when this turn's output is with it."""

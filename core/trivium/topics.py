@@ -200,7 +200,7 @@ class PatternTree(Generic[T]):
 
 
 def _reach(positions: dict[int, tuple[_Node[T], bool]], node: _Node[T], is_many: bool) -> None:
-    """Enter ``node``, and through MANY children, which match no level, whatever lies behind them."""
+    """Enter ``node``, and through MANY children, which may match nothing, what lies behind."""
     while True:
         known = positions.get(id(node))
         if known is not None and (known[1] or not is_many):

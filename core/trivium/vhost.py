@@ -24,9 +24,12 @@ from trivium.exchanges import (
 )
 from trivium.groups import Groups
 from trivium.message import Address, HeaderValue, Message
+from trivium.policies import EXCHANGES, QUEUES, Policies, Policy
 from trivium.producers import Producers
+from trivium.queue_settings import check_queue_arguments, settings_of
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
+from trivium.storage.base import Log
 from trivium.streams import MAX_PARTITIONS, Stream, check_arguments
 
 if TYPE_CHECKING:
@@ -97,6 +100,7 @@ class VirtualHost:
         self._stream_rows = storage.table(f"streams/{name}")
         self._binding_rows = storage.table(f"bindings/{name}")
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
+        self.policies = Policies(storage.table(f"policies/{name}"))
         self.groups = Groups(storage.table(f"groups/{name}"))
         self.producers = Producers(storage.table(f"producers/{name}"))
         self._routes: dict[tuple[str, bytes], Route] = {}
@@ -224,9 +228,11 @@ class VirtualHost:
                 ],
             )
             self._require_same_arguments(f"queue '{name}'", known.arguments, wanted)
+            known.touch()
             return known
         if name in self.streams:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a stream, not a queue")
+        check_queue_arguments(wanted, f"queue '{name}' in vhost '{self.name}'", durable)
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
         elif name.startswith("amq.") and not adapter:
@@ -236,6 +242,7 @@ class VirtualHost:
         if is_kept:
             self._queue_rows.put(name.encode(), _pack([auto_delete, wanted, adapter]))
         made = self._make_queue(name, durable, auto_delete, owner, wanted, adapter)
+        made.touch()
         self.generation += 1
         return made
 
@@ -248,16 +255,28 @@ class VirtualHost:
         arguments: dict[str, HeaderValue],
         adapter: str,
     ) -> Queue:
-        storage = self.broker.storage
-        log = None
-        if durable and owner is None and storage.is_durable:
-            log = storage.log(self._log_name(name))
-        queue = Queue(self, name, log, durable, auto_delete, owner, arguments, adapter)
+        logs: list[Log] = []
+        if self._is_on_disk(durable, owner, arguments):
+            for log_name in self._log_names(name, arguments):
+                logs.append(self.broker.storage.log(log_name))
+        queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
+        queue.apply(settings_of(arguments, self.policies.effective(name, QUEUES)))
         return queue
 
-    def _log_name(self, queue_name: str) -> str:
-        return f"queue/{self.name}/{queue_name}"
+    def _is_on_disk(self, durable: bool, owner: object, arguments: dict[str, HeaderValue]) -> bool:
+        return (
+            durable
+            and owner is None
+            and self.broker.storage.is_durable
+            and arguments.get("x-storage") != "memory"
+        )
+
+    def _log_names(self, queue_name: str, arguments: dict[str, HeaderValue]) -> list[str]:
+        """One log per priority. Only a queue with priorities has a number behind its log's name."""
+        base = f"queue/{self.name}/{queue_name}"
+        highest = settings_of(arguments, {}).max_priority
+        return [base, *[f"{base}#{priority}" for priority in range(1, highest + 1)]]
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, its messages and its bindings; how many messages were ready in it.
@@ -274,8 +293,9 @@ class VirtualHost:
         del self.queues[queue.name]
         if queue.durable and queue.owner is None:
             self._queue_rows.delete(queue.name.encode())
-            if self.broker.storage.is_durable:
-                self.broker.storage.drop_log(self._log_name(queue.name))
+        if self._is_on_disk(queue.durable, queue.owner, queue.arguments):
+            for log_name in self._log_names(queue.name, queue.arguments):
+                self.broker.storage.drop_log(log_name)
         self._unbind_everywhere(queue.name, is_exchange=False, destination=queue)
         self.generation += 1
         queue.deleted()
@@ -338,6 +358,32 @@ class VirtualHost:
         self.groups.forget(stream)
         self.generation += 1
         stream.deleted()
+
+    # Policies
+
+    def set_policy(self, policy: Policy) -> None:
+        """Add or replace a policy, and put it in force at once."""
+        self.policies.set(policy)
+        self._apply_policies()
+
+    def delete_policy(self, name: str) -> None:
+        """Remove a policy and put what then holds in force. Raises NotFound."""
+        self.policies.delete(name)
+        self._apply_policies()
+
+    def _apply_policies(self) -> None:
+        for queue in list(self.queues.values()):
+            effective = self.policies.effective(queue.name, QUEUES)
+            queue.apply(settings_of(queue.arguments, effective))
+        # An alternate exchange may have come or gone.
+        self.generation += 1
+
+    def alternate_of(self, exchange: Exchange) -> Exchange | None:
+        """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
+        name: HeaderValue = exchange.alternate
+        if name is None and len(self.policies):
+            name = self.policies.effective(exchange.name, EXCHANGES).get("alternate-exchange")
+        return self.exchanges.get(name) if isinstance(name, str) else None
 
     # Bindings
 
@@ -460,8 +506,8 @@ class VirtualHost:
                     pending.append(binding.destination.exchange)
                 else:
                     bindings.append(binding)
-            if not matched and current.alternate is not None:
-                alternate = self.exchanges.get(current.alternate)
+            if not matched:
+                alternate = self.alternate_of(current)
                 if alternate is not None:
                     pending.append(alternate)
         destinations = [
@@ -482,7 +528,7 @@ class VirtualHost:
             for binding in current.bindings():
                 if isinstance(binding.destination, ExchangeDestination):
                     pending.append(binding.destination.exchange)
-            alternate = self.exchanges.get(current.alternate or "\x00")
+            alternate = self.alternate_of(current)
             if alternate is not None:
                 pending.append(alternate)
         return False

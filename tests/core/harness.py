@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from trivium.adapter import Connection
 from trivium.broker import Broker, Driver
+from trivium.lanes import QueueEntry
 from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
-from trivium.queues import Consumer, Queue, QueueEntry
+from trivium.queues import Consumer, Queue
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost

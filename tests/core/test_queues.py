@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import trivium.queues
+import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
 from trivium.errors import AccessRefused
 from trivium.message import EXACTLY_ONCE, HeaderValue
@@ -226,15 +226,15 @@ def test_exactly_once_messages_wait_for_their_batch() -> None:
 
 @pytest.mark.pure
 def test_backlog_beyond_the_window_is_read_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.queues, "WINDOW", 4)
-    monkeypatch.setattr(trivium.queues, "REFILL", 3)
+    monkeypatch.setattr(trivium.lanes, "WINDOW", 4)
+    monkeypatch.setattr(trivium.lanes, "REFILL", 3)
     queue = queue_of(HeldStorage())
     expected: list[bytes] = []
     for number in range(20):
         body = b"%d" % number
         queue.put(message(body, persistent=number % 3 != 0), b"note")
         expected.append(body)
-    assert len(queue._ready) == 4
+    assert len(queue._lane._ready) == 4
     assert len(queue) == 20
     assert drain(queue) == expected
     assert len(queue) == 0

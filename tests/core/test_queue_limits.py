@@ -1,0 +1,419 @@
+"""What ends a message's stay in a queue other than a consumer, and where it goes then."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.core.harness import RecordingConsumer, drain, message, open_vhost
+from tests.core.test_queues import HeldStorage
+from trivium.exchanges import ACCEPTED, REJECTED
+from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
+from trivium.queues import Queue
+from trivium.vhost import VirtualHost
+
+START = 1_700_000_000_000
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    found = open_vhost()
+    found.broker.now_ms = START
+    found.broker.end_turn()
+    return found
+
+
+def declare(vhost: VirtualHost, name: str = "q", **arguments: HeaderValue) -> Queue:
+    named = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+    return vhost.declare_queue(name, durable=True, arguments=named)
+
+
+def put(queue: Queue, payload: bytes, **kwargs: int) -> int:
+    sent = message(payload, b"key", mode=kwargs.pop("mode", 1), expires=kwargs.pop("expires", 0))
+    sent.priority = kwargs.pop("priority", 0)
+    sent.deliver_at = kwargs.pop("deliver_at", 0)
+    sent.timestamp = queue.vhost.broker.now_ms
+    return queue.put(sent, b"")
+
+
+def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
+    vhost.broker.now_ms += milliseconds
+    vhost.broker.end_turn()
+
+
+def dead(vhost: VirtualHost, name: str = "dead") -> list[Message]:
+    found: list[Message] = []
+    queue = vhost.queues[name]
+    while (entry := queue.get()) is not None:
+        found.append(entry.message)
+        queue.settle(entry)
+    return found
+
+
+def deaths(sent: Message) -> list[tuple[object, object, object]]:
+    found = sent.properties().header("x-death")
+    assert isinstance(found, list)
+    return [(death["queue"], death["reason"], death["count"]) for death in found]
+
+
+# Time to live
+
+
+def test_queue_ttl_expires_messages_when_their_time_has_come(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_ttl=100)
+    put(queue, b"1")
+    pass_time(vhost, 50)
+    put(queue, b"2")
+    pass_time(vhost, 49)
+    assert len(queue) == 2
+    pass_time(vhost, 1)
+    assert (len(queue), queue.expired) == (1, 1)
+    assert drain(queue) == [b"2"]
+
+
+def test_the_shorter_of_message_and_queue_ttl_counts(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_ttl=100)
+    put(queue, b"own", expires=START + 10)
+    pass_time(vhost, 10)
+    assert queue.expired == 1
+    put(queue, b"queue", expires=START + 1000)
+    pass_time(vhost, 100)
+    assert queue.expired == 2
+
+
+def test_ttl_zero_reaches_a_waiting_consumer_or_nobody(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_ttl=0)
+    put(queue, b"lost")
+    vhost.broker.end_turn()
+    assert queue.expired == 1
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    put(queue, b"seen")
+    assert consumer.payloads == [b"seen"]
+
+
+def test_an_unused_queue_expires(vhost: VirtualHost) -> None:
+    queue = declare(vhost, expires=100)
+    consumer = RecordingConsumer()
+    pass_time(vhost, 60)
+    queue.add_consumer(consumer)
+    pass_time(vhost, 500)
+    assert "q" in vhost.queues
+    queue.remove_consumer(consumer)
+    pass_time(vhost, 99)
+    queue.get()
+    pass_time(vhost, 99)
+    assert "q" in vhost.queues
+    pass_time(vhost, 1)
+    assert "q" not in vhost.queues
+
+
+# Length
+
+
+def test_drop_head_gives_up_the_oldest(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=2)
+    for number in range(4):
+        assert put(queue, b"%d" % number) == ACCEPTED
+    assert drain(queue) == [b"2", b"3"]
+
+
+def test_length_counts_what_is_ready_only(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=1)
+    put(queue, b"held")
+    held = queue.get()
+    assert held is not None
+    put(queue, b"ready")
+    assert len(queue) == 1
+    queue.requeue(held)
+    assert len(queue) == 2
+
+
+def test_max_length_bytes_counts_payloads(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length_bytes=10)
+    for body in (b"aaaa", b"bbbb", b"cccc"):
+        put(queue, body)
+    assert drain(queue) == [b"bbbb", b"cccc"]
+    assert queue.ready_bytes == 0
+    put(queue, b"x" * 11)
+    assert drain(queue) == []
+
+
+def test_reject_publish_refuses_the_newest(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=1, overflow="reject-publish")
+    assert put(queue, b"1") == ACCEPTED
+    assert put(queue, b"2") == REJECTED
+    assert drain(queue) == [b"1"]
+
+
+def test_reject_publish_dlx_also_dead_letters_it(vhost: VirtualHost) -> None:
+    declare(vhost, "dead")
+    queue = declare(
+        vhost,
+        max_length=1,
+        overflow="reject-publish-dlx",
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    put(queue, b"1")
+    assert put(queue, b"2") == REJECTED
+    vhost.broker.end_turn()
+    assert [m.payload for m in dead(vhost)] == [b"2"]
+
+
+# Priority
+
+
+def test_higher_priorities_come_first_and_keep_their_order(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_priority=5)
+    for body, priority in ((b"a0", 0), (b"b5", 5), (b"c9", 9), (b"d1", 1), (b"e0", 0)):
+        put(queue, body, priority=priority)
+    assert len(queue) == 5
+    assert drain(queue) == [b"b5", b"c9", b"d1", b"a0", b"e0"]
+
+
+def test_priorities_survive_a_restart() -> None:
+    storage = HeldStorage()
+    queue = declare(open_vhost(storage), max_priority=2)
+    for priority in (0, 2, 1):
+        put(queue, b"%d" % priority, priority=priority)
+    assert drain(open_vhost(storage).queues["q"]) == [b"2", b"1", b"0"]
+
+
+# Dead letters
+
+
+def test_rejected_messages_go_to_the_dead_letter_exchange(vhost: VirtualHost) -> None:
+    declare(vhost, "dead")
+    queue = declare(vhost, dead_letter_exchange="", dead_letter_routing_key="dead")
+    put(queue, b"m")
+    entry = queue.get()
+    assert entry is not None
+    queue.reject(entry)
+    queue.reject(entry)
+    vhost.broker.end_turn()
+    (letter,) = dead(vhost)
+    assert letter.payload == b"m"
+    properties = letter.properties()
+    assert properties.header("x-death") == [
+        {
+            "count": 1,
+            "reason": "rejected",
+            "queue": "q",
+            "time": datetime.fromtimestamp(START // 1000, UTC),
+            "exchange": "",
+            "routing-keys": ["key"],
+        }
+    ]
+    assert properties.header("x-first-death-reason") == "rejected"
+    assert properties.header("x-last-death-queue") == "q"
+    assert queue.unsettled == 0
+
+
+def test_without_a_routing_key_the_message_keeps_its_own(vhost: VirtualHost) -> None:
+    declare(vhost, "key")
+    queue = declare(vhost, message_ttl=1, dead_letter_exchange="")
+    put(queue, b"m")
+    pass_time(vhost, 1)
+    (letter,) = dead(vhost, "key")
+    assert letter.address.key == b"key"
+    assert deaths(letter) == [("q", "expired", 1)]
+
+
+def test_a_dead_letter_does_not_expire_again_by_its_own_expiry(vhost: VirtualHost) -> None:
+    declare(vhost, "dead")
+    queue = declare(vhost, dead_letter_exchange="", dead_letter_routing_key="dead")
+    put(queue, b"m", expires=START + 5)
+    pass_time(vhost, 5)
+    pass_time(vhost, 10_000)
+    (letter,) = dead(vhost)
+    assert (letter.expires, letter.properties().expiration) == (0, None)
+
+
+def test_latest_death_comes_first_and_repeats_are_counted(vhost: VirtualHost) -> None:
+    declare(vhost, "one", dead_letter_exchange="", dead_letter_routing_key="two")
+    declare(vhost, "two", dead_letter_exchange="", dead_letter_routing_key="one")
+    put(vhost.queues["one"], b"m")
+    for name in ("one", "two", "one"):
+        entry = vhost.queues[name].get()
+        assert entry is not None
+        vhost.queues[name].reject(entry)
+        vhost.broker.end_turn()
+    (letter,) = dead(vhost, "two")
+    assert deaths(letter) == [("one", "rejected", 2), ("two", "rejected", 1)]
+
+
+def test_a_cycle_without_rejection_is_cut(vhost: VirtualHost) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        declare(
+            vhost,
+            name,
+            message_ttl=10,
+            dead_letter_exchange="",
+            dead_letter_routing_key=other,
+        )
+    put(vhost.queues["one"], b"m")
+    for _ in range(3):
+        pass_time(vhost, 10)
+    assert (len(vhost.queues["one"]), len(vhost.queues["two"])) == (0, 0)
+
+
+def test_overflow_into_the_queue_itself_ends(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=1, dead_letter_exchange="", dead_letter_routing_key="q")
+    put(queue, b"1")
+    put(queue, b"2")
+    vhost.broker.end_turn()
+    assert len(queue) == 1
+
+
+def test_a_dead_letter_moves_in_one_batch() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    declare(vhost, "dead")
+    queue = declare(vhost, dead_letter_exchange="", dead_letter_routing_key="dead")
+    put(queue, b"m")
+    vhost.broker.end_turn()
+    entry = queue.get()
+    assert entry is not None
+    batch = storage.batch
+    queue.reject(entry)
+    assert len(storage.log("queue///dead")) == 0
+    vhost.broker.end_turn()
+    assert storage.batch == batch + 1
+    assert (len(storage.log("queue///q")), len(storage.log("queue///dead"))) == (0, 1)
+    again = open_vhost(storage)
+    (letter,) = dead(again)
+    assert deaths(letter) == [("q", "rejected", 1)]
+
+
+# Retry
+
+
+def test_delivery_limit_counts_returns(vhost: VirtualHost) -> None:
+    declare(vhost, "dead")
+    queue = declare(
+        vhost, delivery_limit=2, dead_letter_exchange="", dead_letter_routing_key="dead"
+    )
+    put(queue, b"m")
+    for _ in range(3):
+        entry = queue.get()
+        assert entry is not None
+        queue.requeue(entry)
+    assert queue.get() is None
+    vhost.broker.end_turn()
+    (letter,) = dead(vhost)
+    assert deaths(letter) == [("q", "delivery_limit", 1)]
+
+
+def test_retry_waits_twice_as_long_each_time(vhost: VirtualHost) -> None:
+    queue = declare(vhost, retry_delay=100, retry_delay_max=300)
+    put(queue, b"m")
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    for delay in (100, 200, 300, 300):
+        queue.requeue(consumer.entries.pop())
+        queue.dispatch()
+        assert queue.delayed == 1
+        pass_time(vhost, delay - 1)
+        assert consumer.entries == []
+        pass_time(vhost, 1)
+        assert consumer.payloads == [b"m"]
+    assert queue.unsettled == 1
+
+
+# Delay
+
+
+def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
+    queue = declare(vhost)
+    put(queue, b"later", deliver_at=START + 100)
+    put(queue, b"sooner", deliver_at=START + 50)
+    put(queue, b"now")
+    assert drain(queue) == [b"now"]
+    pass_time(vhost, 50)
+    assert drain(queue) == [b"sooner"]
+    pass_time(vhost, 50)
+    assert drain(queue) == [b"later"]
+
+
+def test_a_delayed_message_survives_a_restart_and_is_not_early() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    at = vhost.broker.now_ms + 3_600_000
+    put(declare(vhost), b"later", deliver_at=at)
+    again = open_vhost(storage)
+    queue = again.queues["q"]
+    assert queue.get() is None
+    again.broker.now_ms = at
+    again.broker.end_turn()
+    assert drain(queue) == [b"later"]
+
+
+def test_purge_takes_delayed_messages_too(vhost: VirtualHost) -> None:
+    queue = declare(vhost)
+    put(queue, b"later", deliver_at=START + 100)
+    assert queue.purge() == 1
+    pass_time(vhost, 100)
+    assert queue.get() is None
+    assert queue.unsettled == 0
+
+
+# Consumers and modes
+
+
+def test_single_active_consumer_gets_everything_until_it_leaves(vhost: VirtualHost) -> None:
+    queue = declare(vhost, single_active_consumer=True)
+    first, second = RecordingConsumer(), RecordingConsumer()
+    queue.add_consumer(first)
+    queue.add_consumer(second)
+    put(queue, b"1")
+    put(queue, b"2")
+    assert (first.payloads, second.payloads) == ([b"1", b"2"], [])
+    queue.remove_consumer(first)
+    put(queue, b"3")
+    assert second.payloads == [b"3"]
+
+
+def test_single_active_consumer_without_credit_blocks_the_others(vhost: VirtualHost) -> None:
+    queue = declare(vhost, single_active_consumer=True)
+    first, second = RecordingConsumer(credit=1), RecordingConsumer()
+    queue.add_consumer(first)
+    queue.add_consumer(second)
+    put(queue, b"1")
+    put(queue, b"2")
+    assert (first.payloads, second.payloads) == ([b"1"], [])
+
+
+def test_at_most_once_keeps_nothing_and_settles_on_delivery() -> None:
+    storage = HeldStorage()
+    queue = declare(open_vhost(storage), delivery="at-most-once")
+    assert put(queue, b"m") == ACCEPTED
+    assert len(storage.log("queue///q")) == 0
+    entry = queue.get()
+    assert entry is not None
+    assert queue.unsettled == 0
+    queue.requeue(entry)
+    assert queue.get() is None
+
+
+def test_exactly_once_holds_delivery_whatever_the_message_says() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, delivery="exactly-once")
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    put(queue, b"m")
+    vhost.broker.end_turn()
+    assert consumer.payloads == []
+    storage.complete()
+    assert consumer.payloads == [b"m"]
+
+
+def test_record_keeps_delay_and_annotations() -> None:
+    sent = message(b"payload", mode=EXACTLY_ONCE)
+    sent.deliver_at = START
+    sent.annotations = {"x-death": [{"time": datetime.fromtimestamp(0, UTC), "count": 1}]}
+    got = decode_record(sent.record())
+    assert (got.deliver_at, got.payload) == (START, b"payload")
+    assert got.annotations == sent.annotations
