@@ -19,7 +19,7 @@ from bench.instructions import count_instructions
 from bench.runner import RESULTS, SERVERS, Settings
 from bench.servers import ServerError
 
-QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.2, latency=0.7)
+QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.2, latency=0.5)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list scenarios and servers")
     idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
     idle.add_argument("--connections", type=int, default=5000)
-    brokers = [name for name in SERVERS if name != "relay"]
+    brokers = [name for name, kind in SERVERS.items() if kind.is_broker]
     idle.add_argument("--server", action="append", choices=brokers, metavar="NAME")
     instructions = commands.add_parser("instructions", help="count instructions per message")
     instructions.add_argument(

@@ -57,8 +57,7 @@ class Settings:
             name
             for name in names
             if scenario.protocols <= SERVERS[name].protocols
-            # The relay cannot turn one protocol into another.
-            and not (name == "relay" and len(scenario.protocols) > 1)
+            and (SERVERS[name].is_broker or len(scenario.protocols) == 1)
         ]
 
 
@@ -161,7 +160,7 @@ def _measure_scenario(
                 _run_closed(scenario, server, row, settings)
     if settings.latency:
         for server, row in live:
-            if not row.error:
+            if server.is_broker and not row.error:
                 _progress(f"{scenario.name} {row.server} latency")
                 _run_paced(scenario, server, row, settings)
     for server, row in live:

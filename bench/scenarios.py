@@ -100,12 +100,14 @@ SCENARIOS: Final = {
             name="amqp-confirmed-4q",
             title="AMQP persistent, confirmed, acked by 100, 4 queues",
             lanes=4,
+            quick=False,
         ),
         replace(
             _AMQP,
             name="amqp-confirmed-1q-ack1",
             title="AMQP persistent, confirmed, acked one by one, 1 queue",
             acknowledge_every=1,
+            quick=False,
         ),
         replace(
             _AMQP,

@@ -62,6 +62,8 @@ class Server:
 
     name = ""
     protocols: frozenset[str] = frozenset()
+    is_broker = True
+    """False for the relay: its delays mean nothing, and it cannot cross protocols."""
 
     def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
         self.directory = directory / self.name
@@ -328,6 +330,7 @@ class Relay(Server):
     """No broker: :mod:`bench.relay`, to see how fast the load generator itself is."""
 
     name = "relay"
+    is_broker = False
     protocols = frozenset({"mqtt", "amqp"})
 
     def _launch(self) -> None:

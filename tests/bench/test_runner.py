@@ -49,10 +49,27 @@ def test_a_run_prints_a_table_and_writes_its_json(
     assert (row["scenario"], row["server"], len(row["rates"])) == ("mqtt-qos0-1to1", "relay", 2)
     assert row["median_rate"] == statistics.median(row["rates"]) > 0
     assert row["lost"] == row["duplicated"] == 0
-    assert set(row["latency_seconds"]) == {"p50", "p90", "p99", "p99.9", "max"}
+    assert row["latency_seconds"] == {}  # a relay has no delay worth knowing
     assert document["settings"]["repetitions"] == 2
     assert f"{row['median_rate']:,.0f}" in capsys.readouterr().out
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_broker_is_paced_for_its_latency(tmp_path: Path) -> None:
+    class Broker(Relay):
+        name = "mosquitto"
+        is_broker = True
+
+    path = tmp_path / "out.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(runner.SERVERS, "mosquitto", Broker)
+        chosen = ["--server", "mosquitto", "--scenario", "mqtt-qos2-1to1"]
+        assert main([*chosen, *SHORT, "--rate", "100", "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["results"]
+    assert row["latency_rate"] == 100
+    assert list(row["latency_seconds"]) == ["p50", "p90", "p99", "p99.9", "max"]
+    delays = list(row["latency_seconds"].values())
+    assert delays == sorted(delays)
 
 
 def test_a_server_that_is_missing_fails_its_row_and_the_exit_status(
@@ -133,7 +150,7 @@ def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_run_ends_its_servers(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_ends_its_servers(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench", "--server", "relay", "--scenario", "mqtt-qos0-1to1"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(
