@@ -16,7 +16,7 @@ from trivium.exchanges import ACCEPTED
 from trivium.message import Message
 from trivium_mqtt import packets
 from trivium_mqtt.encoder import RETAIN
-from trivium_mqtt.incoming import Incoming
+from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.packets import Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.reasons import (
@@ -31,7 +31,6 @@ from trivium_mqtt.reasons import (
     PACKET_ID_NOT_FOUND,
     PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
-    RECEIVE_MAXIMUM_EXCEEDED,
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
     SESSION_TAKEN_OVER,
@@ -204,8 +203,21 @@ class MqttConnection(Connection):
             if after > end:
                 self._wanted = after - at
                 break
-            self._dispatch(first, data, at, body, after)
-            at = after
+            if first & 0xF0 == packets.PUBLISH and self._state == _IS_CONNECTED:
+                incoming = self._incoming
+                if incoming is None:
+                    incoming = self._publishing()
+                if (
+                    first == packets.PUBLISH
+                    and body - at <= MAX_RUN_HEADER
+                    and data.startswith(incoming.live_part, body, after)
+                ):
+                    at = incoming.repeat_live(data, at, end)
+                else:
+                    at = incoming.take(data, at, body, after)
+            else:
+                self._dispatch(first, data, body, after)
+                at = after
         if at < end and not self.is_closed:
             self._partial = bytearray(data[at:])
             if self._held_for:
@@ -217,23 +229,15 @@ class MqttConnection(Connection):
         outgoing = None if session is None else session.outgoing
         if outgoing is None:
             return at
-        while at + 4 <= end and data[at] == packets.PUBACK and data[at + 1] == 2:
-            packet_id = data[at + 2] << 8 | data[at + 3]
-            if packet_id == 0:
-                return at
-            outgoing.acknowledged(packet_id)
-            at += 4
-        return at
+        return outgoing.acknowledged_run(data, at, end)
 
-    def _dispatch(self, first: int, data: bytes, start: int, at: int, end: int) -> None:
-        """Handle one packet: its body is ``data[at:end]``."""
+    def _dispatch(self, first: int, data: bytes, at: int, end: int) -> None:
+        """Handle one packet that is not PUBLISH: its body is ``data[at:end]``."""
         if self._state != _IS_CONNECTED:
             self._take_connect(first, data, at, end)
             return
         kind = first & 0xF0
-        if kind == packets.PUBLISH:
-            self._publishing().take(data, start, at, end)
-        elif first == packets.PUBACK:
+        if first == packets.PUBACK:
             packet = packets.Acknowledgement(data, at, end, self._version)
             outgoing = self.attached().outgoing
             if outgoing is not None:
@@ -284,17 +288,13 @@ class MqttConnection(Connection):
             self._incoming = incoming
         return incoming
 
-    def count_incoming(self, in_hand: int) -> None:
-        """Raise RemoteError if one more QoS 1 or 2 message passes the maximum (MQTT-3.3.4-9).
-
-        ``in_hand`` are messages whose acknowledgement was not yet given to ``answer``.
-        """
+    def room(self) -> int:
+        """QoS 1 and 2 messages that the client may yet send before it is answered (4.9)."""
         incoming = self.attached().incoming
-        under_way = self._unanswered + in_hand
+        under_way = self._unanswered
         if incoming is not None:
             under_way += len(incoming)
-        if under_way >= self.sessions.options.receive_maximum:
-            raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, "receive maximum exceeded (MQTT-3.3.4-9)")
+        return self.sessions.options.receive_maximum - under_way
 
     # CONNECT
 
@@ -418,7 +418,7 @@ class MqttConnection(Connection):
         self._answer_change(
             session,
             packets.suback(packets.SUBACK, self._version, packet.packet_id, bytes(codes)),
-            any(code < 0x80 for code in codes),
+            min(codes) < 0x80,
         )
         if self._replays is not None:
             self._replay()
@@ -516,6 +516,13 @@ class MqttConnection(Connection):
         last.answers.append(data)
         last.publishes += publishes
         self._unanswered += publishes
+
+    def send_packet(self, packet: bytes) -> None:
+        """``send`` without a call where there is output already: for the hot path."""
+        self.output.append(packet)
+        self.output_size += len(packet)
+        if not self._is_dirty:
+            self.mark_dirty()
 
     def send_durable(self, data: bytes) -> None:
         """Send ``data`` when what was written in this turn is durable."""

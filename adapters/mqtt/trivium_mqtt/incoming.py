@@ -25,6 +25,7 @@ from trivium_mqtt.reasons import (
     NO_MATCHING_SUBSCRIBERS,
     PACKET_ID_NOT_FOUND,
     QUOTA_EXCEEDED,
+    RECEIVE_MAXIMUM_EXCEEDED,
     TOPIC_ALIAS_INVALID,
     MalformedPacket,
     ProtocolError,
@@ -42,26 +43,32 @@ _QOS_1: Final = 0x32
 
 _PUBACK_HEAD: Final = b"\x40\x02"
 
+#: Fixed header of the packets of a run: those with 16 KiB or more are rare and not worth it.
+MAX_RUN_HEADER: Final = 3
+
+_TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
+
 #: ``prefix`` when no packet is remembered: no PUBLISH starts like this.
 _NOTHING: Final = b"\xff"
 
 
 class Incoming:
-    """See the module. ``prefix`` is what the connection compares the next packet with."""
+    """See the module. The connection compares the next packet with ``prefix`` and ``live_part``."""
 
     def __init__(self, connection: MqttConnection) -> None:
+        #: the last usual packet up to the end of its topic
         self.prefix = _NOTHING
+        #: the same without its fixed header, if it was QoS 0
+        self.live_part = _NOTHING
         self._connection = connection
         self._sessions = connection.sessions
         self._topics = connection.sessions.topics
         self._metrics = connection.sessions.metrics
         self._is_v5 = connection.is_v5
-        # Of the remembered packet: its size, its topic, and where ``prefix`` goes on behind the
-        # fixed header.
+        # Of the remembered packet: its size with and without the fixed header, its topic and route.
         self._size = 0
-        self._topic = b""
-        self._topic_part = b""
         self._remaining = 0
+        self._topic = b""
         self._route = Route(Address("", b""), [], 0)
         self._aliases: dict[int, bytes] | None = None
         self._raw_properties = b""
@@ -74,21 +81,29 @@ class Incoming:
         """
         if at + self._size > end:
             return at
+        if data[at] == _QOS_0:
+            return self.repeat_live(data, at, end)
+        return self._repeat_acknowledged(data, at, end)
+
+    def _current_route(self) -> Route:
         route = self._route
         if route.generation != self._topics.vhost.generation:
             route = self._topics.renew(self._topic, route)
             self._route = route
-        if data[at] == _QOS_0:
-            return self._repeat_live(data, at, end, route)
-        return self._repeat_acknowledged(data, at, end, route)
+        return route
 
-    def _repeat_live(self, data: bytes, start: int, end: int, route: Route) -> int:
-        """QoS 0: the whole run to this topic, also in packets of other sizes."""
+    def repeat_live(self, data: bytes, start: int, end: int) -> int:
+        """Take QoS 0 packets to the remembered topic, of whatever size.
+
+        The first one is complete and starts with ``prefix``, or has a fixed header of at most
+        MAX_RUN_HEADER bytes with ``live_part`` behind it.
+        """
+        route = self._current_route()
         at = start
         count = 0
         prefix = self.prefix
         size = self._size
-        topic_part = self._topic_part
+        topic_part = self.live_part
         while True:
             while at + size <= end and data.startswith(prefix, at):
                 at += size
@@ -151,7 +166,7 @@ class Incoming:
         address = route.address
         now_ms = self._sessions.broker.now_ms
         client_id = self._connection.client_id
-        skip = len(self._topic_part)
+        skip = len(self.live_part)
         at = 0
         end = len(run)
         while at < end:
@@ -177,8 +192,9 @@ class Incoming:
                 for destination in destinations:
                     destination.accept(message)
 
-    def _repeat_acknowledged(self, data: bytes, at: int, end: int, route: Route) -> int:
+    def _repeat_acknowledged(self, data: bytes, at: int, end: int) -> int:
         """QoS 1: a run of packets of one size to this topic."""
+        route = self._current_route()
         connection = self._connection
         vhost = self._topics.vhost
         prefix = self.prefix
@@ -192,6 +208,7 @@ class Incoming:
         payload_at = skip + 3 if is_v5 else skip + 2
         is_plain = not route.depends_on_message and len(route.destinations) > 0
         batch = ACCEPTED
+        room = connection.room()
         acknowledgements: list[bytes] = []
         while True:
             after = at + size
@@ -200,10 +217,9 @@ class Incoming:
                 # Something is not as usual: the careful way, for this packet alone.
                 if acknowledgements:
                     break
-                self.take(data, at, after - self._remaining, after)
-                return after
-            if is_v5:
-                connection.count_incoming(len(acknowledgements) if batch else 0)
+                return self.take(data, at, after - self._remaining, after)
+            if is_v5 and batch != ACCEPTED and len(acknowledgements) >= room:
+                raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
             message = Message(
                 PROTOCOL_MQTT,
                 address,
@@ -242,8 +258,11 @@ class Incoming:
         )
         return at
 
-    def take(self, data: bytes, start: int, at: int, end: int) -> None:
-        """Take one packet: its fixed header at ``start``, its body at ``data[at:end]``."""
+    def take(self, data: bytes, start: int, at: int, end: int) -> int:
+        """Take the packet with its fixed header at ``start`` and its body at ``data[at:end]``.
+
+        The offset behind it, and behind a run that it begins.
+        """
         first = data[start]
         qos = first >> 1 & 3
         retain = first & 0x01 != 0
@@ -286,16 +305,27 @@ class Incoming:
                 elif not topic:
                     raise ProtocolError("no topic name and no topic alias (MQTT-3.3.2-8)")
         route = self._topics.route(topic)
+        if first in (_QOS_0, _QOS_1) and not has_properties:
+            # Remember it: up to the end of the topic, with QoS 0 up to the payload.
+            stop = after if qos == 0 else topic_end
+            self.prefix = data[start:stop]
+            self.live_part = data[at:stop] if qos == 0 else _NOTHING
+            self._size = end - start
+            self._remaining = end - at
+            self._topic = topic
+            self._route = route
+            if qos == 0:
+                return self.repeat_live(data, start, len(data))
         self._metrics.messages_received += 1
         connection = self._connection
         if qos > 0:
-            if self._is_v5:
-                connection.count_incoming(0)
+            if self._is_v5 and connection.room() <= 0:
+                raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
             incoming = connection.attached().incoming
             if qos == EXACTLY_ONCE and incoming is not None and packet_id in incoming:
                 # A repetition: it was routed when it came first (4.3.3).
                 connection.answer(ACCEPTED, acknowledgement(PUBREC, packet_id, 0), 0)
-                return
+                return end
         message = Message(
             PROTOCOL_MQTT,
             route.address,
@@ -310,15 +340,7 @@ class Incoming:
             connection.client_id,
         )
         self._publish(message, route, packet_id)
-        if first in (_QOS_0, _QOS_1) and not has_properties:
-            # Up to the end of the topic; with QoS 0 up to the payload.
-            stop = after if qos == 0 else topic_end
-            self.prefix = data[start:stop]
-            self._size = end - start
-            self._remaining = end - at
-            self._topic = topic
-            self._topic_part = data[at:stop]
-            self._route = route
+        return end
 
     def _publish(self, message: Message, route: Route, packet_id: int) -> None:
         """Route one message and acknowledge it."""

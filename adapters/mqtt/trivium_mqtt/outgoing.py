@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.exchanges import ACCEPTED
-from trivium.message import Message
+from trivium.message import PROTOCOL_MQTT, Message
 from trivium.queues import Consumer, Queue, QueueEntry
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
 from trivium_mqtt.packets import PUBREL, acknowledgement
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
 
 _PUBLISH: Final = 0x30
+_PUBLISH_QOS_1: Final = 0x32
+_PUBACK: Final = 0x40
 
 #: marks, in ``_assigned``, an identifier that belongs to a QoS 2 message
 _EXACTLY_ONCE: Final = 0x1_0000
@@ -179,6 +181,35 @@ class Outgoing(Consumer):
         connection = self._connection
         assert connection is not None
         message = entry.message
+        if (
+            message.mode == 1
+            and not entry.note
+            and not entry.is_redelivered
+            and self._assigned is None
+            and not message.header
+            and message.expires == 0
+            and message.protocol == PROTOCOL_MQTT
+            and connection.alias_maximum == 0
+        ):
+            # The usual case, as MQTT 3 and without properties MQTT 5 have it.
+            payload = message.payload
+            remaining = len(payload) + 3 if self._is_v5 else len(payload) + 2
+            head = self._encoder.head(_PUBLISH_QOS_1, remaining, message.address)
+            packet_id = self._last_packet_id + 1
+            if packet_id > 65_535 or packet_id in self._inflight or self._released:
+                packet_id = self._next_packet_id()
+            else:
+                self._last_packet_id = packet_id
+            if self._is_v5:
+                packet = b"".join((head, PACKET_IDS[packet_id], b"\x00", payload))
+            else:
+                packet = b"".join((head, PACKET_IDS[packet_id], payload))
+            if head and connection.fits(len(packet)):
+                self._inflight[packet_id] = entry
+                self._credit -= 1
+                self._metrics.messages_sent += 1
+                connection.send_packet(packet)
+                return
         if message.address.topic is None:
             self._metrics.messages_dropped += 1
             self.queue.settle(entry)
@@ -237,6 +268,25 @@ class Outgoing(Consumer):
         self._metrics.messages_sent += 1
 
     # Acknowledgements
+
+    def acknowledged_run(self, data: bytes, at: int, end: int) -> int:
+        """Take the plain PUBACK packets at ``at``; the offset behind them."""
+        inflight = self._inflight
+        queue = self.queue
+        while at + 4 <= end and data[at] == _PUBACK and data[at + 1] == 2:
+            packet_id = data[at + 2] << 8 | data[at + 3]
+            entry = inflight.get(packet_id)
+            if entry is not None:
+                if entry.note or entry.message.mode != 1:
+                    self.acknowledged(packet_id)
+                else:
+                    del inflight[packet_id]
+                    self._credit += 1
+                    queue.settle(entry)
+            elif packet_id == 0:
+                break
+            at += 4
+        return at
 
     def acknowledged(self, packet_id: int) -> bool:
         """PUBACK came; whether the identifier was known. Raises ProtocolError at QoS 2."""

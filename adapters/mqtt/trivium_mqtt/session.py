@@ -117,10 +117,16 @@ class Delivery(Destination):
         self.has_no_local = False
         #: the delivery of the client's own messages then; None when nothing is left
         self.own: Delivery | None = None
+        #: no option changes what is delivered
+        self.is_plain = not identifiers and not retain_as_published
 
     def accept(self, message: Message) -> int:
         """See ``Destination``."""
         session = self.session
+        if self.is_plain and 0 < message.mode <= self.qos:
+            outgoing = session.outgoing
+            assert outgoing is not None
+            return outgoing.put(message, b"")
         if self.has_no_local and message.origin == session.client_id:
             own = self.own
             return ACCEPTED if own is None else own.accept(message)
@@ -162,5 +168,6 @@ def make_delivery(session: Session, subscriptions: list[Subscription]) -> Delive
     delivery = Delivery(session, qos, b"".join(identifiers), retain_as_published)
     if len(others) < len(subscriptions):
         delivery.has_no_local = True
+        delivery.is_plain = False
         delivery.own = make_delivery(session, others) if others else None
     return delivery
