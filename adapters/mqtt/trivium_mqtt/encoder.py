@@ -120,6 +120,7 @@ class PublishEncoder:
             not more
             and not message.header
             and message.expires == 0
+            and message.annotations is None
             and message.protocol == PROTOCOL_MQTT
         ):
             return b"\x00"

@@ -188,6 +188,7 @@ class Outgoing(Consumer):
             and self._assigned is None
             and not message.header
             and message.expires == 0
+            and message.annotations is None
             and message.protocol == PROTOCOL_MQTT
             and connection.alias_maximum == 0
         ):
@@ -228,9 +229,9 @@ class Outgoing(Consumer):
         self._send(entry, packet_id, dup, connection)
 
     def cancelled(self) -> None:
-        """See ``Consumer``: the queue was deleted, so the session has nothing to send any more."""
-        self._inflight.clear()
-        self._resend = None
+        """See ``Consumer``: the queue was deleted. A session that goes on gets another."""
+        self.detach()
+        self.session.outgoing = None
 
     def _send(
         self, entry: QueueEntry, packet_id: int, dup: int, connection: MqttConnection

@@ -8,6 +8,7 @@ message expiry interval is left out there: what is forwarded is the time remaini
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from trivium.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
@@ -289,11 +290,12 @@ def property_block(message: Message, metrics: ProtocolMetrics) -> bytes:
 
     What MQTT cannot carry is counted in ``metrics.properties_dropped``, once per message.
     """
-    if message.protocol == PROTOCOL_MQTT and not message.header:
+    is_ours = message.protocol == PROTOCOL_MQTT and message.annotations is None
+    if is_ours and not message.header:
         return b""
     block = message.encoding(_BLOCK)
     if block is None:
-        if message.protocol == PROTOCOL_MQTT:
+        if is_ours:
             block = _without_expiry(message.header)
         else:
             block = encode_neutral(message.properties(), metrics)
@@ -353,7 +355,7 @@ def encode_neutral(neutral: Properties, metrics: ProtocolMetrics) -> bytes:
 
 
 def _text_of(value: HeaderValue) -> bytes | None:
-    """A header value as MQTT text: numbers, booleans and void too; None for what has no text."""
+    """A header value as MQTT text; None for what has no text form (nested, binary)."""
     if isinstance(value, str):
         text = value
     elif value is None:
@@ -362,6 +364,8 @@ def _text_of(value: HeaderValue) -> bytes | None:
         text = "true" if value else "false"
     elif isinstance(value, (int, float)):
         text = str(value)
+    elif isinstance(value, datetime):
+        text = value.isoformat()
     else:
         return None
     if "\x00" in text:

@@ -18,6 +18,7 @@ from trivium_mqtt.wire import varint
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.outgoing import Outgoing
+    from trivium_mqtt.sessions import Sessions
 
 _NO_LOCAL: Final = 0x04
 _RETAIN_AS_PUBLISHED: Final = 0x08
@@ -62,7 +63,8 @@ class Subscription:
 class Session(Destination):
     """See the module. Containers appear when they are needed: most sessions are idle."""
 
-    def __init__(self, client_id: bytes, expiry: int) -> None:
+    def __init__(self, sessions: Sessions, client_id: bytes, expiry: int) -> None:
+        self.sessions = sessions
         self.name = client_id.decode()
         self.client_id = client_id
         #: session expiry interval in seconds (3.1.2.11.2)
@@ -125,7 +127,8 @@ class Delivery(Destination):
         session = self.session
         if self.is_plain and 0 < message.mode <= self.qos:
             outgoing = session.outgoing
-            assert outgoing is not None
+            if outgoing is None:
+                outgoing = session.sessions.outgoing(session)
             return outgoing.put(message, b"")
         if self.has_no_local and message.origin == session.client_id:
             own = self.own
@@ -138,9 +141,8 @@ class Delivery(Destination):
                 connection.deliver_live(message, retain, self.identifiers)
             return ACCEPTED
         outgoing = session.outgoing
-        assert outgoing is not None
-        if mode <= self.qos and not retain and not self.identifiers:
-            return outgoing.put(message, b"")
+        if outgoing is None:
+            outgoing = session.sessions.outgoing(session)
         return outgoing.put(message, make_note(min(mode, self.qos), retain, self.identifiers))
 
 

@@ -62,7 +62,7 @@ class Sessions:
         last_run = store.clock() or self.broker.now_ms
         inflight: list[tuple[Session, int, int, bool]] = []
         for client_id, row in list(store.sessions()):
-            session = Session(client_id, row.expiry)
+            session = Session(self, client_id, row.expiry)
             self.by_client[client_id] = session
             self._expire_later(session, row.last_seen or last_run)
             for offset, packet_id in row.inflight:
@@ -98,7 +98,7 @@ class Sessions:
 
     def create(self, client_id: bytes, expiry: int) -> Session:
         """A new session, connected from the start."""
-        session = Session(client_id, expiry)
+        session = Session(self, client_id, expiry)
         self.by_client[client_id] = session
         self.connected(session, expiry)
         return session
@@ -168,7 +168,6 @@ class Sessions:
         if session.outgoing is not None:
             session.outgoing.forget()
             self.vhost.delete_queue(session.outgoing.queue)
-            session.outgoing = None
         self.store.delete_session(client_id)
 
     def tick(self) -> None:
