@@ -10,7 +10,7 @@ from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import HeaderValue
 from trivium.queues import Queue
 from trivium_amqp import methods
-from trivium_amqp.consumer import AmqpConsumer, cut_key, header_bytes
+from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME
 from trivium_amqp.errors import (
     ACCESS_REFUSED,
@@ -22,7 +22,7 @@ from trivium_amqp.errors import (
     ConnectionException,
 )
 from trivium_amqp.frames import content_frames, method_frame
-from trivium_amqp.transaction import REQUEUE, SETTLE, Transaction
+from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
@@ -169,7 +169,7 @@ def get(channel: Channel, arguments: list[Any]) -> None:
             len(queue),
         )
         + content_frames(
-            channel.number, header_bytes(channel, message), message.payload, connection.frame_room
+            channel.number, entry_header(channel, entry), message.payload, connection.frame_room
         )
     )
 
@@ -190,7 +190,7 @@ def _return_deliveries(channel: Channel, tag: int, multiple: bool, requeue: bool
     taken = channel.take(tag, multiple)
     if taken is None:
         raise ChannelException(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-    channel.settle(taken, REQUEUE if requeue else SETTLE)
+    channel.settle(taken, REQUEUE if requeue else REJECT)
 
 
 def recover(channel: Channel, arguments: list[Any]) -> None:

@@ -48,7 +48,7 @@ from trivium_amqp.frames import (
     content_frames,
     method_frame,
 )
-from trivium_amqp.transaction import REQUEUE, SETTLE, Held, Transaction
+from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held, Transaction
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
@@ -201,6 +201,7 @@ class Channel:
             target = self._find_target(arguments)
         self._arguments = arguments
         self._target = target
+        self.connection.has_published = True
         self.connection.forget_repeated()
 
     def current(self, target: Target) -> Target:
@@ -436,7 +437,7 @@ class Channel:
         return [(known, unacked.pop(known)) for known in tags]
 
     def settle(self, taken: list[tuple[int, Held]], action: int) -> None:
-        """Settle or requeue deliveries, at once or with the transaction."""
+        """Settle, reject or requeue deliveries, at once or with the transaction."""
         if self.transaction is not None:
             pending = self.transaction.acknowledgements
             for tag, held in taken:
@@ -447,6 +448,8 @@ class Channel:
             if action == REQUEUE:
                 entry.queue.requeue(entry)
                 queues[id(entry.queue)] = entry.queue
+            elif action == REJECT:
+                entry.queue.reject(entry)
             else:
                 entry.queue.settle(entry)
             if consumer is not None:

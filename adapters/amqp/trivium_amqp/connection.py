@@ -128,7 +128,8 @@ class AmqpConnection(Connection):
         # Alarms.
         self._block_reason = ""
         self._is_blocked = False
-        self._has_published = False
+        #: whether anything was published since the alarm
+        self.has_published = False
 
     # Input
 
@@ -182,7 +183,7 @@ class AmqpConnection(Connection):
             for consumer in consumers:
                 consumer.is_credited = False
                 consumer.queue.dispatch()
-        if self._block_reason and self._has_published:
+        if self._block_reason and self.has_published:
             self._block()
 
     def _greeting(self, data: bytes) -> int:
@@ -386,7 +387,6 @@ class AmqpConnection(Connection):
     ) -> None:
         """Recognise publishes that begin with the bytes ``prefix``."""
         self._repeated = Repeated(channel, target, header, prefix, size)
-        self._has_published = True
 
     def expect_acknowledgements(self, channel: Channel) -> None:
         """Recognise basic.ack on ``channel``."""
@@ -475,10 +475,11 @@ class AmqpConnection(Connection):
             self.transport.abort()
 
     def blocked(self, reason: str) -> None:
-        """See ``Connection``; only those who publish are stopped."""
+        """See ``Connection``; only those who publish are stopped, as soon as they do."""
         self._block_reason = reason
-        if self._has_published:
-            self._block()
+        self.has_published = False
+        # So that the next publish is seen.
+        self.forget_repeated()
 
     def _block(self) -> None:
         if self._is_blocked or self._state != _RUNNING:

@@ -19,17 +19,23 @@ from trivium_amqp.frames import (
     HEAD,
     HEADER,
     METHOD,
+    MIN_FRAME_MAX,
+    OVERHEAD,
     U32,
     U64,
     content_frames,
     method_frame,
 )
-from trivium_amqp.properties import encode_properties
+from trivium_amqp.properties import encode_properties, with_headers
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
 
 _MAX_SHORT: Final = 255
+#: Under which an encoding is kept with the message.
+_VARIANT: Final = PROTOCOL_AMQP * 16
+#: A content header's property bytes of this size fit every client's frames.
+SMALLEST_ROOM: Final = MIN_FRAME_MAX - OVERHEAD - CONTENT_HEADER_SIZE
 _DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
 
 
@@ -109,6 +115,7 @@ class AmqpConsumer(Consumer):
             and address.exchange == self._exchange
             and not entry.is_redelivered
             and message.protocol == PROTOCOL_AMQP
+            and message.annotations is None
         ):
             output.extend((self._head, U64.pack(tag), self._tail, body, END))
             connection.output_size += self._total
@@ -122,7 +129,7 @@ class AmqpConsumer(Consumer):
         message = entry.message
         connection = self._connection
         number = self.channel.number
-        header = header_bytes(self.channel, message)
+        header = entry_header(self.channel, entry)
         routing = _short(message.address.exchange.encode()) + _short(cut_key(message.address.key))
         head = (
             HEAD.pack(METHOD, number, 4 + len(self._encoded_tag) + 9 + len(routing))
@@ -134,7 +141,11 @@ class AmqpConsumer(Consumer):
         redelivered = b"\x01" if entry.is_redelivered else b"\x00"
         if entry.is_redelivered:
             self._metrics.messages_redelivered += 1
-        elif message.protocol == PROTOCOL_AMQP and 0 < size <= connection.frame_room:
+        elif (
+            message.protocol == PROTOCOL_AMQP
+            and message.annotations is None
+            and 0 < size <= connection.frame_room
+        ):
             self._exchange = message.address.exchange
             self._key = message.address.key
             self._header = message.header
@@ -185,18 +196,37 @@ def header_bytes(channel: Channel, message: Message) -> bytes:
     connection = channel.connection
     room = connection.frame_room - CONTENT_HEADER_SIZE
     now_ms = connection.broker.now_ms
+    annotations = message.annotations
     if message.protocol == PROTOCOL_AMQP:
         header = message.header
+        if annotations is not None:
+            kept = message.encoding(_VARIANT)
+            if kept is None:
+                kept = with_headers(header, annotations, False)
+                message.keep_encoding(_VARIANT, kept)
+            header = kept
         if len(header) <= room:
             return header
         return encode_properties(message, now_ms, connection.metrics, room)
     if message.expires:
         return encode_properties(message, now_ms, connection.metrics, room)
-    kept = message.encoding(PROTOCOL_AMQP * 16)
-    if kept is None or len(kept) > room:
+    kept = message.encoding(_VARIANT)
+    if kept is None:
         kept = encode_properties(message, now_ms, connection.metrics, room)
-        message.keep_encoding(PROTOCOL_AMQP * 16, kept)
+        if len(kept) <= SMALLEST_ROOM:
+            message.keep_encoding(_VARIANT, kept)
     return kept
+
+
+def entry_header(channel: Channel, entry: QueueEntry) -> bytes:
+    """The property bytes of a delivery: those of its message, and x-delivery-count where the
+    message comes from a quorum queue and was delivered before."""
+    header = header_bytes(channel, entry.message)
+    if entry.returns and entry.queue.arguments.get("x-queue-type") == "quorum":
+        counted = with_headers(header, {"x-delivery-count": entry.returns}, True)
+        if len(counted) <= channel.connection.frame_room - CONTENT_HEADER_SIZE:
+            return counted
+    return header
 
 
 def cut_key(key: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 from trivium.message import HeaderValue, Message, Properties, PropertyCodec
 from trivium.metrics import ProtocolMetrics
 from trivium_amqp.frames import U16, U32, U64
-from trivium_amqp.tables import decode_table, encode_table, malformed
+from trivium_amqp.tables import decode_table, encode_table, malformed, with_fields
 
 #: Property flags, highest first: the order of the list (4.2.6.1 and class basic).
 CONTENT_TYPE: Final = 0x8000
@@ -51,6 +51,9 @@ class BasicProperties:
         self.content_type: bytes | None = None
         self.content_encoding: bytes | None = None
         self.headers: dict[str, HeaderValue] = {}
+        #: where in the property bytes the headers are, or would be, with their length
+        self.headers_at = 0
+        self.headers_end = 0
         self.delivery_mode = 1
         self.priority = 0
         self.correlation_id: bytes | None = None
@@ -58,6 +61,9 @@ class BasicProperties:
         #: where in the property bytes the value of ``reply_to`` begins, at its length
         self.reply_to_at = 0
         self.expiration: bytes | None = None
+        #: where in the property bytes the expiration is
+        self.expiration_at = 0
+        self.expiration_end = 0
         self.message_id: bytes | None = None
         self.timestamp: int | None = None
         self.type_: bytes | None = None
@@ -77,6 +83,8 @@ def decode_properties(data: bytes) -> BasicProperties:
     at = 2
     flag = CONTENT_TYPE
     while flag >= CLUSTER_ID:
+        if flag == HEADERS:
+            found.headers_at = found.headers_end = at
         if flags & flag == 0:
             flag >>= 1
             continue
@@ -87,7 +95,8 @@ def decode_properties(data: bytes) -> BasicProperties:
             end = at + 4 + length
             if end > size:
                 raise malformed("content header ends too early")
-            found.headers = decode_table(data, at + 4, end)
+            found.headers = decode_table(data, at + 4, end, with_times=True)
+            found.headers_end = end
         elif flag in (DELIVERY_MODE, PRIORITY):
             end = at + 1
             if end > size:
@@ -110,6 +119,9 @@ def decode_properties(data: bytes) -> BasicProperties:
             _set_text(found, flag, data[at + 1 : end])
             if flag == REPLY_TO:
                 found.reply_to_at = at
+            elif flag == EXPIRATION:
+                found.expiration_at = at
+                found.expiration_end = end
         at = end
         flag >>= 1
     if at != size:
@@ -136,6 +148,27 @@ def _set_text(found: BasicProperties, flag: int, text: bytes) -> None:
         found.user_id = text
     elif flag == APP_ID:
         found.app_id = text
+
+
+def with_headers(header: bytes, headers: dict[str, HeaderValue], keeps_expiration: bool) -> bytes:
+    """Well-formed property bytes with the broker's own headers in front of the publisher's."""
+    basic = decode_properties(header)
+    flags = header[0] << 8 | header[1] | HEADERS
+    at, end = basic.expiration_at, basic.expiration_end
+    if keeps_expiration or at == 0:
+        rest = header[basic.headers_end :]
+    else:
+        flags &= ~EXPIRATION
+        rest = header[basic.headers_end : at] + header[end:]
+    table_at = min(basic.headers_at + 4, basic.headers_end)
+    return b"".join(
+        (
+            U16.pack(flags),
+            header[2 : basic.headers_at],
+            with_fields(header, table_at, basic.headers_end, headers),
+            rest,
+        )
+    )
 
 
 def parse_expiration(text: bytes) -> int | None:

@@ -8,7 +8,8 @@ that a client sent, so that what is passed on untouched is known to be well-form
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from struct import Struct
 from typing import Final
 
@@ -17,6 +18,9 @@ from trivium_amqp.errors import SYNTAX_ERROR, ConnectionException
 
 #: Tables and arrays inside one another; deeper ones are refused, which bounds the recursion.
 MAX_DEPTH: Final = 64
+
+#: Last second that a ``datetime`` can hold (year 9999); later ones stay integers.
+MAX_TIME: Final = 253_402_300_799
 
 _I8: Final = Struct(">b")
 _I16: Final = Struct(">h")
@@ -34,19 +38,24 @@ def malformed(text: str) -> ConnectionException:
     return ConnectionException(SYNTAX_ERROR, text)
 
 
-def decode_table(data: bytes, start: int, end: int) -> dict[str, HeaderValue]:
+def decode_table(
+    data: bytes, start: int, end: int, with_times: bool = False
+) -> dict[str, HeaderValue]:
     """The table whose fields are ``data[start:end]`` (without the length in front).
 
     Of a name that comes twice the first is taken. A long string that is not UTF-8 becomes
-    ``bytes``. Raises ConnectionException (502) when it is malformed.
+    ``bytes``. A timestamp becomes a ``datetime`` if ``with_times``, otherwise an integer.
+    Raises ConnectionException (502) when it is malformed.
     """
     try:
-        return _table(data, start, end, 0)
+        return _table(data, start, end, with_times, 0)
     except (struct.error, IndexError):
         raise malformed("field table is shorter than its lengths say") from None
 
 
-def _table(data: bytes, start: int, end: int, depth: int) -> dict[str, HeaderValue]:
+def _table(
+    data: bytes, start: int, end: int, with_times: bool, depth: int
+) -> dict[str, HeaderValue]:
     if depth >= MAX_DEPTH:
         raise malformed(f"field table is nested deeper than {MAX_DEPTH} levels")
     if end > len(data):
@@ -57,7 +66,7 @@ def _table(data: bytes, start: int, end: int, depth: int) -> dict[str, HeaderVal
         name_at = position + 1
         position = name_at + data[position]
         name = data[name_at:position].decode("utf-8", "replace")
-        value, position = _value(data, position, depth)
+        value, position = _value(data, position, with_times, depth)
         if name not in table:
             table[name] = value
     if position != end:
@@ -65,7 +74,7 @@ def _table(data: bytes, start: int, end: int, depth: int) -> dict[str, HeaderVal
     return table
 
 
-def _array(data: bytes, start: int, end: int, depth: int) -> list[HeaderValue]:
+def _array(data: bytes, start: int, end: int, with_times: bool, depth: int) -> list[HeaderValue]:
     if depth >= MAX_DEPTH:
         raise malformed(f"field array is nested deeper than {MAX_DEPTH} levels")
     if end > len(data):
@@ -73,14 +82,14 @@ def _array(data: bytes, start: int, end: int, depth: int) -> list[HeaderValue]:
     values: list[HeaderValue] = []
     position = start
     while position < end:
-        value, position = _value(data, position, depth)
+        value, position = _value(data, position, with_times, depth)
         values.append(value)
     if position != end:
         raise malformed("field array does not end where its length says")
     return values
 
 
-def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
+def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[HeaderValue, int]:
     """The value whose type letter is at ``position``, and where the next one begins."""
     letter = data[position]
     at = position + 1
@@ -106,6 +115,8 @@ def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
         return number, at + 8
     if letter == 84 or letter == 76:  # T, L
         number = _U64.unpack_from(data, at)[0]
+        if letter == 84 and with_times and number <= MAX_TIME:
+            return datetime.fromtimestamp(number, UTC), at + 8
         return number, at + 8
     if letter == 116:  # t
         return data[at] != 0, at + 1
@@ -114,11 +125,11 @@ def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
     if letter == 70:  # F
         number = _U32.unpack_from(data, at)[0]
         end = at + 4 + number
-        return _table(data, at + 4, end, depth + 1), end
+        return _table(data, at + 4, end, with_times, depth + 1), end
     if letter == 65:  # A
         number = _U32.unpack_from(data, at)[0]
         end = at + 4 + number
-        return _array(data, at + 4, end, depth + 1), end
+        return _array(data, at + 4, end, with_times, depth + 1), end
     if letter == 98:  # b
         number = _I8.unpack_from(data, at)[0]
         return number, at + 1
@@ -143,6 +154,25 @@ def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
         number = _I32.unpack_from(data, at + 1)[0]
         return float(f"{number}e-{data[at]}"), at + 5
     raise malformed(f"unknown field type {letter}")
+
+
+def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue]) -> bytes:
+    """The well-formed table ``data[start:end]`` (without its length), ``fields`` put in front.
+
+    What was there and is not replaced stays as it was, byte by byte. The result has a length.
+    """
+    kept: list[bytes] = [encode_table(fields.items())[4:]]
+    position = start
+    while position < end:
+        at = position
+        name_at = at + 1
+        position = name_at + data[at]
+        name = data[name_at:position].decode("utf-8", "replace")
+        position = _value(data, position, False, 0)[1]
+        if name not in fields:
+            kept.append(data[at:position])
+    content = b"".join(kept)
+    return _U32.pack(len(content)) + content
 
 
 def encode_table(fields: Iterable[tuple[str, HeaderValue]]) -> bytes:
@@ -176,6 +206,8 @@ def encode_value(value: HeaderValue) -> bytes:
         return b"d" + _F64.pack(value)
     if isinstance(value, bytes):
         return b"x" + _U32.pack(len(value)) + value
+    if isinstance(value, datetime):
+        return b"T" + _U64.pack(max(int(value.timestamp()), 0))
     if isinstance(value, dict):
         return b"F" + encode_table(value.items())
     if isinstance(value, list):

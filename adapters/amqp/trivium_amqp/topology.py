@@ -19,29 +19,6 @@ from trivium_amqp.frames import method_frame
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
 
-#: Queue arguments of RabbitMQ that ask for something this broker does not do. Accepting them would
-#: be a promise that is not kept.
-_UNSUPPORTED: Final = frozenset(
-    (
-        "x-message-ttl",
-        "x-expires",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-overflow",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-dead-letter-strategy",
-        "x-delivery-limit",
-        "x-max-priority",
-        "x-single-active-consumer",
-        "x-max-age",
-        "x-stream-max-segment-size-bytes",
-        "x-stream-filter-size-bytes",
-        "x-initial-cluster-size",
-        "x-message-deduplication",
-    )
-)
-
 
 def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
     """exchange.declare."""
@@ -82,14 +59,15 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if passive:
         _declare_passively(channel, name, nowait)
         return
+    # A type that is the default makes no difference to a declaration that does not name it.
     kind = options.pop("x-queue-type", "classic")
-    _check_arguments(options, kind, durable, exclusive)
+    _require_shared(kind, durable, exclusive)
     if kind == "stream":
         channel.vhost.declare_stream(name, 1, options)
         channel.last_queue = name
         _declare_ok(channel, nowait, name, 0, 0)
         return
-    if kind == "quorum":
+    if kind != "classic":
         options["x-queue-type"] = kind
     connection = channel.connection
     queue = channel.vhost.declare_queue(
@@ -126,25 +104,14 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     _declare_ok(channel, nowait, name, len(queue), len(queue.consumers))
 
 
-def _check_arguments(
-    options: dict[str, HeaderValue], kind: HeaderValue, durable: bool, exclusive: bool
-) -> None:
-    if kind not in ("classic", "quorum", "stream"):
-        raise ChannelException(PRECONDITION_FAILED, f"unsupported queue type '{kind}'")
-    for name in options:
-        if name in _UNSUPPORTED:
-            raise ChannelException(
-                PRECONDITION_FAILED, f"queue argument '{name}' is not supported by this broker"
-            )
-    if kind != "classic":
-        if not durable:
-            raise ChannelException(
-                PRECONDITION_FAILED, f"invalid property 'non-durable' for a {kind} queue"
-            )
-        if exclusive:
-            raise ChannelException(
-                PRECONDITION_FAILED, f"invalid property 'exclusive-owner' for a {kind} queue"
-            )
+def _require_shared(kind: HeaderValue, durable: bool, exclusive: bool) -> None:
+    """Quorum queues and streams survive their connection (the core checks the rest)."""
+    if kind == "stream" and not durable:
+        raise ChannelException(PRECONDITION_FAILED, "invalid property 'non-durable' for a stream")
+    if exclusive and kind != "classic":
+        raise ChannelException(
+            PRECONDITION_FAILED, f"invalid property 'exclusive-owner' for a {kind} queue"
+        )
 
 
 def _declare_ok(

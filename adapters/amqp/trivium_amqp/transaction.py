@@ -21,6 +21,7 @@ _PUBLISH_BYTES: Final = 256
 #: What an acknowledgement does with an entry.
 SETTLE: Final = 0
 REQUEUE: Final = 1
+REJECT: Final = 2
 
 Held = tuple[QueueEntry, AmqpConsumer | None]
 
@@ -30,7 +31,7 @@ class Transaction:
 
     def __init__(self) -> None:
         self.publishes: list[tuple[Target, ContentHeader, bytes]] = []
-        #: delivery tag, the delivery, SETTLE or REQUEUE
+        #: delivery tag, the delivery, SETTLE, REQUEUE or REJECT
         self.acknowledgements: list[tuple[int, Held, int]] = []
         self._size = 0
 

@@ -1,0 +1,311 @@
+"""Class exchange (40), and routing by exchange type."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp.commands import Basic, Channel, Exchange, Queue
+
+from tests.amqp.harness import Client, assert_channel_closed, names
+
+
+def reopen(client: Client) -> None:
+    client.send(Channel.CloseOk())
+    client.open_channel(1)
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers"])
+def test_exchange_declare_and_delete(client: Client, kind: str) -> None:
+    client.exchange("e", kind)
+    assert client.server.vhost.exchanges["e"].kind == kind
+    assert client.ask(Exchange.Declare(exchange="e", passive=True)).name == "Exchange.DeclareOk"
+    assert client.ask(Exchange.Delete(exchange="e")).name == "Exchange.DeleteOk"
+    assert "e" not in client.server.vhost.exchanges
+
+
+@pytest.mark.parametrize(
+    "name", ["amq.direct", "amq.fanout", "amq.topic", "amq.headers", "amq.match"]
+)
+def test_predeclared_exchanges(client: Client, name: str) -> None:
+    assert client.ask(Exchange.Declare(exchange=name, passive=True)).name == "Exchange.DeclareOk"
+
+
+def test_nowait_is_not_answered(client: Client) -> None:
+    assert client.call(Exchange.Declare(exchange="e", nowait=True)) == []
+    assert client.call(Exchange.Declare(exchange="f", nowait=True)) == []
+    assert client.call(Exchange.Bind(destination="e", source="f", nowait=True)) == []
+    assert client.call(Exchange.Unbind(destination="e", source="f", nowait=True)) == []
+    assert client.call(Exchange.Delete(exchange="e", nowait=True)) == []
+    assert "e" not in client.server.vhost.exchanges
+
+
+def test_exchange_declare_passive_of_missing_is_404(client: Client) -> None:
+    assert_channel_closed(
+        client.ask(Exchange.Declare(exchange="x", passive=True)),
+        404,
+        "NOT_FOUND - no exchange 'x' in vhost '/'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"exchange_type": "fanout"}, "'type' for exchange 'e' in vhost '/': received 'fanout'"
+         " but current is 'direct'"),
+        ({"durable": True}, "'durable' for exchange 'e' in vhost '/': received 'true'"
+         " but current is 'false'"),
+        ({"auto_delete": True}, "'auto_delete' for exchange 'e' in vhost '/': received 'true'"
+         " but current is 'false'"),
+        ({"internal": True}, "'internal' for exchange 'e' in vhost '/': received 'true'"
+         " but current is 'false'"),
+    ],
+)  # fmt: skip
+def test_exchange_redeclare_with_other_properties_is_406(
+    client: Client, change: dict[str, object], text: str
+) -> None:
+    client.exchange("e")
+    again = Exchange.Declare(**{"exchange": "e", "exchange_type": "direct", **change})  # type: ignore[arg-type]
+    assert_channel_closed(client.ask(again), 406, f"PRECONDITION_FAILED - inequivalent arg {text}")
+
+
+def test_exchange_declare_of_unknown_type_is_406(client: Client) -> None:
+    assert_channel_closed(
+        client.ask(Exchange.Declare(exchange="e", exchange_type="magic")),
+        406,
+        "PRECONDITION_FAILED - unknown exchange type 'magic'",
+    )
+
+
+def test_exchange_declare_of_reserved_name_is_403(client: Client) -> None:
+    assert_channel_closed(
+        client.ask(Exchange.Declare(exchange="amq.new")),
+        403,
+        "ACCESS_REFUSED - exchange name 'amq.new' contains reserved prefix 'amq.*'",
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Exchange.Declare(exchange="", exchange_type="direct"),
+        Exchange.Delete(exchange=""),
+        Queue.Bind(queue="q", exchange="", routing_key="k"),
+        Queue.Unbind(queue="q", exchange="", routing_key="k"),
+        Exchange.Bind(destination="amq.topic", source=""),
+        Exchange.Bind(destination="", source="amq.topic"),
+    ],
+)
+def test_default_exchange_is_403(client: Client, method: Queue.Bind) -> None:
+    client.declare("q")
+    assert_channel_closed(
+        client.ask(method), 403, "ACCESS_REFUSED - operation not permitted on the default exchange"
+    )
+
+
+def test_exchange_delete_of_missing_is_no_error(client: Client) -> None:
+    assert client.ask(Exchange.Delete(exchange="x")).name == "Exchange.DeleteOk"
+
+
+def test_exchange_delete_of_predeclared_is_403(client: Client) -> None:
+    assert client.ask(Exchange.Delete(exchange="amq.topic")).reply_code == 403
+
+
+def test_exchange_delete_if_unused_in_use_is_406(client: Client) -> None:
+    client.exchange("e")
+    client.declare("q")
+    client.bind("q", "e", "k")
+    assert_channel_closed(
+        client.ask(Exchange.Delete(exchange="e", if_unused=True)),
+        406,
+        "PRECONDITION_FAILED - exchange 'e' in vhost '/' in use",
+    )
+
+
+def test_publish_to_missing_exchange_is_404_with_the_method_id(client: Client) -> None:
+    client.publish("k", exchange="x")
+    (closed,) = client.take()
+    assert_channel_closed(closed, 404, "NOT_FOUND - no exchange 'x' in vhost '/'")
+    assert (closed.class_id, closed.method_id) == (60, 40)
+
+
+def test_publish_to_an_exchange_deleted_meanwhile_is_404(client: Client) -> None:
+    client.exchange("e", "fanout")
+    for _ in range(4):
+        client.publish("k", b"same", exchange="e")
+    assert client.take() == []
+    client.ask(Exchange.Delete(exchange="e"))
+    client.publish("k", b"same", exchange="e")
+    assert client.take()[0].reply_code == 404
+
+
+def test_publish_to_internal_exchange_is_403(client: Client) -> None:
+    client.exchange("inner", "fanout", internal=True)
+    client.publish("k", exchange="inner")
+    assert_channel_closed(
+        client.take()[0],
+        403,
+        "ACCESS_REFUSED - cannot publish to internal exchange 'inner' in vhost '/'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "binding", "keys"),
+    [
+        ("direct", "a.b", ["a.b"]),
+        ("fanout", "", ["a.b", "a.c", "", "x"]),
+        ("topic", "a.*", ["a.b", "a.c"]),
+        ("topic", "#", ["a.b", "a.c", "", "x"]),
+        ("topic", "#.b", ["a.b"]),
+    ],
+)
+def test_routing(client: Client, kind: str, binding: str, keys: list[str]) -> None:
+    client.exchange("e", kind)
+    client.declare("q")
+    client.bind("q", "e", binding)
+    for key in ("a.b", "a.c", "", "x"):
+        client.publish(key, key.encode(), exchange="e")
+    found = []
+    while (body := client.get("q")) is not None:
+        found.append(body.decode())
+    assert found == keys
+
+
+def test_routing_follows_a_change_between_equal_publishes(client: Client) -> None:
+    client.exchange("e", "direct")
+    client.declare("q1")
+    client.declare("q2")
+    client.bind("q1", "e", "k")
+    for _ in range(4):
+        client.publish("k", b"same", exchange="e")
+    client.bind("q2", "e", "k")
+    client.publish("k", b"same", exchange="e")
+    assert (client.counts("q1"), client.counts("q2")) == ((5, 0), (1, 0))
+    client.ask(Queue.Unbind(queue="q1", exchange="e", routing_key="k"))
+    client.publish("k", b"same", exchange="e")
+    assert (client.counts("q1"), client.counts("q2")) == ((5, 0), (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "matching"),
+    [
+        ({"x-match": "all", "a": 1, "b": "x"}, [1]),
+        ({"x-match": "any", "a": 1, "b": "x"}, [0, 1]),
+        ({"a": 1}, [0, 1]),
+        ({"x-match": "any", "c": None}, [2]),
+        ({"x-match": "all-with-x", "x-k": 5}, [2]),
+    ],
+)
+def test_headers_exchange(
+    client: Client, arguments: dict[str, object], matching: list[int]
+) -> None:
+    client.declare("q")
+    client.bind("q", "amq.headers", "", arguments=arguments)
+    for index, headers in enumerate(({"a": 1}, {"a": 1, "b": "x"}, {"c": "any", "x-k": 5})):
+        client.publish("", str(index).encode(), exchange="amq.headers", headers=headers)
+    found = []
+    while (body := client.get("q")) is not None:
+        found.append(int(body))
+    assert found == matching
+
+
+def test_bind_with_bad_x_match_is_406(client: Client) -> None:
+    client.declare("q")
+    bind = Queue.Bind(queue="q", exchange="amq.headers", arguments={"x-match": "some"})
+    assert client.ask(bind).reply_code == 406
+
+
+def test_exchange_bind_and_unbind(client: Client) -> None:
+    client.exchange("from", "topic")
+    client.exchange("to", "fanout")
+    client.declare("q")
+    client.bind("q", "to", "")
+    bind = Exchange.Bind(destination="to", source="from", routing_key="a.#")
+    assert client.ask(bind).name == "Exchange.BindOk"
+    client.publish("a.b", b"1", exchange="from")
+    unbind = Exchange.Unbind(destination="to", source="from", routing_key="a.#")
+    assert client.ask(unbind).name == "Exchange.UnbindOk"
+    client.publish("a.b", b"2", exchange="from")
+    assert [client.get("q"), client.get("q")] == [b"1", None]
+
+
+def test_message_reaches_a_queue_once_over_several_ways(client: Client) -> None:
+    client.exchange("to", "fanout")
+    client.declare("q")
+    client.bind("q", "to", "")
+    client.bind("q", "amq.topic", "a.*")
+    client.bind("q", "amq.topic", "a.#")
+    for key in ("a.*", "#"):
+        client.ask(Exchange.Bind(destination="to", source="amq.topic", routing_key=key))
+    client.ask(Exchange.Bind(destination="amq.topic", source="to"))
+    client.publish("a.b", exchange="amq.topic")
+    assert client.counts("q") == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        (Queue.Bind(queue="x", exchange="amq.topic"), "queue 'x'"),
+        (Queue.Bind(queue="q", exchange="x"), "exchange 'x'"),
+        (Exchange.Bind(destination="x", source="amq.topic"), "exchange 'x'"),
+        (Exchange.Bind(destination="amq.topic", source="x"), "exchange 'x'"),
+    ],
+)
+def test_bind_of_missing_is_404(client: Client, method: Queue.Bind, text: str) -> None:
+    client.declare("q")
+    assert_channel_closed(client.ask(method), 404, f"NOT_FOUND - no {text} in vhost '/'")
+
+
+def test_unbind_of_missing_binding_is_no_error(client: Client) -> None:
+    client.declare("q")
+    unbind = Queue.Unbind(queue="q", exchange="amq.topic", routing_key="k")
+    assert client.ask(unbind).name == "Queue.UnbindOk"
+
+
+def test_auto_delete_exchange_goes_with_its_last_binding(client: Client) -> None:
+    client.exchange("e", "fanout", auto_delete=True)
+    client.declare("q")
+    client.bind("q", "e", "")
+    client.ask(Queue.Unbind(queue="q", exchange="e", routing_key=""))
+    assert "e" not in client.server.vhost.exchanges
+
+
+def test_alternate_exchange_takes_the_unroutable_and_counts_as_routed(client: Client) -> None:
+    client.exchange("other", "fanout")
+    client.declare("q")
+    client.bind("q", "other", "")
+    client.exchange("e", "direct", arguments={"alternate-exchange": "other"})
+    client.publish("k", b"lost", exchange="e", mandatory=True)
+    assert client.take() == []
+    assert client.get("q") == b"lost"
+
+
+def test_bindings_of_an_exclusive_queue_go_with_it(client: Client) -> None:
+    owner = client.server.open()
+    name = owner.declare("", exclusive=True)
+    owner.bind(name, "amq.topic", "#")
+    owner.lose()
+    client.publish("k", exchange="amq.topic", mandatory=True)
+    assert names(client.take())[0] == "Basic.Return"
+
+
+def test_x_retain_header_sets_the_retained_message_of_its_topic(client: Client) -> None:
+    retained = client.server.vhost.retained
+    client.publish("a.b", b"21", exchange="amq.topic", headers={"x-retain": True})
+    kept = retained.get(b"a.b")
+    assert kept is not None
+    assert kept.payload == b"21"
+    assert kept.retain
+    client.publish("a.b", b"22", exchange="amq.topic", headers={"x-retain": False})
+    client.publish("a.b", b"22", exchange="amq.fanout", headers={"x-retain": True})
+    kept = retained.get(b"a.b")
+    assert kept is not None
+    assert kept.payload == b"21"
+    client.publish("a.b", b"", exchange="amq.topic", headers={"x-retain": True})
+    assert retained.get(b"a.b") is None
+
+
+def test_get_keeps_exchange_and_routing_key(client: Client) -> None:
+    client.declare("q")
+    client.bind("q", "amq.direct", "k")
+    client.publish("k", exchange="amq.direct")
+    got = client.call(Basic.Get(queue="q"))[0]
+    assert (got.exchange, got.routing_key) == ("amq.direct", "k")

@@ -1,0 +1,497 @@
+"""Frames, content and what is malformed (AMQP 0-9-1, 4.2)."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pamqp import body, commands, frame, header
+from pamqp.base import Frame
+from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
+
+from tests.amqp.harness import (
+    PROTOCOL_HEADER,
+    Client,
+    Server,
+    assert_channel_closed,
+    bodies,
+    names,
+    publish_frames,
+    start_ok,
+)
+from trivium.config import Config, LimitsConfig
+
+
+def raw(kind: int, channel: int, payload: bytes, end: int = 0xCE) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + bytes((end,))
+
+
+def closed(client: Client) -> tuple[int, str]:
+    received = client.take()[-1]
+    assert isinstance(received, Connection.Close), received
+    assert isinstance(received.reply_text, str)
+    assert isinstance(received.reply_code, int)
+    return received.reply_code, received.reply_text
+
+
+def test_4_2_3_wrong_frame_end_is_501(client: Client) -> None:
+    client.feed(raw(1, 1, bytes.fromhex("0014000a00"), end=0xCD))
+    assert closed(client) == (501, "FRAME_ERROR - frame does not end with the octet 0xCE")
+
+
+def test_4_2_3_wrong_frame_end_of_a_repeated_publish_is_501(client: Client) -> None:
+    client.declare("q")
+    one = publish_frames("q", b"12345678")
+    client.feed(one * 3 + one[:-1] + b"\x00")
+    assert closed(client)[0] == 501
+    assert client.server.vhost.queue("q").published == 3
+
+
+def test_4_2_3_wrong_frame_end_of_a_repeated_ack_is_501(client: Client) -> None:
+    client.declare("q")
+    client.feed(publish_frames("q") * 3)
+    client.consume("q")
+    acks = b"".join(frame.marshal(Basic.Ack(tag), 1) for tag in (1, 2))
+    client.feed(acks + frame.marshal(Basic.Ack(3), 1)[:-1] + b"\x00")
+    assert closed(client)[0] == 501
+
+
+def test_frame_larger_than_frame_max_is_501_before_it_arrives(server: Server) -> None:
+    client = server.open(frame_max=4096)
+    client.feed(struct.pack(">BHI", 1, 1, 4089) + b"\x00")
+    assert closed(client)[0] == 501
+
+
+def test_frame_of_frame_max_is_accepted(server: Server) -> None:
+    client = server.open(frame_max=4096)
+    client.declare("q")
+    client.publish("q", b"z" * 4088)
+    assert client.get("q") == b"z" * 4088
+
+
+def test_frame_before_tune_is_limited(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER + struct.pack(">BHI", 1, 0, 8192 - 7) + b"\x00")
+    assert closed(client)[0] == 501
+
+
+def test_unknown_frame_type_is_501(client: Client) -> None:
+    client.feed(raw(4, 1, b""))
+    assert closed(client) == (501, "FRAME_ERROR - unknown frame type 4")
+
+
+@pytest.mark.parametrize("heartbeat", [raw(8, 1, b""), raw(8, 0, b"x")])
+def test_4_2_7_heartbeat_with_channel_or_payload_is_501(client: Client, heartbeat: bytes) -> None:
+    client.feed(heartbeat)
+    assert closed(client)[0] == 501
+
+
+def test_method_frame_without_a_method_is_501(client: Client) -> None:
+    client.feed(raw(1, 1, b"\x00\x14"))
+    assert closed(client)[0] == 501
+
+
+def test_after_a_frame_error_input_is_ignored_until_close_ok(client: Client) -> None:
+    client.feed(raw(4, 1, b""))
+    client.take()
+    client.feed(frame.marshal(Queue.Declare(queue="q"), 1))
+    client.feed(b"\x00" * 100)
+    assert client.take() == []
+    assert not client.transport.is_closed
+    client.feed(b"\xff\xff" + frame.marshal(Connection.CloseOk(), 0))
+    assert client.transport.is_closed
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        # queue.declare: no name, a name longer than the frame, text after the end
+        bytes.fromhex("0032000a 0000"),
+        bytes.fromhex("0032000a 0000 ff 41 00 00000000"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000000 00"),
+        # a name that is not UTF-8
+        bytes.fromhex("0032000a 0000 01 ff 00 00000000"),
+        # tables: longer than the frame, unknown type, no value, shorter than its field
+        bytes.fromhex("0032000a 0000 01 41 00 00000001"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000003 01 61 7a"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000002 01 61"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000006 01 61 49 00000001"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000007 01 61 53 000000ff"),
+        bytes.fromhex("0032000a 0000 01 41 00 00000007 01 61 46 00000001"),
+    ],
+)
+def test_malformed_arguments_are_502(client: Client, payload: bytes) -> None:
+    client.feed(raw(1, 1, payload))
+    code, text = closed(client)
+    assert code == 502
+    assert text.startswith("SYNTAX_ERROR - ")
+    assert "A" not in client.server.vhost.queues
+
+
+def test_table_nesting_is_limited(client: Client) -> None:
+    def declare(depth: int) -> bytes:
+        table = b""
+        for _ in range(depth):
+            table = b"\x01aF" + struct.pack(">I", len(table)) + table
+        arguments = b"\x00\x00\x01q\x00" + struct.pack(">I", len(table)) + table
+        return raw(1, 1, bytes.fromhex("0032000a") + arguments)
+
+    client.feed(declare(63))
+    assert names(client.take()) == ["Queue.DeclareOk"]
+    client.feed(declare(10_000))
+    assert closed(client) == (
+        502,
+        "SYNTAX_ERROR - field table is nested deeper than 64 levels",
+    )
+
+
+@pytest.mark.parametrize("method", ["003c00ff", "00630001"])
+def test_unknown_class_or_method_is_540(client: Client, method: str) -> None:
+    client.feed(raw(1, 1, bytes.fromhex(method)))
+    assert closed(client)[0] == 540
+
+
+def test_unknown_connection_method_is_540(client: Client) -> None:
+    client.feed(raw(1, 0, bytes.fromhex("000a00ff")))
+    assert closed(client)[0] == 540
+
+
+@pytest.mark.parametrize("method", [Basic.CancelOk("c"), Queue.BindOk(), Basic.GetEmpty()])
+def test_methods_that_only_a_server_sends_are_503(client: Client, method: Basic.CancelOk) -> None:
+    client.send(method)
+    assert closed(client)[0] == 503
+
+
+def test_channel_method_on_channel_0_is_503(client: Client) -> None:
+    client.send(Queue.Declare(queue="q"), channel=0)
+    assert closed(client)[0] == 503
+
+
+def test_connection_method_on_a_channel_is_refused(client: Client) -> None:
+    client.send(Connection.Open("/"), channel=1)
+    assert closed(client)[0] == 503
+
+
+def test_channel_that_is_not_open_is_504(client: Client) -> None:
+    client.send(Queue.Declare(queue="q"), channel=2)
+    assert closed(client) == (504, "CHANNEL_ERROR - expected 'channel.open'")
+
+
+def test_second_channel_open_is_504(client: Client) -> None:
+    client.send(Channel.Open())
+    assert closed(client) == (504, "CHANNEL_ERROR - second 'channel.open' seen")
+
+
+def test_channel_number_beyond_channel_max_is_530(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(), channel=0)
+    client.send(Connection.TuneOk(5, 131_072, 0), Connection.Open("/"), channel=0)
+    client.send(Channel.Open(), channel=5)
+    assert names(client.take())[-1] == "Channel.OpenOk"
+    client.send(Channel.Open(), channel=6)
+    assert closed(client) == (
+        530,
+        "NOT_ALLOWED - channel number 6 exceeds the negotiated channel_max (5)",
+    )
+
+
+def test_closed_channel_can_be_opened_again(client: Client) -> None:
+    assert client.ask(Channel.Close(200, "", 0, 0)).name == "Channel.CloseOk"
+    client.open_channel(1)
+
+
+def test_2_2_5_after_channel_close_only_close_ok_counts(client: Client) -> None:
+    failed = Queue.Declare(queue="missing", passive=True)
+    received = client.call(failed, Queue.Declare(queue="ignored"))
+    assert names(received) == ["Channel.Close"]
+    assert (received[0].class_id, received[0].method_id) == (50, 10)
+    client.feed(publish_frames("ignored"))
+    assert client.take() == []
+    client.send(Channel.CloseOk())
+    client.open_channel(1)
+    assert "ignored" not in client.server.vhost.queues
+
+
+def test_channel_close_from_both_sides_at_once(client: Client) -> None:
+    client.call(Queue.Declare(queue="missing", passive=True))
+    # Sent before the client saw ours.
+    assert client.ask(Channel.Close(200, "", 0, 0)).name == "Channel.CloseOk"
+    client.send(Channel.CloseOk())
+    client.open_channel(1)
+
+
+# Content
+
+
+def parts(payload: bytes = b"abc") -> list[bytes]:
+    return [
+        frame.marshal(Basic.Publish(exchange="", routing_key="q"), 1),
+        frame.marshal(header.ContentHeader(0, len(payload)), 1),
+        frame.marshal(body.ContentBody(payload), 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [1],
+        [2],
+        [0, 0],
+        [0, 2],
+        [0, 1, 1],
+        [0, 1, 0],
+        [0, 1, 2, 2],
+    ],
+)
+def test_content_frames_out_of_order_are_505(client: Client, order: list[int]) -> None:
+    client.declare("q")
+    client.feed(b"".join(parts()[index] for index in order))
+    code, text = closed(client)
+    assert code == 505
+    assert text.startswith("UNEXPECTED_FRAME - ")
+
+
+def test_content_frame_on_channel_0_is_505(client: Client) -> None:
+    client.feed(raw(3, 0, b"x"))
+    assert closed(client)[0] == 505
+
+
+def test_content_header_of_another_class_is_505(client: Client) -> None:
+    client.feed(parts()[0] + raw(2, 1, struct.pack(">HHQH", 50, 0, 1, 0)))
+    assert closed(client) == (
+        505,
+        "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead",
+    )
+
+
+def test_content_body_longer_than_announced_is_501(client: Client) -> None:
+    client.feed(parts()[0] + parts()[1] + raw(3, 1, b"abcd"))
+    assert closed(client)[0] == 501
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        "0001",
+        "0002",
+        "8000",
+        "8000 05 61",
+        "1000",
+        "0040 00000000",
+        "2000 00000005",
+        "2000 00000003 01 61 7a",
+        "0000 00",
+    ],
+)
+def test_malformed_properties_are_502(client: Client, properties: str) -> None:
+    content = struct.pack(">HHQ", 60, 0, 3) + bytes.fromhex(properties)
+    client.feed(parts()[0] + raw(2, 1, content))
+    assert closed(client)[0] == 502
+
+
+def test_body_in_many_frames(client: Client) -> None:
+    payload = bytes(range(256)) * 1000
+    client.declare("q")
+    client.publish("q", payload, chunk=1000)
+    assert client.get("q") == payload
+
+
+def test_empty_body_has_no_body_frame(client: Client) -> None:
+    client.declare("q")
+    client.publish("q", b"")
+    received = client.call(Basic.Get(queue="q", no_ack=True))
+    assert names(received) == ["Basic.GetOk", "ContentHeader"]
+    assert received[1].body_size == 0
+
+
+def test_empty_body_frames_are_skipped(client: Client) -> None:
+    client.declare("q")
+    client.feed(parts()[0] + parts()[1] + raw(3, 1, b"") * 3 + parts()[2])
+    assert client.get("q") == b"abc"
+
+
+def test_channels_interleave_content(client: Client) -> None:
+    client.declare("q")
+    client.open_channel(2)
+    one = publish_frames("q", b"one", chunk=2)
+    two = publish_frames("q", b"two", chunk=2, channel=2)
+    mixed = b""
+    at = [0, 0]
+    for _ in range(4):
+        for index, data in enumerate((one, two)):
+            size = frame.unmarshal(data[at[index] :])[0]
+            mixed += data[at[index] : at[index] + size]
+            at[index] += size
+    client.feed(mixed)
+    assert client.get("q") == b"one"
+    assert client.get("q") == b"two"
+
+
+def test_message_larger_than_the_limit_is_406() -> None:
+    client = Server(Config(limits=LimitsConfig(max_message_bytes=100))).open()
+    client.declare("q")
+    client.publish("q", b"z" * 100)
+    assert client.take() == []
+    client.feed(publish_frames("q", b"z" * 101))
+    assert_channel_closed(
+        client.take()[0],
+        406,
+        "PRECONDITION_FAILED - message size 101 is larger than configured max size 100",
+    )
+
+
+def test_delivery_is_cut_to_the_consumers_frame_max(server: Server) -> None:
+    publisher, consumer = server.open(), server.open(frame_max=4096)
+    payload = bytes(range(256)) * 40
+    consumer.declare("q")
+    publisher.publish("q", payload)
+    (_, _, *content) = consumer.consume("q")
+    assert [len(part.value) for part in content] == [4088, 4088, 2064]
+    assert b"".join(bodies(content)) == payload
+
+
+def test_header_too_large_for_the_consumers_frame_leaves_without_headers(server: Server) -> None:
+    publisher, consumer = server.open(), server.open(frame_max=4096)
+    consumer.declare("q")
+    publisher.publish("q", headers={"big": "z" * 5000}, content_type="text/plain", delivery_mode=2)
+    content = consumer.consume("q")[1]
+    assert content.properties.headers is None
+    assert content.properties.content_type == "text/plain"
+    assert content.properties.delivery_mode == 2
+    assert server.adapter.metrics.properties_dropped == 1
+
+
+# Streams of frames, however they are cut
+
+
+def session() -> bytes:
+    """A client's whole side of a conversation, with every kind of frame in it."""
+    acks = b"".join(frame.marshal(Basic.Ack(tag), 1) for tag in (1, 2, 3))
+    return b"".join(
+        (
+            PROTOCOL_HEADER,
+            frame.marshal(start_ok(), 0),
+            frame.marshal(Connection.TuneOk(10, 8192, 0), 0),
+            frame.marshal(Connection.Open("/"), 0),
+            frame.marshal(Channel.Open(), 1),
+            frame.marshal(Queue.Declare(queue="q", arguments={"note": [1, {"a": None}]}), 1),
+            frame.marshal(Confirm.Select(), 1),
+            frame.marshal(Basic.Qos(0, 5, False), 1),
+            frame.marshal(Basic.Consume(queue="q", consumer_tag="c"), 1),
+            publish_frames("q", b"same size", headers={"k": "v"}, delivery_mode=2) * 5,
+            bytes.fromhex("08 0000 00000000 ce"),
+            acks,
+            publish_frames("q", b"z" * 3000, chunk=1000),
+            publish_frames("missing", b"back", mandatory=True),
+            frame.marshal(Basic.Nack(4, False, False), 1),
+            frame.marshal(Basic.Reject(5, True), 1),
+            frame.marshal(Basic.Get(queue="q"), 1),
+            frame.marshal(Channel.Close(200, "", 0, 0), 1),
+            frame.marshal(Connection.Close(200, "", 0, 0), 0),
+        )
+    )
+
+
+SESSION = session()
+
+
+def describe(received: object) -> object:
+    if isinstance(received, body.ContentBody):
+        return received.value
+    if isinstance(received, header.ContentHeader):
+        return received.body_size, dict(received.properties)
+    assert isinstance(received, Frame)
+    return dict(received)
+
+
+def replay(pieces: list[bytes]) -> list[object]:
+    """What a server answers to a session that arrives in these pieces, confirms merged."""
+    client = Server().connect()
+    for piece in pieces:
+        client.feed(piece)
+    answers: list[object] = []
+    confirmed = 0
+    for received in client.take():
+        if isinstance(received, commands.Basic.Ack):
+            assert received.delivery_tag is not None
+            confirmed = max(confirmed, received.delivery_tag)
+        else:
+            answers.append((received.name, describe(received)))
+    answers.append(confirmed)
+    return answers
+
+
+WHOLE = replay([SESSION])
+
+
+def test_session_whole_is_answered() -> None:
+    kinds = [answer[0] for answer in WHOLE[:-1] if isinstance(answer, tuple)]
+    assert kinds.count("Basic.Deliver") == 7
+    assert kinds[-2:] == ["Channel.CloseOk", "Connection.CloseOk"]
+    assert WHOLE[-1] == 7
+
+
+def test_session_byte_by_byte_is_the_same() -> None:
+    pieces = [SESSION[at : at + 1] for at in range(len(SESSION))]
+    assert sorted(map(repr, replay(pieces))) == sorted(map(repr, WHOLE))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, len(SESSION) - 1), max_size=20))
+def test_session_cut_anywhere_is_the_same(cuts: list[int]) -> None:
+    edges = [0, *sorted(set(cuts)), len(SESSION)]
+    pieces = [SESSION[a:b] for a, b in itertools.pairwise(edges)]
+    assert sorted(map(repr, replay(pieces))) == sorted(map(repr, WHOLE))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(SESSION) - 1), st.binary(min_size=1, max_size=6)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, len(SESSION)),
+)
+def test_mutated_session_closes_its_connection_at_most(
+    changes: list[tuple[int, bytes]], step: int
+) -> None:
+    data = bytearray(SESSION)
+    for at, change in changes:
+        data[at : at + len(change)] = change
+    server = Server()
+    bystander = server.open()
+    bystander.declare("bystander")
+    client = server.connect()
+    for at in range(0, len(data), step):
+        client.feed(bytes(data[at : at + step]))
+    client.take()
+    client.lose()
+    bystander.publish("bystander", b"alive")
+    assert bystander.get("bystander") == b"alive"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_in_an_open_connection_never_raises(data: bytes) -> None:
+    server = Server()
+    client = server.open()
+    client.feed(data)
+    client.take()
+    client.lose()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([(50, 10), (50, 20), (40, 10), (60, 20), (60, 40), (60, 80)]),
+    st.binary(max_size=60),
+)
+def test_garbage_arguments_never_raise(method: tuple[int, int], arguments: bytes) -> None:
+    client = Server().open()
+    client.feed(raw(1, 1, struct.pack(">HH", *method) + arguments))
+    client.take()
+    client.lose()

@@ -1,0 +1,346 @@
+"""Class connection: negotiation and closing (AMQP 0-9-1, 2.2.4; class 10)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pamqp.commands import Channel, Connection, Queue
+
+from tests.amqp.harness import (
+    PROTOCOL_HEADER,
+    Client,
+    Server,
+    assert_connection_closed,
+    names,
+    publish_frames,
+    start_ok,
+)
+from trivium.config import Config, LimitsConfig, UserConfig
+from trivium.security.passwords import hash_password
+
+CLOSE_OK = bytes.fromhex("01 0000 00000004 000a0033 ce")
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"AMQP\x00\x01\x00\x00",
+        b"AMQP\x01\x01\x09\x01",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    ],
+)
+def test_4_2_2_wrong_protocol_header_is_answered_by_the_right_one_and_closed(
+    server: Server, greeting: bytes
+) -> None:
+    client = server.connect()
+    client.feed(greeting)
+    assert client.take_bytes() == PROTOCOL_HEADER
+    assert client.transport.is_closed
+
+
+def test_protocol_header_may_come_in_pieces(server: Server) -> None:
+    client = server.connect()
+    for at in range(8):
+        assert client.take_bytes() == b""
+        client.feed(PROTOCOL_HEADER[at : at + 1])
+    assert names(client.take()) == ["Connection.Start"]
+
+
+def test_connection_start_properties(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    (start,) = client.take()
+    assert (start.version_major, start.version_minor) == (0, 9)
+    assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN"}
+    assert "en_US" in start.locales.split()
+    properties = start.server_properties
+    assert properties["product"] == "Trivium"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", properties["version"])
+    assert {"platform", "cluster_name", "information"} < set(properties)
+    assert properties["capabilities"] == dict.fromkeys(
+        [
+            "publisher_confirms",
+            "exchange_exchange_bindings",
+            "basic.nack",
+            "consumer_cancel_notify",
+            "connection.blocked",
+            "consumer_priorities",
+            "authentication_failure_close",
+            "per_consumer_qos",
+            "direct_reply_to",
+        ],
+        True,
+    )
+
+
+def test_connection_tune_offers_limits(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(), channel=0)
+    tune = client.take()[-1]
+    assert (tune.channel_max, tune.frame_max, tune.heartbeat) == (2047, 131_072, 60)
+
+
+def test_amqplain_authenticates(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    response = b"\x05LOGINS\x00\x00\x00\x05guest\x08PASSWORDS\x00\x00\x00\x05guest"
+    client.send(Connection.StartOk({}, "AMQPLAIN", response.decode(), "en_US"), channel=0)
+    assert names(client.take()) == ["Connection.Start", "Connection.Tune"]
+
+
+def test_refused_login_is_403_for_clients_that_announced_authentication_failure_close(
+    server: Server,
+) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(password=b"wrong"), channel=0)
+    assert_connection_closed(
+        client,
+        403,
+        "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."
+        " For details see the broker logfile.",
+    )
+    assert server.adapter.metrics.authentication_failures == 1
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        start_ok(password=b"wrong", capabilities={}),
+        Connection.StartOk({}, "EXTERNAL", "", "en_US"),
+        Connection.StartOk({}, "PLAIN", "guest", "en_US"),
+    ],
+)
+def test_refused_login_closes_the_socket_of_other_clients(
+    server: Server, method: Connection.StartOk
+) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.take()
+    client.send(method, channel=0)
+    assert client.take_bytes() == b""
+    assert client.transport.is_closed
+
+
+def test_guest_is_refused_from_another_machine(server: Server) -> None:
+    client = server.connect(is_loopback=False)
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(capabilities={}), channel=0)
+    assert client.transport.is_closed
+
+
+def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
+    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(b"ada", b"secret"), channel=0)
+    assert client.transport.calls == ["pause_reading"]
+    assert names(client.take()) == ["Connection.Start"]
+    # What was in the socket's buffer already.
+    client.send(Connection.TuneOk(2047, 131_072, 0), Connection.Open("/"), channel=0)
+    assert client.take() == []
+    server.driver.blocking.pop()()
+    server.end_turn()
+    assert client.transport.calls == ["pause_reading", "resume_reading"]
+    assert names(client.take()) == ["Connection.Tune", "Connection.OpenOk"]
+
+
+def test_client_that_left_before_its_password_was_checked_gets_nothing() -> None:
+    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(b"ada", b"secret"), channel=0)
+    client.take()
+    client.lose()
+    server.driver.blocking.pop()()
+    server.end_turn()
+    assert client.take() == []
+
+
+@pytest.mark.parametrize(
+    ("tune_ok", "text"),
+    [
+        (
+            Connection.TuneOk(2048, 131_072, 0),
+            "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)",
+        ),
+        (
+            Connection.TuneOk(1, 131_073, 0),
+            "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
+        ),
+        (
+            Connection.TuneOk(1, 4095, 0),
+            "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
+        ),
+    ],
+)
+def test_tune_ok_beyond_the_offer_is_530(
+    server: Server, tune_ok: Connection.TuneOk, text: str
+) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(), channel=0)
+    client.send(tune_ok, channel=0)
+    assert_connection_closed(client, 530, f"NOT_ALLOWED - {text}")
+
+
+def test_open_of_a_missing_vhost_is_530(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(), channel=0)
+    client.send(Connection.TuneOk(1, 131_072, 0), channel=0)
+    client.send(Connection.Open("nowhere"), channel=0)
+    assert_connection_closed(client, 530, "NOT_ALLOWED - vhost nowhere not found")
+
+
+def test_vhosts_are_apart(server: Server) -> None:
+    server.broker.declare_vhost("other")
+    server.open().declare("q")
+    other = server.open(vhost="other")
+    assert other.ask(Queue.Declare(queue="q", passive=True)).reply_text == (
+        "NOT_FOUND - no queue 'q' in vhost 'other'"
+    )
+
+
+@pytest.mark.parametrize("method", [Connection.TuneOk(1, 4096, 0), Connection.Open("/")])
+def test_methods_out_of_order_are_503(server: Server, method: Connection.Open) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(method, channel=0)
+    closed = client.take()[-1]
+    assert (closed.reply_code, closed.class_id) == (503, 10)
+
+
+def test_channel_before_open_is_504(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(Channel.Open())
+    assert client.take()[-1].reply_code == 504
+
+
+def test_close_is_answered_and_closes_the_socket(client: Client) -> None:
+    client.send(Connection.Close(200, "bye", 0, 0), channel=0)
+    assert client.take_bytes() == CLOSE_OK
+    assert client.transport.is_closed
+
+
+def test_after_connection_close_only_close_ok_counts(client: Client) -> None:
+    client.send(Queue.Declare(queue="before"))
+    client.send(Connection.Blocked("no client may send this"), channel=0)
+    assert client.take()[-1].reply_code == 503
+    client.send(Queue.Declare(queue="after"))
+    assert client.take() == []
+    assert "after" not in client.server.vhost.queues
+    assert not client.transport.is_closed
+    client.feed(CLOSE_OK)
+    assert client.transport.is_closed
+
+
+def test_client_that_does_not_answer_connection_close_is_cut_off(client: Client) -> None:
+    client.send(Connection.OpenOk(), channel=0)
+    client.connection.tick(1000.0)
+    assert not client.transport.is_aborted
+    client.connection.tick(1004.0)
+    assert client.transport.is_aborted
+
+
+def test_shutdown_is_320(client: Client) -> None:
+    client.connection.shutdown()
+    client.server.end_turn()
+    assert_connection_closed(client, 320, "CONNECTION_FORCED - broker forced connection closure")
+
+
+def test_update_secret_is_accepted(client: Client) -> None:
+    answer = client.ask(Connection.UpdateSecret("new", "rotation"), channel=0)
+    assert answer.name == "Connection.UpdateSecretOk"
+
+
+def test_handshake_has_a_time_limit() -> None:
+    server = Server(Config(limits=LimitsConfig(handshake_seconds=5)))
+    slow, quick = server.connect(), server.open()
+    slow.feed(PROTOCOL_HEADER)
+    for at in (100.0, 104.0):
+        slow.connection.tick(at)
+        quick.connection.tick(at)
+    assert slow.transport.calls == []
+    slow.connection.tick(105.5)
+    quick.connection.tick(105.5)
+    assert slow.transport.calls == ["abort"]
+    assert quick.transport.calls == []
+
+
+def test_4_2_7_heartbeat_is_sent_after_half_the_interval_without_output(server: Server) -> None:
+    client = server.open(heartbeat=10)
+    client.connection.tick(100.0)
+    client.connection.tick(104.0)
+    server.end_turn()
+    assert client.take_bytes() == b""
+    client.connection.tick(105.0)
+    server.end_turn()
+    assert client.take_bytes() == bytes.fromhex("08 0000 00000000 ce")
+    # What is sent anyway takes the place of a heartbeat.
+    client.connection.tick(109.0)
+    client.call(Queue.Declare(queue="q"))
+    client.connection.tick(110.0)
+    server.end_turn()
+    assert client.take_bytes() == b""
+
+
+def test_4_2_7_two_missed_heartbeats_end_the_connection(server: Server) -> None:
+    client = server.open(heartbeat=10)
+    client.connection.tick(100.0)
+    client.feed(bytes.fromhex("08 0000 00000000 ce"))
+    client.connection.tick(110.0)
+    client.connection.tick(130.0)
+    assert not client.transport.is_aborted
+    client.connection.tick(131.0)
+    assert client.transport.is_aborted
+
+
+def test_heartbeat_zero_means_none(server: Server) -> None:
+    client = server.open(heartbeat=0)
+    client.connection.tick(100.0)
+    client.connection.tick(10_000.0)
+    server.end_turn()
+    assert client.take_bytes() == b""
+    assert not client.transport.is_aborted
+
+
+def test_blocked_is_sent_to_publishers_with_the_capability_only(server: Server) -> None:
+    publisher, consumer = server.open(), server.open()
+    plain = server.open(capabilities={})
+    publisher.declare("q")
+    publisher.feed(publish_frames("q") * 3)
+    for connection in list(server.broker.connections):
+        connection.blocked("low on memory")
+    server.end_turn()
+    assert publisher.take() == []
+    publisher.publish("q")
+    plain.publish("q")
+    consumer.call(Queue.Declare(queue="other"))
+    (blocked,) = publisher.take()
+    assert (blocked.name, blocked.reason) == ("Connection.Blocked", "low on memory")
+    assert publisher.transport.is_paused
+    assert plain.take() == []
+    assert plain.transport.is_paused
+    assert not consumer.transport.is_paused
+    for connection in list(server.broker.connections):
+        connection.unblocked()
+    server.end_turn()
+    assert names(publisher.take()) == ["Connection.Unblocked"]
+    assert plain.take() == []
+    assert consumer.take() == []
+    assert not publisher.transport.is_paused
+
+
+def test_blocked_connection_is_not_timed_out(server: Server) -> None:
+    client = server.open(heartbeat=10)
+    client.declare("q")
+    client.connection.blocked("disk")
+    client.publish("q")
+    client.connection.tick(100.0)
+    client.connection.tick(200.0)
+    assert not client.transport.is_aborted

@@ -1,0 +1,323 @@
+"""Class queue (50)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from pamqp.commands import Basic, Channel, Queue
+
+from tests.amqp.harness import Client, Server, assert_channel_closed, names
+
+
+def test_queue_declare_ok_has_the_counts(client: Client) -> None:
+    client.declare("q")
+    client.publish("q")
+    client.publish("q")
+    client.server.open().consume("q", no_ack=False)
+    answer = client.ask(Queue.Declare(queue="q"))
+    assert (answer.queue, answer.message_count, answer.consumer_count) == ("q", 0, 1)
+    client.publish("q")
+    client.declare("other")
+    client.publish("other")
+    assert client.counts("other") == (1, 0)
+
+
+def test_queue_declare_nowait_is_not_answered(client: Client) -> None:
+    assert client.call(Queue.Declare(queue="q", nowait=True)) == []
+    assert client.call(Queue.Bind(queue="q", exchange="amq.fanout", nowait=True)) == []
+    assert client.call(Queue.Purge(queue="q", nowait=True)) == []
+    assert client.call(Queue.Delete(queue="q", nowait=True)) == []
+
+
+def test_server_named_queue(client: Client) -> None:
+    first, second = client.declare(""), client.declare("")
+    assert re.fullmatch(r"amq\.gen-[\w-]{22}", first)
+    assert first != second
+
+
+def test_empty_name_means_the_last_declared_queue(client: Client) -> None:
+    client.exchange("e")
+    client.declare("first")
+    client.declare("last")
+    client.ask(Queue.Bind(queue="", exchange="e", routing_key=""))
+    client.publish("last", b"by name", exchange="e")
+    assert client.counts("") == (1, 0)
+    assert client.get("") == b"by name"
+    assert names(client.call(Basic.Consume(queue="", consumer_tag="c"))) == ["Basic.ConsumeOk"]
+    assert client.counts("last") == (0, 1)
+    assert client.ask(Queue.Purge(queue="")).name == "Queue.PurgeOk"
+    assert client.ask(Queue.Unbind(queue="", exchange="e")).name == "Queue.UnbindOk"
+    client.call(Queue.Delete(queue=""))
+    assert set(client.server.vhost.queues) == {"first"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Queue.Bind(queue="", exchange="amq.fanout"),
+        Queue.Purge(queue=""),
+        Queue.Delete(queue=""),
+        Basic.Get(queue=""),
+        Basic.Consume(queue=""),
+    ],
+)
+def test_empty_name_without_a_declared_queue_is_404(client: Client, method: Queue.Purge) -> None:
+    assert_channel_closed(client.ask(method), 404, "NOT_FOUND - no previously declared queue")
+
+
+def test_last_declared_queue_is_one_of_the_channel(client: Client) -> None:
+    client.declare("q")
+    client.open_channel(2)
+    assert client.ask(Basic.Get(queue=""), channel=2).reply_code == 404
+
+
+def test_queue_declare_passive_of_missing_queue_is_404(client: Client) -> None:
+    closed = client.ask(Queue.Declare(queue="x", passive=True))
+    assert_channel_closed(closed, 404, "NOT_FOUND - no queue 'x' in vhost '/'")
+    assert (closed.class_id, closed.method_id) == (50, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "received", "current"),
+    [
+        ({"durable": True}, "durable", "'true'", "'false'"),
+        ({"auto_delete": True}, "auto_delete", "'true'", "'false'"),
+    ],
+)
+def test_queue_redeclare_with_other_properties_is_406(
+    client: Client, change: dict[str, Any], field: str, received: str, current: str
+) -> None:
+    client.declare("q")
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="q", **change)),
+        406,
+        f"PRECONDITION_FAILED - inequivalent arg '{field}' for queue 'q' in vhost '/':"
+        f" received {received} but current is {current}",
+    )
+
+
+def test_queue_redeclare_with_other_arguments_is_406(client: Client) -> None:
+    client.declare("q", arguments={"note": 1})
+    client.declare("q", arguments={"note": 1})
+    closed = client.ask(Queue.Declare(queue="q", arguments={"note": 2}))
+    assert closed.reply_code == 406
+    assert closed.reply_text.startswith("PRECONDITION_FAILED - inequivalent arg 'note'")
+
+
+def test_queue_declare_of_reserved_name_is_403(client: Client) -> None:
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="amq.mine")),
+        403,
+        "ACCESS_REFUSED - queue name 'amq.mine' contains reserved prefix 'amq.*'",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-queue-type": "classic"},
+        {"x-queue-mode": "lazy"},
+        {"x-queue-version": 2},
+        {"x-queue-master-locator": "min-masters"},
+        {"x-queue-leader-locator": "balanced"},
+        {"anything-else": [1, {"a": None}]},
+        {"x-message-ttl": 60_000, "x-expires": 60_000, "x-max-length": 10},
+        {"x-dead-letter-exchange": "amq.direct", "x-dead-letter-routing-key": "k"},
+        {"x-max-priority": 10},
+        {"x-single-active-consumer": True},
+    ],
+)
+def test_known_arguments_are_accepted(client: Client, arguments: dict[str, object]) -> None:
+    client.declare("q", arguments=arguments)
+    client.declare("q", arguments=arguments)
+
+
+def test_classic_is_the_default_queue_type(client: Client) -> None:
+    client.declare("q", arguments={"x-queue-type": "classic"})
+    client.declare("q")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-message-ttl", "soon"),
+        ("x-max-priority", 256),
+        ("x-overflow", "spill"),
+        ("x-no-such-thing", 1),
+    ],
+)
+def test_arguments_that_are_not_honoured_are_406(client: Client, name: str, value: Any) -> None:
+    closed = client.ask(Queue.Declare(queue="q", arguments={name: value}))
+    assert closed.reply_code == 406
+    assert closed.reply_text.startswith(
+        f"PRECONDITION_FAILED - invalid arg '{name}' for queue 'q' in vhost '/'"
+    )
+
+
+def test_quorum_queue(client: Client) -> None:
+    quorum = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
+    client.declare("q", durable=True, arguments=quorum)
+    client.publish("q", b"1", delivery_mode=2)
+    assert client.get("q") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "text"),
+    [
+        ("quorum", {}, "invalid property 'non-durable' for queue 'q' in vhost '/'"),
+        (
+            "quorum",
+            {"durable": True, "exclusive": True},
+            "invalid property 'exclusive-owner' for a quorum queue",
+        ),
+        ("stream", {}, "invalid property 'non-durable' for a stream"),
+        (
+            "magic",
+            {},
+            "invalid arg 'x-queue-type' for queue 'q' in vhost '/':"
+            " 'magic' is not one of ['classic', 'quorum']",
+        ),
+    ],
+)
+def test_queue_type_that_cannot_be_is_406(
+    client: Client, kind: str, flags: dict[str, bool], text: str
+) -> None:
+    declare = Queue.Declare(queue="q", arguments={"x-queue-type": kind}, **flags)
+    assert_channel_closed(client.ask(declare), 406, f"PRECONDITION_FAILED - {text}")
+
+
+def test_stream_takes_messages_but_is_not_read_this_way(client: Client) -> None:
+    client.declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    client.bind("s", "amq.topic", "a.#")
+    client.publish("a.b", b"1", exchange="amq.topic", mandatory=True)
+    client.publish("s", b"2", mandatory=True)
+    assert client.take() == []
+    assert client.counts("s")[1] == 0
+    partition = client.server.vhost.stream("s").partition(0)
+    assert partition is not None
+    assert partition.next_offset == 2
+    client.send(Basic.Consume(queue="s"))
+    assert client.take()[0].reply_code == 540
+
+
+def test_stream_is_deleted_like_a_queue(client: Client) -> None:
+    client.declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    assert client.ask(Queue.Delete(queue="s")).name == "Queue.DeleteOk"
+    assert client.server.vhost.streams == {}
+
+
+# Exclusive, auto-delete
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Queue.Declare(queue="q"),
+        Queue.Declare(queue="q", exclusive=True),
+        Queue.Declare(queue="q", passive=True),
+        Queue.Bind(queue="q", exchange="amq.fanout"),
+        Queue.Unbind(queue="q", exchange="amq.fanout"),
+        Queue.Purge(queue="q"),
+        Queue.Delete(queue="q"),
+        Basic.Get(queue="q"),
+        Basic.Consume(queue="q"),
+    ],
+)
+def test_exclusive_queue_is_405_for_other_connections(server: Server, method: Queue.Bind) -> None:
+    owner, other = server.open(), server.open()
+    owner.declare("q", exclusive=True)
+    assert_channel_closed(
+        other.ask(method),
+        405,
+        "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost '/'."
+        " It could be originally declared on another connection or the exclusive property value"
+        " does not match that of the original declaration.",
+    )
+
+
+def test_exclusive_queue_is_open_to_other_channels_of_its_connection(client: Client) -> None:
+    client.declare("q", exclusive=True)
+    client.open_channel(2)
+    assert client.ask(Queue.Declare(queue="q", exclusive=True), channel=2).name == "Queue.DeclareOk"
+
+
+def test_exclusive_queue_goes_with_its_connection(server: Server) -> None:
+    owner = server.open()
+    owner.declare("q", exclusive=True, durable=True)
+    owner.ask(Channel.Close(200, "", 0, 0))
+    assert "q" in server.vhost.queues
+    owner.lose()
+    assert "q" not in server.vhost.queues
+
+
+def test_auto_delete_queue_goes_with_its_last_consumer(client: Client) -> None:
+    client.declare("q", auto_delete=True)
+    client.consume("q", "one")
+    client.consume("q", "two")
+    client.call(Basic.Cancel("one"))
+    assert "q" in client.server.vhost.queues
+    client.call(Basic.Cancel("two"))
+    assert "q" not in client.server.vhost.queues
+
+
+def test_auto_delete_queue_stays_until_it_had_a_consumer(client: Client) -> None:
+    client.declare("q", auto_delete=True)
+    client.lose()
+    assert "q" in client.server.vhost.queues
+
+
+def test_auto_delete_queue_goes_with_the_connection_of_its_consumer(server: Server) -> None:
+    client = server.open()
+    client.declare("q", auto_delete=True)
+    client.publish("q")
+    client.consume("q")
+    client.lose()
+    assert "q" not in server.vhost.queues
+
+
+# Purge and delete
+
+
+def test_purge_counts_and_leaves_unacknowledged(client: Client) -> None:
+    client.declare("q")
+    for _ in range(3):
+        client.publish("q")
+    client.get("q", no_ack=False)
+    assert client.ask(Queue.Purge(queue="q")).message_count == 2
+    client.call(Basic.Reject(1, True))
+    assert client.counts("q") == (1, 0)
+
+
+def test_delete_counts(client: Client) -> None:
+    client.declare("q")
+    client.publish("q")
+    assert client.ask(Queue.Delete(queue="q")).message_count == 1
+    assert client.ask(Queue.Delete(queue="q")).message_count == 0
+
+
+def test_purge_of_missing_queue_is_404(client: Client) -> None:
+    assert_channel_closed(
+        client.ask(Queue.Purge(queue="x")), 404, "NOT_FOUND - no queue 'x' in vhost '/'"
+    )
+
+
+def test_delete_if_unused_with_consumers_is_406(client: Client) -> None:
+    client.declare("q")
+    client.consume("q")
+    assert_channel_closed(
+        client.ask(Queue.Delete(queue="q", if_unused=True)),
+        406,
+        "PRECONDITION_FAILED - queue 'q' in vhost '/' in use",
+    )
+
+
+def test_delete_if_empty_with_messages_is_406(client: Client) -> None:
+    client.declare("q")
+    client.publish("q")
+    assert_channel_closed(
+        client.ask(Queue.Delete(queue="q", if_empty=True)),
+        406,
+        "PRECONDITION_FAILED - queue 'q' in vhost '/' is not empty",
+    )
