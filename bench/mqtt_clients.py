@@ -41,23 +41,38 @@ def open_session(address: Address, client_id: str, keep_alive: int = 0) -> socke
 
 
 class MqttPublisher(Publisher):
-    """Publishes one topic. QoS 0 settles when it is written, QoS 1 by PUBACK, QoS 2 by PUBCOMP."""
+    """Publishes one topic, or several in turn.
+
+    QoS 0 settles when it is written, QoS 1 by PUBACK, QoS 2 by PUBCOMP.
+    """
 
     def __init__(
-        self, address: Address, client_id: str, topic: str, qos: int, payload: bytes, batch: int
+        self,
+        address: Address,
+        client_id: str,
+        topic: str,
+        qos: int,
+        payload: bytes,
+        batch: int,
+        topics: int = 1,
     ) -> None:
-        frame, fields = mqtt_frames.publish(topic, qos, payload)
+        frame, fields = mqtt_frames.publish(topic, qos, payload, topics)
         block = FrameBlock(frame, fields, rows_per_batch(len(frame), batch))
         super().__init__(open_session(address, client_id), block)
         self._qos = qos
+        width = mqtt_frames.TOPIC_NUMBER_DIGITS
+        self._topics: Rows = np.array([f"{number:0{width}}".encode() for number in range(topics)])
         self._acknowledgements: Rows = np.frombuffer(self.buffer, dtype=np.uint8).reshape(
             -1, ACKNOWLEDGEMENT_SIZE
         )
 
     def number(self, block: FrameBlock, first: int, count: int) -> None:
+        numbers = np.arange(first, first + count)
+        if len(self._topics) > 1:
+            turns = self._topics[numbers % len(self._topics)]
+            block.column(mqtt_frames.TOPIC_NUMBER)[:count] = turns
         if self._qos:
-            numbers = np.arange(first, first + count) % mqtt_frames.PACKET_IDS + 1
-            block.column(PACKET_ID)[:count] = numbers
+            block.column(PACKET_ID)[:count] = numbers % mqtt_frames.PACKET_IDS + 1
         else:
             self.settled = first + count
 
@@ -77,7 +92,7 @@ class MqttPublisher(Publisher):
 
 
 class MqttSubscriber(Receiver):
-    """Receives one topic and completes the acknowledgements of its QoS."""
+    """Receives what one publisher publishes and completes the acknowledgements of its QoS."""
 
     def __init__(
         self,
@@ -87,11 +102,13 @@ class MqttSubscriber(Receiver):
         qos: int,
         payload: bytes,
         receive_bytes: int,
+        topics: int = 1,
     ) -> None:
-        frame, fields = mqtt_frames.publish(topic, qos, payload)
+        frame, fields = mqtt_frames.publish(topic, qos, payload, topics)
         connection = open_session(address, client_id)
+        topic_filter = topic if topics == 1 else f"{topic}/+"
         with closed_on_error(connection):
-            connection.sendall(mqtt_frames.subscribe(1, topic, qos))
+            connection.sendall(mqtt_frames.subscribe(1, topic_filter, qos))
             reply = receive_exactly(connection, 5)
             if reply != bytes((mqtt_frames.SUBACK, 3, 0, 1, qos)):
                 raise PeerError(f"SUBSCRIBE was answered by {reply.hex(' ')}")

@@ -20,6 +20,8 @@ SUBACK: Final = 0x90
 
 PACKET_ID: Final = "packet_id"
 PACKET_ID_FORMAT: Final = ">u2"
+TOPIC_NUMBER: Final = "topic_number"
+TOPIC_NUMBER_DIGITS: Final = 3
 PACKET_IDS: Final = 65535
 """Packet identifiers run from 1 to 65535 (2.3.1)."""
 
@@ -70,13 +72,22 @@ def acknowledgement(first_byte: int) -> bytes:
     return bytes((first_byte, 2, 0, 0))
 
 
-def publish(topic: str, qos: int, payload: bytes) -> tuple[bytes, dict[str, tuple[str, int]]]:
-    """Encode PUBLISH (3.3), any packet identifier being 0; return it with its fields' places."""
-    head = _text(topic)
+def publish(
+    topic: str, qos: int, payload: bytes, topics: int = 1
+) -> tuple[bytes, dict[str, tuple[str, int]]]:
+    """Encode PUBLISH (3.3), any packet identifier being 0; return it with its fields' places.
+
+    With several ``topics`` the topic gets a last level, a number of fixed width, to be filled in.
+    """
     fields: dict[str, tuple[str, int]] = {}
+    if topics > 1:
+        topic += "/" + "0" * TOPIC_NUMBER_DIGITS
     identifier = b"\0\0" if qos else b""
-    packet = _packet(PUBLISH | qos << 1, head + identifier + payload)
+    packet = _packet(PUBLISH | qos << 1, _text(topic) + identifier + payload)
     payload_at = len(packet) - len(payload)
+    topic_end = payload_at - len(identifier)
+    if topics > 1:
+        fields[TOPIC_NUMBER] = (f"S{TOPIC_NUMBER_DIGITS}", topic_end - TOPIC_NUMBER_DIGITS)
     if qos:
-        fields[PACKET_ID] = (PACKET_ID_FORMAT, payload_at - 2)
+        fields[PACKET_ID] = (PACKET_ID_FORMAT, topic_end)
     return packet, fields | payload_fields(payload_at)

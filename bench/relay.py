@@ -72,12 +72,13 @@ class MqttRelayConnection(RelayConnection):
                 return filled
             header = 2 if data[1] < 0x80 else 3 if data[2] < 0x80 else 4
             if data[0] == 0x82:
-                topic = bytes(data[header + 4 : filled - 1])
+                topic = bytes(data[header + 4 : filled - 1]).removesuffix(b"/+")
                 self.peers.setdefault(topic, []).append(self)
                 self.write(bytes((mqtt_frames.SUBACK, 3, 0, 1, data[filled - 1])))
                 return filled
             (length,) = struct.unpack_from(">H", data, header)
-            self.link(bytes(data[header + 2 : header + 2 + length]))
+            topic = bytes(data[header + 2 : header + 2 + length])
+            self.link(topic if topic in self.peers else topic.rpartition(b"/")[0])
         for target in self.targets or self.sources:
             target.write(data)
         return filled

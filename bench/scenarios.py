@@ -36,6 +36,8 @@ class Scenario:
     """AMQP deliveries per basic.ack; above 1 it is sent with ``multiple``."""
     lanes: int = 1
     receivers: int = 1
+    topics: int = 1
+    """MQTT topics that each publisher publishes to in turn; a receiver has a wildcard for them."""
     payload: int = 64
     window: int = 1000
     """Messages sent and not yet acknowledged, per publisher; the consumers' prefetch as well."""
@@ -94,6 +96,17 @@ SCENARIOS: Final = {
         _QOS1,
         _FANOUT,
         _QOS2,
+        *(
+            replace(
+                base,
+                name=f"{base.name}-100t",
+                title=f"{base.title}, 100 topics in turn",
+                topics=100,
+                quick=False,
+                goals=None,
+            )
+            for base in (_QOS0, _QOS1)
+        ),
         _AMQP,
         replace(
             _AMQP,
@@ -150,7 +163,7 @@ SCENARIOS: Final = {
     )
 }
 
-DEFAULT: Final = tuple(SCENARIOS)[:8]
+DEFAULT: Final = tuple(SCENARIOS)[:10]
 """What a run without ``--scenario`` measures."""
 
 _run_numbers = itertools.count(1)
@@ -187,7 +200,9 @@ def _open_lane(
         receiver: Receiver
         if scenario.target == "mqtt":
             client_id = f"{name}-r{number}"
-            receiver = MqttSubscriber(target, client_id, topic, scenario.qos, body, receive_bytes)
+            receiver = MqttSubscriber(
+                target, client_id, topic, scenario.qos, body, receive_bytes, scenario.topics
+            )
         else:
             setup = AmqpSetup(target)
             stack.callback(_delete_queue, target, name)
@@ -202,7 +217,9 @@ def _open_lane(
     batch = scenario.window if scenario.is_acknowledged else scenario.limits.backlog
     publisher: Publisher
     if scenario.source == "mqtt":
-        publisher = MqttPublisher(source, f"{name}-p", topic, scenario.qos, body, batch)
+        publisher = MqttPublisher(
+            source, f"{name}-p", topic, scenario.qos, body, batch, scenario.topics
+        )
     else:
         publisher = AmqpPublisher(source, "", name, body, batch)
     stack.callback(publisher.close)

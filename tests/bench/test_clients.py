@@ -241,6 +241,28 @@ def test_confirms_in_any_order_settle_each_message_once(
         assert (publisher.settled, publisher.refused) == (len(settled), len(refused))
 
 
+def test_topics_take_turns_and_are_received_by_a_wildcard() -> None:
+    with server_end(CONNACK) as server:
+        publisher = MqttPublisher(ADDRESS, "c", "t", 0, BODY, 10, topics=3)
+        server.recv(1000)
+        publisher.publish(2)
+        publisher.publish(2)
+        sent = server.recv(1000)
+    size = len(sent) // 4
+    assert [sent[at + 4 : at + 9] for at in range(0, len(sent), size)] == [
+        b"t/000",
+        b"t/001",
+        b"t/002",
+        b"t/000",
+    ]
+    with server_end(CONNACK + bytes((0x90, 3, 0, 1, 0))) as server:
+        receiver = MqttSubscriber(ADDRESS, "c", "t", 0, BODY, 1000, topics=3)
+        connecting = mqtt_frames.connect("c")
+        assert server.recv(1000) == connecting + mqtt_frames.subscribe(1, "t/+", 0)
+        feed(receiver, server, sent, 1000)
+        assert receiver.check.tally(4).lost == 0
+
+
 def test_a_closed_connection_is_an_error() -> None:
     with server_end(CONNACK) as server:
         publisher = MqttPublisher(ADDRESS, "c", "t", 1, BODY, 10)
