@@ -34,6 +34,7 @@ LOOP_MODULES = {
     "trivium_mqtt.command",
     "trivium_native.client",
     "trivium_native.command",
+    "trivium_native.sync",
 }
 LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}
 #: what `import trivium` and `trivium --help` must not pay for

@@ -1,0 +1,31 @@
+"""Trivium's own protocol: the broker's side of it, and the Python clients.
+
+``trivium_native.client`` is the client for asyncio (``connect``), ``trivium_native.sync`` the
+blocking one. The specification is docs/native-protocol.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trivium.adapter import Adapter
+    from trivium_native.client import connect
+
+__all__ = ["adapter", "connect"]
+
+
+def adapter() -> Adapter:
+    """The broker's side: the entry point ``native`` of the group ``trivium.adapters``."""
+    from trivium_native.adapter import NativeAdapter
+
+    return NativeAdapter()
+
+
+def __getattr__(name: str) -> object:
+    # Neither side pays for importing the other.
+    if name == "connect":
+        from trivium_native.client import connect
+
+        return connect
+    raise AttributeError(f"module 'trivium_native' has no attribute {name!r}")

@@ -1,0 +1,147 @@
+"""Messages in frames: the entries of PUBLISH and DELIVER, and the batches of FETCHED.
+
+An *entry* is 16 bytes of lengths and flags, then exchange, routing key, properties and payload. It
+is the same in both directions, so what a publisher sent is what a subscriber gets, to the byte.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from trivium_native.errors import Malformed
+
+#: flags, priority, exchange length, routing key length, reserved, properties length, payload length
+ENTRY: Final = Struct("<BBHHHII")
+ENTRY_SIZE: Final = 16
+
+MODE_MASK: Final = 3
+PERSISTENT: Final = 4
+RETAIN: Final = 8
+#: PUBLISH only: an error when no binding wants the message
+MANDATORY: Final = 16
+
+#: count of entries, flags
+PUBLISH_HEAD: Final = Struct("<II")
+PUBLISH_HEAD_SIZE: Final = 8
+#: PUBLISH flag: a producer block (id length, epoch, first sequence number, id) comes first
+HAS_PRODUCER: Final = 1
+PRODUCER: Final = Struct("<IIQ")
+PRODUCER_SIZE: Final = 16
+MAX_PRODUCER_BYTES: Final = 255
+
+#: subscription, flags, source protocol, returns, delivery tag, arrival, remaining lifetime
+DELIVERY: Final = Struct("<IBBHQqq")
+DELIVERY_SIZE: Final = 32
+REDELIVERED: Final = 1
+
+#: first offset, high watermark, count of batches, reserved
+FETCHED_HEAD: Final = Struct("<qqII")
+FETCHED_HEAD_SIZE: Final = 24
+#: base offset, size, reserved; then the batch, padded to a multiple of 8
+STORED: Final = Struct("<qII")
+STORED_SIZE: Final = 16
+
+#: subscription, reserved, base offset; then one record batch
+BATCH_HEAD: Final = Struct("<IIq")
+BATCH_HEAD_SIZE: Final = 16
+
+#: subscription, credit to add
+CREDIT: Final = Struct("<IQ")
+#: subscription, flags, first and last delivery tag
+SETTLE: Final = Struct("<IIQQ")
+REQUEUE: Final = 1
+
+#: how many requests in a row a CONFIRM is for
+CONFIRM: Final = Struct("<I")
+
+_PADDING: Final = (b"", bytes(7), bytes(6), bytes(5), bytes(4), bytes(3), bytes(2), bytes(1))
+
+
+class Entry:
+    """A message as it travels."""
+
+    __slots__ = ("exchange", "flags", "key", "payload", "priority", "properties")
+
+    def __init__(
+        self,
+        flags: int,
+        priority: int,
+        exchange: bytes,
+        key: bytes,
+        properties: bytes,
+        payload: bytes,
+    ) -> None:
+        self.flags = flags
+        self.priority = priority
+        self.exchange = exchange
+        self.key = key
+        self.properties = properties
+        self.payload = payload
+
+
+def encode_entry(
+    flags: int, priority: int, exchange: bytes, key: bytes, properties: bytes, payload: bytes
+) -> bytes:
+    """One entry as bytes. Raises ValueError when a length is out of its field's range."""
+    if len(exchange) > 0xFFFF or len(key) > 0xFFFF:
+        raise ValueError("exchange or routing key is longer than 65535 bytes")
+    head = ENTRY.pack(flags, priority, len(exchange), len(key), 0, len(properties), len(payload))
+    return b"".join((head, exchange, key, properties, payload))
+
+
+def decode_entry(data: bytes, at: int) -> tuple[Entry, int]:
+    """The entry at a position, and the position after it. Raises Malformed when it is cut."""
+    size = len(data)
+    if at + ENTRY_SIZE > size:
+        raise Malformed("entry is cut")
+    flags, priority, exchange_size, key_size, _, properties_size, payload_size = ENTRY.unpack_from(
+        data, at
+    )
+    key_at = at + ENTRY_SIZE + exchange_size
+    properties_at = key_at + key_size
+    payload_at = properties_at + properties_size
+    end = payload_at + payload_size
+    if end > size:
+        raise Malformed("entry is shorter than its lengths say")
+    entry = Entry(
+        flags,
+        priority,
+        data[at + ENTRY_SIZE : key_at],
+        data[key_at:properties_at],
+        data[properties_at:payload_at],
+        data[payload_at:end],
+    )
+    return entry, end
+
+
+def encode_fetched(first_offset: int, mark: int, batches: list[tuple[int, bytes]]) -> bytes:
+    """The body of FETCHED: whole stored batches with their base offsets."""
+    parts = [FETCHED_HEAD.pack(first_offset, mark, len(batches), 0)]
+    for base, batch in batches:
+        parts.append(STORED.pack(base, len(batch), 0))
+        parts.append(batch)
+        parts.append(_PADDING[len(batch) & 7])
+    return b"".join(parts)
+
+
+def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]]]:
+    """First offset, high watermark and the batches of a FETCHED body. Raises Malformed."""
+    size = len(body)
+    if size < FETCHED_HEAD_SIZE:
+        raise Malformed("FETCHED is cut")
+    first_offset, mark, count, _ = FETCHED_HEAD.unpack_from(body)
+    at = FETCHED_HEAD_SIZE
+    batches: list[tuple[int, bytes]] = []
+    for _index in range(count):
+        if at + STORED_SIZE > size:
+            raise Malformed("FETCHED is cut")
+        base, length, _ = STORED.unpack_from(body, at)
+        at += STORED_SIZE
+        if at + length > size:
+            raise Malformed("FETCHED is shorter than its lengths say")
+        batches.append((base, body[at : at + length]))
+        at += length + (-length & 7)
+    if at != size:
+        raise Malformed("FETCHED has trailing bytes")
+    return first_offset, mark, batches

@@ -1,0 +1,132 @@
+"""The fields of a request: a msgpack map with text keys, read one by one and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.message import HeaderValue
+from trivium_native.errors import InvalidArgument, Malformed
+from trivium_native.frames import unpack
+from trivium_native.properties import has_text_keys
+
+
+class Fields:
+    """Every method raises InvalidArgument where a field is missing, of another type or range.
+
+    ``finish`` refuses what nobody asked for: a request is never honoured in part.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        value: Any = unpack(body)
+        if not isinstance(value, dict):
+            raise Malformed("the body is not a map")
+        self._fields: dict[object, object] = value
+
+    def _take(self, name: str) -> object:
+        return self._fields.pop(name, None)
+
+    def text(self, name: str, default: str | None = None, max_bytes: int = 255) -> str:
+        """A text of at most ``max_bytes`` in UTF-8; required unless there is a default."""
+        value = self._take(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str) or len(value.encode()) > max_bytes:
+            raise InvalidArgument(f"'{name}' must be text of at most {max_bytes} bytes")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """A text, or None when it is absent."""
+        if self._fields.get(name) is None:
+            self._take(name)
+            return None
+        return self.text(name)
+
+    def data(self, name: str, default: bytes | None = None, max_bytes: int = 65_535) -> bytes:
+        """Bytes, at most ``max_bytes``; required unless there is a default."""
+        value = self._take(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, bytes) or len(value) > max_bytes:
+            raise InvalidArgument(f"'{name}' must be at most {max_bytes} bytes of binary")
+        return value
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number from ``low`` to ``high``; required unless there is a default."""
+        value = self._take(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise InvalidArgument(f"'{name}' must be a whole number from {low} to {high}")
+        return value
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """A boolean; the default when it is absent."""
+        value = self._take(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"'{name}' must be a boolean")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of a few words."""
+        value = self._take(name)
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidArgument(f"'{name}' must be one of {', '.join(choices)}")
+        return value
+
+    def arguments(self, name: str) -> dict[str, HeaderValue]:
+        """A map of declaration arguments; empty when it is absent."""
+        value = self._take(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not has_text_keys(value):
+            raise InvalidArgument(f"'{name}' must be a map with text keys")
+        return dict(value)
+
+    def texts(self, name: str, most: int) -> list[str] | None:
+        """A list of at most ``most`` texts; None when it is absent."""
+        value = self._take(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > most:
+            raise InvalidArgument(f"'{name}' must be a list of at most {most} texts")
+        found: list[str] = []
+        for item in value:
+            if not isinstance(item, str):
+                raise InvalidArgument(f"'{name}' must be a list of texts")
+            found.append(item)
+        return found
+
+    def pairs(self, name: str, most: int) -> list[tuple[int, int]]:
+        """A list of at most ``most`` pairs of whole numbers from 0 to 2^63 - 1."""
+        value = self._take(name)
+        if not isinstance(value, list) or len(value) > most:
+            raise InvalidArgument(f"'{name}' must be a list of at most {most} pairs")
+        found: list[tuple[int, int]] = []
+        for item in value:
+            if not isinstance(item, list) or len(item) != 2:
+                raise InvalidArgument(f"'{name}' must be a list of pairs")
+            first, second = item
+            if not _is_count(first) or not _is_count(second):
+                raise InvalidArgument(f"'{name}' must hold whole numbers from 0")
+            found.append((first, second))
+        return found
+
+    def offset(self, name: str) -> int | str:
+        """An offset, or the word ``first`` or ``next``."""
+        value = self._take(name)
+        if isinstance(value, str) and value in ("first", "next"):
+            return value
+        if isinstance(value, int) and _is_count(value):
+            return value
+        raise InvalidArgument(f"'{name}' must be an offset, 'first' or 'next'")
+
+    def finish(self) -> None:
+        """All fields were read: refuse any other."""
+        if self._fields:
+            raise InvalidArgument(f"unknown field {next(iter(self._fields))!r}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -1,0 +1,185 @@
+"""Frames: ``[u32 length][u8 type][u64 correlation id][body]``, little-endian.
+
+One codec for both sides. ``length`` counts what follows it. The specification, with the body of
+each type and test vectors, is docs/native-protocol.md.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import msgpack
+
+from trivium_native.errors import FrameTooLarge, Malformed
+
+VERSION: Final = 1
+#: in HELLO, so that a stray client of another protocol is told from one of ours
+PROTOCOL_NAME: Final = "trivium"
+DEFAULT_PORT: Final = 7650
+
+# Session
+HELLO: Final = 0x01
+AUTH: Final = 0x02
+OK: Final = 0x03
+ERROR: Final = 0x04
+PING: Final = 0x05
+PONG: Final = 0x06
+CLOSE: Final = 0x07
+BLOCKED: Final = 0x08
+UNBLOCKED: Final = 0x09
+# Publishing
+PUBLISH: Final = 0x10
+CONFIRM: Final = 0x11
+PRODUCER: Final = 0x12
+# Receiving
+SUBSCRIBE: Final = 0x20
+UNSUBSCRIBE: Final = 0x21
+DELIVER: Final = 0x22
+BATCH: Final = 0x23
+CREDIT: Final = 0x24
+ACK: Final = 0x25
+NACK: Final = 0x26
+CANCELLED: Final = 0x27
+# Streams
+FETCH: Final = 0x30
+FETCHED: Final = 0x31
+COMMIT: Final = 0x32
+COMMITTED: Final = 0x33
+METADATA: Final = 0x34
+OFFSETS: Final = 0x35
+# Topology
+DECLARE: Final = 0x40
+DELETE: Final = 0x41
+BIND: Final = 0x42
+UNBIND: Final = 0x43
+PURGE: Final = 0x44
+
+#: Types whose numbers are taken and whose bodies come later: POLL, TX, JOIN, HEARTBEAT, LEAVE.
+RESERVED: Final = frozenset((0x28, 0x50, 0x51, 0x52, 0x53))
+
+HEAD: Final = Struct("<IBQ")
+HEAD_SIZE: Final = 13
+#: what ``length`` counts beside the body
+_HEAD_REST: Final = 9
+
+#: Longest frame before authentication: nobody unknown makes the broker hold more.
+MAX_HANDSHAKE_FRAME: Final = 16 * 1024
+#: Room in a frame beside the largest payload: address, properties, the other messages of a batch.
+FRAME_OVERHEAD: Final = 1 << 20
+#: Longest frame that a client takes; a FETCHED of one batch is never longer than a message allows.
+MAX_CLIENT_FRAME: Final = 1 << 30
+#: Longest msgpack body, and the most items of one of its arrays or maps.
+MAX_FIELDS_BYTES: Final = 1 << 20
+MAX_ITEMS: Final = 65_536
+#: Deepest nesting of arrays and maps within a msgpack body.
+MAX_DEPTH: Final = 16
+
+
+class Frame:
+    """One frame. ``correlation`` 0 asks for no reply, or belongs to no request."""
+
+    __slots__ = ("body", "correlation", "kind")
+
+    def __init__(self, kind: int, correlation: int, body: bytes) -> None:
+        self.kind = kind
+        self.correlation = correlation
+        self.body = body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self, max_frame: int) -> None:
+        #: longest frame that is taken, its length field not counted
+        self.max_frame = max_frame
+        self._parts: list[bytes] = []
+        self._size = 0
+        # Bytes that must be there before it is worth looking again.
+        self._needed = HEAD_SIZE
+
+    def feed(self, data: bytes) -> None:
+        """Take what arrived."""
+        self._parts.append(data)
+        self._size += len(data)
+
+    def frames(self, limit: int = MAX_ITEMS) -> list[Frame]:
+        """The whole frames so far, at most ``limit``. Raises FrameTooLarge, Malformed."""
+        found: list[Frame] = []
+        if self._size < self._needed:
+            return found
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        size = len(data)
+        at = 0
+        needed = HEAD_SIZE
+        while len(found) < limit:
+            if size - at < HEAD_SIZE:
+                needed = HEAD_SIZE
+                break
+            length, kind, correlation = HEAD.unpack_from(data, at)
+            if length < _HEAD_REST:
+                raise Malformed(f"frame length {length} is below {_HEAD_REST}")
+            if length > self.max_frame:
+                raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
+            end = at + 4 + length
+            if end > size:
+                needed = 4 + length
+                break
+            found.append(Frame(kind, correlation, data[at + HEAD_SIZE : end]))
+            at = end
+        if at:
+            data = data[at:]
+        self._parts = [data] if data else []
+        self._size = len(data)
+        self._needed = needed
+        return found
+
+
+def encode_frame(kind: int, correlation: int, body: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    return HEAD.pack(_HEAD_REST + len(body), kind, correlation) + body
+
+
+def frame_head(kind: int, correlation: int, body_size: int) -> bytes:
+    """The head of a frame whose body is sent in parts."""
+    return HEAD.pack(_HEAD_REST + body_size, kind, correlation)
+
+
+def pack(value: object) -> bytes:
+    """A value as msgpack (text as str, bytes as bin)."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """The value of a msgpack body. Raises Malformed unless it is exactly one, within the limits."""
+    if len(data) > MAX_FIELDS_BYTES:
+        raise Malformed(f"msgpack of {len(data)} bytes is above {MAX_FIELDS_BYTES}")
+    try:
+        value: Any = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except Exception as error:  # the library raises ValueError, its own kinds and RecursionError
+        raise Malformed(f"not msgpack: {type(error).__name__}") from None
+    check_depth(value, MAX_DEPTH)
+    return value
+
+
+def check_depth(value: object, depth: int) -> None:
+    """Refuse nesting beyond ``depth``, so that no later walk over the value can go too deep."""
+    if isinstance(value, list):
+        if depth == 0:
+            raise Malformed(f"nested deeper than {MAX_DEPTH}")
+        for item in value:
+            check_depth(item, depth - 1)
+    elif isinstance(value, dict):
+        if depth == 0:
+            raise Malformed(f"nested deeper than {MAX_DEPTH}")
+        for item in value.values():
+            check_depth(item, depth - 1)

@@ -1,0 +1,357 @@
+"""Requests as values: frame type, body, what the reply means. Both clients run the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from trivium_native import frames
+from trivium_native.entries import (
+    HAS_PRODUCER,
+    PRODUCER,
+    PUBLISH_HEAD,
+    REQUEUE,
+    SETTLE,
+    decode_fetched,
+)
+from trivium_native.errors import Malformed, RemoteProtocolError
+from trivium_native.frames import Frame, pack, unpack
+from trivium_native.values import (
+    Fetched,
+    GroupOffset,
+    PartitionInfo,
+    Producer,
+    Publication,
+    QueueInfo,
+    StoredBatch,
+    StreamInfo,
+)
+
+T = TypeVar("T")
+
+
+class Operation(Generic[T]):
+    """One request. ``parse`` turns the body of the reply into its meaning."""
+
+    def __init__(self, kind: int, body: bytes, reply: int, parse: Callable[[bytes], T]) -> None:
+        self.kind = kind
+        self.body = body
+        self._reply = reply
+        self._parse = parse
+
+    def result(self, frame: Frame) -> T:
+        """What the reply says. Raises RemoteProtocolError when it is not one to this request."""
+        if frame.kind != self._reply:
+            raise RemoteProtocolError(f"the broker answered with frame type {frame.kind:#04x}")
+        try:
+            return self._parse(frame.body)
+        except (Malformed, KeyError, TypeError, ValueError, IndexError) as error:
+            raise RemoteProtocolError(f"the broker's answer cannot be read: {error!r}") from None
+
+
+def _nothing(body: bytes) -> None:
+    return None
+
+
+def _request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operation[T]:
+    """A request with the fields that are not None, answered by OK."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Operation(kind, pack(given), frames.OK, lambda body: parse(unpack(body)))
+
+
+def _done(reply: Any) -> None:
+    return None
+
+
+# Publishing
+
+
+def publish(
+    publications: Sequence[Publication], producer: Producer | None = None
+) -> Operation[None]:
+    """All messages in one request; answered once what must survive is durable."""
+    return publish_encoded(
+        b"".join([publication.encode() for publication in publications]),
+        len(publications),
+        producer,
+    )
+
+
+def publish_encoded(
+    entries: bytes, count: int, producer: Producer | None = None
+) -> Operation[None]:
+    """``count`` messages that are entries already."""
+    flags = 0
+    block = b""
+    if producer is not None:
+        flags = HAS_PRODUCER
+        name = producer.name.encode()
+        block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
+    body = PUBLISH_HEAD.pack(count, flags) + block + entries
+    return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing)
+
+
+def open_producer(name: str) -> Operation[Producer]:
+    """Start a new epoch of an idempotent producer; older ones are fenced."""
+    return _request(
+        frames.PRODUCER,
+        lambda reply: Producer(name, int(reply["epoch"]), int(reply["sequence"])),
+        producer=name,
+    )
+
+
+# Receiving
+
+
+def subscribe_live(
+    subscription: int, exchange: str, pattern: bytes, no_local: bool
+) -> Operation[None]:
+    """Mode ``pubsub``."""
+    return _request(
+        frames.SUBSCRIBE,
+        _done,
+        subscription=subscription,
+        mode="pubsub",
+        exchange=exchange,
+        pattern=pattern,
+        no_local=no_local,
+    )
+
+
+def subscribe_queue(
+    subscription: int, queue: str, credit: int, priority: int, no_ack: bool, exclusive: bool
+) -> Operation[None]:
+    """Mode ``queue``."""
+    return _request(
+        frames.SUBSCRIBE,
+        _done,
+        subscription=subscription,
+        mode="queue",
+        queue=queue,
+        credit=credit,
+        priority=priority,
+        no_ack=no_ack,
+        exclusive=exclusive,
+    )
+
+
+def subscribe_log(
+    subscription: int,
+    stream: str,
+    partition: int,
+    offset: int | str,
+    credit: int,
+    incarnation: str | None,
+) -> Operation[int]:
+    """Mode ``log``; the offset at which it starts."""
+    return _request(
+        frames.SUBSCRIBE,
+        lambda reply: int(reply["offset"]),
+        subscription=subscription,
+        mode="log",
+        stream=stream,
+        partition=partition,
+        offset=offset,
+        credit=credit,
+        incarnation=incarnation,
+    )
+
+
+def unsubscribe(subscription: int) -> Operation[None]:
+    """End a subscription; what is unsettled goes back to its queue."""
+    return _request(frames.UNSUBSCRIBE, _done, subscription=subscription)
+
+
+def settle(subscription: int, first: int, last: int) -> Operation[None]:
+    """Deliveries ``first`` to ``last`` are done with; answered once that is durable."""
+    body = SETTLE.pack(subscription, 0, first, last)
+    return Operation(frames.ACK, body, frames.OK, _nothing)
+
+
+def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operation[None]:
+    """Deliveries ``first`` to ``last`` were not wanted: back to the queue, or away."""
+    body = SETTLE.pack(subscription, REQUEUE if requeue else 0, first, last)
+    return Operation(frames.NACK, body, frames.OK, _nothing)
+
+
+# Streams and groups
+
+
+def _fetched(body: bytes) -> Fetched:
+    first_offset, mark, batches = decode_fetched(body)
+    return Fetched(first_offset, mark, [StoredBatch(base, data) for base, data in batches])
+
+
+def fetch(
+    stream: str,
+    partition: int,
+    offset: int,
+    *,
+    incarnation: str | None = None,
+    max_bytes: int | None = None,
+    min_bytes: int = 1,
+    max_wait: float = 0.0,
+) -> Operation[Fetched]:
+    """Whole record batches from the one that holds ``offset`` on."""
+    fields: dict[str, object] = {
+        "stream": stream,
+        "partition": partition,
+        "offset": offset,
+        "min_bytes": min_bytes,
+        "max_wait_ms": int(max_wait * 1000),
+    }
+    if incarnation is not None:
+        fields["incarnation"] = incarnation
+    if max_bytes is not None:
+        fields["max_bytes"] = max_bytes
+    return Operation(frames.FETCH, pack(fields), frames.FETCHED, _fetched)
+
+
+def commit(
+    group: str, stream: str, offsets: Mapping[int, int], incarnation: str | None = None
+) -> Operation[None]:
+    """Commit the next offsets to read by partition; answered once they are durable."""
+    return _request(
+        frames.COMMIT,
+        _done,
+        group=group,
+        stream=stream,
+        offsets=[[partition, offset] for partition, offset in offsets.items()],
+        incarnation=incarnation,
+    )
+
+
+def committed(
+    group: str, stream: str, incarnation: str | None = None
+) -> Operation[list[GroupOffset]]:
+    """How far a group is, for all partitions in order."""
+    return _request(
+        frames.COMMITTED,
+        lambda reply: [GroupOffset(*row) for row in reply["partitions"]],
+        group=group,
+        stream=stream,
+        incarnation=incarnation,
+    )
+
+
+def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:
+    """The named streams, or all of the virtual host."""
+    return _request(
+        frames.METADATA,
+        lambda reply: [_stream_info(row) for row in reply["streams"]],
+        streams=None if streams is None else list(streams),
+    )
+
+
+def _stream_info(row: dict[str, Any]) -> StreamInfo:
+    partitions = [PartitionInfo(*partition) for partition in row["partitions"]]
+    return StreamInfo(row["name"], row["incarnation"], partitions, row["arguments"])
+
+
+def offset_for_timestamp(
+    stream: str, partition: int, timestamp: int, incarnation: str | None = None
+) -> Operation[int]:
+    """The first record that arrived at or after a time in milliseconds since the epoch."""
+    return _request(
+        frames.OFFSETS,
+        lambda reply: int(reply["offset"]),
+        stream=stream,
+        partition=partition,
+        timestamp=timestamp,
+        incarnation=incarnation,
+    )
+
+
+# Topology
+
+
+def declare_exchange(
+    name: str,
+    type_: str = "topic",
+    *,
+    durable: bool = True,
+    auto_delete: bool = False,
+    internal: bool = False,
+    arguments: Mapping[str, object] | None = None,
+) -> Operation[None]:
+    """An exchange with these properties, made when it is new."""
+    return _request(
+        frames.DECLARE,
+        _done,
+        kind="exchange",
+        name=name,
+        type=type_,
+        durable=durable,
+        auto_delete=auto_delete,
+        internal=internal,
+        arguments=None if arguments is None else dict(arguments),
+    )
+
+
+def declare_queue(
+    name: str = "",
+    *,
+    durable: bool = True,
+    auto_delete: bool = False,
+    exclusive: bool = False,
+    arguments: Mapping[str, object] | None = None,
+) -> Operation[QueueInfo]:
+    """A queue with these properties, made when it is new; an empty name makes one up."""
+    return _request(
+        frames.DECLARE,
+        lambda reply: QueueInfo(reply["name"], reply["messages"], reply["consumers"]),
+        kind="queue",
+        name=name,
+        durable=durable,
+        auto_delete=auto_delete,
+        exclusive=exclusive,
+        arguments=None if arguments is None else dict(arguments),
+    )
+
+
+def declare_stream(
+    name: str, partitions: int = 1, arguments: Mapping[str, object] | None = None
+) -> Operation[str]:
+    """A stream with this many partitions, made when it is new; its incarnation."""
+    return _request(
+        frames.DECLARE,
+        lambda reply: str(reply["incarnation"]),
+        kind="stream",
+        name=name,
+        partitions=partitions,
+        arguments=None if arguments is None else dict(arguments),
+    )
+
+
+def delete(
+    kind: str, name: str, if_unused: bool | None = None, if_empty: bool | None = None
+) -> Operation[None]:
+    """Delete an exchange, queue, stream or group."""
+    return _request(
+        frames.DELETE, _done, kind=kind, name=name, if_unused=if_unused, if_empty=if_empty
+    )
+
+
+def bind(
+    kind: str,
+    name: str,
+    exchange: str,
+    pattern: bytes,
+    arguments: Mapping[str, object] | None = None,
+    is_bind: bool = True,
+) -> Operation[None]:
+    """Bind a queue, stream or exchange to an exchange, or take the binding back."""
+    return _request(
+        frames.BIND if is_bind else frames.UNBIND,
+        _done,
+        kind=kind,
+        name=name,
+        exchange=exchange,
+        pattern=pattern,
+        arguments=None if arguments is None else dict(arguments),
+    )
+
+
+def purge(queue: str) -> Operation[int]:
+    """Remove all ready messages of a queue; how many there were."""
+    return _request(frames.PURGE, lambda reply: int(reply["messages"]), name=queue)

@@ -1,0 +1,253 @@
+"""The client's side without I/O: bytes in, events out, bytes to send. Both clients drive it.
+
+A driver calls ``start``, sends ``take_output()``, feeds what arrives to ``receive`` and looks at
+the events. Correlation ids rise by one, so that the broker can confirm many publishes in one frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import trivium
+from trivium_native import frames
+from trivium_native.entries import (
+    BATCH_HEAD,
+    BATCH_HEAD_SIZE,
+    CONFIRM,
+    CREDIT,
+    DELIVERY,
+    DELIVERY_SIZE,
+    MODE_MASK,
+    PERSISTENT,
+    REDELIVERED,
+    RETAIN,
+    decode_entry,
+)
+from trivium_native.errors import (
+    ConnectionFailed,
+    InvalidArgument,
+    Malformed,
+    NativeError,
+    ProtocolError,
+    RemoteProtocolError,
+    error_of,
+)
+from trivium_native.frames import Frame, FrameReader, encode_frame, pack, unpack
+from trivium_native.operations import Operation
+from trivium_native.properties import decode_properties
+from trivium_native.url import Target
+from trivium_native.values import Delivery, StoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The broker has accepted the client. ``heartbeat`` is in seconds, 0 for none."""
+
+    heartbeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request: a frame, or the error that refused it."""
+
+    correlation: int
+    frame: Frame | None
+    error: NativeError | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrived:
+    """A record batch for a ``log`` subscription."""
+
+    subscription: int
+    batch: StoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The broker ended a subscription: its queue or stream is gone."""
+
+    subscription: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingPaused:
+    """Publishes are refused until they are not; ``reason`` None says that they are taken again."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The broker closes the connection."""
+
+    error: NativeError
+
+
+Event = Ready | Reply | Delivery | BatchArrived | Cancelled | PublishingPaused | Closed
+
+
+class ClientProtocol:
+    """One connection to a broker."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str = "",
+        heartbeat: int = 0,
+        max_frame: int = frames.MAX_CLIENT_FRAME,
+    ) -> None:
+        self._target = target
+        self._name = name or f"trivium-python {trivium.__version__}"
+        self._heartbeat = heartbeat
+        self._reader = FrameReader(max_frame)
+        self._output: list[bytes] = []
+        self._correlation = 0
+        self._hello = 0
+        self._auth = 0
+        #: longest frame that the broker takes; known once Ready
+        self.max_frame = frames.MAX_HANDSHAKE_FRAME
+        self.is_ready = False
+
+    def take_output(self) -> bytes:
+        """What is to be sent, once."""
+        output = b"".join(self._output)
+        self._output = []
+        return output
+
+    def _next(self) -> int:
+        self._correlation += 1
+        return self._correlation
+
+    def start(self) -> None:
+        """Greet and authenticate."""
+        target = self._target
+        self._hello = self._next()
+        hello = {
+            "protocol": frames.PROTOCOL_NAME,
+            "version": frames.VERSION,
+            "heartbeat": self._heartbeat,
+            "client": self._name,
+        }
+        self._output.append(encode_frame(frames.HELLO, self._hello, pack(hello)))
+        self._auth = self._next()
+        auth: dict[str, object] = {"vhost": target.vhost}
+        if target.username is not None:
+            auth["username"] = target.username
+            auth["password"] = target.password.encode()
+        self._output.append(encode_frame(frames.AUTH, self._auth, pack(auth)))
+
+    def send(self, operation: Operation[Any], wants_reply: bool = True) -> int:
+        """Send a request; its correlation id, 0 without a reply.
+
+        Raises InvalidArgument when it is larger than the broker takes.
+        """
+        frame = encode_frame(operation.kind, 0, operation.body)
+        if len(frame) - 4 > self.max_frame:
+            raise InvalidArgument(f"the request is larger than {self.max_frame} bytes")
+        correlation = self._next() if wants_reply else 0
+        self._output.append(encode_frame(operation.kind, correlation, operation.body))
+        return correlation
+
+    def add_credit(self, subscription: int, amount: int) -> None:
+        """Let a subscription have more."""
+        self._output.append(encode_frame(frames.CREDIT, 0, CREDIT.pack(subscription, amount)))
+
+    def ping(self) -> None:
+        """Show life."""
+        self._output.append(encode_frame(frames.PING, 0))
+
+    def close(self) -> None:
+        """Say goodbye; nothing is sent after it."""
+        self._output.append(encode_frame(frames.CLOSE, 0, pack([0, ""])))
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What the bytes mean. Raises RemoteProtocolError when they are not this protocol."""
+        events: list[Event] = []
+        try:
+            self._reader.feed(data)
+            for frame in self._reader.frames():
+                self._handle(frame, events)
+        except (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the broker sent something unreadable: {error}") from None
+        return events
+
+    def _handle(self, frame: Frame, events: list[Event]) -> None:
+        kind = frame.kind
+        if kind == frames.CONFIRM:
+            (count,) = CONFIRM.unpack(frame.body)
+            if frame.correlation + count > self._correlation + 1:
+                raise Malformed("CONFIRM for requests that were not made")
+            for correlation in range(frame.correlation, frame.correlation + count):
+                events.append(Reply(correlation, frame, None))
+        elif kind == frames.DELIVER:
+            events.append(decode_delivery(frame.body))
+        elif kind == frames.BATCH:
+            subscription, _, base = BATCH_HEAD.unpack_from(frame.body)
+            batch = StoredBatch(base, frame.body[BATCH_HEAD_SIZE:])
+            events.append(BatchArrived(subscription, batch))
+        elif kind == frames.OK and frame.correlation == self._auth and not self.is_ready:
+            self.is_ready = True
+            events.append(Ready(self._heartbeat))
+        elif kind == frames.OK or kind == frames.FETCHED:
+            events.append(Reply(frame.correlation, frame, None))
+        elif kind == frames.ERROR:
+            error = _error(frame.body)
+            if frame.correlation == 0 or not self.is_ready:
+                events.append(Closed(error))
+            else:
+                events.append(Reply(frame.correlation, None, error))
+        elif kind == frames.HELLO and frame.correlation == self._hello:
+            reply = unpack(frame.body)
+            self._heartbeat = int(reply["heartbeat"])
+            self.max_frame = int(reply["max_frame"])
+        elif kind == frames.CANCELLED:
+            fields = unpack(frame.body)
+            events.append(Cancelled(int(fields["subscription"]), str(fields["reason"])))
+        elif kind == frames.BLOCKED:
+            events.append(PublishingPaused(str(unpack(frame.body)["reason"])))
+        elif kind == frames.UNBLOCKED:
+            events.append(PublishingPaused(None))
+        elif kind == frames.CLOSE:
+            events.append(Closed(_error(frame.body)))
+        elif kind != frames.PONG:
+            raise Malformed(f"frame type {kind:#04x} is not one that a broker sends")
+
+
+def decode_delivery(body: bytes) -> Delivery:
+    """A DELIVER body. Raises Malformed, InvalidArgument or ValueError."""
+    if len(body) < DELIVERY_SIZE:
+        raise Malformed("DELIVER is cut")
+    subscription, flags, protocol, returns, tag, timestamp, lifetime = DELIVERY.unpack_from(body)
+    entry, end = decode_entry(body, DELIVERY_SIZE)
+    if end != len(body):
+        raise Malformed("DELIVER has trailing bytes")
+    return Delivery(
+        subscription,
+        tag,
+        entry.exchange.decode(),
+        entry.key,
+        decode_properties(entry.properties),
+        entry.payload,
+        entry.flags & MODE_MASK,
+        entry.flags & PERSISTENT != 0,
+        entry.flags & RETAIN != 0,
+        entry.priority,
+        protocol,
+        timestamp,
+        None if lifetime == 0 else lifetime,
+        flags & REDELIVERED != 0,
+        returns,
+    )
+
+
+def _error(body: bytes) -> NativeError:
+    value = unpack(body)
+    code, text = int(value[0]), str(value[1])
+    if code == 0:
+        return ConnectionFailed("the broker closed the connection")
+    detail = value[2] if len(value) > 2 else None
+    return error_of(code, text, detail if isinstance(detail, dict) else None)

@@ -1,0 +1,266 @@
+"""PUBLISH: one to many messages per request, confirmed when all that must survive is durable.
+
+A request is read as a whole before its first message is published, so one that is refused for its
+form has published nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import REJECTED, Route
+from trivium.message import PROTOCOL_NATIVE, Message
+from trivium.producers import FENCED, GAP
+from trivium.topics import MAX_LEVELS
+from trivium.vhost import VirtualHost
+from trivium_native.entries import (
+    ENTRY,
+    ENTRY_SIZE,
+    HAS_PRODUCER,
+    MANDATORY,
+    MAX_PRODUCER_BYTES,
+    MODE_MASK,
+    PERSISTENT,
+    PRODUCER,
+    PRODUCER_SIZE,
+    PUBLISH_HEAD,
+    PUBLISH_HEAD_SIZE,
+    RETAIN,
+)
+from trivium_native.errors import (
+    AccessRefused,
+    Blocked,
+    Fenced,
+    InvalidArgument,
+    Malformed,
+    MessageTooLarge,
+    OutOfSequence,
+    Rejected,
+    Unroutable,
+)
+from trivium_native.frames import Frame
+from trivium_native.properties import decode_properties
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+#: Where retained messages live: MQTT publishes and subscribes there.
+RETAINING_EXCHANGE: Final = "amq.topic"
+
+#: Messages of one request: what they cost in memory must not depend on how small they are.
+MAX_MESSAGES: Final = 65_536
+#: Indexes of refused messages that an error names.
+MAX_INDEXES: Final = 1024
+
+_KNOWN_FLAGS: Final = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
+
+
+class Publisher:
+    """Publishes what one connection sends."""
+
+    def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
+        self._connection = connection
+        self._vhost = vhost
+        self._broker = vhost.broker
+        self._max_payload = vhost.broker.config.limits.max_message_bytes
+        #: why publishing is refused at the moment
+        self.blocked: str | None = None
+        # The last address and properties: publishers repeat them, and equal bytes mean the same.
+        self._raw_address = b""
+        self._exchange_size = -1
+        self._route: Route | None = None
+        self._raw_properties = b""
+        self._expiration = -1
+        # Indexes of the mandatory messages of this request.
+        self._mandatory: set[int] = set()
+
+    def publish(self, frame: Frame) -> int:
+        """Publish all messages of a request; the batch to wait for, or 0.
+
+        Raises Malformed, and the errors that refuse the request alone.
+        """
+        body = frame.body
+        if len(body) < PUBLISH_HEAD_SIZE:
+            raise Malformed("PUBLISH is cut")
+        count, flags = PUBLISH_HEAD.unpack_from(body)
+        if flags & ~HAS_PRODUCER or not 0 < count <= MAX_MESSAGES:
+            raise Malformed("PUBLISH has unknown flags or a wrong count")
+        if self.blocked is not None:
+            raise Blocked(self.blocked)
+        if not flags & HAS_PRODUCER:
+            return self._publish(*self._read(body, PUBLISH_HEAD_SIZE, count), -1)
+        at = PUBLISH_HEAD_SIZE + PRODUCER_SIZE
+        if len(body) < at:
+            raise Malformed("PUBLISH is cut")
+        size, epoch, sequence = PRODUCER.unpack_from(body, PUBLISH_HEAD_SIZE)
+        producer = body[at : at + size]
+        if not 0 < size <= MAX_PRODUCER_BYTES or len(producer) < size or sequence >> 62:
+            raise Malformed("PUBLISH has a malformed producer block")
+        return self._publish_once(body, at + size, count, producer, epoch, sequence)
+
+    def _publish_once(
+        self, body: bytes, at: int, count: int, producer: bytes, epoch: int, sequence: int
+    ) -> int:
+        """Publish what this producer has not published before."""
+        producers = self._vhost.producers
+        known = producers.check(producer, epoch, sequence)
+        if known == FENCED:
+            raise Fenced("the producer is not open, or was opened again since")
+        if known == GAP:
+            expected = producers.expected(producer)
+            raise OutOfSequence(
+                f"sequence number {sequence} comes after a gap, {expected} is next",
+                {"expected": expected},
+            )
+        routes, messages = self._read(body, at, count)
+        storage = self._broker.storage
+        try:
+            if known < count:
+                self._publish(routes, messages, known)
+                producers.advance(producer, epoch, sequence + count)
+        except Rejected as error:
+            # The numbers stop before it, so that it can be sent again.
+            indexes = error.detail["indexes"]
+            assert isinstance(indexes, list)
+            producers.advance(producer, epoch, sequence + int(indexes[0]))
+            raise
+        except Unroutable:
+            producers.advance(producer, epoch, sequence + count)
+            raise
+        # Also where nothing was published: the first time may not be durable yet.
+        return storage.batch if storage.is_durable else 0
+
+    def _read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
+        """The routes and messages of all entries; sets ``_mandatory``."""
+        routes: list[Route] = []
+        messages: list[Message] = []
+        self._mandatory = set()
+        size = len(body)
+        now = self._broker.now_ms
+        for index in range(count):
+            data_at = at + ENTRY_SIZE
+            if data_at > size:
+                raise Malformed("PUBLISH is cut")
+            flags, priority, exchange_size, key_size, reserved, header_size, payload_size = (
+                ENTRY.unpack_from(body, at)
+            )
+            header_at = data_at + exchange_size + key_size
+            payload_at = header_at + header_size
+            at = payload_at + payload_size
+            mode = flags & MODE_MASK
+            if at > size or flags & ~_KNOWN_FLAGS or mode == MODE_MASK or reserved:
+                raise Malformed("PUBLISH has a malformed entry")
+            if payload_size > self._max_payload:
+                raise MessageTooLarge(f"a payload has at most {self._max_payload} bytes")
+            route = self._find_route(body[data_at:header_at], exchange_size)
+            header = b""
+            expires = 0
+            if header_size:
+                header = self._check_properties(body[header_at:payload_at])
+                if self._expiration >= 0:
+                    expires = now + self._expiration
+            if flags & RETAIN and route.address.exchange != RETAINING_EXCHANGE:
+                raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
+            if flags & MANDATORY:
+                self._mandatory.add(index)
+            routes.append(route)
+            messages.append(
+                Message(
+                    PROTOCOL_NATIVE,
+                    route.address,
+                    header,
+                    body[payload_at:at],
+                    mode,
+                    flags & PERSISTENT != 0,
+                    now,
+                    expires,
+                    flags & RETAIN != 0,
+                    priority,
+                    self._connection,
+                )
+            )
+        if at != size:
+            raise Malformed("PUBLISH has trailing bytes")
+        return routes, messages
+
+    def _find_route(self, raw: bytes, exchange_size: int) -> Route:
+        vhost = self._vhost
+        route = self._route
+        if (
+            route is not None
+            and raw == self._raw_address
+            and exchange_size == self._exchange_size
+            and route.generation == vhost.generation
+        ):
+            return route
+        key = raw[exchange_size:]
+        if key.count(b".") >= MAX_LEVELS:
+            raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
+        exchange = vhost.exchange(_name(raw[:exchange_size]))
+        if exchange.internal:
+            raise AccessRefused(f"exchange '{exchange.name}' is internal")
+        route = vhost.route(exchange, key)
+        self._route = route
+        self._raw_address = raw
+        self._exchange_size = exchange_size
+        return route
+
+    def _check_properties(self, header: bytes) -> bytes:
+        """The properties, once they are known to be well-formed; sets ``_expiration``."""
+        if header == self._raw_properties:
+            return self._raw_properties
+        properties = decode_properties(header)
+        expiration = properties.expiration
+        self._expiration = -1 if expiration is None else expiration
+        self._raw_properties = header
+        return header
+
+    def _publish(self, routes: list[Route], messages: list[Message], skip: int) -> int:
+        """Publish; ``skip`` of the first are there already (-1: not idempotent).
+
+        Raises Rejected and Unroutable after everything else was published, but an idempotent
+        request stops at the first that is rejected.
+        """
+        storage = self._broker.storage
+        metrics = self._connection.metrics
+        metrics.messages_received += len(messages)
+        wait = 0
+        rejected: list[int] = []
+        unroutable: list[int] = []
+        for index in range(max(skip, 0), len(messages)):
+            message = messages[index]
+            route = routes[index]
+            if route.depends_on_message:
+                route = route.resolve(message)
+            if not route.destinations:
+                metrics.messages_unroutable += 1
+                unroutable.append(index)
+            result = route.publish(message)
+            if result == REJECTED:
+                rejected.append(index)
+                if skip >= 0:
+                    break
+            elif result:
+                wait = result
+            if message.retain:
+                self._vhost.retained.keep(message)
+                if storage.is_durable:
+                    wait = storage.batch
+        if rejected:
+            raise Rejected("a destination refused messages", _indexes(rejected))
+        if self._mandatory:
+            missed = [index for index in unroutable if index in self._mandatory]
+            if missed:
+                raise Unroutable("no binding wants the message", _indexes(missed))
+        return wait
+
+
+def _indexes(indexes: list[int]) -> dict[str, object]:
+    return {"indexes": indexes[:MAX_INDEXES]}
+
+
+def _name(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument("the exchange's name is not UTF-8") from None

@@ -1,0 +1,362 @@
+"""Requests that are a map of fields: subscriptions, streams, groups and topology."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import Binding, HeadersExchange, valid_headers_match
+from trivium.message import HeaderValue
+from trivium.streams import Partition, Stream
+from trivium.topics import MAX_LEVELS
+from trivium.vhost import VirtualHost
+from trivium_native import frames
+from trivium_native.errors import (
+    InvalidArgument,
+    NotFound,
+    OffsetOutOfRange,
+    StreamChanged,
+    TooManyRequests,
+)
+from trivium_native.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
+from trivium_native.fields import Fields
+from trivium_native.frames import MAX_ITEMS
+from trivium_native.subscriptions import (
+    LiveSubscription,
+    LogSubscription,
+    QueueSubscription,
+    Subscription,
+)
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+#: Subscriptions of one connection.
+MAX_SUBSCRIPTIONS: Final = 65_536
+#: Streams that one METADATA may name, and partitions that its reply may describe: with the latter,
+#: a reply stays below some 10 MiB.
+MAX_STREAMS: Final = 1024
+MAX_DESCRIBED: Final = 131_072
+
+_MAX_U32: Final = 0xFFFF_FFFF
+_MAX_OFFSET: Final = (1 << 63) - 1
+
+
+class Requests:
+    """Carries out the requests of one connection."""
+
+    def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
+        self._connection = connection
+        self._vhost = vhost
+
+    def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
+        """Carry out one request and answer it; False when the frame type is not a request.
+
+        Raises the errors that refuse the request.
+        """
+        if kind == frames.FETCH:
+            self._fetch(correlation, fields)
+        elif kind == frames.COMMIT:
+            self._commit(correlation, fields)
+        elif kind == frames.COMMITTED:
+            self._committed(correlation, fields)
+        elif kind == frames.METADATA:
+            self._metadata(correlation, fields)
+        elif kind == frames.OFFSETS:
+            self._offsets(correlation, fields)
+        elif kind == frames.SUBSCRIBE:
+            self._subscribe(correlation, fields)
+        elif kind == frames.UNSUBSCRIBE:
+            self._unsubscribe(correlation, fields)
+        elif kind == frames.PRODUCER:
+            self._producer(correlation, fields)
+        elif kind == frames.DECLARE:
+            self._declare(correlation, fields)
+        elif kind == frames.DELETE:
+            self._delete(correlation, fields)
+        elif kind == frames.BIND or kind == frames.UNBIND:
+            self._bind(correlation, fields, kind == frames.BIND)
+        elif kind == frames.PURGE:
+            self._purge(correlation, fields)
+        else:
+            return False
+        return True
+
+    # Subscriptions
+
+    def _subscribe(self, correlation: int, fields: Fields) -> None:
+        connection = self._connection
+        number = fields.integer("subscription", 0, _MAX_U32)
+        mode = fields.choice("mode", ("pubsub", "queue", "log"))
+        if number in connection.subscriptions:
+            raise InvalidArgument(f"subscription {number} is in use")
+        if len(connection.subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise TooManyRequests(f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
+        subscription: Subscription
+        credit = 0
+        reply: dict[str, object] = {}
+        if mode == "pubsub":
+            subscription = self._subscribe_live(number, fields)
+        elif mode == "queue":
+            queue = self._vhost.queue(fields.text("queue"), connection)
+            credit = fields.integer("credit", 1, _MAX_U32)
+            priority = fields.integer("priority", -(1 << 31), (1 << 31) - 1, 0)
+            no_ack = fields.boolean("no_ack")
+            exclusive = fields.boolean("exclusive")
+            fields.finish()
+            consuming = QueueSubscription(connection, number, queue, priority, no_ack, exclusive)
+            consuming.start()
+            subscription = consuming
+        else:
+            partition = self._partition(fields)
+            offset = self._offset(partition, fields.offset("offset"))
+            credit = fields.integer("credit", 0, _MAX_OFFSET)
+            fields.finish()
+            subscription = LogSubscription(connection, number, partition, offset)
+            reply["offset"] = offset
+        connection.subscriptions[number] = subscription
+        # The answer first, then what it is about.
+        connection.reply(correlation, reply)
+        if credit:
+            subscription.add_credit(credit)
+
+    def _subscribe_live(self, number: int, fields: Fields) -> LiveSubscription:
+        exchange = self._vhost.exchange(fields.text("exchange"))
+        pattern = _pattern(fields)
+        no_local = fields.boolean("no_local")
+        fields.finish()
+        return LiveSubscription(self._connection, number, exchange, pattern, no_local)
+
+    def _unsubscribe(self, correlation: int, fields: Fields) -> None:
+        number = fields.integer("subscription", 0, _MAX_U32)
+        fields.finish()
+        subscription = self._connection.subscriptions.pop(number, None)
+        if subscription is None:
+            raise NotFound(f"no subscription {number}")
+        subscription.end()
+        self._connection.reply(correlation, {})
+
+    # Streams
+
+    def _stream(self, fields: Fields) -> Stream:
+        stream = self._vhost.stream(fields.text("stream"))
+        incarnation = fields.optional_text("incarnation")
+        if incarnation is not None and incarnation != stream.incarnation:
+            raise StreamChanged(
+                f"stream '{stream.name}' is another one of that name",
+                {"incarnation": stream.incarnation},
+            )
+        return stream
+
+    def _partition(self, fields: Fields) -> Partition:
+        stream = self._stream(fields)
+        index = fields.integer("partition", 0, _MAX_U32)
+        partition = stream.partition(index)
+        if partition is None:
+            raise NotFound(f"stream '{stream.name}' has no partition {index}")
+        return partition
+
+    def _offset(self, partition: Partition, offset: int | str) -> int:
+        if offset == "first":
+            return partition.first_offset
+        if offset == "next":
+            return partition.high_watermark
+        assert isinstance(offset, int)
+        if not partition.first_offset <= offset <= partition.high_watermark:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not from {partition.first_offset}"
+                f" to {partition.high_watermark}",
+                {
+                    "first_offset": partition.first_offset,
+                    "high_watermark": partition.high_watermark,
+                },
+            )
+        return offset
+
+    def _fetch(self, correlation: int, fields: Fields) -> None:
+        connection = self._connection
+        partition = self._partition(fields)
+        offset = self._offset(partition, fields.integer("offset", 0, _MAX_OFFSET))
+        max_bytes = fields.integer("max_bytes", 0, _MAX_OFFSET, MAX_FETCH_BYTES)
+        min_bytes = fields.integer("min_bytes", 0, _MAX_OFFSET, 1)
+        max_wait = fields.integer("max_wait_ms", 0, _MAX_OFFSET, 0)
+        fields.finish()
+        if len(connection.fetches) >= MAX_FETCHES:
+            raise TooManyRequests(f"a connection has at most {MAX_FETCHES} waiting fetches")
+        max_bytes = min(max_bytes, MAX_FETCH_BYTES)
+        fetch = Fetch(
+            connection,
+            correlation,
+            partition,
+            offset,
+            min(min_bytes, max_bytes),
+            max_bytes,
+            connection.broker.now_ms + min(max_wait, MAX_WAIT_MS),
+        )
+        if not fetch.step():
+            connection.fetches[fetch] = None
+
+    def _commit(self, correlation: int, fields: Fields) -> None:
+        stream = self._stream(fields)
+        group = fields.text("group")
+        offsets = fields.pairs("offsets", MAX_ITEMS)
+        fields.finish()
+        self._vhost.groups.commit(group, stream, offsets)
+        self._connection.reply_when_durable(correlation, {})
+
+    def _committed(self, correlation: int, fields: Fields) -> None:
+        stream = self._stream(fields)
+        group = fields.text("group")
+        fields.finish()
+        rows = [
+            [lag.partition, None if lag.committed < 0 else lag.committed, lag.lag]
+            for lag in self._vhost.groups.lag(group, stream)
+        ]
+        self._connection.reply(correlation, {"incarnation": stream.incarnation, "partitions": rows})
+
+    def _metadata(self, correlation: int, fields: Fields) -> None:
+        names = fields.texts("streams", MAX_STREAMS)
+        fields.finish()
+        if names is None:
+            streams = list(self._vhost.streams.values())
+        else:
+            streams = [self._vhost.stream(name) for name in dict.fromkeys(names)]
+        if sum(len(stream.partitions) for stream in streams) > MAX_DESCRIBED:
+            raise InvalidArgument("too many partitions for one reply: name fewer streams")
+        described: list[object] = []
+        for stream in streams:
+            partitions = [
+                [partition.first_offset, partition.high_watermark, partition.next_offset]
+                for partition in stream.partitions
+            ]
+            described.append(
+                {
+                    "name": stream.name,
+                    "incarnation": stream.incarnation,
+                    "arguments": stream.arguments,
+                    "partitions": partitions,
+                }
+            )
+        self._connection.reply(correlation, {"streams": described})
+
+    def _offsets(self, correlation: int, fields: Fields) -> None:
+        partition = self._partition(fields)
+        timestamp = fields.integer("timestamp", 0, _MAX_OFFSET)
+        fields.finish()
+        connection = self._connection
+
+        def found(offset: int) -> None:
+            if not connection.is_closed:
+                connection.reply(correlation, {"offset": offset})
+
+        partition.offset_for_timestamp(timestamp, found)
+
+    def _producer(self, correlation: int, fields: Fields) -> None:
+        producer = fields.text("producer").encode()
+        fields.finish()
+        if not producer:
+            raise InvalidArgument("a producer has a name")
+        opened = self._vhost.producers.open(producer)
+        if opened is None:
+            raise TooManyRequests("this virtual host has too many producers")
+        epoch, sequence = opened
+        self._connection.reply_when_durable(correlation, {"epoch": epoch, "sequence": sequence})
+
+    # Topology
+
+    def _declare(self, correlation: int, fields: Fields) -> None:
+        kind = fields.choice("kind", ("exchange", "queue", "stream"))
+        name = fields.text("name", "")
+        arguments = fields.arguments("arguments")
+        reply: dict[str, object] = {"name": name}
+        if kind == "stream":
+            partitions = fields.integer("partitions", 1, _MAX_U32, 1)
+            fields.finish()
+            stream = self._vhost.declare_stream(name, partitions, arguments)
+            reply["incarnation"] = stream.incarnation
+        elif kind == "queue":
+            reply = self._declare_queue(name, arguments, fields)
+        else:
+            type_ = fields.text("type", "topic")
+            durable = fields.boolean("durable", True)
+            auto_delete = fields.boolean("auto_delete")
+            internal = fields.boolean("internal")
+            fields.finish()
+            if not name:
+                raise InvalidArgument("an exchange has a name")
+            self._vhost.declare_exchange(name, type_, durable, auto_delete, internal, arguments)
+        self._connection.reply_when_durable(correlation, reply)
+
+    def _declare_queue(
+        self, name: str, arguments: dict[str, HeaderValue], fields: Fields
+    ) -> dict[str, object]:
+        durable = fields.boolean("durable", True)
+        auto_delete = fields.boolean("auto_delete")
+        exclusive = fields.boolean("exclusive")
+        fields.finish()
+        owner = self._connection if exclusive else None
+        queue = self._vhost.declare_queue(
+            name,
+            durable=durable,
+            auto_delete=auto_delete,
+            owner=owner,
+            arguments=arguments,
+            connection=self._connection,
+        )
+        return {
+            "name": queue.name,
+            "messages": len(queue),
+            "consumers": len(queue.consumers),
+        }
+
+    def _delete(self, correlation: int, fields: Fields) -> None:
+        kind = fields.choice("kind", ("exchange", "queue", "stream", "group"))
+        name = fields.text("name")
+        if_unused = fields.boolean("if_unused") if kind in ("exchange", "queue") else False
+        if_empty = fields.boolean("if_empty") if kind == "queue" else False
+        fields.finish()
+        reply: dict[str, object] = {}
+        if kind == "exchange":
+            self._vhost.delete_exchange(name, if_unused)
+        elif kind == "queue":
+            queue = self._vhost.queue(name, self._connection)
+            reply["messages"] = self._vhost.delete_queue(queue, if_unused, if_empty)
+        elif kind == "stream":
+            self._vhost.delete_stream(name)
+        else:
+            self._vhost.groups.delete(name)
+        self._connection.reply_when_durable(correlation, reply)
+
+    def _bind(self, correlation: int, fields: Fields, is_bind: bool) -> None:
+        vhost = self._vhost
+        exchange = vhost.exchange(fields.text("exchange"))
+        kind = fields.choice("kind", ("exchange", "queue", "stream"))
+        name = fields.text("name")
+        pattern = _pattern(fields)
+        arguments = fields.arguments("arguments")
+        fields.finish()
+        if kind == "exchange":
+            destination = vhost.destination(name, is_exchange=True)
+        elif kind == "queue":
+            destination = vhost.queue(name, self._connection)
+        else:
+            destination = vhost.stream(name)
+        if isinstance(exchange, HeadersExchange) and not valid_headers_match(arguments):
+            raise InvalidArgument("'x-match' is not all, any, all-with-x or any-with-x")
+        binding = Binding(destination, pattern, arguments)
+        if is_bind:
+            vhost.bind(exchange, binding)
+        else:
+            vhost.unbind(exchange, binding)
+        self._connection.reply_when_durable(correlation, {})
+
+    def _purge(self, correlation: int, fields: Fields) -> None:
+        queue = self._vhost.queue(fields.text("name"), self._connection)
+        fields.finish()
+        self._connection.reply_when_durable(correlation, {"messages": queue.purge()})
+
+
+def _pattern(fields: Fields) -> bytes:
+    pattern = fields.data("pattern", b"")
+    if pattern.count(b".") >= MAX_LEVELS:
+        raise InvalidArgument(f"a pattern has at most {MAX_LEVELS} levels")
+    return pattern

@@ -1,0 +1,318 @@
+"""What a connection receives: live messages, messages of a queue, record batches of a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.message import Message
+from trivium.queues import Consumer, Queue, QueueEntry
+from trivium.records import batch_count
+from trivium.streams import Partition, StreamReader
+from trivium_native.deliveries import delivery_head, entry_of
+from trivium_native.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
+from trivium_native.errors import UnknownDelivery
+from trivium_native.frames import BATCH, CANCELLED, encode_frame, frame_head, pack
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+#: Bytes of batches that one look at a partition takes: a step of a push, not its limit.
+STEP_BYTES: Final = 1 << 20
+
+
+class Subscription:
+    """One subscription of a connection, whatever its mode. ``number`` is the client's choice."""
+
+    def __init__(self, connection: NativeConnection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+
+    def add_credit(self, amount: int) -> None:
+        """The client takes more."""
+
+    def resume(self) -> None:
+        """The connection takes output again."""
+
+    def settle(self, first: int, last: int) -> None:
+        """Deliveries ``first`` to ``last`` are done with. Raises UnknownDelivery for none."""
+        raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
+
+    def give_back(self, first: int, last: int, requeue: bool) -> None:
+        """Deliveries ``first`` to ``last`` were not wanted. Raises UnknownDelivery for none."""
+        raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
+
+    def end(self) -> None:
+        """The client, or its connection, leaves: release everything."""
+        raise NotImplementedError
+
+    def send_cancelled(self, reason: str) -> None:
+        """Its source is gone: tell the client."""
+        self.connection.send(
+            encode_frame(CANCELLED, 0, pack({"subscription": self.number, "reason": reason}))
+        )
+        self.connection.subscriptions.pop(self.number, None)
+
+
+class _LiveDestination(Destination):
+    """The subscription as the bindings see it."""
+
+    def __init__(self, subscription: LiveSubscription) -> None:
+        connection = subscription.connection
+        self.name = f"native:{connection.peer.address}:{subscription.number}"
+        self._subscription = subscription
+
+    def accept(self, message: Message) -> int:
+        self._subscription.deliver(message)
+        return ACCEPTED
+
+
+class LiveSubscription(Subscription):
+    """Mode ``pubsub``: what is published while it lasts, at most once."""
+
+    def __init__(
+        self,
+        connection: NativeConnection,
+        number: int,
+        exchange: Exchange,
+        pattern: bytes,
+        no_local: bool,
+    ) -> None:
+        super().__init__(connection, number)
+        self._exchange = exchange
+        self._no_local = no_local
+        self._binding = Binding(_LiveDestination(self), pattern)
+        connection.vhost.bind(exchange, self._binding)
+
+    def deliver(self, message: Message) -> None:
+        """Send a message on, unless the client is too slow: then it is dropped and counted."""
+        connection = self.connection
+        if self._no_local and message.origin is connection:
+            return
+        if not connection.takes_output:
+            connection.metrics.messages_dropped += 1
+            return
+        connection.metrics.messages_sent += 1
+        entry = entry_of(message, connection.metrics)
+        now = connection.broker.now_ms
+        connection.send(delivery_head(self.number, 0, message, 0, 0, now, len(entry)))
+        connection.send(entry)
+
+    def end(self) -> None:
+        self.connection.vhost.unbind(self._exchange, self._binding)
+
+
+class _QueueConsumer(Consumer):
+    """The subscription as its queue sees it."""
+
+    def __init__(
+        self, subscription: QueueSubscription, priority: int, settles_on_delivery: bool
+    ) -> None:
+        self._subscription = subscription
+        self.priority = priority
+        self.settles_on_delivery = settles_on_delivery
+
+    def takes_delivery(self) -> bool:
+        return self._subscription.takes_delivery()
+
+    def deliver(self, entry: QueueEntry) -> None:
+        self._subscription.deliver(entry)
+
+    def cancelled(self) -> None:
+        self._subscription.cancelled()
+
+
+class QueueSubscription(Subscription):
+    """Mode ``queue``: at most ``credit`` deliveries are unsettled at a time.
+
+    With ``no_ack`` there is nothing to settle: each delivery uses up one credit.
+    """
+
+    def __init__(
+        self,
+        connection: NativeConnection,
+        number: int,
+        queue: Queue,
+        priority: int,
+        no_ack: bool,
+        exclusive: bool,
+    ) -> None:
+        super().__init__(connection, number)
+        self._queue = queue
+        self._credit = 0
+        self._no_ack = no_ack
+        self._exclusive = exclusive
+        self._tag = 0
+        self._unsettled: dict[int, QueueEntry] = {}
+        self._consumer = _QueueConsumer(self, priority, no_ack)
+
+    def start(self) -> None:
+        """Attach, without credit yet. Raises AccessRefused where others consume exclusively."""
+        self._queue.add_consumer(self._consumer, self._exclusive)
+
+    def takes_delivery(self) -> bool:
+        """Whether there is credit left and the connection takes output."""
+        return len(self._unsettled) < self._credit and self.connection.has_room()
+
+    def deliver(self, entry: QueueEntry) -> None:
+        """Send an entry; it is the client's until it is settled or given back."""
+        connection = self.connection
+        self._tag += 1
+        if self._no_ack:
+            self._credit -= 1
+        else:
+            self._unsettled[self._tag] = entry
+        flags = 0
+        metrics = connection.metrics
+        if entry.is_redelivered:
+            flags = REDELIVERED
+            metrics.messages_redelivered += 1
+        metrics.messages_sent += 1
+        message = entry.message
+        encoded = entry_of(message, metrics)
+        now = connection.broker.now_ms
+        connection.send(
+            delivery_head(self.number, flags, message, entry.returns, self._tag, now, len(encoded))
+        )
+        connection.send(encoded)
+
+    def cancelled(self) -> None:
+        """The queue is gone."""
+        self._unsettled = {}
+        self.send_cancelled("the queue was deleted")
+
+    def add_credit(self, amount: int) -> None:
+        self._credit += amount
+        self._queue.dispatch()
+
+    def resume(self) -> None:
+        self._queue.dispatch()
+
+    def settle(self, first: int, last: int) -> None:
+        queue = self._queue
+        for entry in self._take(first, last):
+            queue.settle(entry)
+        queue.dispatch()
+
+    def give_back(self, first: int, last: int, requeue: bool) -> None:
+        queue = self._queue
+        for entry in self._take(first, last):
+            if requeue:
+                queue.requeue(entry)
+            else:
+                queue.settle(entry)
+        queue.dispatch()
+
+    def _take(self, first: int, last: int) -> list[QueueEntry]:
+        unsettled = self._unsettled
+        if last - first < len(unsettled):
+            tags = [tag for tag in range(first, last + 1) if tag in unsettled]
+        else:
+            tags = [tag for tag in unsettled if first <= tag <= last]
+        if not tags:
+            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
+        return [unsettled.pop(tag) for tag in tags]
+
+    def end(self) -> None:
+        queue = self._queue
+        entries = list(self._unsettled.values())
+        self._unsettled = {}
+        # First back to the queue, so that an auto-delete queue goes with its consumer as a whole.
+        for entry in entries:
+            queue.requeue(entry)
+        queue.remove_consumer(self._consumer)
+        queue.dispatch()
+
+
+class _LogReader(StreamReader):
+    """The subscription as its partition sees it."""
+
+    def __init__(self, subscription: LogSubscription) -> None:
+        self._subscription = subscription
+
+    def watermark_moved(self, partition: Partition) -> None:
+        self._subscription.watermark_moved()
+
+    def stream_deleted(self, partition: Partition) -> None:
+        self._subscription.stream_deleted()
+
+
+class LogSubscription(Subscription):
+    """Mode ``log``: record batches from an offset on, as many bytes as there is credit.
+
+    A batch is sent while any credit is left, so the last one may overdraw it.
+    """
+
+    def __init__(
+        self,
+        connection: NativeConnection,
+        number: int,
+        partition: Partition,
+        offset: int,
+    ) -> None:
+        super().__init__(connection, number)
+        self._partition = partition
+        self._offset = offset
+        self._credit = 0
+        self._reader = _LogReader(self)
+        self._is_waiting = False
+        self._is_loading = False
+        self._is_ended = False
+
+    def pump(self) -> None:
+        """Send what there is, until credit, output or records are used up."""
+        partition = self._partition
+        connection = self.connection
+        while (
+            self._credit > 0
+            and not (self._is_waiting or self._is_loading or self._is_ended)
+            and connection.has_room()
+        ):
+            if partition.stream.is_deleted:
+                self.stream_deleted()
+                return
+            if not partition.is_loaded(self._offset):
+                self._is_loading = True
+                partition.load(self._offset, STEP_BYTES, self._loaded)
+                return
+            batches = partition.read(self._offset, min(self._credit, STEP_BYTES))
+            if not batches:
+                self._is_waiting = True
+                partition.wait(self._reader)
+                return
+            for base, batch in batches:
+                size = len(batch)
+                connection.send(
+                    frame_head(BATCH, 0, BATCH_HEAD_SIZE + size)
+                    + BATCH_HEAD.pack(self.number, 0, base)
+                )
+                connection.send(batch)
+                count = batch_count(batch)
+                connection.metrics.messages_sent += count
+                self._credit -= size
+                self._offset = base + count
+
+    def _loaded(self) -> None:
+        self._is_loading = False
+        self.pump()
+
+    def watermark_moved(self) -> None:
+        """There is more to read."""
+        self._is_waiting = False
+        self.pump()
+
+    def stream_deleted(self) -> None:
+        """The stream is gone."""
+        self._is_ended = True
+        self.send_cancelled("the stream was deleted")
+
+    def add_credit(self, amount: int) -> None:
+        self._credit += amount
+        self.pump()
+
+    def resume(self) -> None:
+        self.pump()
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._partition.cancel(self._reader)
