@@ -69,6 +69,7 @@ class Handshake:
         self._mechanism = ""
         #: the authenticator has not answered yet; what the client sends meanwhile is held back
         self.is_waiting = False
+        self._is_paused = False
 
     def start(self) -> None:
         """Send connection.start."""
@@ -112,13 +113,13 @@ class Handshake:
         )
         # The answer may have come within the call.
         if self.is_waiting:
+            self._is_paused = True
             connection.transport.pause_reading()
 
     def _authenticated(self, is_admitted: bool) -> None:
         connection = self._connection
         if connection.is_closed:
             return
-        was_waiting = self.is_waiting
         self.is_waiting = False
         if is_admitted:
             self._expected = methods.CONNECTION_TUNE_OK
@@ -138,7 +139,8 @@ class Handshake:
                 )
             else:
                 connection.close()
-        if was_waiting and not connection.is_closed:
+        if self._is_paused and not connection.is_closed:
+            self._is_paused = False
             connection.transport.resume_reading()
             connection.feed_held()
 

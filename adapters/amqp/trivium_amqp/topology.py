@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.exchanges import Binding, Destination, Exchange, valid_headers_match
+from trivium.exchanges import Binding, Destination, valid_headers_match
 from trivium.message import HeaderValue
 from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
@@ -47,9 +47,12 @@ def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
 
 
 def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
-    """exchange.unbind; a binding that does not exist is no error."""
+    """exchange.unbind; like RabbitMQ, where anything of it does not exist that is no error."""
     destination, source, key, nowait, options = arguments
-    _unbind(channel, _exchange_destination(channel, destination), source, key, options)
+    _refuse_default(destination)
+    _refuse_default(source)
+    if destination in channel.vhost.exchanges:
+        _unbind(channel, _exchange_destination(channel, destination), source, key, options)
     _answer(channel, nowait, methods.EXCHANGE_UNBIND_OK)
 
 
@@ -135,11 +138,14 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
 
 
 def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
-    """queue.unbind; a binding that does not exist is no error."""
+    """queue.unbind; like RabbitMQ, where anything of it does not exist that is no error."""
     name, source, key, options = arguments
+    _refuse_default(source)
     if not name and not key:
         key = resolve_name(channel, name).encode()
-    _unbind(channel, _queue_destination(channel, name), source, key, options)
+    name = resolve_name(channel, name)
+    if name in channel.vhost.queues or name in channel.vhost.streams:
+        _unbind(channel, _queue_destination(channel, name), source, key, options)
     _answer(channel, False, methods.QUEUE_UNBIND_OK)
 
 
@@ -179,11 +185,6 @@ def _queue_destination(channel: Channel, name: str) -> Destination:
     return channel.vhost.queue(name, channel.connection)
 
 
-def _source(channel: Channel, name: str) -> Exchange:
-    _refuse_default(name)
-    return channel.vhost.exchange(name)
-
-
 def _bind(
     channel: Channel,
     destination: Destination,
@@ -191,7 +192,8 @@ def _bind(
     key: bytes,
     options: dict[str, HeaderValue],
 ) -> None:
-    exchange = _source(channel, source)
+    _refuse_default(source)
+    exchange = channel.vhost.exchange(source)
     if exchange.kind == "headers" and not valid_headers_match(options):
         raise ChannelException(
             PRECONDITION_FAILED,
@@ -208,7 +210,9 @@ def _unbind(
     key: bytes,
     options: dict[str, HeaderValue],
 ) -> None:
-    channel.vhost.unbind(_source(channel, source), Binding(destination, key, options))
+    exchange = channel.vhost.exchanges.get(source)
+    if exchange is not None:
+        channel.vhost.unbind(exchange, Binding(destination, key, options))
 
 
 def _refuse_default(name: str) -> None:

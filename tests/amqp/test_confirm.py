@@ -1,0 +1,405 @@
+"""Publisher confirms (class 85) and transactions (class 90) on storage that syncs when told to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pamqp import frame
+from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
+
+from tests.amqp.harness import (
+    Client,
+    Server,
+    assert_channel_closed,
+    assert_connection_closed,
+    bodies,
+    names,
+    publish_frames,
+    tags,
+)
+from trivium.storage.base import DurabilityWaiter
+from trivium.storage.memory import MemoryStorage
+
+
+class SlowStorage(MemoryStorage):
+    """Memory with batches that become durable when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_durable = True
+        self.batch = 1
+        self.waiters: dict[DurabilityWaiter, None] = {}
+        self.registrations = 0
+
+    def wait(self, waiter: DurabilityWaiter) -> int:
+        self.registrations += 1
+        self.waiters[waiter] = None
+        return self.batch
+
+    def new_batch(self) -> None:
+        """The batch so far is with the writer; the next one begins."""
+        self.batch += 1
+
+    def sync(self, up_to: int) -> None:
+        """Everything up to this batch is durable."""
+        self.durable = up_to
+        for waiter in list(self.waiters):
+            waiter.batch_durable(up_to)
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.storage = SlowStorage()
+        self.server = Server(storage=self.storage)
+        self.client = self.server.open()
+        self.client.declare("disk", durable=True)
+        self.client.declare("memory")
+
+    def publish(self, queue: str, count: int = 1, **properties: Any) -> None:
+        self.client.feed(publish_frames(queue, b"12345678", **properties) * count)
+
+    def sync(self, up_to: int) -> None:
+        self.storage.sync(up_to)
+        self.server.end_turn()
+
+    def acks(self) -> list[tuple[str, int, bool]]:
+        """What was confirmed since the last look."""
+        found = []
+        for received in self.client.take():
+            assert isinstance(received, Basic.Ack | Basic.Nack), received
+            assert received.delivery_tag is not None
+            found.append((received.name, received.delivery_tag, bool(received.multiple)))
+        return found
+
+
+@pytest.fixture
+def setup() -> Setup:
+    made = Setup()
+    assert made.client.ask(Confirm.Select()).name == "Confirm.SelectOk"
+    return made
+
+
+def ack(tag: int, multiple: bool = False) -> tuple[str, int, bool]:
+    return ("Basic.Ack", tag, multiple)
+
+
+def test_confirm_select_nowait_is_not_answered(client: Client) -> None:
+    assert client.call(Confirm.Select(nowait=True)) == []
+    client.publish("nowhere")
+    assert names(client.take()) == ["Basic.Ack"]
+
+
+def test_nothing_is_confirmed_without_confirm_select(client: Client) -> None:
+    client.declare("q")
+    client.publish("q")
+    assert client.take() == []
+
+
+def test_basic_ack_bytes(setup: Setup) -> None:
+    setup.publish("memory", 3)
+    assert setup.client.take_bytes() == bytes.fromhex(
+        "01 0001 0000000d 003c0050 0000000000000003 01 ce"
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "properties"),
+    [("nowhere", {"delivery_mode": 2}), ("memory", {"delivery_mode": 2}), ("disk", {})],
+)
+def test_what_need_not_survive_is_confirmed_at_once(
+    setup: Setup, queue: str, properties: dict[str, int]
+) -> None:
+    setup.publish(queue, **properties)
+    assert setup.acks() == [ack(1)]
+    setup.publish(queue, 5, **properties)
+    assert setup.acks() == [ack(6, True)]
+
+
+def test_persistent_message_in_a_durable_queue_waits_for_its_batch(setup: Setup) -> None:
+    setup.publish("disk", 4, delivery_mode=2)
+    assert setup.acks() == []
+    setup.sync(0)
+    assert setup.acks() == []
+    setup.sync(1)
+    assert setup.acks() == [ack(4, True)]
+
+
+def test_one_ack_per_batch_and_one_registration(setup: Setup) -> None:
+    setup.publish("disk", 100, delivery_mode=2)
+    setup.publish("disk", 50, delivery_mode=2)
+    assert setup.storage.registrations == 1
+    setup.storage.new_batch()
+    setup.publish("disk", 10, delivery_mode=2)
+    setup.sync(1)
+    assert setup.acks() == [ack(150, True)]
+    setup.sync(2)
+    assert setup.acks() == [ack(160, True)]
+
+
+def test_several_batches_may_become_durable_at_once(setup: Setup) -> None:
+    for _ in range(3):
+        setup.publish("disk", 2, delivery_mode=2)
+        setup.storage.new_batch()
+    setup.sync(3)
+    assert setup.acks() == [ack(6, True)]
+
+
+def test_multiple_never_covers_what_still_waits(setup: Setup) -> None:
+    setup.publish("memory", 2)
+    setup.publish("disk", delivery_mode=2)
+    setup.publish("memory", 2)
+    assert setup.acks() == [ack(2, True), ack(4), ack(5)]
+    setup.sync(1)
+    assert setup.acks() == [ack(3, True)]
+    setup.publish("memory", 1)
+    assert setup.acks() == [ack(6, True)]
+
+
+def test_mixed_in_one_read(setup: Setup) -> None:
+    one = publish_frames("memory", b"1") + publish_frames("disk", b"2", delivery_mode=2)
+    setup.client.feed(one * 2)
+    confirmed = setup.acks()
+    assert sorted(confirmed) == [ack(1), ack(3)]
+    setup.sync(1)
+    assert setup.acks() == [ack(4, True)]
+
+
+def test_message_for_both_kinds_of_queue_waits(setup: Setup) -> None:
+    for queue in ("disk", "memory"):
+        setup.client.bind(queue, "amq.fanout", "")
+    setup.client.publish("", exchange="amq.fanout", delivery_mode=2)
+    assert setup.acks() == []
+    setup.sync(1)
+    assert setup.acks() == [ack(1, True)]
+
+
+def test_retained_message_waits_for_its_batch(setup: Setup) -> None:
+    setup.client.publish("a", exchange="amq.topic", headers={"x-retain": True})
+    assert setup.acks() == []
+    setup.sync(1)
+    assert setup.acks() == [ack(1, True)]
+
+
+def test_return_comes_before_the_ack(setup: Setup) -> None:
+    setup.client.publish("nowhere", mandatory=True)
+    assert names(setup.client.take()) == [
+        "Basic.Return",
+        "ContentHeader",
+        "ContentBody",
+        "Basic.Ack",
+    ]
+
+
+def test_refused_publish_is_nacked(setup: Setup) -> None:
+    setup.client.declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    setup.publish("full", 3)
+    assert setup.acks() == [("Basic.Nack", 2, False), ("Basic.Nack", 3, False), ack(1)]
+
+
+def test_tags_count_per_channel(setup: Setup) -> None:
+    setup.client.open_channel(2)
+    setup.client.call(Confirm.Select(), channel=2)
+    setup.publish("memory", 2)
+    setup.client.feed(publish_frames("memory", channel=2))
+    assert setup.client.take_with_channels()[-1][0] == 2
+    setup.client.feed(publish_frames("memory", channel=2))
+    ((channel, confirm),) = setup.client.take_with_channels()
+    assert (channel, confirm.delivery_tag) == (2, 2)
+
+
+def test_confirms_are_sent_before_the_channel_closes(setup: Setup) -> None:
+    close = frame.marshal(Channel.Close(200, "", 0, 0), 1)
+    setup.client.feed(publish_frames("memory") + close)
+    assert names(setup.client.take()) == ["Basic.Ack", "Channel.CloseOk"]
+
+
+def test_durable_after_close_is_not_confirmed_any_more(setup: Setup) -> None:
+    setup.publish("disk", delivery_mode=2)
+    setup.client.call(Channel.Close(200, "", 0, 0))
+    setup.client.open_channel(1)
+    setup.sync(1)
+    assert setup.client.take() == []
+    setup.publish("disk", delivery_mode=2)
+    setup.client.lose()
+    setup.sync(2)
+    assert setup.client.take() == []
+
+
+# Transactions
+
+
+@pytest.fixture
+def tx() -> Setup:
+    made = Setup()
+    assert made.client.ask(Tx.Select()).name == "Tx.SelectOk"
+    return made
+
+
+def test_tx_publish_is_visible_after_commit_only(tx: Setup) -> None:
+    tx.publish("memory", 3)
+    assert tx.client.counts("memory") == (0, 0)
+    assert tx.client.ask(Tx.Commit()).name == "Tx.CommitOk"
+    assert tx.client.counts("memory") == (3, 0)
+    tx.publish("memory", 3)
+    assert tx.client.counts("memory") == (3, 0)
+
+
+def test_tx_commit_ok_waits_for_the_batch(tx: Setup) -> None:
+    tx.publish("disk", 2, delivery_mode=2)
+    assert tx.client.call(Tx.Commit()) == []
+    tx.sync(1)
+    assert names(tx.client.take()) == ["Tx.CommitOk"]
+
+
+def test_tx_commit_of_acknowledgements_waits_for_the_batch(tx: Setup) -> None:
+    tx.publish("disk", delivery_mode=2)
+    tx.client.call(Tx.Commit())
+    tx.sync(1)
+    tx.client.take()
+    tx.storage.new_batch()
+    tx.client.get("disk", no_ack=False)
+    tx.client.call(Basic.Ack(1))
+    assert tx.client.call(Tx.Commit()) == []
+    tx.sync(2)
+    assert names(tx.client.take()) == ["Tx.CommitOk"]
+
+
+def test_tx_rollback_drops_publishes(tx: Setup) -> None:
+    tx.publish("memory", 3)
+    assert tx.client.ask(Tx.Rollback()).name == "Tx.RollbackOk"
+    tx.client.ask(Tx.Commit())
+    assert tx.client.counts("memory") == (0, 0)
+
+
+def test_tx_acknowledgements_take_effect_on_commit(tx: Setup) -> None:
+    other = tx.server.open()
+    other.feed(publish_frames("memory", b"1") + publish_frames("memory", b"2"))
+    tx.client.consume("memory")
+    tx.client.send(Basic.Ack(1), Basic.Reject(2, True))
+    assert other.counts("memory") == (0, 1)
+    tx.client.call(Basic.Cancel("c"))
+    tx.client.ask(Tx.Commit())
+    assert other.get("memory") == b"2"
+    assert other.get("memory") is None
+
+
+def test_tx_rollback_leaves_deliveries_unacknowledged(tx: Setup) -> None:
+    other = tx.server.open()
+    other.feed(publish_frames("memory", b"1") + publish_frames("memory", b"2"))
+    assert tags(tx.client.consume("memory")) == [1, 2]
+    tx.client.send(Basic.Ack(2, multiple=True))
+    tx.client.ask(Tx.Rollback())
+    assert tx.client.call(Basic.Ack(1)) == []
+    tx.client.ask(Tx.Commit())
+    tx.client.lose()
+    assert other.get("memory") == b"2"
+
+
+def test_tx_not_committed_is_undone_with_the_channel(tx: Setup) -> None:
+    other = tx.server.open()
+    other.publish("memory", b"1")
+    tx.client.consume("memory")
+    tx.client.send(Basic.Ack(1))
+    tx.publish("memory")
+    tx.client.lose()
+    assert other.get("memory") == b"1"
+    assert other.get("memory") is None
+
+
+def test_tx_acknowledgement_of_an_unknown_tag_is_406(tx: Setup) -> None:
+    assert_channel_closed(
+        tx.client.ask(Basic.Ack(5)), 406, "PRECONDITION_FAILED - unknown delivery tag 5"
+    )
+
+
+def test_tx_mandatory_is_returned_on_commit(tx: Setup) -> None:
+    tx.client.publish("nowhere", mandatory=True)
+    assert tx.client.take() == []
+    assert names(tx.client.call(Tx.Commit())) == [
+        "Basic.Return",
+        "ContentHeader",
+        "ContentBody",
+        "Tx.CommitOk",
+    ]
+
+
+def test_tx_exchange_that_is_gone_on_commit_is_404(tx: Setup) -> None:
+    tx.client.exchange("e", "fanout")
+    tx.publish("memory")
+    tx.client.publish("k", exchange="e")
+    tx.server.open().call(Exchange.Delete(exchange="e"))
+    assert tx.client.ask(Tx.Commit()).reply_code == 404
+    # All or nothing.
+    assert len(tx.server.vhost.queue("memory")) == 0
+
+
+def test_tx_refused_publish_fails_the_commit(tx: Setup) -> None:
+    tx.client.declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    tx.publish("full", 2)
+    assert_channel_closed(
+        tx.client.ask(Tx.Commit()), 406, "PRECONDITION_FAILED - partial tx completion"
+    )
+
+
+def test_tx_is_bounded(tx: Setup) -> None:
+    body = b"z" * 1_000_000
+    for _ in range(140):
+        tx.client.feed(publish_frames("memory", body))
+        received = tx.client.take()
+        if received:
+            break
+    assert received[0].reply_code == 406
+    assert "transaction is larger" in received[0].reply_text
+
+
+@pytest.mark.parametrize("method", [Tx.Commit(), Tx.Rollback()])
+def test_tx_method_without_select_is_406(client: Client, method: Tx.Commit) -> None:
+    assert_channel_closed(
+        client.ask(method), 406, "PRECONDITION_FAILED - channel is not transactional"
+    )
+
+
+def test_confirm_and_tx_exclude_one_another_406(client: Client) -> None:
+    client.ask(Tx.Select())
+    assert_channel_closed(
+        client.ask(Confirm.Select()),
+        406,
+        "PRECONDITION_FAILED - cannot switch from tx to confirm mode",
+    )
+    client.send(Channel.CloseOk())
+    client.open_channel(1)
+    client.ask(Confirm.Select())
+    assert_channel_closed(
+        client.ask(Tx.Select()), 406, "PRECONDITION_FAILED - cannot switch from confirm to tx mode"
+    )
+
+
+def test_tx_select_after_equal_publishes(client: Client) -> None:
+    client.declare("q")
+    client.feed(publish_frames("q", b"12345678") * 5)
+    client.ask(Tx.Select())
+    client.feed(publish_frames("q", b"12345678") * 5)
+    assert client.counts("q") == (5, 0)
+    client.ask(Tx.Commit())
+    assert client.counts("q") == (10, 0)
+
+
+def test_recover_in_a_transaction(tx: Setup) -> None:
+    tx.server.open().publish("memory", b"1")
+    tx.client.get("memory", no_ack=False)
+    tx.client.call(Basic.Recover(True))
+    tx.client.ask(Tx.Rollback())
+    received = tx.client.call(Basic.Get(queue="memory"))
+    assert bodies(received) == [b"1"]
+    assert received[0].redelivered
+
+
+def test_connection_error_in_a_transaction_releases_all(tx: Setup) -> None:
+    other = tx.server.open()
+    other.publish("memory", b"1")
+    tx.client.consume("memory")
+    tx.client.send(Basic.Ack(1))
+    tx.client.send(Basic.Qos(prefetch_size=1))
+    assert_connection_closed(tx.client, 540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)")
+    assert other.ask(Queue.Purge(queue="memory")).message_count == 1

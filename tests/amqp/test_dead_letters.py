@@ -1,0 +1,146 @@
+"""What the core's queue features look like on the wire: dead letters, priorities, counts."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp.commands import Basic, Queue
+
+from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, tags
+
+
+def dead_letter_queue(client: Client, **arguments: object) -> None:
+    """``q``, whose dead letters go to ``dead``."""
+    client.declare("dead")
+    table = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **arguments}
+    answer = client.ask(Queue.Declare(queue="q", durable=True, arguments=table))  # type: ignore[arg-type]
+    assert isinstance(answer, Queue.DeclareOk), answer
+
+
+def test_rejected_message_is_dead_lettered_with_x_death(client: Client) -> None:
+    dead_letter_queue(client)
+    client.publish("q", b"1", content_type="a/b", headers={"k": 1}, expiration="60000")
+    client.get("q", no_ack=False)
+    client.send(Basic.Reject(1, requeue=False))
+    received = client.call(Basic.Get(queue="dead"))
+    properties = received[1].properties
+    assert bodies(received) == [b"1"]
+    assert properties.content_type == "a/b"
+    assert properties.expiration is None
+    headers = properties.headers
+    assert headers["k"] == 1
+    assert headers["x-first-death-reason"] == headers["x-last-death-reason"] == "rejected"
+    assert headers["x-first-death-queue"] == "q"
+    (death,) = headers["x-death"]
+    assert death["queue"] == "q"
+    assert death["reason"] == "rejected"
+    assert death["count"] == 1
+    assert death["exchange"] == ""
+    assert death["routing-keys"] == ["q"]
+    assert death["original-expiration"] == "60000"
+    assert "time" in death
+
+
+def test_headers_of_the_publisher_stay_as_they_were_byte_by_byte(client: Client) -> None:
+    dead_letter_queue(client)
+    table = bytes.fromhex("01 61 62 ff" "01 62 73 8000" "01 63 44 02 0000007d")  # fmt: skip
+    properties = b"\xe0\x80\x03a/b\x04gzip" + len(table).to_bytes(4, "big") + table + b"\x01m"
+    content = b"\x00\x3c\x00\x00" + (1).to_bytes(8, "big") + properties
+    client.feed(
+        b"\x01\x00\x01\x00\x00\x00\x0a\x00\x3c\x00\x28\x00\x00\x00\x01q\x00\xce"
+        + b"\x02\x00\x01"
+        + len(content).to_bytes(4, "big")
+        + content
+        + b"\xce\x03\x00\x01\x00\x00\x00\x01x\xce"
+    )
+    client.get("q", no_ack=False)
+    client.send(Basic.Reject(1, requeue=False))
+    client.take()
+    client.send(Basic.Get(queue="dead"))
+    data = client.take_bytes()
+    assert b"\xe0\x80\x03a/b\x04gzip" in data
+    assert table + b"\x01m\xce" in data
+
+
+def test_dead_letter_of_a_dead_letter_counts(client: Client) -> None:
+    dead_letter_queue(client)
+    client.publish("q", b"1")
+    for count in (1, 2):
+        got = client.call(Basic.Get(queue="q"))[0]
+        client.send(Basic.Reject(got.delivery_tag, requeue=False))
+        received = client.call(Basic.Get(queue="dead", no_ack=True))
+        headers = received[1].properties.headers
+        assert [(d["queue"], d["count"]) for d in headers["x-death"]] == [("q", count)]
+        client.publish("q", b"1", headers=headers)
+
+
+def test_expired_message_is_dead_lettered(client: Client) -> None:
+    dead_letter_queue(client, **{"x-message-ttl": 0})
+    client.publish("q", b"1")
+    client.server.end_turn()
+    received = client.call(Basic.Get(queue="dead"))
+    assert received[1].properties.headers["x-death"][0]["reason"] == "expired"
+
+
+def test_priorities(client: Client) -> None:
+    client.declare("q", arguments={"x-max-priority": 5})
+    for priority in (0, 3, 9, 5, 3):
+        client.publish("q", str(priority).encode(), priority=priority)
+    assert [client.get("q") for _ in range(5)] == [b"9", b"5", b"3", b"3", b"0"]
+
+
+def test_single_active_consumer_fails_over(server: Server) -> None:
+    one, two = server.open(), server.open()
+    one.declare("q", arguments={"x-single-active-consumer": True})
+    one.consume("q")
+    two.consume("q")
+    one.publish("q", b"1")
+    one.publish("q", b"2")
+    assert bodies(one.take()) == [b"1", b"2"]
+    assert two.take() == []
+    one.lose()
+    received = two.take()
+    assert bodies(received) == [b"1", b"2"]
+
+
+def test_quorum_queue_counts_deliveries_and_gives_up(client: Client) -> None:
+    dead_letter_queue(client, **{"x-queue-type": "quorum", "x-delivery-limit": 2})
+    client.publish("q", b"1", delivery_mode=2)
+    client.call(Basic.Qos(prefetch_count=1))
+    received = client.consume("q")
+    counts = []
+    while tags(received):
+        counts.append((received[1].properties.headers or {}).get("x-delivery-count"))
+        received = client.call(Basic.Reject(tags(received)[0], requeue=True))
+    assert counts == [None, 1, 2]
+    received = client.call(Basic.Get(queue="dead"))
+    assert received[1].properties.headers["x-death"][0]["reason"] == "delivery_limit"
+
+
+def test_max_length_drops_the_oldest(client: Client) -> None:
+    client.declare("q", arguments={"x-max-length": 2})
+    for number in range(4):
+        client.publish("q", str(number).encode())
+    assert [client.get("q"), client.get("q"), client.get("q")] == [b"2", b"3", None]
+
+
+def test_exclusive_quorum_queue_is_406(client: Client) -> None:
+    declare = Queue.Declare(
+        queue="q", durable=True, exclusive=True, arguments={"x-queue-type": "quorum"}
+    )
+    assert_channel_closed(
+        client.ask(declare),
+        406,
+        "PRECONDITION_FAILED - invalid property 'exclusive-owner' for a quorum queue",
+    )
+
+
+@pytest.mark.parametrize("frame_max", [4096])
+def test_history_too_large_for_a_frame_is_left_out(server: Server, frame_max: int) -> None:
+    publisher, reader = server.open(), server.open(frame_max=frame_max)
+    dead_letter_queue(publisher)
+    publisher.publish("q", b"1", headers={"big": "z" * 4000})
+    publisher.get("q", no_ack=False)
+    publisher.send(Basic.Reject(1, requeue=False))
+    received = reader.call(Basic.Get(queue="dead"))
+    assert bodies(received) == [b"1"]
+    assert received[1].properties.headers is None

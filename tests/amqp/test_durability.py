@@ -1,0 +1,147 @@
+"""What is on disk after the process is gone (a simulated disk, cut off without warning)."""
+
+from __future__ import annotations
+
+from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
+
+from tests.amqp.harness import Client, Server, bodies, names, publish_frames
+from tests.core.storage.simulated import Host
+
+
+class Process:
+    """A broker on a simulated disk."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.server = Server(storage=host.storage)
+        self.settle()
+
+    def settle(self) -> None:
+        """Make everything durable and deliver the answers."""
+        self.server.end_turn()
+        self.host.commit()
+        self.server.end_turn()
+
+    def open(self) -> Client:
+        client = self.server.open()
+        self.settle()
+        client.take()
+        return client
+
+    def crash(self) -> Process:
+        """The process is killed; another one starts on what was synced."""
+        return Process(Host(self.host.disk.power_cut(None)))
+
+
+def start() -> Process:
+    return Process(Host())
+
+
+def test_confirmed_messages_survive_and_come_back_redelivered() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    client.exchange("e", "topic", durable=True)
+    client.bind("q", "e", "a.#")
+    client.call(Confirm.Select())
+    client.feed(publish_frames("a.b", b"0", "e", delivery_mode=2, content_type="a/b") * 3)
+    assert client.take() == []
+    process.settle()
+    (confirm,) = client.take()
+    assert (confirm.delivery_tag, confirm.multiple) == (3, True)
+
+    client = process.crash().open()
+    received = client.consume("q")
+    assert bodies(received) == [b"0"] * 3
+    delivery = received[0]
+    assert delivery.redelivered is True
+    assert (delivery.exchange, delivery.routing_key) == ("e", "a.b")
+    assert received[1].properties.content_type == "a/b"
+    # The topology is back as well.
+    assert names(client.call(Exchange.Declare(exchange="e", passive=True))) == [
+        "Exchange.DeclareOk"
+    ]
+    client.publish("a.c", b"new", "e")
+    assert bodies(client.take()) == [b"new"]
+
+
+def test_unconfirmed_messages_may_be_lost() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    process.settle()
+    client.call(Confirm.Select())
+    client.publish("q", delivery_mode=2)
+    assert client.take() == []
+    assert process.crash().open().counts("q") == (0, 0)
+
+
+def test_transient_messages_and_queues_do_not_survive() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    client.declare("transient")
+    client.publish("q", b"transient")
+    client.publish("q", b"persistent", delivery_mode=2)
+    process.settle()
+    client = process.crash().open()
+    assert client.get("q") == b"persistent"
+    assert client.get("q") is None
+    assert client.ask(Queue.Declare(queue="transient", passive=True)).reply_code == 404
+
+
+def test_acknowledged_messages_do_not_come_back() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    for number in range(4):
+        client.publish("q", str(number).encode(), delivery_mode=2)
+    client.consume("q")
+    client.send(Basic.Ack(3, multiple=True))
+    process.settle()
+    assert bodies(process.crash().open().consume("q")) == [b"3"]
+
+
+def test_committed_transaction_survives_as_a_whole() -> None:
+    process = start()
+    client = process.open()
+    client.declare("from", durable=True)
+    client.declare("to", durable=True)
+    client.publish("from", b"order", delivery_mode=2)
+    process.settle()
+    client.call(Tx.Select())
+    client.get("from", no_ack=False)
+    client.publish("to", b"invoice", delivery_mode=2)
+    client.publish("to", b"receipt", delivery_mode=2)
+    client.send(Basic.Ack(1))
+    assert client.call(Tx.Commit()) == []
+    before = process.crash().open()
+    assert (before.counts("from"), before.counts("to")) == ((1, 0), (0, 0))
+    process.settle()
+    assert names(client.take()) == ["Tx.CommitOk"]
+    after = process.crash().open()
+    assert (after.counts("from"), after.counts("to")) == ((0, 0), (2, 0))
+
+
+def test_purged_and_deleted_stay_so() -> None:
+    process = start()
+    client = process.open()
+    for queue in ("purged", "deleted"):
+        client.declare(queue, durable=True)
+        client.publish(queue, delivery_mode=2)
+    process.settle()
+    client.call(Queue.Purge(queue="purged"), Queue.Delete(queue="deleted"))
+    process.settle()
+    client = process.crash().open()
+    assert client.counts("purged") == (0, 0)
+    assert client.ask(Queue.Declare(queue="deleted", passive=True)).reply_code == 404
+    client.send(Channel.CloseOk())
+
+
+def test_durable_exclusive_queue_does_not_survive() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True, exclusive=True)
+    process.settle()
+    client = process.crash().open()
+    assert client.ask(Queue.Declare(queue="q", passive=True)).reply_code == 404
