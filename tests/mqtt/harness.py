@@ -10,7 +10,7 @@ from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
-from trivium_mqtt.adapter import MqttAdapter
+from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 
 NOW_MS = 1_800_000_000_000
@@ -66,6 +66,7 @@ class Bench:
         storage: Storage | None = None,
         options: MqttOptions | None = None,
         config: Config | None = None,
+        now_ms: int = NOW_MS,
     ) -> None:
         self.adapter = MqttAdapter(MqttOptions() if options is None else options)
         self.driver = FakeDriver()
@@ -74,7 +75,7 @@ class Bench:
             if config is None
             else config
         )
-        self.broker.now_ms = NOW_MS
+        self.broker.now_ms = now_ms
         self.seconds = 1000.0
         self.broker.open(
             MemoryStorage() if storage is None else storage, self.driver, [self.adapter]
@@ -108,7 +109,8 @@ class Bench:
         client = self.client()
         client.version = version
         client.send(connect(client_id, version, clean, **fields))  # type: ignore[arg-type]
-        answer = client.packet()
+        answer, rest = split_first(client.received())
+        client.transport.written += rest
         assert answer[0] == 0x20, answer
         assert answer[1][1] == 0, answer
         client.connack = answer

@@ -13,7 +13,7 @@ __all__ = ["adapter"]
 def adapter() -> Adapter:
     """A new adapter; the entry point ``mqtt`` of the group ``trivium.adapters``."""
     # Imported here, so that `trivium pub` and `sub` do not load the server side.
-    from trivium_mqtt.adapter import MqttAdapter
+    from trivium_mqtt.mqtt_adapter import MqttAdapter
     from trivium_mqtt.options import MqttOptions
 
     return MqttAdapter(MqttOptions())

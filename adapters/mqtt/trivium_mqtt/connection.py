@@ -45,7 +45,7 @@ from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.wire import VARINT_MAX
 
 if TYPE_CHECKING:
-    from trivium_mqtt.adapter import MqttAdapter
+    from trivium_mqtt.mqtt_adapter import MqttAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -218,7 +218,7 @@ class Incoming:
                 if acknowledgements:
                     break
                 return self.take(data, at, after - self._remaining, after)
-            if is_v5 and batch != ACCEPTED and len(acknowledgements) >= room:
+            if is_v5 and room <= (len(acknowledgements) if batch else 0):
                 raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
             message = Message(
                 PROTOCOL_MQTT,
@@ -302,8 +302,8 @@ class Incoming:
                     expires = now_ms + seconds * 1000
                 if TOPIC_ALIAS in found.numbers:
                     topic = self._alias(found.numbers[TOPIC_ALIAS], topic)
-                elif not topic:
-                    raise ProtocolError("no topic name and no topic alias (MQTT-3.3.2-8)")
+            if not topic:
+                raise ProtocolError("no topic name and no topic alias (3.3.2.1)")
         route = self._topics.route(topic)
         if first in (_QOS_0, _QOS_1) and not has_properties:
             # Remember it: up to the end of the topic, with QoS 0 up to the payload.

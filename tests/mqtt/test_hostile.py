@@ -1,0 +1,138 @@
+"""Arbitrary and damaged input: no exception, no effect on others, the same however it is cut."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.mqtt.harness import (
+    Bench,
+    Client,
+    acknowledge,
+    connect,
+    packet,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+    split,
+    subscribe,
+    text,
+    unsubscribe,
+)
+
+TOPICS = ["a", "a/b", "$x", "a/+", "#", "", "ü", "a\x00"]
+
+
+@st.composite
+def packets(draw: st.DrawFn, version: int) -> bytes:
+    """One packet, mostly valid."""
+    number = draw(st.integers(0, 5))
+    topic = draw(st.sampled_from(TOPICS))
+    properties = b""
+    if version == 5:
+        properties = draw(
+            st.sampled_from(
+                [
+                    b"",
+                    b"",
+                    b"\x26" + text("a") + text("b"),
+                    b"\x02\x00\x00\x00\x05",
+                    b"\x23\x00\x01",
+                ]
+            )
+        )
+    kind = draw(st.integers(0, 9))
+    if kind <= 3:
+        return publish(
+            topic,
+            draw(st.binary(max_size=200)),
+            draw(st.integers(0, 2)),
+            number,
+            version,
+            draw(st.booleans()),
+            draw(st.booleans()),
+            properties,
+        )
+    if kind == 4:
+        options = draw(st.integers(0, 2))
+        return subscribe(topic, options, number, version)
+    if kind == 5:
+        return unsubscribe(topic, number, version)
+    if kind == 6:
+        first = draw(st.sampled_from([0x40, 0x50, 0x62, 0x70]))
+        return acknowledge(first, number)
+    if kind == 7:
+        return draw(st.sampled_from([b"\xc0\x00", b"\xe0\x00", b"\xf0\x00", connect("x", version)]))
+    if kind == 8:
+        return packet(draw(st.integers(0, 255)), draw(st.binary(max_size=20)))
+    return draw(st.sampled_from([puback, pubrec, pubrel, pubcomp]))(number)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """What a client sends in the life of its connection, with a few bytes changed at times."""
+    version = draw(st.sampled_from([3, 4, 5]))
+    data = bytearray(connect("x", version, draw(st.booleans())))
+    data += b"".join(draw(st.lists(packets(version), max_size=12)))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(data) - 1))
+        data[at] = draw(st.integers(0, 255))
+    if draw(st.integers(0, 4)) == 0:
+        del data[draw(st.integers(0, len(data) - 1)) :]
+    return bytes(data)
+
+
+class Outcome:
+    """What a stream did: to its sender, to a listener, and what remained."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        bench = Bench()
+        listener = bench.connect("listener", 5)
+        listener.subscribe("#", 2)
+        client = bench.client()
+        client.send(*pieces)
+        self.written = client.received()
+        self.is_closed = client.is_closed
+        self.heard = listener.received()
+        self.check(bench, listener, client)
+        self.retained = len(bench.broker.vhosts["/"].retained)
+        self.sessions = sorted(bench.broker.vhosts["/"].queues)
+
+    @staticmethod
+    def check(bench: Bench, listener: Client, client: Client) -> None:
+        assert not listener.is_closed
+        client.lose()
+        listener.received()
+        sender = bench.connect("sender", 5)
+        sender.send(publish("a", b"still alive", version=5))
+        assert listener.received() == publish("a", b"still alive", version=5)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(streams(), st.integers(1, 50))
+def test_a_stream_has_one_meaning_however_it_is_cut(data: bytes, size: int) -> None:
+    whole = Outcome([data])
+    by_byte = Outcome([data[at : at + 1] for at in range(len(data))])
+    by_size = Outcome([data[at : at + size] for at in range(0, len(data), size)])
+    for other in (by_byte, by_size):
+        assert split_kinds(other.written) == split_kinds(whole.written)
+        assert other.heard == whole.heard
+        assert other.is_closed == whole.is_closed
+        assert other.retained == whole.retained
+        assert other.sessions == whole.sessions
+
+
+def split_kinds(written: bytes) -> dict[int, list[bytes]]:
+    """Answers and deliveries by their kind: each kind is in order, not one beside the other."""
+    kinds: dict[int, list[bytes]] = {}
+    for first, body in split(written):
+        kinds.setdefault(first & 0xF6, []).append(body)
+    return kinds
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
+def test_any_bytes(pieces: list[bytes], is_connected: bool) -> None:
+    Outcome([connect("x", 5), *pieces] if is_connected else pieces)

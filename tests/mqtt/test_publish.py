@@ -1,0 +1,423 @@
+"""PUBLISH in both directions: QoS 0, 1 and 2, topics, runs, limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mqtt.harness import (
+    Bench,
+    Client,
+    acknowledge,
+    packet,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+    text,
+)
+from trivium.adapter import OUTPUT_HIGH_WATER
+from trivium.exchanges import Binding
+from trivium_mqtt.options import MqttOptions
+
+
+def pair(
+    version: int, topic_filter: str, options: int, receiver_version: int = 0
+) -> tuple[Client, Client]:
+    """A publisher and a subscriber on one broker."""
+    bench = Bench()
+    receiver = bench.connect("receiver", receiver_version or version)
+    receiver.subscribe(topic_filter, options)
+    return bench.connect("sender", version), receiver
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_qos_0_is_forwarded_as_it_came(version: int) -> None:
+    sender, receiver = pair(version, "a/b", 0)
+    data = publish("a/b", b"payload", version=version)
+    for _ in range(3):
+        sender.send(data)
+        assert receiver.received() == data
+        assert sender.received() == b""
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_run_of_qos_0_packets_arrives_whole_and_in_order(version: int) -> None:
+    sender, receiver = pair(version, "a/b", 2)
+    data = b"".join(publish("a/b", b"%d" % i * (i % 300), version=version) for i in range(1000))
+    sender.send(data[:10_000], data[10_000:10_001], data[10_001:])
+    assert receiver.received() == data
+    assert sender.bench.adapter.metrics.messages_received == 1000
+    assert sender.bench.adapter.metrics.messages_sent == 1000
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_run_ends_where_the_topic_changes(version: int) -> None:
+    sender, receiver = pair(version, "a", 0)
+    mine = publish("a", b"x", version=version)
+    data = mine + publish("b", b"x", version=version) + mine + publish("aa", b"", version=version)
+    sender.send((data + mine) * 3)
+    assert receiver.received() == mine * 9
+
+
+def test_topics_of_different_length_that_share_bytes() -> None:
+    sender, receiver = pair(4, "ab", 0)
+    # The payload of the first continues as the topic of the second would.
+    data = publish("a", b"bx") + publish("ab", b"x") + publish("a", b"b") + publish("ab", b"")
+    sender.send(data)
+    assert receiver.received() == publish("ab", b"x") + publish("ab", b"")
+
+
+@pytest.mark.parametrize(("sender_version", "receiver_version"), [(4, 5), (5, 4), (3, 5), (5, 3)])
+def test_between_versions(sender_version: int, receiver_version: int) -> None:
+    sender, receiver = pair(sender_version, "a/b", 1, receiver_version)
+    for qos in (0, 1):
+        data = publish("a/b", b"x", qos, 1, sender_version)
+        sender.send(data + data)
+        first = publish("a/b", b"x", qos, 1, receiver_version)
+        second = publish("a/b", b"x", qos, 2, receiver_version)
+        assert receiver.received() == first + second
+
+
+def test_sizes_around_the_steps_of_the_remaining_length() -> None:
+    for size in (0, 1, 124, 125, 126, 16_379, 16_380, 16_381, 16_382, 2_097_147, 2_097_148):
+        sender, receiver = pair(4, "a", 1)
+        data = publish("a", bytes(size))
+        sender.send(data * 2)
+        assert receiver.received() == data * 2
+        sender.send(publish("a", bytes(size), 1, 9))
+        assert receiver.received() == publish("a", bytes(size), 1, 1)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("published", [0, 1, 2])
+@pytest.mark.parametrize("subscribed", [0, 1, 2])
+def test_mqtt_3_8_4_8_qos_is_the_lower_of_both(
+    version: int, published: int, subscribed: int
+) -> None:
+    sender, receiver = pair(version, "t", subscribed)
+    sender.send(publish("t", b"x", published, 7, version))
+    expected = [b"", puback(7), pubrec(7)][published]
+    assert sender.received() == expected
+    qos = min(published, subscribed)
+    assert receiver.received() == publish("t", b"x", qos, 1, version)
+
+
+def test_mqtt_4_6_0_2_pubacks_in_the_order_of_the_publishes() -> None:
+    sender, receiver = pair(4, "t", 1)
+    sender.send(b"".join(publish("t", b"x", 1, number) for number in (5, 3, 9, 65_535, 1)))
+    assert sender.received() == b"".join(map(puback, (5, 3, 9, 65_535, 1)))
+    assert receiver.received() == b"".join(publish("t", b"x", 1, number) for number in range(1, 6))
+
+
+def test_puback_without_matching_subscribers() -> None:
+    bench = Bench()
+    sender = bench.connect("s", 5)
+    sender.send(publish("t", b"x", 1, 2, 5))
+    assert sender.received() == acknowledge(0x40, 2, 0x10)
+    sender.send(publish("t", b"x", 2, 3, 5))
+    assert sender.received() == acknowledge(0x50, 3, 0x10)
+    sender = bench.connect("s", 4)
+    sender.send(publish("t", b"x", 1, 2) * 2)
+    assert sender.received() == puback(2) * 2
+    assert bench.adapter.metrics.messages_unroutable == 4
+
+
+def test_mqtt_4_3_3_qos_2_is_delivered_once() -> None:
+    sender, receiver = pair(4, "t", 2)
+    sender.send(publish("t", b"x", 2, 4))
+    assert sender.received() == pubrec(4)
+    # Repeated before PUBREL, any number of times: the identifier tells.
+    sender.send(publish("t", b"x", 2, 4, dup=True) * 2 + publish("t", b"x", 2, 4))
+    assert sender.received() == pubrec(4) * 3
+    sender.send(pubrel(4) + pubrel(4))
+    assert sender.received() == pubcomp(4) * 2
+    assert receiver.received() == publish("t", b"x", 2, 1)
+    sender.send(publish("t", b"x", 2, 4))
+    assert sender.received() == pubrec(4)
+    assert receiver.received() == publish("t", b"x", 2, 2)
+
+
+def test_mqtt_4_3_3_qos_2_toward_the_client() -> None:
+    sender, receiver = pair(4, "t", 2)
+    sender.send(publish("t", b"x", 2, 4))
+    assert receiver.received() == publish("t", b"x", 2, 1)
+    receiver.send(pubrec(1))
+    assert receiver.received() == pubrel(1)
+    receiver.send(pubrec(1))
+    assert receiver.received() == pubrel(1)
+    receiver.send(pubcomp(1))
+    assert receiver.received() == b""
+    receiver.send(pubcomp(1))
+    assert receiver.received() == b""
+
+
+def test_unknown_identifiers_in_mqtt_5() -> None:
+    sender, receiver = pair(5, "t", 2)
+    sender.send(pubrel(4))
+    assert sender.received() == acknowledge(0x70, 4, 0x92)
+    receiver.send(pubrec(4))
+    assert receiver.received() == acknowledge(0x62, 4, 0x92)
+    receiver.send(acknowledge(0x50, 4, 0x92))
+    receiver.send(puback(4))
+    assert receiver.received() == b""
+    assert not receiver.is_closed
+
+
+def test_mqtt_4_3_3_pubrec_with_an_error_ends_the_flow() -> None:
+    sender, receiver = pair(5, "t", 2)
+    sender.send(publish("t", b"x", 2, 4, 5))
+    receiver.received()
+    receiver.send(acknowledge(0x50, 1, 0x97))
+    assert receiver.received() == b""
+    session = receiver.connection
+    assert not receiver.is_closed
+    assert session is not None
+
+
+@pytest.mark.parametrize(("qos", "answer"), [(1, pubrec(1)), (2, puback(1))])
+def test_an_acknowledgement_of_the_wrong_kind(qos: int, answer: bytes) -> None:
+    sender, receiver = pair(5, "t", 2)
+    sender.send(publish("t", b"x", qos, 4, 5))
+    receiver.received()
+    receiver.send(answer)
+    assert receiver.received() == b"\xe0\x01\x82"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (packet(0x36, text("t") + b"\x00\x01\x00"), 0x81),  # QoS 3 (MQTT-3.3.1-4)
+        (packet(0x38, text("t") + b"\x00"), 0x81),  # DUP at QoS 0 (MQTT-3.3.1-2)
+        (packet(0x32, text("t") + b"\x00\x00\x00"), 0x82),  # identifier 0 (MQTT-2.2.1-2)
+        (packet(0x30, b"\x00"), 0x81),
+        (packet(0x30, b"\x00\x05abc"), 0x81),
+        (packet(0x32, text("t") + b"\x00"), 0x81),
+        (packet(0x30, text("a/+") + b"\x00"), 0x90),  # MQTT-3.3.2-2
+        (packet(0x30, text("a#") + b"\x00"), 0x90),
+        (packet(0x30, text(b"a\x00b") + b"\x00"), 0x81),  # MQTT-4.7.3-2
+        (packet(0x30, text(b"\xff") + b"\x00"), 0x81),  # MQTT-1.5.4-1
+        (packet(0x30, text("/" * 200) + b"\x00"), 0x90),
+    ],
+)
+def test_publish_that_is_not_valid(data: bytes, reason: int) -> None:
+    bench = Bench()
+    client = bench.connect("a", 5)
+    client.send(publish("t", b"x", version=5), data)
+    assert client.received() == bytes((0xE0, 1, reason))
+    assert client.is_closed
+    client = bench.connect("b", 4)
+    client.send(publish("t", b"x"), data)
+    assert client.received() == b""
+    assert client.is_closed
+
+
+def test_mqtt_3_3_1_2_dup_is_zero_for_qos_0() -> None:
+    client = Bench().connect("c", 5)
+    client.send(b"\x38\x04" + text("t") + b"\x00")
+    assert client.received() == b"\xe0\x01\x81"
+
+
+def test_mqtt_4_7_3_1_empty_topic() -> None:
+    client = Bench().connect("c", 4)
+    client.send(publish("", b"x"))
+    assert client.is_closed
+    client = Bench().connect("c", 5)
+    client.send(publish("", b"x", version=5))
+    assert client.received() == b"\xe0\x01\x82"
+
+
+def test_what_came_before_a_bad_packet_counts() -> None:
+    sender, receiver = pair(4, "t", 0)
+    good = publish("t", b"x")
+    sender.send(good * 3 + b"\x36\x03\x00\x01t" + good)
+    assert receiver.received() == good * 3
+    assert sender.is_closed
+
+
+def test_mqtt_3_3_1_3_dup_of_the_publisher_is_not_forwarded() -> None:
+    sender, receiver = pair(4, "t", 1)
+    sender.send(publish("t", b"x", 1, 3, dup=True))
+    assert receiver.received() == publish("t", b"x", 1, 1)
+
+
+# Windows and slow readers
+
+
+def test_mqtt_3_3_4_9_the_clients_receive_maximum_is_kept() -> None:
+    bench = Bench()
+    receiver = bench.connect("r", 5, properties=b"\x21\x00\x02")
+    receiver.subscribe("t", 2)
+    sender = bench.connect("s", 5)
+    for number in range(1, 6):
+        sender.send(publish("t", b"%d" % number, 1 + number % 2, number, 5))
+    got = receiver.packets()
+    assert [body[-1:] for _, body in got] == [b"1", b"2"]
+    receiver.send(puback(2))
+    assert [body[-1:] for _, body in receiver.packets()] == [b"3"]
+    receiver.send(pubrec(1))
+    assert receiver.packets() == [(0x62, b"\x00\x01")]
+    receiver.send(pubcomp(1))
+    assert [body[-1:] for _, body in receiver.packets()] == [b"4"]
+
+
+def test_mqtt_3_3_4_9_the_servers_receive_maximum_is_enforced() -> None:
+    bench = Bench(options=MqttOptions(receive_maximum=3))
+    client = bench.connect("s", 5)
+    assert b"\x21\x00\x03" in client.connack[1]
+    for number in (1, 2, 3):
+        client.send(publish("t", b"x", 2, number, 5))
+    client.send(pubrel(2) + publish("t", b"x", 2, 4, 5))
+    assert not client.is_closed
+    client.received()
+    client.send(publish("t", b"x", 1, 5, 5))
+    assert client.received() == b"\xe0\x01\x93"
+
+
+def test_a_slow_qos_0_reader_loses_messages_instead_of_growing() -> None:
+    bench = Bench()
+    slow = bench.connect("slow", 4)
+    slow.subscribe("t")
+    quick = bench.connect("quick", 4)
+    quick.subscribe("t")
+    sender = bench.connect("s", 4)
+    data = publish("t", bytes(1000)) * 250
+    slow.connection.is_writable = False
+    total = 0
+    for _ in range(20):
+        sender.send(data)
+        total += len(quick.received())
+    assert total == 20 * len(data)
+    assert slow.received() == b""
+    assert OUTPUT_HIGH_WATER <= slow.connection.output_size < OUTPUT_HIGH_WATER + len(data)
+    held = slow.connection.output_size
+    assert bench.adapter.metrics.messages_dropped * 1006 == 20 * len(data) - held // 1006 * 1006
+    slow.connection.is_writable = True
+    slow.connection.flushed()
+    bench.settle()
+    assert len(slow.received()) == held
+    sender.send(data)
+    assert slow.received() == data
+
+
+def test_qos_1_waits_in_the_queue_while_the_socket_is_full() -> None:
+    bench = Bench()
+    slow = bench.connect("slow", 4)
+    slow.subscribe("t", 1)
+    sender = bench.connect("s", 4)
+    slow.connection.is_writable = False
+    sender.send(publish("t", b"x", 1, 1) * 3)
+    assert slow.received() == b""
+    slow.connection.is_writable = True
+    slow.connection.flushed()
+    bench.settle()
+    assert slow.received() == b"".join(publish("t", b"x", 1, number) for number in (1, 2, 3))
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read_either() -> None:
+    bench = Bench()
+    client = bench.connect("c", 4)
+    client.connection.is_writable = False
+    client.send(b"\xc0\x00" * (OUTPUT_HIGH_WATER // 2))
+    assert client.transport.is_paused
+    client.connection.is_writable = True
+    client.connection.flushed()
+    bench.settle()
+    assert len(client.received()) == OUTPUT_HIGH_WATER
+    assert not client.transport.is_paused
+
+
+def test_messages_in_memory_are_limited_in_number() -> None:
+    bench = Bench(options=MqttOptions(maximum_queued=10))
+    client = bench.connect("c", 4, clean=False)
+    client.subscribe("t", 1)
+    client.lose()
+    sender = bench.connect("s", 4)
+    sender.send(b"".join(publish("t", b"%d" % number, 1, number) for number in range(1, 21)))
+    client = bench.connect("c", 4, clean=False)
+    assert [body[5:] for _, body in client.packets()] == [b"%d" % n for n in range(1, 11)]
+    assert bench.adapter.metrics.messages_dropped == 10
+
+
+def test_publishers_are_stopped_while_the_broker_is_blocked() -> None:
+    sender, receiver = pair(4, "t", 0)
+    sender.connection.blocked("disk")
+    sender.send(b"\xc0\x00")
+    assert sender.received() == b"\xd0\x00"
+    data = publish("t", b"x")
+    sender.send(data[:3], data[3:], data)
+    assert receiver.received() == b""
+    assert sender.transport.is_paused
+    sender.connection.unblocked()
+    sender.bench.settle()
+    assert receiver.received() == data * 2
+    assert not sender.transport.is_paused
+
+
+def test_mqtt_3_1_2_24_packets_above_the_clients_maximum_are_not_sent() -> None:
+    bench = Bench()
+    receiver = bench.connect("r", 5, properties=b"\x27\x00\x00\x00\x14")
+    receiver.subscribe("t", 1)
+    sender = bench.connect("s", 5)
+    fits, large = bytes(10), bytes(40)
+    for qos in (0, 1):
+        data = [publish("t", payload, qos, 1, 5) for payload in (fits, large, fits)]
+        sender.send(b"".join(data))
+    received = receiver.packets()
+    assert [len(body) for _, body in received] == [14, 14, 16, 16]
+    assert bench.adapter.metrics.messages_dropped == 2
+    receiver.send(puback(1) + puback(2))
+    assert not receiver.is_closed
+
+
+# Other destinations on the same topic
+
+
+def test_a_queue_bound_to_the_topic_gets_every_message_of_a_run() -> None:
+    sender, receiver = pair(4, "t", 0)
+    vhost = sender.bench.broker.vhosts["/"]
+    queue = vhost.declare_queue("q")
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    data = b"".join(publish("t", b"%d" % number) for number in range(200))
+    sender.send(data)
+    assert receiver.received() == data
+    payloads = []
+    while (entry := queue.get()) is not None:
+        payloads.append(entry.message.payload)
+        assert entry.message.address.key == b"t"
+        assert not entry.message.persistent
+    assert payloads == [b"%d" % number for number in range(200)]
+
+
+def test_a_headers_exchange_behind_the_topic_sees_each_message() -> None:
+    sender, _ = pair(5, "other", 0)
+    vhost = sender.bench.broker.vhosts["/"]
+    queue = vhost.declare_queue("q")
+    vhost.bind(
+        vhost.exchange("amq.topic"),
+        Binding(vhost.exchange_destination(vhost.exchange("amq.headers")), b"t"),
+    )
+    vhost.bind(vhost.exchange("amq.headers"), Binding(queue, b"", {"city": "Rome"}))
+    rome = b"\x26" + text("city") + text("Rome")
+    for qos in (0, 1):
+        sender.send(
+            publish("t", b"1", qos, 1, 5, properties=rome)
+            + publish("t", b"2", qos, 2, 5)
+            + publish("t", b"3", qos, 3, 5, properties=rome)
+        )
+    assert len(queue) == 4
+
+
+def test_rejected_by_a_full_queue() -> None:
+    sender, _ = pair(5, "other", 0)
+    vhost = sender.bench.broker.vhosts["/"]
+    queue = vhost.declare_queue("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    sender.send(b"".join(publish("t", b"x", 1, number, 5) for number in (1, 2, 3)))
+    assert sender.received() == (
+        puback(1) + acknowledge(0x40, 2, 0x97) + acknowledge(0x40, 3, 0x97)
+    )
+    sender.send(publish("t", b"x", 2, 4, 5))
+    assert sender.received() == acknowledge(0x50, 4, 0x97)
+    sender.send(pubrel(4))
+    assert sender.received() == acknowledge(0x70, 4, 0x92)

@@ -1,0 +1,395 @@
+"""SUBSCRIBE and UNSUBSCRIBE: filters, options, identifiers, retained messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mqtt.harness import (
+    Bench,
+    block,
+    packet,
+    puback,
+    publish,
+    pubrec,
+    subscribe,
+    text,
+    unsubscribe,
+)
+from trivium_mqtt.options import MqttOptions
+
+NO_LOCAL = 0x04
+RETAIN_AS_PUBLISHED = 0x08
+SEND_IF_NEW = 0x10
+SEND_NEVER = 0x20
+
+
+def identifier(number: int) -> bytes:
+    out = b"\x0b"
+    while number > 0x7F:
+        out += bytes((number & 0x7F | 0x80,))
+        number >>= 7
+    return out + bytes((number,))
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topics", "others"),
+    [
+        ("a/b", ["a/b"], ["a", "a/b/c", "A/b", "/a/b", "a/b/"]),
+        ("a/+", ["a/b", "a/"], ["a", "a/b/c"]),
+        ("+/b", ["a/b", "/b"], ["b", "$a/b"]),
+        ("+", ["a"], ["a/b", "/a", "$a"]),
+        ("+/+", ["a/b", "/b", "/"], ["a", "$a/b"]),
+        ("a/#", ["a", "a/b", "a/b/c", "a/"], ["ab", "/a", "b"]),
+        ("#", ["a", "a/b", "/", "a//b"], ["$a", "$a/b"]),
+        ("$a/#", ["$a", "$a/b"], ["a"]),
+        ("$a/+", ["$a/b"], ["$a", "a/b"]),
+        ("a/+/c", ["a/b/c", "a//c"], ["a/c", "a/b/b/c"]),
+        ("+/#", ["a", "a/b/c", "/"], ["$a"]),
+        ("a.b/+", ["a.b/c.d"], ["a/b/c", "a.b"]),
+        ("a b/ü/+", ["a b/ü/é"], ["a b/u/é"]),
+        ("%2B/*", ["%2B/*"], ["a/*", "%2B/a"]),
+    ],
+)
+def test_mqtt_4_7_wildcards(topic_filter: str, topics: list[str], others: list[str]) -> None:
+    bench = Bench()
+    client = bench.connect("c")
+    client.subscribe(topic_filter)
+    sender = bench.connect("s")
+    for topic in topics:
+        sender.send(publish(topic, b"x"))
+        assert client.received() == publish(topic, b"x"), topic
+    for topic in others:
+        sender.send(publish(topic, b"x"))
+        assert client.received() == b"", topic
+
+
+INVALID_FILTERS = ["", "a+", "+a/b", "a/b#", "#/a", "a/#/b", "a/#b", "/" * 200]
+
+
+@pytest.mark.parametrize("topic_filter", INVALID_FILTERS)
+def test_mqtt_4_7_1_filters_that_are_not_valid(topic_filter: str) -> None:
+    bench = Bench()
+    client = bench.connect("a", 5)
+    client.send(subscribe(topic_filter, 0, 7, 5))
+    assert client.received() == b"\x90\x04\x00\x07\x00\x8f"
+    assert not client.is_closed
+    client = bench.connect("b", 4)
+    client.send(subscribe(topic_filter, 0, 7))
+    assert client.is_closed
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\x00\x01\x00", 0x82),  # no filter (MQTT-3.8.3-2)
+        (b"\x00\x00\x00" + text("a") + b"\x00", 0x82),  # identifier 0
+        (b"\x00\x01\x00" + text("a"), 0x81),  # no options
+        (b"\x00\x01\x00" + text("a") + b"\x03", 0x81),  # QoS 3 (MQTT-3.8.3-4)
+        (b"\x00\x01\x00" + text("a") + b"\x30", 0x81),  # retain handling 3
+        (b"\x00\x01\x00" + text("a") + b"\x40", 0x81),  # reserved bits (MQTT-3.8.3-5)
+        (b"\x00\x01\x00" + text(b"\xc3") + b"\x00", 0x81),
+        (b"\x00\x01" + block(b"\x0b\x00") + text("a") + b"\x00", 0x82),  # identifier 0
+        (b"\x00\x01" + block(b"\x0b\x01\x0b\x02") + text("a") + b"\x00", 0x82),
+        (b"\x00", 0x81),
+    ],
+)
+def test_subscribe_that_is_not_valid(body: bytes, reason: int) -> None:
+    client = Bench().connect("a", 5)
+    client.send(packet(0x82, body))
+    assert client.received() == bytes((0xE0, 1, reason))
+
+
+@pytest.mark.parametrize("options", [0x03, 0x04, 0x08, 0x10, 0x80])
+def test_mqtt_3_8_3_4_reserved_bits_of_mqtt_3(options: int) -> None:
+    client = Bench().connect("a", 4)
+    client.send(subscribe("a", options))
+    assert client.is_closed
+
+
+def test_suback_has_a_code_for_each_filter() -> None:
+    client = Bench().connect("a", 5)
+    body = b"\x01\x02\x00" + b"".join(
+        text(topic_filter) + bytes((qos,))
+        for topic_filter, qos in (("a", 0), ("b/#", 1), ("c#", 1), ("d", 2), ("$share/g/d", 0))
+    )
+    client.send(packet(0x82, body))
+    assert client.received() == b"\x90\x08\x01\x02\x00\x00\x01\x8f\x02\x9e"
+    client = Bench().connect("b", 4)
+    client.send(packet(0x82, b"\x01\x02" + text("a") + b"\x02" + text("$share/g/d") + b"\x00"))
+    assert client.received() == b"\x90\x04\x01\x02\x02\x80"
+
+
+def test_the_number_of_subscriptions_is_limited() -> None:
+    client = Bench(options=MqttOptions(maximum_subscriptions=2)).connect("a", 5)
+    client.subscribe("a")
+    client.subscribe("b")
+    client.send(subscribe("c", 0, 7, 5))
+    assert client.received() == b"\x90\x04\x00\x07\x00\x97"
+    client.subscribe("b", 1)
+
+
+def test_mqtt_3_8_4_3_same_filter_replaces_the_subscription() -> None:
+    bench = Bench()
+    client = bench.connect("c")
+    client.subscribe("t", 0)
+    client.subscribe("t", 2)
+    sender = bench.connect("s")
+    sender.send(publish("t", b"x", 1, 1))
+    assert client.received() == publish("t", b"x", 1, 1)
+    client.subscribe("t", 0)
+    sender.send(publish("t", b"x", 1, 2))
+    assert client.received() == publish("t", b"x")
+
+
+def test_mqtt_3_3_5_1_overlapping_subscriptions_deliver_once_at_the_highest_qos() -> None:
+    bench = Bench()
+    client = bench.connect("c", 5)
+    client.subscribe("t/#", 0, properties=identifier(1))
+    client.subscribe("t/+", 2, properties=identifier(200))
+    client.subscribe("+/a", 1)
+    bench.connect("s", 5).send(publish("t/a", b"x", 2, 1, 5))
+    assert client.received() in (
+        publish("t/a", b"x", 2, 1, 5, properties=identifier(1) + identifier(200)),
+        publish("t/a", b"x", 2, 1, 5, properties=identifier(200) + identifier(1)),
+    )
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_mqtt_3_3_4_3_subscription_identifier_goes_to_its_subscriber_only(qos: int) -> None:
+    bench = Bench()
+    with_one = bench.connect("a", 5)
+    with_one.subscribe("t", 2, properties=identifier(268_435_455))
+    without = bench.connect("b", 5)
+    without.subscribe("t", 2)
+    old = bench.connect("c", 4)
+    old.subscribe("t", 2)
+    sender = bench.connect("s", 5)
+    for packet_id in (1, 2):
+        sender.send(publish("t", b"x", qos, packet_id, 5))
+        assert with_one.received() == publish(
+            "t", b"x", qos, packet_id, 5, properties=identifier(268_435_455)
+        )
+        assert without.received() == publish("t", b"x", qos, packet_id, 5)
+        assert old.received() == publish("t", b"x", qos, packet_id)
+
+
+def test_a_subscription_identifier_can_be_removed() -> None:
+    bench = Bench()
+    client = bench.connect("a", 5)
+    client.subscribe("t", 0, properties=identifier(5))
+    client.subscribe("t", 0)
+    bench.connect("s", 5).send(publish("t", b"x", version=5))
+    assert client.received() == publish("t", b"x", version=5)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_mqtt_3_8_3_3_no_local(qos: int) -> None:
+    bench = Bench()
+    client = bench.connect("a", 5)
+    other = bench.connect("b", 5)
+    client.subscribe("t", 1 | NO_LOCAL)
+    client.send(publish("t", b"x", qos, 1, 5) * 3)
+    assert client.received() == (puback(1) * 3 if qos else b"")
+    other.send(publish("t", b"x", qos, 1, 5))
+    assert client.received() == publish("t", b"x", qos, 1, 5)
+    # Another subscription of the same client that does want its own messages.
+    client.subscribe("#", 0, properties=identifier(3))
+    client.send(publish("t", b"x", qos, 1, 5))
+    expected = publish("t", b"x", 0, 1, 5, properties=identifier(3))
+    assert client.received() == expected + (puback(1) if qos else b"")
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_unsubscribe(version: int) -> None:
+    bench = Bench()
+    client = bench.connect("c", version)
+    sender = bench.connect("s", version)
+    client.subscribe("t/+", 1)
+    sender.send(publish("t/a", b"x", version=version))
+    client.received()
+    client.send(unsubscribe("t/#", 8, version) + unsubscribe("t/+", 9, version))
+    if version == 5:
+        assert client.received() == b"\xb0\x04\x00\x08\x00\x11" + b"\xb0\x04\x00\x09\x00\x00"
+    else:
+        assert client.received() == b"\xb0\x02\x00\x08" + b"\xb0\x02\x00\x09"
+    sender.send(publish("t/a", b"x", version=version))
+    assert client.received() == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b"\x00\x01\x00", 0x82), (b"\x00\x00\x00" + text("a"), 0x82), (b"\x00\x01\x00\x00", 0x81)],
+)
+def test_unsubscribe_that_is_not_valid(body: bytes, reason: int) -> None:
+    client = Bench().connect("a", 5)
+    client.send(packet(0xA2, body))
+    assert client.received() == bytes((0xE0, 1, reason))
+
+
+def test_mqtt_3_10_4_3_deliveries_under_way_are_completed_after_unsubscribe() -> None:
+    bench = Bench()
+    client = bench.connect("c", 5, properties=b"\x21\x00\x01")
+    client.subscribe("t", 1)
+    bench.connect("s", 5).send(publish("t", b"1", 1, 1, 5) + publish("t", b"2", 1, 2, 5))
+    assert client.received() == publish("t", b"1", 1, 1, 5)
+    client.send(unsubscribe("t", 9, 5) + puback(1))
+    assert client.packets() == [(0xB0, b"\x00\x09\x00\x00"), (0x32, text("t") + b"\x00\x02\x002")]
+
+
+# Retained messages (3.3.1.3)
+
+
+def retained_bench(qos: int = 1, version: int = 4) -> Bench:
+    bench = Bench()
+    bench.connect("s", version).send(publish("t/a", b"kept", qos, 1, version, retain=True))
+    return bench
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_mqtt_3_3_1_6_retained_message_goes_to_a_new_subscription(version: int, qos: int) -> None:
+    bench = retained_bench(qos)
+    for topic_filter in ("t/a", "t/+", "#"):
+        client = bench.connect("c", version)
+        client.subscribe(topic_filter, 2)
+        assert client.received() == publish("t/a", b"kept", qos, 1, version, retain=True)
+    client = bench.connect("c", version)
+    client.subscribe("t/b")
+    assert client.received() == b""
+
+
+def test_mqtt_3_3_1_9_retain_is_cleared_for_established_subscriptions() -> None:
+    bench = Bench()
+    client = bench.connect("c", 5)
+    client.subscribe("t", 1)
+    sender = bench.connect("s", 5)
+    for qos in (0, 1):
+        sender.send(publish("t", b"x", qos, 1, 5, retain=True))
+        assert client.received() == publish("t", b"x", qos, 1, 5)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_mqtt_3_3_1_12_retain_as_published(qos: int) -> None:
+    bench = Bench()
+    client = bench.connect("c", 5)
+    client.subscribe("t", 1 | RETAIN_AS_PUBLISHED)
+    sender = bench.connect("s", 5)
+    sender.send(publish("t", b"x", qos, 1, 5, retain=True))
+    assert client.received() == publish("t", b"x", qos, 1, 5, retain=True)
+    sender.send(publish("t", b"x", qos, 2, 5))
+    assert client.received() == publish("t", b"x", qos, 2, 5)
+
+
+def test_mqtt_3_3_1_6_empty_payload_clears() -> None:
+    bench = retained_bench()
+    listener = bench.connect("l")
+    listener.subscribe("t/#")
+    listener.received()
+    bench.connect("s").send(publish("t/a", b"", 0, retain=True))
+    assert listener.received() == publish("t/a", b"")
+    client = bench.connect("c")
+    client.subscribe("t/a")
+    assert client.received() == b""
+
+
+def test_retained_message_is_replaced() -> None:
+    bench = retained_bench()
+    bench.connect("s").send(publish("t/a", b"newer", retain=True))
+    client = bench.connect("c")
+    client.subscribe("t/a", 1)
+    assert client.received() == publish("t/a", b"newer", retain=True)
+
+
+def test_mqtt_3_3_1_10_retain_handling() -> None:
+    bench = retained_bench(0)
+    kept = publish("t/a", b"kept", version=5, retain=True)
+    client = bench.connect("c", 5)
+    client.subscribe("t/a", SEND_NEVER)
+    assert client.received() == b""
+    client.subscribe("t/a", SEND_IF_NEW)
+    assert client.received() == b""
+    client.subscribe("t/a", 0)
+    assert client.received() == kept
+    client.subscribe("t/+", SEND_IF_NEW)
+    assert client.received() == kept
+
+
+def test_retained_message_carries_the_subscription_identifier() -> None:
+    bench = retained_bench(1, 5)
+    client = bench.connect("c", 5)
+    client.subscribe("t/a", 1, properties=identifier(9))
+    assert client.received() == publish(
+        "t/a", b"kept", 1, 1, 5, retain=True, properties=identifier(9)
+    )
+
+
+def test_retained_message_of_dollar_topics_needs_a_dollar_filter() -> None:
+    bench = Bench()
+    bench.connect("s").send(publish("$x/a", b"kept", retain=True))
+    client = bench.connect("c")
+    client.subscribe("#")
+    client.subscribe("+/a")
+    assert client.received() == b""
+    client.subscribe("$x/#")
+    assert client.received() == publish("$x/a", b"kept", retain=True)
+
+
+def test_thousands_of_retained_messages_come_as_the_client_reads() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    topics = [f"t/{number}" for number in range(3000)]
+    for topic in topics:
+        sender.send(publish(topic, bytes(1000), retain=True))
+    client = bench.connect("c")
+    client.connection.is_writable = False
+    client.send(subscribe("t/#"))
+    assert client.connection.output_size == 5
+    # Replaced and cleared ones are not sent in their old form after the new one.
+    sender.send(publish("t/1", b"new", retain=True) + publish("t/2", b"", retain=True))
+    client.connection.is_writable = True
+    client.connection.flushed()
+    bench.settle()
+    got = client.packets()
+    assert got[0] == (0x90, b"\x00\x01\x00")
+    assert got[1:3] == [(0x30, text("t/1") + b"new"), (0x30, text("t/2"))]
+    assert {first for first, _ in got[3:]} == {0x31}
+    assert len(got) == 3 + 2998
+
+
+def test_retained_messages_at_qos_1_do_not_flood_the_queue() -> None:
+    bench = Bench()
+    sender = bench.connect("s", 5)
+    for number in range(5000):
+        sender.send(publish(f"t/{number}", b"x", 1, 1, 5, retain=True))
+    client = bench.connect("c", 5, properties=b"\x21\x00\x0a")
+    client.subscribe("t/#", 1)
+    queue = bench.broker.vhosts["/"].queues["amq.mqtt-session.c"]
+    seen = 0
+    while got := client.packets():
+        assert len(queue) <= 1024
+        seen += len(got)
+        client.send(b"".join(packet(0x40, body[-4:-2]) for _, body in got))
+    assert seen == 5000
+
+
+def test_many_subscriptions_to_retained_messages_at_once_are_refused() -> None:
+    bench = retained_bench()
+    client = bench.connect("c", 5)
+    client.connection.is_writable = False
+    client.send(*(subscribe("#", 0, number, 5) for number in range(1, 40)))
+    client.connection.is_writable = True
+    client.connection.flushed()
+    bench.settle()
+    codes = [body[-1] for first, body in client.packets() if first == 0x90]
+    assert codes == [0] * 16 + [0x97] * 23
+
+
+def test_subscription_of_qos_2_gets_qos_2_retained() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    sender.send(publish("t", b"x", 2, 1, retain=True))
+    client = bench.connect("c")
+    client.subscribe("t", 2)
+    assert client.received() == publish("t", b"x", 2, 1, retain=True)
+    client.send(pubrec(1))
+    assert client.packets() == [(0x62, b"\x00\x01")]
