@@ -1,7 +1,7 @@
 """Idempotent producers: who publishes, in which epoch, and up to which sequence number.
 
-A producer names itself and numbers its messages 0, 1, 2, ...; the numbers go on over its restarts. A
-row of a table has its current epoch and the next number, written in the batch of the messages: so
+A producer names itself and numbers its messages 0, 1, 2, ...; the numbers go on over its restarts.
+A row of a table has its current epoch and the next number, written in the batch of the messages: so
 "already have it" is as durable as the messages are. Opening a producer raises its epoch, which
 fences whoever still publishes in the old one.
 """

@@ -11,6 +11,7 @@ import base64
 import json
 import sys
 from array import array
+from datetime import datetime
 from itertools import accumulate
 from struct import Struct
 from typing import Final
@@ -78,7 +79,7 @@ class Described:
     """What a batch shows of a message's properties, whatever protocol they came by.
 
     ``names`` and ``values`` are the headers: UTF-8 names, and values as bytes (text as UTF-8,
-    numbers and booleans as their text, void as nothing, lists and maps as JSON).
+    numbers and booleans as their text, times in ISO 8601, void as nothing, lists and maps as JSON).
     """
 
     def __init__(
@@ -135,14 +136,17 @@ def header_bytes(value: HeaderValue) -> bytes:
         return b"false"
     if isinstance(value, (int, float)):
         return repr(value).encode()
-    text = json.dumps(value, default=_json_bytes, ensure_ascii=False, separators=(",", ":"))
+    if isinstance(value, datetime):
+        return value.isoformat().encode()
+    text = json.dumps(value, default=_json_text, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
-def _json_bytes(value: object) -> str:
+def _json_text(value: object) -> str:
+    """What JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return str(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 # Encoding

@@ -308,7 +308,9 @@ class Stream(Destination):
     def accept(self, message: Message) -> int:
         """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
         self.published += 1
-        described = self._describe(message) if message.header else PLAIN_MESSAGE
+        described = PLAIN_MESSAGE
+        if message.header or message.annotations is not None:
+            described = self._describe(message)
         partitions = self.partitions
         if len(partitions) == 1:
             partition = partitions[0]
@@ -334,7 +336,7 @@ class Stream(Destination):
 
     def _describe(self, message: Message) -> Described:
         header = message.header
-        if len(header) > MEMO_HEADER_BYTES:
+        if len(header) > MEMO_HEADER_BYTES or message.annotations is not None:
             return describe(message.properties())
         place = (message.protocol, header)
         found = self._memo.get(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def test_constant_columns_are_stored_once() -> None:
         (1.5, b"1.5"),
         ([1, "a", None], b'[1,"a",null]'),
         ({"b": b"\xff"}, b'{"b":"/w=="}'),
+        (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), b"2026-01-02T03:04:05+00:00"),
+        ([datetime(2026, 1, 2, tzinfo=UTC)], b'["2026-01-02T00:00:00+00:00"]'),
     ],
 )
 def test_header_values_as_bytes(value: object, expected: bytes) -> None:

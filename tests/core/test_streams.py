@@ -274,6 +274,22 @@ def test_the_key_is_stored_and_a_repeated_header_is_decoded_once(codec: KeyCodec
     assert [view.binary(KEY, row) for row in range(6)] == [b"k1", b"k2", None] * 2
 
 
+def test_headers_that_the_broker_added_are_stored(codec: KeyCodec) -> None:
+    broker = open_broker()
+    stream = broker.vhosts["/"].declare_stream("s")
+    for reason in ("expired", "rejected"):
+        letter = message(b"")
+        letter.annotations = {"x-first-death-reason": reason}
+        stream.accept(letter)
+    broker.end_turn()
+    ((_, batch),) = stream.partitions[0].read(0, 1 << 20)
+    headers = [RecordBatch(batch).headers(row) for row in range(2)]
+    assert headers == [
+        [(b"x-first-death-reason", b"expired")],
+        [(b"x-first-death-reason", b"rejected")],
+    ]
+
+
 def test_the_memo_of_headers_is_bounded(codec: KeyCodec) -> None:
     broker = open_broker()
     stream = broker.vhosts["/"].declare_stream("s")

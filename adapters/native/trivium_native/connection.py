@@ -40,7 +40,7 @@ from trivium_native.errors import (
     Unroutable,
     UnsupportedVersion,
 )
-from trivium_native.fetching import Fetch
+from trivium_native.fetching import Fetch, FetchTimer
 from trivium_native.fields import Fields
 from trivium_native.frames import Frame, FrameReader, encode_frame, pack
 from trivium_native.publishing import Publisher
@@ -80,6 +80,7 @@ class NativeConnection(Connection):
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
         self.fetches: dict[Fetch, None] = {}
+        self.fetch_timer = FetchTimer(self)
         self._state = GREETING
         self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
@@ -128,13 +129,11 @@ class NativeConnection(Connection):
         if now >= self._deadline and (self._state != OPEN or self._heartbeat):
             what = "heartbeat" if self._state == OPEN else "authentication"
             self.fail(0, TimedOut(f"no {what} in time"))
-            return
-        self._answer_fetches()
 
     def flushed(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._answer_fetches()
+            self.answer_fetches()
             for subscription in list(self.subscriptions.values()):
                 subscription.resume()
 
@@ -178,7 +177,8 @@ class NativeConnection(Connection):
         self.metrics.bytes_sent += self.output_size
         return super().take_output()
 
-    def _answer_fetches(self) -> None:
+    def answer_fetches(self) -> None:
+        """Answer the fetches that can be answered now."""
         if self.fetches and not self.is_closed:
             for fetch in [fetch for fetch in self.fetches if fetch.step()]:
                 self.fetches.pop(fetch, None)

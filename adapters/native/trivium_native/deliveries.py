@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from trivium.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.metrics import ProtocolMetrics
 from trivium_native.entries import DELIVERY, DELIVERY_SIZE, PERSISTENT, RETAIN, encode_entry
 from trivium_native.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES, frame_head
-from trivium_native.properties import MAX_HEADERS, encode_properties, has_text_keys
+from trivium_native.properties import MAX_HEADERS, encode_properties
 
 #: key of the entry among the encodings that a message keeps
 _VARIANT: Final = PROTOCOL_NATIVE * 16
@@ -22,7 +23,7 @@ def entry_of(message: Message, metrics: ProtocolMetrics) -> bytes:
     found = message.encoding(_VARIANT)
     if found is None:
         header = message.header
-        if message.protocol != PROTOCOL_NATIVE:
+        if message.protocol != PROTOCOL_NATIVE or message.annotations is not None:
             header = foreign_properties(message.properties(), metrics)
         flags = message.mode
         if message.persistent:
@@ -38,22 +39,50 @@ def entry_of(message: Message, metrics: ProtocolMetrics) -> bytes:
 
 
 def foreign_properties(properties: Properties, metrics: ProtocolMetrics) -> bytes:
-    """Another protocol's properties in native form.
+    """Properties that came otherwise in native form.
 
-    Headers that the form has no room for (nested too deeply, not text, too many or too large
-    together) are dropped and counted.
+    Times become text in ISO 8601. Headers that the form has no room for (nested too deeply, too
+    many, or too large together) are dropped and counted.
     """
-    headers = properties.headers
     fitting: list[tuple[str, HeaderValue]] = []
-    for pair in headers[:MAX_HEADERS]:
-        if _fits(pair[1]):
-            fitting.append(pair)
-    if len(fitting) == len(headers):
-        encoded = _try_encode(properties)
-        if encoded is not None:
-            return encoded
+    for name, value in properties.headers[:MAX_HEADERS]:
+        if _fits(value, _HEADER_DEPTH):
+            fitting.append((name, _without_times(value)))
+    encoded = _try_encode(properties, fitting)
+    if encoded is None:
         fitting = []
-    metrics.properties_dropped += len(headers) - len(fitting)
+        encoded = _try_encode(properties, fitting)
+    metrics.properties_dropped += len(properties.headers) - len(fitting)
+    return encoded or b""
+
+
+def _fits(value: HeaderValue, depth: int) -> bool:
+    if isinstance(value, dict):
+        if depth == 0:
+            return False
+        for key, item in value.items():
+            if not isinstance(key, str) or not _fits(item, depth - 1):
+                return False
+    elif isinstance(value, list):
+        if depth == 0:
+            return False
+        for item in value:
+            if not _fits(item, depth - 1):
+                return False
+    return True
+
+
+def _without_times(value: HeaderValue) -> HeaderValue:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {key: _without_times(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_times(item) for item in value]
+    return value
+
+
+def _try_encode(properties: Properties, headers: list[tuple[str, HeaderValue]]) -> bytes | None:
     reduced = Properties(
         properties.content_type,
         properties.content_encoding,
@@ -68,26 +97,10 @@ def foreign_properties(properties: Properties, metrics: ProtocolMetrics) -> byte
         properties.app_id,
         properties.payload_is_text,
         properties.key,
-        fitting,
+        headers,
     )
-    return _try_encode(reduced) or b""
-
-
-def _fits(value: HeaderValue) -> bool:
-    return _depth_fits(value, _HEADER_DEPTH) and has_text_keys(value)
-
-
-def _depth_fits(value: HeaderValue, depth: int) -> bool:
-    if isinstance(value, dict):
-        return depth > 0 and all(_depth_fits(item, depth - 1) for item in value.values())
-    if isinstance(value, list):
-        return depth > 0 and all(_depth_fits(item, depth - 1) for item in value)
-    return True
-
-
-def _try_encode(properties: Properties) -> bytes | None:
     try:
-        encoded = encode_properties(properties)
+        encoded = encode_properties(reduced)
     except (ValueError, TypeError, OverflowError):
         return None
     return encoded if len(encoded) <= MAX_FIELDS_BYTES else None

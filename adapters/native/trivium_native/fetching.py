@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.records import batch_count
 from trivium.streams import Partition, StreamReader
+from trivium.timers import Timed
 from trivium_native.entries import encode_fetched
 from trivium_native.errors import NotFound
 from trivium_native.frames import FETCHED, encode_frame
@@ -23,8 +24,8 @@ MAX_FETCHES: Final = 1024
 class Fetch(StreamReader):
     """One FETCH until it is answered.
 
-    It is answered once ``min_bytes`` are there, or when ``deadline_ms`` has passed (as seen by a
-    tick, so up to a second later), in both cases not before the connection takes output.
+    It is answered once ``min_bytes`` are there, or when ``deadline_ms`` has passed, in both cases
+    not before the connection takes output.
     """
 
     def __init__(
@@ -104,3 +105,21 @@ class Fetch(StreamReader):
     def cancel(self) -> None:
         """The connection is gone."""
         self._stop_waiting()
+
+
+class FetchTimer(Timed):
+    """Answers the fetches of one connection when their time has come.
+
+    One timer for all of them, so that many short fetches leave nothing behind in the heap.
+    """
+
+    def __init__(self, connection: NativeConnection) -> None:
+        self._connection = connection
+
+    def due(self) -> None:
+        self._connection.answer_fetches()
+        # What is due but held (by a slow reader, or a read from disk) is answered without a timer.
+        now = self._connection.broker.now_ms
+        later = [fetch.deadline_ms for fetch in self._connection.fetches if fetch.deadline_ms > now]
+        if later:
+            self._connection.broker.timers.call_at(min(later), self)

@@ -194,6 +194,7 @@ class Requests:
         )
         if not fetch.step():
             connection.fetches[fetch] = None
+            connection.broker.timers.call_at(fetch.deadline_ms, connection.fetch_timer)
 
     def _commit(self, correlation: int, fields: Fields) -> None:
         stream = self._stream(fields)

@@ -200,7 +200,7 @@ class QueueSubscription(Subscription):
             if requeue:
                 queue.requeue(entry)
             else:
-                queue.settle(entry)
+                queue.reject(entry)
         queue.dispatch()
 
     def _take(self, first: int, last: int) -> list[QueueEntry]:
