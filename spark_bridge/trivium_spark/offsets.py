@@ -205,10 +205,10 @@ def _begin(
         return bounds.earliest
     assert wanted is not None
     if wanted < bounds.earliest:
-        losses.append(f"{name}: offsets {wanted} to {bounds.earliest - 1} are gone")
+        losses.append(f"{name}: offsets {wanted} to {bounds.earliest - 1} do not exist any more")
         return bounds.earliest
     if wanted > bounds.latest:
-        losses.append(f"{name}: offsets {bounds.latest} to {wanted - 1}, once read, are gone")
+        losses.append(f"{name}: offsets {bounds.latest} to {wanted - 1} do not exist")
         return bounds.latest
     return wanted
 

@@ -56,7 +56,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a write: to a stream, or (where ``stream`` is None) to an exchange.
+    """Options of a write: to a stream, or (where ``stream`` is None) to an exchange by topic.
 
     ``topic`` is the topic of the rows that have none of their own.
     """
@@ -96,8 +96,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
     known = ["url", "exchange", "stream", "topic", "retryTimeout"]
     values = _known_options(options, known, _SPARK_SINK_OPTIONS)
-    if "exchange" in values and "stream" in values:
-        raise OptionError("a sink publishes to an exchange or to a stream: give one option only")
+    if "stream" in values and ("exchange" in values or "topic" in values):
+        raise OptionError("a sink publishes to a stream, or with a topic to an exchange, not both")
     return WriteOptions(
         url=_url(values),
         exchange=values.get("exchange", "amq.topic"),
@@ -134,7 +134,7 @@ def _optional(values: dict[str, str], name: str) -> str | None:
 
 def _url(values: dict[str, str]) -> str:
     url = _required(values, "url")
-    if not url.startswith(("trivium://", "triviums://")):
+    if not url.startswith("trivium://"):
         # Not shown: it may hold a password.
         raise OptionError("option url is trivium://[user:password@]host[:port][/vhost]")
     return url

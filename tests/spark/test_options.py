@@ -108,13 +108,15 @@ def test_url_is_never_shown() -> None:
 def test_write_options() -> None:
     plain = parse_write_options({"url": URL, "checkpointLocation": "/x", "queryName": "q"})
     assert (plain.exchange, plain.stream, plain.topic) == ("amq.topic", None, None)
-    to_stream = parse_write_options({"url": URL, "stream": "orders", "topic": "a/b"})
-    assert (to_stream.stream, to_stream.topic) == ("orders", "a/b")
+    assert parse_write_options({"url": URL, "stream": "orders"}).stream == "orders"
+    to_exchange = parse_write_options({"url": URL, "exchange": "", "topic": "a/b"})
+    assert (to_exchange.exchange, to_exchange.topic) == ("", "a/b")
 
 
 def test_wrong_write_options() -> None:
-    with pytest.raises(OptionError, match="one option only"):
-        parse_write_options({"url": URL, "stream": "a", "exchange": "b"})
+    for other in ({"exchange": "b"}, {"topic": "b"}):
+        with pytest.raises(OptionError, match="not both"):
+            parse_write_options({"url": URL, "stream": "a", **other})
     with pytest.raises(OptionError, match="unknown option path"):
         parse_write_options({"url": URL, "path": "/x"})
 

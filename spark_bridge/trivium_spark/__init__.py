@@ -1,0 +1,27 @@
+"""Spark bridge: a broker's streams as a replayable source, and its exchanges as a sink.
+
+::
+
+    import trivium_spark
+
+    spark.dataSource.register(trivium_spark.TriviumDataSource)
+    rows = spark.readStream.format("trivium").option("url", url).option("stream", "orders").load()
+
+Needs pyspark 4.2 or newer (``pip install trivium[spark]``). See docs/spark.md.
+"""
+
+from trivium_spark.errors import (
+    BrokerUnavailable,
+    DataLossError,
+    OptionError,
+    TriviumSparkError,
+)
+from trivium_spark.source import TriviumDataSource
+
+__all__ = [
+    "BrokerUnavailable",
+    "DataLossError",
+    "OptionError",
+    "TriviumDataSource",
+    "TriviumSparkError",
+]

@@ -1,0 +1,209 @@
+"""Reading: micro-batches of a streaming query, and ranges of a batch query.
+
+The driver plans offsets; a task reads one range of one partition. What a task yields depends on its
+range alone: it acknowledges nothing, keeps nothing and never asks for what is new, so a task that
+is repeated or runs twice gives the same rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from trivium_spark.columns import BatchConverter, arrow_schema
+from trivium_spark.offsets import (
+    OffsetRange,
+    Offsets,
+    Snapshot,
+    advance,
+    check_losses,
+    initial_offsets,
+    latest_offsets,
+    ranges,
+    resolve,
+)
+from trivium_spark.options import ReadOptions, format_partition
+from trivium_spark.session import Session, StreamGone
+
+logger = logging.getLogger("trivium_spark")
+
+#: Small record batches are joined until they have this many rows or bytes: each one handed to
+#: Spark costs as much as some hundred rows.
+JOINED_ROWS: Final = 8192
+JOINED_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class RangePartition(InputPartition):
+    """The range of records that one task reads."""
+
+    range: OffsetRange
+
+
+class RangeReader:
+    """What a task needs to read ranges. Picklable: it holds no connection."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order, as Arrow record batches.
+
+        Raises DataLossError when some do not exist any more, unless the query accepts that.
+        """
+        with Session(self._options.url, self._options.retry_timeout) as session:
+            yield from _joined(self._batches(session, wanted))
+
+    def _batches(self, session: Session, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
+        position = wanted.start
+        while position < wanted.end:
+            reason = ""
+            try:
+                fetched = session.fetch(wanted, position)
+            except StreamGone as error:
+                fetched = []
+                reason = f" ({error})"
+            if not fetched:
+                self._lost(wanted, position, wanted.end, reason)
+                return
+            for base, batch in fetched:
+                if base > position:
+                    self._lost(wanted, position, min(base, wanted.end))
+                if base >= wanted.end:
+                    return
+                after = base + batch.count
+                if after > position:
+                    yield converter.convert(batch, base, max(position, base), wanted.end)
+                    position = after
+
+    def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:
+        name = format_partition((wanted.stream, wanted.partition))
+        loss = f"{name}: offsets {first} to {after - 1} do not exist{reason}"
+        report([loss], self._options.fail_on_data_loss)
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer record batches."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        pending.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= JOINED_ROWS or size >= JOINED_BYTES:
+            yield from _join(pending)
+            pending = []
+            rows = size = 0
+    if pending:
+        yield from _join(pending)
+
+
+def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) == 1:
+        return batches
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
+def report(losses: list[str], is_fatal: bool) -> None:
+    """Raise DataLossError for losses, or warn of them."""
+    if is_fatal:
+        check_losses(losses)
+    for loss in losses:
+        logger.warning("data loss accepted (failOnDataLoss is false): %s", loss)
+
+
+class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of a streaming query. It lives in one process on the driver while the query runs.
+
+    Copies of it go to the executors, which only call ``read``.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._reader = RangeReader(options, arrow_schema(schema))
+        self._session: Session | None = None
+        self._target: Offsets | None = None
+        self._newest: Offsets | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return initial_offsets(self._options.start, self._snapshot()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = latest_offsets(self._snapshot())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        snapshot = self._snapshot()
+        self._newest = latest_offsets(snapshot)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        result = advance(Offsets.from_json(start), snapshot, rows, self._target)
+        report(result.losses, self._options.fail_on_data_loss)
+        return result.end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return None if self._newest is None else self._newest.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planned = ranges(Offsets.from_json(start), Offsets.from_json(end))
+        return [RangePartition(wanted) for wanted in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
+        return self._reader.read(partition.range)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.group is not None:
+            self._connected().commit(self._options.group, Offsets.from_json(end))
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _snapshot(self) -> Snapshot:
+        return self._connected().snapshot(self._options.streams)
+
+    def _connected(self) -> Session:
+        if self._session is None:
+            self._session = Session(self._options.url, self._options.retry_timeout)
+        return self._session
+
+
+class TriviumReader(DataSourceReader):
+    """The source of a batch query: the records between two positions."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._reader = RangeReader(options, arrow_schema(schema))
+
+    def partitions(self) -> list[InputPartition]:
+        with Session(self._options.url, self._options.retry_timeout) as session:
+            snapshot = session.snapshot(self._options.streams)
+        start = initial_offsets(self._options.start, snapshot)
+        end = Offsets(resolve(self._options.end, snapshot), start.incarnations, start.offsets)
+        # A range that is not all there is found out by the task that reads it.
+        return [RangePartition(wanted) for wanted in ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            # Where there are no partitions, Spark makes one of its own.
+            return iter(())
+        return self._reader.read(partition.range)

@@ -1,0 +1,195 @@
+"""Talking to the broker: a connection of the native client that comes back after a failure.
+
+Every call is repeated while the broker is away, for ``retryTimeout`` at most. That is safe for what
+only reads and for commits; a publish that is repeated may publish twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, TypeVar
+
+from trivium.records import BatchError, RecordBatch
+from trivium_native.errors import (
+    Blocked,
+    ConnectionFailed,
+    NativeError,
+    NotFound,
+    OffsetOutOfRange,
+    RequestError,
+    ShuttingDown,
+    StreamChanged,
+    TimedOut,
+    TooManyRequests,
+)
+from trivium_native.sync import SyncClient, connect
+from trivium_native.values import Publication
+from trivium_spark.errors import BrokerUnavailable, OptionError, TriviumSparkError
+from trivium_spark.offsets import Bounds, OffsetRange, Offsets, Snapshot, StreamState
+from trivium_spark.options import format_partition
+
+logger = logging.getLogger("trivium_spark")
+
+T = TypeVar("T")
+
+#: Bytes of one fetch: a task holds a few times this much.
+FETCH_BYTES: Final = 4 << 20
+
+#: A request of a publish: enough messages to share one fsync, far below the longest frame.
+REQUEST_MESSAGES: Final = 1024
+REQUEST_BYTES: Final = 256 << 10
+
+#: Seconds before the first and, doubled each time, between the last repetitions.
+_FIRST_DELAY: Final = 0.1
+_LAST_DELAY: Final = 2.0
+
+#: The broker is away, starting, stopping or out of room: all of that passes.
+_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, TooManyRequests)
+
+
+class StreamGone(Exception):
+    """The stream that a range belongs to was deleted. The text says what is there instead."""
+
+
+class Session:
+    """A connection, made when needed. Methods raise BrokerUnavailable and TriviumSparkError."""
+
+    def __init__(self, url: str, retry_timeout: float) -> None:
+        self._url = url
+        self._retry_timeout = retry_timeout
+        self._client: SyncClient | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def snapshot(self, streams: Sequence[str]) -> Snapshot:
+        """The state of the streams at this moment. Raises OptionError when there is no such one."""
+        try:
+            described = self._repeat(lambda client: client.metadata(streams))
+        except NotFound as error:
+            raise OptionError(f"option stream: {error.text}") from error
+        except NativeError as error:
+            raise TriviumSparkError(error.text) from error
+        return {
+            stream.name: StreamState(
+                stream.incarnation,
+                tuple(Bounds(part.first_offset, part.high_watermark) for part in stream.partitions),
+            )
+            for stream in described
+        }
+
+    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+        """Record batches with their first offsets, from the one with ``position`` on.
+
+        Where that offset does not exist any more the result begins at the first that does. It is
+        empty when nothing of the range exists from ``position`` on. Raises StreamGone.
+        """
+        try:
+            try:
+                return self._fetch(wanted, position)
+            except OffsetOutOfRange as error:
+                first = error.detail.get("first_offset")
+                if not isinstance(first, int) or not position < first < wanted.end:
+                    return []
+                return self._fetch(wanted, first)
+        except (NotFound, StreamChanged) as error:
+            raise StreamGone(error.text) from error
+        except NativeError as error:
+            raise TriviumSparkError(error.text) from error
+        except BatchError as error:
+            name = format_partition((wanted.stream, wanted.partition))
+            raise TriviumSparkError(f"{name} at offset {position}: {error}") from error
+
+    def _fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+        fetched = self._repeat(
+            lambda client: client.fetch(
+                wanted.stream,
+                wanted.partition,
+                position,
+                incarnation=wanted.incarnation,
+                max_bytes=FETCH_BYTES,
+            )
+        )
+        return [(batch.base_offset, batch.view()) for batch in fetched.batches]
+
+    def commit(self, group: str, offsets: Offsets) -> None:
+        """Commit a group's offsets. It is a hint for others: a failure is logged, not raised."""
+        by_stream: dict[str, dict[int, int]] = {stream: {} for stream in offsets.incarnations}
+        for (stream, partition), offset in offsets.offsets.items():
+            by_stream[stream][partition] = offset
+        try:
+            client = self._connected()
+            for stream, committed in by_stream.items():
+                client.commit(group, stream, committed, incarnation=offsets.incarnations[stream])
+        except (*_TRANSIENT, RequestError) as error:
+            self.close()
+            logger.warning("group %s: offsets not committed: %s", group, error)
+        except NativeError as error:
+            raise TriviumSparkError(error.text) from error
+
+    def publish(self, messages: Sequence[Publication]) -> None:
+        """Publish messages, in order; returns once the broker has acknowledged all of them."""
+        try:
+            self._repeat(lambda client: client.publish_many(_requests(messages)))
+        except NativeError as error:
+            raise TriviumSparkError(f"messages were not published: {error.text}") from error
+
+    def _connected(self) -> SyncClient:
+        if self._client is None:
+            try:
+                self._client = connect(self._url, name="spark")
+            except ValueError as error:
+                raise OptionError(f"option url: {error}") from error
+        return self._client
+
+    def _repeat(self, call: Callable[[SyncClient], T]) -> T:
+        """The result of ``call``, repeated on a new connection while the broker is away."""
+        deadline = time.monotonic() + self._retry_timeout
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                return call(self._connected())
+            except _TRANSIENT as error:
+                self.close()
+                # Spread, so that the tasks of many executors do not come back at the same moment.
+                pause = delay * random.uniform(0.5, 1.0)
+                if time.monotonic() + pause > deadline:
+                    raise BrokerUnavailable(
+                        f"the broker did not answer for {self._retry_timeout:g} seconds"
+                        f" (option retryTimeout): {error}"
+                    ) from error
+                time.sleep(pause)
+                delay = min(2 * delay, _LAST_DELAY)
+
+
+def _requests(messages: Sequence[Publication]) -> Iterator[list[Publication]]:
+    """The messages in requests of a moderate size."""
+    request: list[Publication] = []
+    size = 0
+    for message in messages:
+        request.append(message)
+        size += len(message.payload)
+        if len(request) >= REQUEST_MESSAGES or size >= REQUEST_BYTES:
+            yield request
+            request = []
+            size = 0
+    if request:
+        yield request

@@ -1,0 +1,43 @@
+"""The data source that ``spark.dataSource.register`` takes."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from trivium_spark.columns import SCHEMA
+from trivium_spark.errors import OptionError
+from trivium_spark.options import parse_read_options, parse_write_options
+from trivium_spark.reader import TriviumReader, TriviumStreamReader
+from trivium_spark.writer import TriviumStreamWriter, TriviumWriter
+
+
+class TriviumDataSource(DataSource):
+    """``format("trivium")``: streams of a broker as a source, its exchanges and streams as a sink.
+
+    ``spark.dataSource.register(TriviumDataSource)`` makes the format known to a session. Options
+    and columns are described in docs/spark.md.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "trivium"
+
+    def schema(self) -> str:
+        # Only a load asks for it: the place to complain before a query starts.
+        parse_read_options(self.options, is_streaming="endingOffsets" not in self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> TriviumReader:
+        return TriviumReader(parse_read_options(self.options, is_streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> TriviumStreamReader:  # noqa: N802
+        return TriviumStreamReader(parse_read_options(self.options, is_streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TriviumWriter:
+        if overwrite:
+            raise OptionError('messages cannot be overwritten: use mode("append")')
+        return TriviumWriter(parse_write_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TriviumStreamWriter:  # noqa: N802
+        return TriviumStreamWriter(parse_write_options(self.options), schema)

@@ -1,0 +1,48 @@
+"""One Spark session for all tests, and a broker for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import trivium_spark
+from tests.spark.broker_process import BrokerProcess
+from trivium_native.sync import SyncClient, connect
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    if shutil.which("java") is None:
+        pytest.skip("no Java runtime")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.memory", "1g")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(trivium_spark.TriviumDataSource)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path / "broker")
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[SyncClient]:
+    with connect(broker.url) as connected:
+        yield connected

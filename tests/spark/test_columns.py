@@ -1,0 +1,204 @@
+"""Record batches as Arrow: the same values, by column, whatever form each column was stored in."""
+
+import datetime
+from struct import pack_into
+from zlib import crc32
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+
+from trivium.message import Address, Message
+from trivium.records import (
+    KEY,
+    PAYLOAD,
+    Described,
+    RecordBatch,
+    encode_batch,
+)
+from trivium_spark.columns import COLUMNS, BatchConverter, arrow_schema, topic_text
+from trivium_spark.errors import OptionError
+
+ALL = pa.schema([pa.field(name, kind) for name, _, kind in COLUMNS])
+NOON = 1_700_000_000_123
+
+
+def message(
+    payload: bytes = b"x", key: bytes = b"a.b", protocol: int = 1, at: int = NOON
+) -> Message:
+    return Message(protocol, Address("amq.topic", key), b"", payload, 1, True, at)
+
+
+def described(
+    key: bytes | None = None, content_type: bytes | None = None, *headers: tuple[bytes, bytes]
+) -> Described:
+    return Described(key, content_type, [n for n, _ in headers], [v for _, v in headers])
+
+
+def convert(
+    messages: list[Message],
+    shown: list[Described] | None = None,
+    base: int = 0,
+    start: int = 0,
+    end: int = 1 << 60,
+    schema: pa.Schema = ALL,
+) -> list[dict[str, object]]:
+    batch = RecordBatch(encode_batch(messages, shown))
+    made = BatchConverter("orders", 3, schema).convert(batch, base, start, end)
+    made.validate(full=True)
+    assert made.schema.equals(schema)
+    rows: list[dict[str, object]] = made.to_pylist()
+    return rows
+
+
+def test_all_columns_of_one_record() -> None:
+    rows = convert(
+        [message(b"\x00\xffpay", protocol=2)],
+        [described(b"k", b"text/plain", (b"n", b"1"), (b"n", b"2"))],
+        base=42,
+    )
+    assert rows == [
+        {
+            "key": b"k",
+            "value": b"\x00\xffpay",
+            "topic": "a/b",
+            "partition": 3,
+            "offset": 42,
+            "timestamp": datetime.datetime.fromtimestamp(NOON / 1000, datetime.UTC),
+            "headers": [{"key": "n", "value": b"1"}, {"key": "n", "value": b"2"}],
+            "stream": "orders",
+            "protocol": "amqp",
+            "content_type": "text/plain",
+        }
+    ]
+
+
+def test_absent_columns_are_null_or_empty() -> None:
+    (row,) = convert([message(b"")])
+    assert row["key"] is None
+    assert row["content_type"] is None
+    assert row["headers"] == []
+    assert row["value"] == b""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "offsets"),
+    [
+        (0, 1000, [100, 101, 102, 103, 104]),
+        (100, 105, [100, 101, 102, 103, 104]),
+        (102, 1000, [102, 103, 104]),
+        (0, 103, [100, 101, 102]),
+        (101, 104, [101, 102, 103]),
+        (104, 105, [104]),
+    ],
+)
+def test_batch_is_cut_to_the_range(start: int, end: int, offsets: list[int]) -> None:
+    rows = convert(
+        [message(b"%d" % n, at=NOON + n) for n in range(5)],
+        [described(b"%d" % n, b"t", *[(b"h", b"%d" % n)] * n) for n in range(5)],
+        base=100,
+        start=start,
+        end=end,
+    )
+    assert [row["offset"] for row in rows] == offsets
+    assert [row["value"] for row in rows] == [b"%d" % (n - 100) for n in offsets]
+    assert [row["key"] for row in rows] == [b"%d" % (n - 100) for n in offsets]
+    assert [len(row["headers"]) for row in rows] == [n - 100 for n in offsets]  # type: ignore[arg-type]
+
+
+_rows = st.lists(
+    st.tuples(
+        st.sampled_from([b"", b"a", b"a.b", b"a/c", b"\xff", "é.日".encode()]),
+        st.binary(max_size=20),
+        st.none() | st.binary(max_size=3),
+        st.none() | st.sampled_from([b"", b"text/plain", b"application/json"]),
+        st.lists(
+            st.tuples(st.sampled_from([b"h", "ü".encode()]), st.binary(max_size=3)), max_size=2
+        ),
+        st.sampled_from([0, 1, 2, 3, 64, 255]),
+        st.integers(0, 4_102_444_800_000),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(_rows)
+def test_every_form_of_every_column_gives_the_values_back(
+    rows: list[
+        tuple[bytes, bytes, bytes | None, bytes | None, list[tuple[bytes, bytes]], int, int]
+    ],
+) -> None:
+    made = convert(
+        [message(row[1], row[0], row[5], row[6]) for row in rows],
+        [described(row[2], row[3], *row[4]) for row in rows],
+    )
+    names = {0: None, 1: "mqtt", 2: "amqp", 3: "native", 64: "64", 255: "255"}
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    for offset, (row, found) in enumerate(zip(rows, made, strict=True)):
+        assert found == {
+            "key": row[2],
+            "value": row[1],
+            "topic": topic_text(row[0]),
+            "partition": 3,
+            "offset": offset,
+            "timestamp": epoch + datetime.timedelta(milliseconds=row[6]),
+            "headers": [{"key": n.decode(), "value": v} for n, v in row[4]],
+            "stream": "orders",
+            "protocol": names[row[5]],
+            "content_type": None if row[3] is None else row[3].decode(),
+        }
+
+
+@pytest.mark.parametrize(
+    ("key", "topic"),
+    [
+        (b"a.b", "a/b"),
+        (b"a/b.c", "a.b/c"),
+        ("é.日".encode(), "é/日"),
+        (b"..", "//"),
+        (b"a.#", "a/%23"),
+        (b"", ""),
+        (b"a.\xff", "a.\ufffd"),
+    ],
+)
+def test_topic_is_the_mqtt_form_or_else_the_key(key: bytes, topic: str) -> None:
+    assert topic_text(key) == topic
+
+
+def test_text_that_is_not_utf8_is_replaced() -> None:
+    (row,) = convert([message()], [described(None, b"\xff", (b"\xfe", b"\xfe"))])
+    assert row["content_type"] == "\ufffd"
+    assert row["headers"] == [{"key": "\ufffd", "value": b"\xfe"}]
+
+
+def test_time_beyond_what_microseconds_express_is_no_error() -> None:
+    rows = convert([message(at=1 << 62), message(b"y", at=NOON)])
+    assert rows[1]["value"] == b"y"
+
+
+@pytest.mark.parametrize("column", [KEY, PAYLOAD])
+@pytest.mark.parametrize("offset", [-5, 1 << 30])
+def test_damaged_offsets_are_refused(column: int, offset: int) -> None:
+    """A batch whose checksum is right may still come from a publisher that made it by hand."""
+    shown = [described(b"k%d" % n if n else None) for n in range(3)]
+    data = bytearray(encode_batch([message(b"abc%d" % n) for n in range(3)], shown))
+    pack_into("<i", data, RecordBatch(bytes(data)).columns[column].offsets_at + 4, offset)
+    pack_into("<I", data, 44, crc32(data[48:], crc32(data[:44])))
+    with pytest.raises(pa.ArrowInvalid):
+        BatchConverter("orders", 0, ALL).convert(RecordBatch(bytes(data)), 0, 0, 3)
+
+
+def test_query_may_select_columns() -> None:
+    schema = StructType().add("topic", "string").add("value", "binary")
+    assert convert([message(b"v")], schema=arrow_schema(schema)) == [
+        {"topic": "a/b", "value": b"v"}
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("payload", "binary"), ("value", "string")])
+def test_column_that_there_is_not(name: str, kind: str) -> None:
+    with pytest.raises(OptionError, match=f"column {name} {kind} is not one of: key binary"):
+        arrow_schema(StructType().add(name, kind))

@@ -1,0 +1,140 @@
+"""What a task yields: exactly its range, whatever batches the records are stored in."""
+
+from __future__ import annotations
+
+import pickle
+from types import TracebackType
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from trivium.message import Address, Message
+from trivium.records import RecordBatch, encode_batch
+from trivium_spark import reader
+from trivium_spark.errors import DataLossError
+from trivium_spark.offsets import OffsetRange
+from trivium_spark.options import ReadOptions, parse_read_options
+from trivium_spark.reader import RangePartition, RangeReader, TriviumReader
+
+SCHEMA = pa.schema([pa.field("offset", pa.int64()), pa.field("value", pa.binary())])
+
+
+def batch(base: int, count: int, size: int = 0) -> tuple[int, RecordBatch]:
+    address = Address("", b"s")
+    messages = [
+        Message(3, address, b"", b"%d" % (base + n) + b"." * size, 1, True, 0) for n in range(count)
+    ]
+    return base, RecordBatch(encode_batch(messages))
+
+
+class Stored:
+    """Stands for a session with a broker that holds these batches."""
+
+    def __init__(self, *batches: tuple[int, RecordBatch], per_fetch: int = 2) -> None:
+        self._batches = batches
+        self._per_fetch = per_fetch
+
+    def __call__(self, url: str, retry_timeout: float) -> Stored:
+        return self
+
+    def __enter__(self) -> Stored:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+        later = [(base, batch) for base, batch in self._batches if base + batch.count > position]
+        return later[: self._per_fetch]
+
+
+def options(fail_on_data_loss: bool = True) -> ReadOptions:
+    given = {"url": "trivium://x", "stream": "s", "failOnDataLoss": str(fail_on_data_loss)}
+    return parse_read_options(given, is_streaming=True)
+
+
+def read(
+    monkeypatch: pytest.MonkeyPatch, stored: Stored, start: int, end: int, fails: bool = True
+) -> list[pa.RecordBatch]:
+    monkeypatch.setattr(reader, "Session", stored)
+    return list(RangeReader(options(fails), SCHEMA).read(OffsetRange("s", 0, "one", start, end)))
+
+
+def offsets(batches: list[pa.RecordBatch]) -> list[int]:
+    found: list[int] = []
+    for made in batches:
+        assert made.num_rows
+        rows = made.to_pylist()
+        assert all(row["value"].rstrip(b".") == b"%d" % row["offset"] for row in rows)
+        found += [row["offset"] for row in rows]
+    return found
+
+
+STORED = Stored(batch(10, 4), batch(14, 1), batch(15, 5), batch(20, 3))
+
+
+@pytest.mark.parametrize("start", range(10, 23))
+@pytest.mark.parametrize("end", range(11, 24))
+def test_exactly_the_range_is_read(monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
+    assert offsets(read(monkeypatch, STORED, start, end)) == list(range(start, end))
+
+
+def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored(*[batch(n, 1) for n in range(100)], per_fetch=7)
+    (made,) = read(monkeypatch, stored, 3, 98)
+    assert offsets([made]) == list(range(3, 98))
+
+
+def test_large_batches_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored(*[batch(n, 1, 3 << 20) for n in range(4)])
+    made = read(monkeypatch, stored, 0, 4)
+    assert [part.num_rows for part in made] == [2, 2]
+    assert offsets(made) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("stored", "start", "end", "lost", "left"),
+    [
+        (STORED, 7, 12, "s/0: offsets 7 to 9 do not exist", [10, 11]),
+        (STORED, 2, 8, "s/0: offsets 2 to 7 do not exist", []),
+        (STORED, 21, 30, "s/0: offsets 23 to 29 do not exist", [21, 22]),
+        (STORED, 40, 50, "s/0: offsets 40 to 49 do not exist", []),
+        (Stored(batch(0, 2), batch(5, 2)), 1, 6, "s/0: offsets 2 to 4 do not exist", [1, 5]),
+        (Stored(), 0, 3, "s/0: offsets 0 to 2 do not exist", []),
+    ],
+)
+def test_missing_records_are_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stored: Stored,
+    start: int,
+    end: int,
+    lost: str,
+    left: list[int],
+) -> None:
+    with pytest.raises(DataLossError, match=lost):
+        read(monkeypatch, stored, start, end)
+    assert not caplog.records
+    assert offsets(read(monkeypatch, stored, start, end, fails=False)) == left
+    assert [record.getMessage() for record in caplog.records] == [
+        f"data loss accepted (failOnDataLoss is false): {lost}"
+    ]
+
+
+def test_what_goes_to_executors_can_be_pickled() -> None:
+    partition = RangePartition(OffsetRange("s", 0, "one", 1, 2))
+    assert pickle.loads(pickle.dumps(partition)) == partition
+    assert pickle.loads(pickle.dumps(RangeReader(options(), SCHEMA)))
+
+
+def test_partition_that_spark_makes_up_for_an_empty_read_has_no_rows() -> None:
+    given = parse_read_options({"url": "trivium://x", "stream": "s"}, is_streaming=False)
+    made = TriviumReader(given, StructType().add("value", "binary"))
+    assert list(made.read(InputPartition(None))) == []

@@ -1,0 +1,294 @@
+"""Reading with a real Spark session from a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.spark.broker_process import BrokerProcess
+from trivium.message import Properties
+from trivium_native.sync import SyncClient, connect
+from trivium_native.values import Publication
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def publish(client: SyncClient, stream: str, numbers: Sequence[int]) -> None:
+    """Each message in a request, and so mostly in a record batch, of its own."""
+    client.publish_many(
+        [Publication(payload=b"%d" % n, exchange="", routing_key=stream)] for n in numbers
+    )
+
+
+def numbers(rows: Sequence[Row]) -> list[int]:
+    return [int(bytes(row.value)) for row in rows]
+
+
+class Reading:
+    """A streaming query that is stopped and started again with the same checkpoint."""
+
+    def __init__(self, spark: SparkSession, checkpoint: Path, **options: str) -> None:
+        self._spark = spark
+        self._checkpoint = checkpoint
+        self.options = options
+        self.rows: list[Row] = []
+        self.sizes: list[int] = []
+        #: called before a batch is taken; what it raises fails the query
+        self.before_batch: Callable[[], None] = lambda: None
+
+    def _take(self, batch: DataFrame, _: int) -> None:
+        self.before_batch()
+        rows = batch.collect()
+        self.rows += rows
+        self.sizes.append(len(rows))
+
+    def start(self, available_now: bool = False) -> StreamingQuery:
+        frame = self._spark.readStream.format("trivium").options(**self.options).load()
+        writer = frame.writeStream.foreachBatch(self._take)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    def run(self) -> list[int]:
+        """Read what is available now; the numbers read so far."""
+        self.start(available_now=True).awaitTermination()
+        return numbers(self.rows)
+
+
+@pytest.fixture
+def reading(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Reading:
+    return Reading(
+        spark, tmp_path / "checkpoint", url=broker.url, stream="s", startingOffsets="earliest"
+    )
+
+
+def load(spark: SparkSession, broker: BrokerProcess, **options: str) -> DataFrame:
+    return (
+        spark.read.format("trivium").options(**{"url": broker.url, "stream": "s", **options}).load()
+    )
+
+
+def test_values_are_what_was_published(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    client.bind_stream("s", "amq.topic", "#")
+    large = bytes(range(256)) * 4096
+    published = [
+        Publication(payload=b"", routing_key="plain"),
+        Publication(
+            payload="Grüße, 世界 🌍".encode(),
+            routing_key="é.日本".encode(),
+            properties=Properties(
+                content_type="text/plain; charset=utf-8",
+                key="schlüssel".encode(),
+                headers=[("ü", "ö"), ("ü", b"\x00\xff"), ("n", 7), ("b", True), ("void", None)],
+            ),
+        ),
+        Publication(payload=large, routing_key="a/b.c", properties=Properties(key=b"")),
+        Publication(payload=b"\x00", routing_key=b""),
+    ]
+    client.publish(published[:2])
+    client.publish(published[2:])
+    rows = load(spark, broker).orderBy("offset").collect()
+    assert [bytes(row.value) for row in rows] == [p.payload for p in published]
+    assert [row.topic for row in rows] == ["plain", "é/日本", "a.b/c", ""]
+    assert [row.key for row in rows] == [None, "schlüssel".encode(), b"", None]
+    assert [row.content_type for row in rows] == [None, "text/plain; charset=utf-8", None, None]
+    assert [[(h.key, bytes(h.value)) for h in row.headers] for row in rows] == [
+        [],
+        [("ü", "ö".encode()), ("ü", b"\x00\xff"), ("n", b"7"), ("b", b"true"), ("void", b"")],
+        [],
+        [],
+    ]
+    assert [(row.stream, row.partition, row.offset) for row in rows] == [
+        ("s", 0, n) for n in range(4)
+    ]
+    assert {row.protocol for row in rows} == {"native"}
+    (record, *_) = client.fetch("s", 0, 0).batches[0].records()
+    assert rows[0].timestamp.timestamp() * 1000 == pytest.approx(record.timestamp, abs=0.5)
+
+
+def test_batch_read_of_a_range(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(20))
+    found = load(spark, broker, startingOffsets='{"s/0": 5}', endingOffsets='{"s/0": 12}')
+    assert sorted(numbers(found.collect())) == list(range(5, 12))
+    assert load(spark, broker, startingOffsets="latest").collect() == []
+    assert load(spark, broker).count() == 20
+
+
+def test_batch_read_of_records_that_do_not_exist(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(3))
+    with pytest.raises(Exception, match="DataLossError: s/0: offsets 3 to 8 do not exist"):
+        load(spark, broker, endingOffsets='{"s/0": 9}').collect()
+    found = load(spark, broker, endingOffsets='{"s/0": 9}', failOnDataLoss="false")
+    assert numbers(found.collect()) == [0, 1, 2]
+
+
+def test_query_that_selects_columns(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(3))
+    reader = spark.read.format("trivium").schema("offset bigint, topic string")
+    frame = reader.option("url", broker.url).option("stream", "s").load()
+    assert sorted(frame.collect()) == [Row(offset=n, topic="s") for n in range(3)]
+
+
+def test_wrong_options_are_named(spark: SparkSession, broker: BrokerProcess) -> None:
+    with pytest.raises(AnalysisException, match="OptionError: unknown option failondatalos;"):
+        load(spark, broker, failOnDataLos="false")
+    with pytest.raises(AnalysisException, match="OptionError: unknown option group"):
+        load(spark, broker, group="g").collect()
+    with pytest.raises(AnalysisException, match="OptionError: option stream: no stream 's'"):
+        load(spark, broker).collect()
+
+
+def test_query_from_latest_reads_what_follows(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    reading.options["startingOffsets"] = "latest"
+    query = reading.start()
+    query.processAllAvailable()
+    publish(client, "s", range(5, 8))
+    query.processAllAvailable()
+    query.stop()
+    assert numbers(reading.rows) == [5, 6, 7]
+
+
+def test_query_goes_on_at_its_checkpoint(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 3)
+    reading.options["maxOffsetsPerTrigger"] = "7"
+    publish(client, "s", range(30))
+    assert sorted(reading.run()) == list(range(30))
+    assert max(reading.sizes) == 7
+    assert sorted(reading.run()) == list(range(30))
+    publish(client, "s", range(30, 40))
+    # Where a query starts is asked of the checkpoint only.
+    reading.options["startingOffsets"] = "latest"
+    assert sorted(reading.run()) == list(range(40))
+
+
+def test_first_batch_that_failed_is_repeated_from_where_it_began(
+    reading: Reading, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    reading.options["startingOffsets"] = "latest"
+
+    def fail() -> None:
+        # Records after the query's beginning, and a query that dies before it has kept any.
+        publish(client, "s", range(5, 9))
+        raise RuntimeError("the sink is broken")
+
+    query = reading.start()
+    query.processAllAvailable()
+    reading.before_batch = fail
+    publish(client, "s", [100])
+    with pytest.raises(StreamingQueryException, match="the sink is broken"):
+        query.awaitTermination()
+    reading.before_batch = lambda: None
+    assert reading.run() == [100, 5, 6, 7, 8]
+
+
+def test_broker_killed_between_micro_batches(
+    reading: Reading, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 2)
+    publish(client, "s", range(50))
+    query = reading.start()
+    query.processAllAvailable()
+    for first in (50, 100):
+        broker.kill()
+        broker.start()
+        with connect(broker.url) as again:
+            publish(again, "s", range(first, first + 50))
+        query.processAllAvailable()
+    query.stop()
+    assert sorted(numbers(reading.rows)) == list(range(150))
+
+
+def test_broker_that_stays_away_ends_the_query(reading: Reading, broker: BrokerProcess) -> None:
+    reading.options["retryTimeout"] = "0.2"
+    with connect(broker.url) as client:
+        client.declare_stream("s", 1)
+    query = reading.start()
+    query.processAllAvailable()
+    broker.kill()
+    with pytest.raises(
+        StreamingQueryException, match="BrokerUnavailable: the broker did not answer"
+    ):
+        query.awaitTermination()
+    broker.start()
+
+
+def test_stream_made_again_is_data_loss(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    assert reading.run() == [0, 1, 2, 3, 4]
+    client.delete_stream("s")
+    client.declare_stream("s", 1)
+    publish(client, "s", range(10, 18))
+    with pytest.raises(
+        StreamingQueryException, match="DataLossError: s/0: the stream was deleted and made again"
+    ):
+        reading.run()
+    reading.options["failOnDataLoss"] = "false"
+    assert reading.run() == [0, 1, 2, 3, 4, *range(10, 18)]
+    reading.options["failOnDataLoss"] = "true"
+    publish(client, "s", [18])
+    assert reading.run() == [0, 1, 2, 3, 4, *range(10, 19)]
+
+
+def test_several_streams_of_several_partitions(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 4)
+    client.declare_stream("with/slash", 2)
+    reading.options["stream"] = "s, with/slash"
+    publish(client, "s", range(20))
+    publish(client, "with/slash", range(100, 110))
+    reading.run()
+    publish(client, "s", range(20, 25))
+    reading.run()
+    by_stream = {
+        name: sorted(numbers([row for row in reading.rows if row.stream == name]))
+        for name in ("s", "with/slash")
+    }
+    assert by_stream == {"s": list(range(25)), "with/slash": list(range(100, 110))}
+    places = [(row.stream, row.partition, row.offset) for row in reading.rows]
+    assert len(set(places)) == len(places)
+
+
+def test_commit_is_the_offset_of_the_group(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    reading.options["group"] = "spark"
+    reading.run()
+    publish(client, "s", range(5, 8))
+    (state,) = client.committed("spark", "s")
+    assert (state.committed, state.lag) == (5, 3)
+    reading.run()
+    (state,) = client.committed("spark", "s")
+    assert (state.committed, state.lag) == (8, 0)
+
+
+def test_progress_shows_the_latest_offset(reading: Reading, client: SyncClient) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    reading.options["maxOffsetsPerTrigger"] = "2"
+    query = reading.start(available_now=True)
+    query.awaitTermination()
+    (source,) = query.recentProgress[0]["sources"]
+    assert '"s/0": 2' in str(source["endOffset"]).replace("'", '"')
+    assert '"s/0": 5' in str(source["latestOffset"]).replace("'", '"')

@@ -1,0 +1,135 @@
+"""Writing with a real Spark session to a real broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.broker_process import BrokerProcess
+from trivium_native.sync import SyncClient, connect
+from trivium_native.values import Publication, Record
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def records(client: SyncClient, stream: str) -> list[Record]:
+    """All records of a stream, partition by partition."""
+    found: list[Record] = []
+    (info,) = client.metadata([stream])
+    for number, partition in enumerate(info.partitions):
+        offset = partition.first_offset
+        while offset < partition.high_watermark:
+            for batch in client.fetch(stream, number, offset).batches:
+                found += batch.records()
+            offset = found[-1].offset + 1
+    return found
+
+
+def test_batch_write_to_an_exchange(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("all", 1)
+    client.bind_stream("all", "amq.topic", "#")
+    rows = [
+        ("a/b", b"key", "Grüße", [("ü", b"\x00"), ("ü", b"2")], "text/plain"),
+        (None, None, "", [], None),
+        ("a.b/c", b"", "third", None, None),
+    ]
+    kind = (
+        "topic string, key binary, value string, headers array<struct<key:string,value:binary>>,"
+        " content_type string"
+    )
+    frame = spark.createDataFrame(rows, kind).coalesce(1)
+    frame.write.format("trivium").mode("append").options(url=broker.url, topic="else/where").save()
+    written = records(client, "all")
+    assert [record.routing_key for record in written] == [b"a.b", b"else.where", b"a/b.c"]
+    assert [record.payload for record in written] == ["Grüße".encode(), b"", b"third"]
+    assert [record.key for record in written] == [b"key", None, b""]
+    assert written[0].headers == [("ü", b"\x00"), ("ü", b"2")]
+    assert [record.content_type for record in written] == ["text/plain", None, None]
+    assert {record.exchange for record in written} == {"amq.topic"}
+
+
+def test_batch_write_to_a_stream(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("target", 2)
+    frame = spark.range(5000).selectExpr("CAST(id AS STRING) AS value", "CAST(id AS BINARY) AS key")
+    frame.write.format("trivium").mode("append").options(url=broker.url, stream="target").save()
+    written = records(client, "target")
+    assert sorted(int(record.payload) for record in written) == list(range(5000))
+    assert all(record.key is not None for record in written)
+
+
+def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: BrokerProcess) -> None:
+    frame = spark.range(1).selectExpr("'x' AS value")
+    with pytest.raises(Exception, match="messages were not published: no binding wants"):
+        frame.write.format("trivium").mode("append").options(url=broker.url, stream="no").save()
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("'a' AS topic", "the sink needs a column value"),
+        ("'a' AS value", "the sink needs a column topic, or option topic or stream"),
+        ("'a' AS topic, 1 AS value", "column value must be of type binary or string"),
+        ("'a' AS topic, 'a' AS value, 1 AS header", "column header means nothing to the sink"),
+        ("'a' AS topic, CAST(NULL AS STRING) AS value", "a row's value is null"),
+        ("CAST(NULL AS STRING) AS topic, 'a' AS value", "a row's topic is null"),
+    ],
+)
+def test_wrong_rows_are_refused(
+    spark: SparkSession, broker: BrokerProcess, columns: str, named: str
+) -> None:
+    frame = spark.range(1).selectExpr(*columns.split(", "))
+    with pytest.raises(Exception, match=f"OptionError: {named}"):
+        frame.write.format("trivium").mode("append").option("url", broker.url).save()
+
+
+def test_overwrite_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+    frame = spark.range(1).selectExpr("'a' AS topic", "'a' AS value")
+    with pytest.raises(Exception, match="OptionError: messages cannot be overwritten"):
+        frame.write.format("trivium").mode("overwrite").option("url", broker.url).save()
+
+
+def test_streaming_write_goes_on_after_a_crash_of_the_broker(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    def publish(numbers: range) -> None:
+        with connect(broker.url) as client:
+            client.publish(
+                [Publication(payload=b"%d" % n, routing_key=f"in.{n % 7}") for n in numbers]
+            )
+
+    with connect(broker.url) as client:
+        client.declare_stream("source", 2)
+        client.declare_stream("copy", 1)
+        client.bind_stream("source", "amq.topic", "in.#")
+        client.bind_stream("copy", "amq.topic", "out.#")
+    publish(range(60))
+    reader = spark.readStream.format("trivium").option("startingOffsets", "earliest")
+    query = (
+        reader.option("url", broker.url)
+        .option("stream", "source")
+        .load()
+        .selectExpr("concat('out', substring(topic, 3)) AS topic", "value", "offset", "headers")
+        .writeStream.format("trivium")
+        .option("url", broker.url)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .queryName("copy")
+        .start()
+    )
+    query.processAllAvailable()
+    broker.kill()
+    broker.start()
+    publish(range(60, 100))
+    query.processAllAvailable()
+    query.stop()
+    with connect(broker.url) as client:
+        written = records(client, "copy")
+    # The broker died between micro-batches, so nothing was published twice either.
+    assert sorted((record.routing_key, int(record.payload)) for record in written) == sorted(
+        (b"out.%d" % (n % 7), n) for n in range(100)
+    )
