@@ -209,7 +209,8 @@ class Message:
         """The neutral form of ``header``, decoded once."""
         found = self._properties
         if found is None:
-            found = _codecs[self.protocol].decode(self.header)
+            # A protocol whose adapter is not installed any more has no properties to show.
+            found = _codecs.get(self.protocol, _codecs[PROTOCOL_NONE]).decode(self.header)
             if self.annotations is not None:
                 found = _annotated(found, self.annotations)
             self._properties = found

@@ -23,7 +23,7 @@ def entry_of(message: Message, metrics: ProtocolMetrics) -> bytes:
     found = message.encoding(_VARIANT)
     if found is None:
         header = message.header
-        if message.protocol != PROTOCOL_NATIVE or message.annotations is not None:
+        if message.annotations is not None or (header and message.protocol != PROTOCOL_NATIVE):
             header = foreign_properties(message.properties(), metrics)
         flags = message.mode
         if message.persistent:

@@ -1,0 +1,308 @@
+"""Handshake, time-outs, heartbeats, and what closes a connection."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.native import vectors
+from tests.native.harness import Site, Wire, entry, payloads, publish
+from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
+from trivium.security.passwords import hash_password
+from trivium_native import frames
+
+LISTEN = {"native": Listen(0)}
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(config=Config(listen=LISTEN))
+
+
+def error(received: list[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """Correlation id and code of the one frame, an ERROR."""
+    ((kind, correlation, body),) = received
+    assert kind == frames.ERROR
+    return correlation, msgpack.unpackb(body)[0]
+
+
+def closes(wire: Wire, code: int, kind: int, body: bytes | dict[str, Any]) -> None:
+    assert error(wire.send(kind, 5, body))[1] == code
+    assert wire.is_closed
+
+
+# Handshake
+
+
+def test_hello_is_answered_with_version_and_limits(site: Site) -> None:
+    wire = Wire(site)
+    hello = {"protocol": "trivium", "version": 1, "heartbeat": 7, "client": "c"}
+    ((kind, correlation, body),) = wire.send(frames.HELLO, 9, hello)
+    assert (kind, correlation) == (frames.HELLO, 9)
+    fields = msgpack.unpackb(body)
+    assert fields.pop("broker").startswith("trivium ")
+    limit = site.broker.config.limits.max_message_bytes + (1 << 20)
+    assert fields == {"version": 1, "heartbeat": 7, "max_frame": limit}
+
+
+@pytest.mark.parametrize(
+    ("hello", "code"),
+    [
+        ({"protocol": "trivium", "version": 2}, 102),
+        ({"protocol": "other", "version": 1}, 102),
+        ({"protocol": "trivium"}, 100),
+        ({"protocol": "trivium", "version": 1, "heartbeat": 3601}, 100),
+        ({"protocol": "trivium", "version": 1, "surprise": 1}, 100),
+        (b"\xc1", 100),
+        (b"\x90", 100),
+    ],
+)
+def test_a_wrong_hello_closes(site: Site, hello: bytes | dict[str, Any], code: int) -> None:
+    closes(Wire(site), code, frames.HELLO, hello)
+
+
+@pytest.mark.parametrize("kind", [frames.AUTH, frames.PUBLISH, frames.PING, 0xFF])
+def test_nothing_comes_before_hello(site: Site, kind: int) -> None:
+    closes(Wire(site), 103, kind, {})
+
+
+@pytest.mark.parametrize("kind", [frames.HELLO, frames.PUBLISH, frames.FETCH])
+def test_nothing_but_auth_comes_after_hello(site: Site, kind: int) -> None:
+    closes(site.greet(), 103, kind, {})
+
+
+@pytest.mark.parametrize("kind", [frames.HELLO, frames.AUTH, frames.OK, frames.DELIVER, 0xFF])
+def test_an_open_connection_takes_no_such_frame(site: Site, kind: int) -> None:
+    closes(site.client(), 103, kind, {})
+
+
+def test_hello_and_auth_may_come_at_once_byte_by_byte(site: Site) -> None:
+    wire = Wire(site)
+    hello = msgpack.packb({"protocol": "trivium", "version": 1})
+    auth = msgpack.packb({"vhost": "/"})
+    data = struct.pack("<IBQ", 9 + len(hello), 1, 1) + hello
+    data += struct.pack("<IBQ", 9 + len(auth), 2, 2) + auth
+    data += struct.pack("<IBQ", 9, frames.PING, 3)
+    for byte in data:
+        wire.feed(bytes([byte]))
+    assert [(kind, c) for kind, c, _ in wire.take()] == [
+        (frames.HELLO, 1),
+        (frames.OK, 2),
+        (frames.PONG, 3),
+    ]
+
+
+def test_anonymous_clients_are_admitted_on_loopback_only() -> None:
+    wire = Site(config=Config(listen=LISTEN)).greet()
+    assert wire.send(frames.AUTH, 2, {}) == [(frames.OK, 2, b"\x80")]
+    strict = Site(config=Config(listen=LISTEN, auth=AuthConfig(anonymous="never")))
+    closes(strict.greet(), 200, frames.AUTH, {})
+    assert strict.adapter.metrics.authentication_failures == 1
+
+
+@pytest.mark.parametrize(("user", "password"), [("guest", b"wrong"), ("nobody", b"guest")])
+def test_wrong_credentials_close(site: Site, user: str, password: bytes) -> None:
+    closes(site.greet(), 200, frames.AUTH, {"username": user, "password": password})
+
+
+def test_an_unknown_vhost_closes(site: Site) -> None:
+    closes(site.greet(), 301, frames.AUTH, {"vhost": "none"})
+
+
+def test_while_a_password_is_checked_nothing_is_read(site: Site) -> None:
+    users = {"u": UserConfig(password=hash_password(b"p"))}
+    site = Site(config=Config(listen=LISTEN, users=users))
+    site.driver.is_pool_busy = True
+    wire = site.greet()
+    assert wire.send(frames.AUTH, 2, {"username": "u", "password": b"p"}) == []
+    assert not wire.is_reading
+    # What was on its way already waits.
+    assert wire.send(frames.PING, 3, b"") == []
+    site.driver.work.pop()()
+    site.turn()
+    assert [(kind, c) for kind, c, _ in wire.take()] == [(frames.OK, 2), (frames.PONG, 3)]
+    assert wire.is_reading
+
+
+def test_a_client_that_left_meanwhile_is_not_let_in(site: Site) -> None:
+    users = {"u": UserConfig(password=hash_password(b"p"))}
+    site = Site(config=Config(listen=LISTEN, users=users))
+    site.driver.is_pool_busy = True
+    wire = site.greet()
+    wire.send(frames.AUTH, 2, {"username": "u", "password": b"p"})
+    wire.lose()
+    site.driver.work.pop()()
+    site.turn()
+    assert wire.take() == []
+
+
+# Limits
+
+
+def test_a_large_first_frame_is_refused_by_its_length(site: Site) -> None:
+    wire = Wire(site)
+    wire.feed(struct.pack("<IBQ", 16 * 1024 + 1, frames.HELLO, 1))
+    assert error(wire.take())[1] == 101
+    assert wire.is_closed
+
+
+def test_after_authentication_the_limit_follows_the_largest_message() -> None:
+    limits = LimitsConfig(max_message_bytes=1000)
+    site = Site(config=Config(listen=LISTEN, limits=limits))
+    wire = site.client()
+    wire.feed(struct.pack("<IBQ", 1000 + (1 << 20), frames.PUBLISH, 1))
+    assert wire.take() == []
+    other = site.client()
+    other.feed(struct.pack("<IBQ", 1001 + (1 << 20), frames.PUBLISH, 1))
+    assert error(other.take())[1] == 101
+
+
+# Life
+
+
+def test_without_a_handshake_in_time_the_connection_closes() -> None:
+    limits = LimitsConfig(handshake_seconds=5)
+    site = Site(config=Config(listen=LISTEN, limits=limits))
+    silent, slow, open_ = Wire(site), site.greet(), site.client()
+    site.broker.tick(100.0)
+    site.broker.tick(104.0)
+    # Bytes do not extend it.
+    slow.feed(b"\x01")
+    site.broker.tick(105.0)
+    site.turn()
+    assert error(silent.take())[1] == 104
+    assert error(slow.take())[1] == 104
+    assert not open_.is_closed
+
+
+def test_two_silent_heartbeats_close(site: Site) -> None:
+    quiet, lively, without = site.client(10), site.client(10), site.client()
+    for now in range(0, 20, 5):
+        site.broker.tick(float(now))
+        assert lively.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+    site.broker.tick(21.0)
+    site.turn()
+    assert error(quiet.take())[1] == 104
+    assert not lively.is_closed
+    assert not without.is_closed
+
+
+def test_close_from_the_client_is_not_answered(site: Site) -> None:
+    wire = site.client()
+    assert wire.send(frames.CLOSE, 0, msgpack.packb([0, ""])) == []
+    assert wire.is_closed
+
+
+def test_on_shutdown_clients_are_told(site: Site) -> None:
+    wire = site.client()
+    wire.connection.shutdown()
+    site.turn()
+    ((kind, _, body),) = wire.take()
+    assert (kind, msgpack.unpackb(body)[0]) == (frames.CLOSE, 402)
+    assert wire.is_closed
+
+
+# Requests that are refused leave the connection open
+
+
+@pytest.mark.parametrize("kind", sorted(frames.RESERVED))
+def test_reserved_frames_are_not_supported(site: Site, kind: int) -> None:
+    wire = site.client()
+    assert wire.refused(kind) == 311
+    assert not wire.is_closed
+
+
+def test_an_unknown_field_is_refused(site: Site) -> None:
+    wire = site.client()
+    assert wire.refused(frames.METADATA, strems=["s"]) == 300
+    assert not wire.is_closed
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kind": "stream", "name": 1},
+        {"kind": "stream", "name": "s" * 256},
+        {"kind": "stream", "name": "s", "partitions": 0},
+        {"kind": "stream", "name": "s", "partitions": True},
+        {"kind": "queue", "name": "q", "durable": 1},
+        {"kind": "queue", "name": "q", "arguments": []},
+        {"kind": "queue", "name": "q", "arguments": {1: 2}},
+        {"kind": "table", "name": "t"},
+        {"kind": "exchange", "name": ""},
+    ],
+)
+def test_fields_of_a_wrong_kind_are_refused(site: Site, fields: dict[str, Any]) -> None:
+    wire = site.client()
+    assert wire.refused(frames.DECLARE, **fields) == 300
+
+
+def test_a_request_without_correlation_id_gets_no_reply(site: Site) -> None:
+    wire = site.client()
+    assert wire.send(frames.DECLARE, 0, {"kind": "stream", "name": "s"}) == []
+    assert "s" in site.vhost.streams
+    assert wire.send(frames.METADATA, 0, {"streams": ["none"]}) == []
+
+
+def test_a_fault_of_ours_costs_one_connection(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    wire, other = site.client(), site.client()
+    monkeypatch.setattr(site.vhost, "stream", fail)
+    closes(wire, 500, frames.METADATA, {"streams": ["s"]})
+    assert "ZeroDivisionError" in caplog.text
+    assert other.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+
+
+# Damage
+
+VECTORS = vectors.frames()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_mutated_frames_touch_nothing_else(data: st.DataObject) -> None:
+    site = Site(config=Config(listen=LISTEN))
+    watcher = site.client()
+    watcher.ask(
+        frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"safe"
+    )
+    wire = site.client()
+    wire.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"})
+    wire.send(frames.DECLARE, 1, {"kind": "queue", "name": "q"})
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw = bytearray(VECTORS[data.draw(st.sampled_from(sorted(VECTORS)))])
+        for _ in range(data.draw(st.integers(0, 4))):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        wire.feed(bytes(raw))
+    errors = [msgpack.unpackb(body)[0] for kind, _, body in wire.take() if kind == frames.ERROR]
+    assert 500 not in errors
+    assert watcher.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
+    wire.lose()
+    watcher.send(frames.PUBLISH, 2, publish(entry(b"still", b"safe")))
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_answered_by_the_protocols_own_error(noise: bytes) -> None:
+    wire = Wire(Site(config=Config(listen=LISTEN)))
+    wire.feed(noise)
+    for kind, _, body in wire.take():
+        assert kind == frames.ERROR
+        assert 100 <= msgpack.unpackb(body)[0] <= 104
+        assert wire.is_closed
+
+
+def test_the_watcher_in_these_tests_sees_messages(site: Site) -> None:
+    wire = site.client()
+    wire.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"safe")
+    received = wire.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
+    assert payloads(received) == [b"alive"]

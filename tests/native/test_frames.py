@@ -1,0 +1,320 @@
+"""The codec against the documented bytes, against msgpack's own view, and against damage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.native import vectors
+from trivium.message import Address, Message, Properties
+from trivium.metrics import ProtocolMetrics
+from trivium_native import errors, frames, operations
+from trivium_native.deliveries import delivery_head, entry_of
+from trivium_native.entries import (
+    BATCH_HEAD,
+    CREDIT,
+    decode_entry,
+    decode_fetched,
+    encode_entry,
+    encode_fetched,
+)
+from trivium_native.errors import FrameTooLarge, Malformed, NativeError
+from trivium_native.frames import FrameReader, encode_frame, pack, unpack
+from trivium_native.operations import Operation
+from trivium_native.properties import decode_properties, encode_properties
+from trivium_native.protocol import decode_delivery
+from trivium_native.values import Producer, Publication
+
+FRAMES = vectors.frames()
+
+
+def sent(operation: Operation[Any], correlation: int) -> bytes:
+    return encode_frame(operation.kind, correlation, operation.body)
+
+
+PUBLICATION = Publication(payload=b"hi", routing_key=b"a.b")
+KEYED = Publication(payload=b"hi", routing_key=b"a.b", properties=Properties(key=b"k"))
+DELIVERED = Message(
+    1, Address("amq.topic", b"a.b"), b"", b"hi", 1, True, 1700000000123, 1700000000123 + 60_000
+)
+ENTRY = entry_of(DELIVERED, ProtocolMetrics())
+BATCH = vectors.record_batch()
+
+ENCODED = {
+    "HELLO": encode_frame(
+        frames.HELLO,
+        1,
+        pack({"protocol": "trivium", "version": 1, "heartbeat": 30, "client": "doc"}),
+    ),
+    "PUBLISH": sent(operations.publish([PUBLICATION]), 7),
+    "PUBLISH-PRODUCER": sent(operations.publish([KEYED], Producer("p1", 2, 300)), 7),
+    "CONFIRM": encode_frame(frames.CONFIRM, 7, (3).to_bytes(4, "little")),
+    "DELIVER": delivery_head(1, 1, DELIVERED, 2, 5, 1700000000123, len(ENTRY)) + ENTRY,
+    "ACK": sent(operations.settle(1, 1, 5), 0),
+    "NACK": sent(operations.give_back(1, 6, 6, True), 0),
+    "FETCH": sent(operations.fetch("s", 0, 42, max_wait=0.5), 9),
+    "FETCHED": encode_frame(frames.FETCHED, 9, encode_fetched(0, 44, [(42, BATCH)])),
+    "BATCH": encode_frame(frames.BATCH, 0, BATCH_HEAD.pack(1, 0, 42) + BATCH),
+    "CREDIT": encode_frame(frames.CREDIT, 0, CREDIT.pack(1, 1024)),
+    "ERROR": encode_frame(frames.ERROR, 9, pack([301, "no stream 's'"])),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FRAMES | ENCODED))
+def test_the_documented_frame_is_what_the_encoder_writes(name: str) -> None:
+    assert ENCODED[name].hex(" ") == FRAMES[name].hex(" ")
+
+
+def test_the_documented_frames_are_read() -> None:
+    reader = FrameReader(1 << 20)
+    reader.feed(b"".join(FRAMES.values()))
+    found = [(frame.kind, frame.correlation) for frame in reader.frames()]
+    assert found == [(data[4], int.from_bytes(data[5:13], "little")) for data in FRAMES.values()]
+
+
+def test_the_documented_delivery_is_read() -> None:
+    delivery = decode_delivery(FRAMES["DELIVER"][13:])
+    assert (delivery.subscription, delivery.tag, delivery.returns) == (1, 5, 2)
+    assert (delivery.is_redelivered, delivery.lifetime) == (True, 60_000)
+    assert (delivery.exchange, delivery.routing_key) == ("amq.topic", b"a.b")
+    assert (delivery.payload, delivery.mode, delivery.persistent) == (b"hi", 1, True)
+    assert (delivery.protocol, delivery.timestamp) == (1, 1700000000123)
+
+
+def test_the_documented_properties_are_written_and_read() -> None:
+    properties = Properties(content_type="text/plain", headers=[("n", 1)])
+    assert encode_properties(properties) == vectors.properties()
+    found = decode_properties(vectors.properties())
+    assert (found.content_type, found.headers) == ("text/plain", [("n", 1)])
+
+
+def test_frame_types_are_the_documented_ones() -> None:
+    documented = vectors.frame_types()
+    reserved = {documented.pop(name) for name in ("POLL", "TX", "JOIN", "HEARTBEAT", "LEAVE")}
+    assert reserved == frames.RESERVED
+    assert documented == {name: getattr(frames, name) for name in documented}
+    assert len(documented) == 31
+
+
+def test_error_codes_are_the_documented_ones() -> None:
+    kinds = {kind.code: kind for kind in errors._CLASSES}
+    words = {
+        code: re.sub(r"(?<!^)([A-Z])", r" \1", kind.__name__).lower()
+        for code, kind in kinds.items()
+    }
+    assert words == vectors.error_codes()
+
+
+def test_an_unknown_error_code_is_known_by_its_blame() -> None:
+    bases = {
+        199: errors.ProtocolError,
+        299: errors.IdentityError,
+        399: errors.RequestError,
+        499: errors.TryLater,
+        599: errors.BrokerError,
+        7: errors.BrokerError,
+    }
+    for code, base in bases.items():
+        assert type(errors.error_of(code, "x")) is base
+
+
+# Cutting
+
+
+def cut(reader: FrameReader, pieces: list[bytes]) -> list[tuple[int, int, bytes]]:
+    found: list[tuple[int, int, bytes]] = []
+    for piece in pieces:
+        reader.feed(piece)
+        found += [(f.kind, f.correlation, f.body) for f in reader.frames()]
+    return found
+
+
+some_frames = st.lists(
+    st.tuples(st.integers(0, 255), st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=8
+)
+
+
+@given(some_frames, st.integers(1, 60))
+def test_frames_are_the_same_however_they_arrive(
+    sent_frames: list[tuple[int, int, bytes]], size: int
+) -> None:
+    data = b"".join(encode_frame(*frame) for frame in sent_frames)
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert cut(FrameReader(1 << 10), pieces) == sent_frames
+    assert cut(FrameReader(1 << 10), [data]) == sent_frames
+
+
+def test_a_frame_at_a_time_can_be_taken() -> None:
+    reader = FrameReader(1 << 10)
+    reader.feed(encode_frame(1, 1) + encode_frame(2, 2) + encode_frame(3, 3))
+    assert [f.kind for f in reader.frames(1)] == [1]
+    assert [f.kind for f in reader.frames(1)] == [2]
+    assert [f.kind for f in reader.frames(5)] == [3]
+
+
+def test_a_length_below_9_is_malformed() -> None:
+    reader = FrameReader(100)
+    reader.feed(b"\x08\x00\x00\x00" + bytes(9))
+    with pytest.raises(Malformed):
+        reader.frames()
+
+
+def test_a_length_above_the_limit_is_refused_by_its_head_alone() -> None:
+    reader = FrameReader(100)
+    reader.feed(encode_frame(1, 1, bytes(91)))
+    assert len(reader.frames()) == 1
+    reader.feed(encode_frame(1, 1, bytes(92))[:13])
+    with pytest.raises(FrameTooLarge):
+        reader.frames()
+
+
+# msgpack bodies
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x81",
+        b"\x01\x02",
+        b"\xa1\xff",
+        b"\xd4\x01\x00",
+        b"\xd6\xff\x00\x00\x00\x00",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 17 + b"\x90",
+        b"\x91" * 100_000 + b"\x90",
+        b"\x81\x90\x01",
+        msgpack.packb(bytes(frames.MAX_FIELDS_BYTES)),
+    ],
+    ids=[
+        "nothing",
+        "never used",
+        "cut",
+        "trailing",
+        "not utf-8",
+        "extension",
+        "timestamp",
+        "huge array",
+        "deep",
+        "very deep",
+        "array as key",
+        "long",
+    ],
+)
+def test_a_bad_msgpack_body_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        unpack(body)
+
+
+def test_nesting_up_to_the_limit_is_read() -> None:
+    assert msgpack.packb(unpack(b"\x91" * 16 + b"\x01")) == b"\x91" * 16 + b"\x01"
+
+
+header_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+some_properties = st.builds(
+    Properties,
+    content_type=st.none() | st.text(max_size=9),
+    content_encoding=st.none() | st.text(max_size=9),
+    correlation_id=st.none() | st.binary(max_size=9),
+    reply_to=st.none() | st.text(max_size=9),
+    reply_to_topic=st.none() | st.binary(max_size=9),
+    expiration=st.none() | st.integers(0, 1 << 53),
+    message_id=st.none() | st.text(max_size=9),
+    timestamp=st.none() | st.integers(0, (1 << 63) - 1),
+    type_=st.none() | st.text(max_size=9),
+    user_id=st.none() | st.text(max_size=9),
+    app_id=st.none() | st.text(max_size=9),
+    payload_is_text=st.booleans(),
+    key=st.none() | st.binary(max_size=9),
+    headers=st.lists(st.tuples(st.text(max_size=5), header_values), max_size=4),
+)
+
+
+@given(some_properties)
+def test_properties_come_back_and_are_what_msgpack_says(properties: Properties) -> None:
+    encoded = encode_properties(properties)
+    assert vars(decode_properties(encoded)) == vars(properties)
+    if encoded:
+        fields = msgpack.unpackb(encoded, strict_map_key=False)
+        assert fields.get(1) == properties.content_type
+        assert fields.get(6) == properties.expiration
+        assert fields.get(13) == properties.key
+        assert [tuple(pair) for pair in fields.get(14, [])] == properties.headers
+    else:
+        assert vars(properties) == vars(Properties())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        {15: 1},
+        {"1": "x"},
+        {True: "x"},
+        {1: b"bytes"},
+        {3: "text"},
+        {6: -1},
+        {6: (1 << 53) + 1},
+        {6: True},
+        {8: 1.5},
+        {8: -1},
+        {12: 1},
+        {13: bytes(65_536)},
+        {14: {}},
+        {14: [["n"]]},
+        {14: [["n", 1, 2]]},
+        {14: [[1, 1]]},
+        {14: [["n", {1: 2}]]},
+        {14: [["n", 1]] * 1025},
+    ],
+)
+def test_properties_that_break_a_rule_are_invalid(fields: object) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        decode_properties(msgpack.packb(fields))
+
+
+# Damage: only the protocol's own errors may escape
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "DELIVER": decode_delivery,
+    "FETCHED": decode_fetched,
+    "ERROR": unpack,
+    "HELLO": unpack,
+    "PUBLISH": lambda body: decode_entry(body, 8),
+}
+
+
+@given(st.sampled_from(sorted(READERS)), st.data())
+def test_a_mutated_body_gives_only_errors_of_the_protocol(name: str, data: st.DataObject) -> None:
+    body = bytearray(FRAMES[name][13:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.integers(0, len(body)))]
+    try:
+        READERS[name](bytes(body))
+    except (NativeError, UnicodeDecodeError):
+        pass
+
+
+def test_entries_have_16_bit_names() -> None:
+    with pytest.raises(ValueError):
+        encode_entry(0, 0, b"", bytes(65_536), b"", b"")
+    with pytest.raises(ValueError):
+        encode_entry(0, 0, bytes(65_536), b"", b"", b"")

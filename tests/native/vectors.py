@@ -1,0 +1,61 @@
+"""The test vectors of the documents, as bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCUMENTS = Path(__file__).parents[2] / "docs"
+_LINE = re.compile(r"((?:[0-9a-f]{2} {1,2})*[0-9a-f]{2})(?: {3,}\S.*)?")
+
+
+def block_bytes(block: str, batch: bytes = b"") -> bytes:
+    """The bytes of a block: hexadecimal at the start of each line, or the word (batch)."""
+    found = bytearray()
+    for line in block.splitlines():
+        if line == "(batch)":
+            found += batch
+            continue
+        match = _LINE.fullmatch(line)
+        assert match is not None, line
+        found += bytes.fromhex(match[1])
+    return bytes(found)
+
+
+def record_batch() -> bytes:
+    text = (DOCUMENTS / "record-batch.md").read_text()
+    (block,) = re.findall(r"```record-batch\n(.*?)```", text, re.DOTALL)
+    return block_bytes(block)
+
+
+def frames() -> dict[str, bytes]:
+    text = (DOCUMENTS / "native-protocol.md").read_text()
+    blocks = re.findall(r"```frame (\S+)\n(.*?)```", text, re.DOTALL)
+    batch = record_batch()
+    return {name: block_bytes(block, batch) for name, block in blocks}
+
+
+def properties() -> bytes:
+    text = (DOCUMENTS / "native-protocol.md").read_text()
+    (block,) = re.findall(r"```properties\n(.*?)```", text, re.DOTALL)
+    return block_bytes(block)
+
+
+def error_codes() -> dict[int, str]:
+    text = (DOCUMENTS / "native-protocol.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| ([a-z ]+) \|", text, re.MULTILINE)
+    return {int(code): name for code, name in rows}
+
+
+def frame_types() -> dict[str, int]:
+    """Name and number of every frame type in the table, the reserved ones included."""
+    text = (DOCUMENTS / "native-protocol.md").read_text()
+    found: dict[str, int] = {}
+    rows = re.findall(r"^\| (0x[0-9a-fx, to]+) \| ([A-Z, ]+) \|", text, re.MULTILINE)
+    for numbers, names in rows:
+        values: list[int] = []
+        for part in numbers.split(", "):
+            first, _, last = part.partition(" to ")
+            values += range(int(first, 16), int(last or first, 16) + 1)
+        found |= dict(zip(names.split(", "), values, strict=True))
+    return found
