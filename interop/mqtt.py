@@ -73,7 +73,6 @@ class Mqtt:
         will: tuple[str, bytes, int, bool] | None = None,
         will_properties: Properties | None = None,
         inflight: int = 1000,
-        reconnects: bool = False,
         connects: bool = True,
         **connect_properties: Any,
     ) -> None:
@@ -87,11 +86,10 @@ class Mqtt:
             clean_session=is_clean if version != V5 else None,
             protocol=version,
             manual_ack=not acknowledges,
-            reconnect_on_failure=reconnects,
+            reconnect_on_failure=False,
         )
         self.client.max_inflight_messages_set(inflight)
         self.client.max_queued_messages_set(0)
-        self.client.reconnect_delay_set(1, 1)
         if will is not None:
             topic, payload, qos, retain = will
             self.client.will_set(topic, payload, qos, retain, will_properties)
@@ -130,9 +128,14 @@ class Mqtt:
         self.client.loop_start()
         return take(self._connacks, "CONNACK")
 
-    def next_connack(self) -> ConnAck:
-        """Wait until paho has connected again by itself."""
-        return take(self._connacks, "CONNACK")
+    def resume(self) -> ConnAck:
+        """Connect again, now that the broker is back.
+
+        paho must not try while it is away: from the second failed attempt on it takes QoS 2
+        messages that it has released for unsent ones, and publishes them once more.
+        """
+        self.client.loop_stop()
+        return self.connect()
 
     def __enter__(self) -> Mqtt:
         return self
