@@ -64,7 +64,8 @@ class SessionStore:
         """All kept sessions."""
         for client_id, row in self._sessions.items():
             expiry, last_seen, inflight = _unpack(row)
-            yield client_id, SessionRow(expiry, last_seen, inflight)
+            pairs = [(offset, packet_id) for offset, packet_id in inflight]
+            yield client_id, SessionRow(expiry, last_seen, pairs)
 
     # Subscriptions
 
