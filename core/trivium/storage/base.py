@@ -80,7 +80,7 @@ class Log:
         raise NotImplementedError
 
     def settle(self, first: int, last: int) -> None:
-        """Remove the records at offsets ``first`` to ``last``, both included, in the current batch.
+        """Remove the records that start at offsets ``first`` to ``last``, in the current batch.
 
         Offsets in between that hold no record are allowed.
         """

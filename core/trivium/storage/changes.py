@@ -57,6 +57,8 @@ class Changes:
         #: logs and tables with changes that no checkpoint holds, each once
         self.logs: list[DiskLog] = []
         self.tables: list[DiskTable] = []
+        #: numbers of the logs removed since the last checkpoint
+        self.dropped: list[int] = []
 
     def take(self) -> list[bytes]:
         """Start another batch; the parts of this one."""

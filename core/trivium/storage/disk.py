@@ -3,30 +3,33 @@
 The way of a change: it is made in memory and recorded in ``Changes``; ``commit`` hands all that was
 recorded to the journal lane as one batch; when that is written and synced the lane tells the loop
 through ``post``, and there ``durable`` rises and the waiters are called. One batch is under way at
-a time, so the next one fills meanwhile.
+a time, so the next one fills meanwhile. When enough has gone to the journal a checkpoint is made,
+turn by turn and then on a lane of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
+from trivium.storage.catalog import Catalog
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
+from trivium.storage.checkpoint import Checkpoint
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,
     StorageFailed,
     StorageVersionMismatch,
 )
-from trivium.storage.executor import Executor, ThreadExecutor, Work
+from trivium.storage.executor import Completions, Executor, ThreadExecutor, Work
 from trivium.storage.filesystem import FileSystem, RealFileSystem
 from trivium.storage.journal import STARTED, STOPPED, FsyncPolicy, JournalWriter
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
+from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
 FORMAT_VERSION: Final = 1
@@ -34,12 +37,20 @@ _FORMAT_FILE: Final = "format"
 _FORMAT_TEXT: Final = "trivium storage "
 _LOCK_FILE: Final = "lock"
 JOURNAL_DIRECTORY: Final = "journal"
+SEGMENT_DIRECTORY: Final = "segments"
+CATALOG_FILE: Final = "catalog.sqlite"
 
 #: Names are stored with 16 bits of length.
 MAX_NAME: Final = 65_535
 
 #: Large enough that making the next file is rare, small enough that the space comes back soon.
 JOURNAL_FILE_SIZE: Final = 64 * 1024 * 1024
+#: As much as is replayed in a second or two after a crash.
+CHECKPOINT_SIZE: Final = 128 * 1024 * 1024
+#: Records that could be read back from segments but are kept in memory all the same.
+MEMORY_SIZE: Final = 64 * 1024 * 1024
+#: A start with more journal files than this asks for a checkpoint however little is in them.
+MAX_JOURNAL_FILES: Final = 16
 
 
 class BatchWork(Work):
@@ -51,42 +62,53 @@ class BatchWork(Work):
         number: int,
         parts: list[bytes],
         waiters: dict[DurabilityWaiter, None],
-        sync: bool,
     ) -> None:
-        self.storage = storage
+        self._storage = storage
         self.number = number
-        self.parts = parts
+        self._parts = parts
         self.waiters = waiters
-        self.sync = sync
         self.size = 0
         self.error: OSError | None = None
 
     def run(self) -> None:
         """On the journal lane: write and sync."""
-        storage = self.storage
+        storage = self._storage
+        now = storage.executor.now()
         try:
-            self.size = storage.journal.write(
-                self.number, self.parts, 0, self.sync, storage.executor.now()
-            )
+            self.size = storage.journal.write(self.number, self._parts, 0, False, now)
         except OSError as error:
             self.error = error
-        storage.batch_written(self)
+        else:
+            storage.sync_later()
+        storage.completions.add(self)
+
+    def finish(self) -> None:
+        """On the loop's thread: tell who waits."""
+        self._storage.batch_written(self)
 
 
 class SyncWork(Work):
-    """Syncs what an interval policy left, once the journal lane is idle."""
+    """Syncs what a weaker policy than ``always`` left."""
 
     def __init__(self, storage: DiskStorage) -> None:
-        self.storage = storage
-        self.error: OSError | None = None
+        self._storage = storage
+        self._error: OSError | None = None
 
     def run(self) -> None:
         """On the journal lane: sync."""
-        storage = self.storage
+        storage = self._storage
         try:
             storage.journal.sync(storage.executor.now())
         except OSError as error:
-            storage.sync_failed(error)
+            self._error = error
+        storage.completions.add(self)
+
+    def finish(self) -> None:
+        """On the loop's thread: go on with what waited for it."""
+        if self._error is not None:
+            self._storage.fail(self._error)
+        else:
+            self._storage.ask_for_turn()
 
 
 class DiskStorage(Storage):
@@ -94,7 +116,9 @@ class DiskStorage(Storage):
 
     ``post`` runs a call on the loop's thread, from any thread; ``wake`` asks for a turn and thereby
     for ``commit``; ``on_fatal`` is told, on the loop's thread, of the error after which nothing
-    will become durable any more: the process must then stop with exit code 74.
+    will become durable any more: the process must then stop with exit code 74. ``checkpoint_size``
+    is how much goes to the journal between two checkpoints, ``memory_size`` how much of what could
+    be read back from segments stays in memory; both in bytes.
 
     Opening raises StorageLocked, StorageVersionMismatch, StorageDamaged, StorageFailed.
     """
@@ -110,25 +134,40 @@ class DiskStorage(Storage):
         executor: Executor | None = None,
         fsync: str = "always",
         journal_file_size: int = JOURNAL_FILE_SIZE,
+        checkpoint_size: int = CHECKPOINT_SIZE,
+        memory_size: int = MEMORY_SIZE,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.is_durable = True
         self.executor = ThreadExecutor() if executor is None else executor
+        self.completions = Completions(post)
         self._directory = directory = str(directory)
-        self._post = post
         self._wake = wake
         self._on_fatal = on_fatal
         self._filesystem = RealFileSystem() if filesystem is None else filesystem
         self._policy = FsyncPolicy(fsync)
+        self._checkpoint_size = checkpoint_size
         self._changes = Changes()
         self._waiters: dict[DurabilityWaiter, None] = {}
         self._is_busy = False
         self._failure: StorageError | None = None
         self._is_closed = False
-        #: batches that the journal lane has finished, for the loop
-        self._written: deque[BatchWork] = deque()
         self._logs: dict[str, DiskLog] = {}
         self._tables: dict[str, DiskTable] = {}
+        self._checkpoint: Checkpoint | None = None
+        #: bytes that went to the journal since a checkpoint was begun
+        self._journal_bytes = 0
+        self._journal_lane = self.executor.lane("trivium-journal")
+        self._checkpoint_lane = self.executor.lane("trivium-checkpoint")
+        self._reader_lane = self.executor.lane("trivium-reader")
+        self._segments = Segments(
+            self._filesystem,
+            f"{directory}/{SEGMENT_DIRECTORY}",
+            memory_size,
+            self._reader_lane,
+            self.completions,
+            self.fail,
+        )
         try:
             self._filesystem.make_directory(directory)
             self._lock = self._filesystem.lock(f"{directory}/{_LOCK_FILE}")
@@ -143,7 +182,6 @@ class DiskStorage(Storage):
         except StorageError:
             self._lock.release()
             raise
-        self._journal_lane = self.executor.lane("trivium-journal")
 
     def _check_format(self) -> None:
         filesystem = self._filesystem
@@ -170,10 +208,34 @@ class DiskStorage(Storage):
             )
 
     def _recover(self, journal_file_size: int, entropy: Callable[[int], bytes]) -> None:
-        directory = f"{self._directory}/{JOURNAL_DIRECTORY}"
-        self._filesystem.make_directory(directory)
-        recovered = Recovered(self._changes)
-        recovered.replay(self._filesystem, directory)
+        filesystem = self._filesystem
+        self._journal_directory = f"{self._directory}/{JOURNAL_DIRECTORY}"
+        self._segment_directory = f"{self._directory}/{SEGMENT_DIRECTORY}"
+        filesystem.make_directory(self._journal_directory)
+        filesystem.make_directory(self._segment_directory)
+        self._catalog = Catalog(filesystem, f"{self._directory}/{CATALOG_FILE}")
+        recovered = Recovered(self._changes, self._segments)
+        try:
+            self._catalog.load(recovered, self._segments)
+            recovered.replay(filesystem, self._journal_directory)
+            self._segments.remove_unused()
+            self.journal = JournalWriter(
+                filesystem,
+                self._journal_directory,
+                journal_file_size,
+                self._policy,
+                entropy,
+                recovered.next_file,
+                recovered.last_batch,
+            )
+            self.journal.files = recovered.files
+            # Durable before anything is delivered, so that a crash from here on is known as one.
+            self.durable = recovered.last_batch + 1
+            self.batch = self.durable + 1
+            self.journal.write(self.durable, [], STARTED, True, self.executor.now())
+        except (OSError, StorageError):
+            self._catalog.close()
+            raise
         self.was_clean = recovered.was_clean
         for log in recovered.logs.values():
             self._logs[log.name] = log
@@ -183,20 +245,9 @@ class DiskStorage(Storage):
             self._tables[table.name] = table
         self._next_log = recovered.next_log
         self._next_table = recovered.next_table
-        self.journal = JournalWriter(
-            self._filesystem,
-            directory,
-            journal_file_size,
-            self._policy,
-            entropy,
-            recovered.next_file,
-            recovered.last_batch,
-        )
-        self.journal.files = recovered.files
-        # Durable before anything is delivered, so that a crash from here on is seen as unclean.
-        self.durable = recovered.last_batch + 1
-        self.batch = self.durable + 1
-        self.journal.write(self.durable, [], STARTED, True, self.executor.now())
+        self._journal_bytes = recovered.journal_bytes
+        if len(recovered.files) > MAX_JOURNAL_FILES:
+            self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
 
     def table(self, name: str) -> Table:
         """See ``Storage.table``."""
@@ -212,7 +263,7 @@ class DiskStorage(Storage):
         """See ``Storage.log``."""
         found = self._logs.get(name)
         if found is None:
-            found = DiskLog(self._next_log, name, self._changes)
+            found = DiskLog(self._next_log, name, self._changes, self._segments)
             self._changes.define(DEFINE_LOG, self._next_log, _encoded(name))
             found.mark_once()
             self._next_log += 1
@@ -225,6 +276,7 @@ class DiskStorage(Storage):
         if found is not None:
             found.drop()
             self._changes.change_log(DROP_LOG, found.number, 0, 0)
+            self._changes.dropped.append(found.number)
 
     def log_names(self) -> list[str]:
         """See ``Storage.log_names``."""
@@ -237,49 +289,79 @@ class DiskStorage(Storage):
 
     def commit(self) -> None:
         """See ``Storage.commit``."""
-        if self._is_busy or self._failure is not None or self._is_closed:
+        if self._failure is not None or self._is_closed:
             return
-        if not self._changes.parts and not self._waiters:
-            return
-        work = BatchWork(self, self.batch, self._changes.take(), self._waiters, False)
-        self._waiters = {}
-        self.batch += 1
-        self._is_busy = True
-        self._journal_lane.submit(work)
+        if not self._is_busy and (self._changes.parts or self._waiters):
+            work = BatchWork(self, self.batch, self._changes.take(), self._waiters)
+            self._waiters = {}
+            self.batch += 1
+            self._is_busy = True
+            self._journal_lane.submit(work)
+        if self._checkpoint is not None:
+            self._go_on(self._checkpoint)
+        elif self._journal_bytes >= self._checkpoint_size:
+            self._journal_bytes = 0
+            self._checkpoint = Checkpoint(
+                self._filesystem,
+                self._journal_directory,
+                self._segment_directory,
+                self._changes,
+                self._segments,
+                self._catalog,
+                self.completions,
+                self.batch - 1,
+            )
+            self._wake()
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        """Do a turn's part of a checkpoint."""
+        if not checkpoint.is_complete:
+            if checkpoint.step():
+                last = self.batch if self._changes.parts else self.batch - 1
+                checkpoint.complete(last, list(self._tables.values()))
+            self._wake()
+        elif checkpoint.is_finished:
+            self._checkpoint = None
+        elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
+            if self.journal.synced < checkpoint.needed_batch:
+                if not self._is_busy:
+                    self._journal_lane.submit(SyncWork(self))
+                return
+            checkpoint.prepare(self.journal, self._next_log)
+            self._checkpoint_lane.submit(checkpoint)
+
+    def ask_for_turn(self) -> None:
+        """Have ``commit`` called soon."""
+        if not self._is_closed:
+            self._wake()
+
+    def sync_later(self) -> None:
+        """On the journal lane: with an interval policy, sync once the lane has been idle."""
+        seconds = self._policy.seconds
+        if seconds and self.journal.synced < self.journal.written:
+            self._journal_lane.submit_later(SyncWork(self), seconds)
 
     def batch_written(self, work: BatchWork) -> None:
-        """On the journal lane: a batch is done, well or not."""
-        self._written.append(work)
-        if self._policy.seconds and work.error is None and self.journal.synced < work.number:
-            self._journal_lane.submit_later(SyncWork(self), self._policy.seconds)
-        self._post(self._finish_batches)
+        """A batch is done, well or not."""
+        if work.error is not None:
+            self.fail(work.error)
+        if self._failure is not None:
+            return
+        self._is_busy = False
+        self._journal_bytes += work.size
+        self.durable = work.number
+        for waiter in work.waiters:
+            waiter.batch_durable(work.number)
+        self.ask_for_turn()
 
-    def sync_failed(self, error: OSError) -> None:
-        """On the journal lane: a sync failed outside of a batch."""
-        work = BatchWork(self, self.durable, [], {}, False)
-        work.error = error
-        self._written.append(work)
-        self._post(self._finish_batches)
-
-    def _finish_batches(self) -> None:
-        while self._written:
-            work = self._written.popleft()
-            if self._failure is not None:
-                continue
-            if work.error is not None:
-                self._fail(work.error)
-                continue
-            self._is_busy = False
-            self.durable = work.number
-            for waiter in work.waiters:
-                waiter.batch_durable(work.number)
-            if not self._is_closed:
-                self._wake()
-
-    def _fail(self, error: OSError) -> None:
-        self._failure = StorageFailed(
-            f"the journal in {self._directory} cannot be written: {error}"
-        )
+    def fail(self, error: Exception) -> None:
+        """The disk has failed: nothing becomes durable any more."""
+        if self._failure is not None:
+            return
+        if isinstance(error, StorageError):
+            self._failure = error
+        else:
+            self._failure = StorageFailed(f"{self._directory} cannot be used any more: {error}")
         self._on_fatal(self._failure)
 
     def close(self) -> None:
@@ -287,26 +369,30 @@ class DiskStorage(Storage):
         if self._is_closed:
             return
         self._is_closed = True
-        self._journal_lane.stop()
-        self._finish_batches()
+        for lane in (self._journal_lane, self._checkpoint_lane, self._reader_lane):
+            lane.stop()
+        self.completions.run()
         try:
+            if self._failure is None:
+                self._stop_cleanly()
             if self._failure is not None:
                 self.journal.abandon()
                 raise self._failure
-            for log in self._changes.logs:
-                log.record_skipped()
-            try:
-                number = self.batch
-                now = self.executor.now()
-                self.journal.write(number, self._changes.take(), STOPPED, True, now)
-                self.journal.close()
-            except OSError as error:
-                self.journal.abandon()
-                self._fail(error)
-                assert self._failure is not None
-                raise self._failure from error
         finally:
+            self._catalog.close()
             self._lock.release()
+
+    def _stop_cleanly(self) -> None:
+        for log in self._logs.values():
+            log.record_skipped()
+        number = self.batch
+        try:
+            parts = self._changes.take()
+            self.journal.write(number, parts, STOPPED, True, self.executor.now())
+            self.journal.close()
+        except OSError as error:
+            self.fail(error)
+            return
         self.durable = number
         self.batch = number + 1
         waiters = self._waiters

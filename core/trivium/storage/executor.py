@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from mypy_extensions import mypyc_attr
@@ -18,8 +20,33 @@ class Work:
     """Something to do away from the loop."""
 
     def run(self) -> None:
-        """Do it. Must not raise."""
+        """Do it, on a lane. Must not raise."""
         raise NotImplementedError
+
+    def finish(self) -> None:
+        """Draw the conclusions, on the loop's thread, once ``Completions`` was told."""
+        raise NotImplementedError
+
+
+class Completions:
+    """Brings work that is done back to the loop's thread, in order.
+
+    ``post`` runs a call on the loop's thread, from any thread.
+    """
+
+    def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
+        self._post = post
+        self._done: deque[Work] = deque()
+
+    def add(self, work: Work) -> None:
+        """From any thread: ``work`` is done."""
+        self._done.append(work)
+        self._post(self.run)
+
+    def run(self) -> None:
+        """On the loop's thread: finish what is done."""
+        while self._done:
+            self._done.popleft().finish()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -75,7 +75,7 @@ class Lock:
 class Database:
     """A SQLite database whose transactions are durable as a whole or not at all."""
 
-    #: runs statements; the caller starts no transaction and ends none by itself
+    #: runs statements; the caller starts transactions, ``commit`` ends them
     connection: sqlite3.Connection
 
     def commit(self) -> None:
@@ -209,12 +209,10 @@ class RealDatabase(Database):
     """A SQLite file with a rollback journal."""
 
     def __init__(self, path: str) -> None:
-        self.connection = sqlite3.connect(
-            path, isolation_level="IMMEDIATE", check_same_thread=False
-        )
+        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         # EXTRA also syncs the directory once the rollback journal is removed: without it a power
         # cut can bring the journal back and with it the state before the commit.
-        for pragma in ("journal_mode = DELETE", "synchronous = EXTRA", "locking_mode = EXCLUSIVE"):
+        for pragma in ("journal_mode = DELETE", "synchronous = EXTRA"):
             with closing(self.connection.execute(f"PRAGMA {pragma}")):
                 pass
 

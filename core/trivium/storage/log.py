@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.changes import NEXT_OFFSET, SETTLE, TRUNCATE, Changes
-from trivium.storage.chunks import ChunkedLog
+from trivium.storage.chunks import Chunk, ChunkedLog
+from trivium.storage.segments import Segments
 
 #: The journal has 16 bits for the size of a note.
 MAX_NOTE: Final = 65_535
@@ -17,16 +18,19 @@ MAX_RECORD: Final = 0xFFFF_FFFF
 class DiskLog(ChunkedLog):
     """A log whose changes are recorded."""
 
-    def __init__(self, number: int, name: str, changes: Changes) -> None:
+    def __init__(self, number: int, name: str, changes: Changes, segments: Segments) -> None:
         super().__init__()
         self.number = number
         self.name = name
         self._changes = changes
+        self._segments = segments
         #: whether it is in ``Changes.logs``
         self._is_changed = False
-        self._is_dropped = False
+        self.is_dropped = False
         #: whether offsets were given out that no record in the journal shows
         self._has_skipped = False
+        #: chunks in segments that have lost records since the last checkpoint
+        self._changed_chunks: list[Chunk] = []
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
         """See ``Log.append``. Raises ValueError when a size is out of range."""
@@ -48,6 +52,9 @@ class DiskLog(ChunkedLog):
 
     def settle(self, first: int, last: int) -> None:
         """See ``Log.settle``."""
+        if last >= self.next_offset:
+            # Replayed on a later state it must not reach what has been appended since.
+            last = self.next_offset - 1
         if self._remove(first, last):
             self._changes.change_log(SETTLE, self.number, first, last)
             if not self._is_changed:
@@ -55,6 +62,8 @@ class DiskLog(ChunkedLog):
 
     def truncate(self, before: int) -> None:
         """See ``Log.truncate``."""
+        if before > self.next_offset:
+            before = self.next_offset
         if self._remove_ended(before):
             self._changes.change_log(TRUNCATE, self.number, before, 0)
             if not self._is_changed:
@@ -67,7 +76,7 @@ class DiskLog(ChunkedLog):
 
     def record_skipped(self) -> None:
         """Before a clean stop: make the offsets that were given out without a record durable."""
-        if self._has_skipped and not self._is_dropped:
+        if self._has_skipped:
             self._has_skipped = False
             self._changes.change_log(NEXT_OFFSET, self.number, self.next_offset, 0)
 
@@ -99,9 +108,82 @@ class DiskLog(ChunkedLog):
             self.mark()
 
     def drop(self) -> None:
-        """The log was removed from the storage; nothing of it may be recorded any more."""
-        self._is_dropped = True
+        """The log was removed from the storage: forget its records, record nothing any more."""
+        self.is_dropped = True
+        for chunk in self._chunks:
+            chunk.live = 0
+            if chunk.fixed:
+                self._chunk_changed(chunk)
+        self._chunks = []
+        self._open = None
+        self._removed(self._count)
+        # Whoever still holds the log may go on calling it, to no effect on the journal.
+        self._changes = Changes()
+
+    def adopt(self, chunk: Chunk) -> None:
+        """A chunk in a segment, as the checkpoint has it; in order."""
+        self._chunks.append(chunk)
+        self._count += chunk.live
+        self.first_offset = self._chunks[0].oldest()
+
+    def take_chunks(self, limit: int) -> list[Chunk]:
+        """Fix up to ``limit`` chunks that no checkpoint has written, for the next one to write."""
+        low = 0
+        high = len(self._chunks)
+        while low < high:
+            middle = (low + high) // 2
+            if self._chunks[middle].fixed:
+                low = middle + 1
+            else:
+                high = middle
+        chunks = self._chunks[low : low + limit]
+        if chunks and chunks[-1].live == 0:
+            # An open chunk that waits for its next record.
+            chunks.pop()
+        for chunk in chunks:
+            chunk.pack()
+            chunk.closed = True
+            chunk.fixed = True
+            if chunk is self._open:
+                self._open = None
+        return chunks
+
+    def take_changed(self) -> list[Chunk]:
+        """The chunks in segments that have lost records since the last call.
+
+        From here on a change of the log is one for the next checkpoint.
+        """
+        self._is_changed = False
+        changed = self._changed_chunks
+        self._changed_chunks = []
+        for chunk in changed:
+            chunk.changed = False
+        return changed
+
+    def note_changed(self, chunk: Chunk) -> None:
+        """A chunk in a segment has lost records."""
+        chunk.changed = True
+        self._changed_chunks.append(chunk)
+        self.mark_once()
+
+    def _chunk_changed(self, chunk: Chunk) -> None:
+        if chunk.live == 0:
+            if chunk.segment:
+                self._segments.dead.append((self.number, chunk.first, chunk.segment))
+            self._segments.release(chunk)
+        elif chunk.segment and not chunk.changed:
+            self.note_changed(chunk)
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
-        """Never needed while all records stay in memory: see ``is_loaded``."""
-        raise AssertionError("the log is loaded")
+        """See ``Log.load``."""
+        first = self._first_unloaded(offset)
+        chunks: list[Chunk] = []
+        if first is not None:
+            size = 0
+            for index in range(self._chunk_ending_after(first.first), len(self._chunks)):
+                chunk = self._chunks[index]
+                if chunk.records is not None or (chunks and size + chunk.size > max_bytes):
+                    break
+                chunks.append(chunk)
+                size += chunk.size
+        self._segments.load(self.number, chunks, ready)

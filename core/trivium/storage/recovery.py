@@ -40,6 +40,7 @@ from trivium.storage.journal import (
     read_file,
 )
 from trivium.storage.log import DiskLog
+from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
 _logger: Final = logging.getLogger(__name__)
@@ -48,12 +49,11 @@ _logger: Final = logging.getLogger(__name__)
 class Recovered:
     """Logs and tables by number, and where the journal goes on."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, segments: Segments) -> None:
         self.changes = changes
+        self.segments = segments
         self.logs: dict[int, DiskLog] = {}
         self.tables: dict[int, DiskTable] = {}
-        #: numbers of logs that replayed batches removed
-        self.dropped: list[int] = []
         self.next_log = 1
         self.next_table = 1
         #: batches up to this one are in the checkpoint, and those up to ``needed_batch`` must be
@@ -68,7 +68,7 @@ class Recovered:
         self.journal_bytes = 0
         #: each file's number and first batch
         self.files: list[tuple[int, int]] = []
-        self.was_clean = True
+        self.was_clean = False
         #: offsets below which a log's records are as the checkpoint has them
         self._checkpointed: dict[int, int] = {}
         #: logs that have changes in the journal but no definition: removed before the checkpoint
@@ -88,6 +88,8 @@ class Recovered:
         if not numbers and self.needed_batch >= 0:
             raise StorageDamaged(f"{directory}/{file_name(self.first_file)}", 0, "it is missing")
         self.next_file = self.first_file
+        # Of a new directory; a process that made a checkpoint and left no batch did not stop.
+        self.was_clean = self.needed_batch < 0
         for number in numbers:
             self._replay_file(filesystem, directory, number, number == numbers[-1])
         if self.last_batch < self.needed_batch:
@@ -189,8 +191,10 @@ class Recovered:
     def _change_log(self, file: JournalFile, kind: int, number: int, first: int, last: int) -> None:
         if kind == DROP_LOG:
             self._unknown.pop(number, None)
-            if self.logs.pop(number, None) is not None:
-                self.dropped.append(number)
+            dropped = self.logs.pop(number, None)
+            if dropped is not None:
+                dropped.drop()
+                self.changes.dropped.append(number)
             return
         log = self.logs.get(number)
         if log is None:
@@ -205,7 +209,7 @@ class Recovered:
     def _define(self, kind: int, number: int, name: str) -> None:
         if kind == DEFINE_LOG:
             if number not in self.logs:
-                self.logs[number] = DiskLog(number, name, self.changes)
+                self.logs[number] = DiskLog(number, name, self.changes, self.segments)
                 self.logs[number].mark_once()
             self.next_log = max(self.next_log, number + 1)
         else:

@@ -47,27 +47,23 @@ class DiskTable(Table):
     def restore(self, key: bytes, value: bytes) -> None:
         """A row as the journal has it."""
         self._rows[key] = value
-        self._mark(key)
+        self.mark(key)
 
     def restore_deleted(self, key: bytes) -> bool:
         """A row that the journal removes; False when there was none."""
         if self._rows.pop(key, None) is None:
             return False
-        self._mark(key)
+        self.mark(key)
         return True
 
-    def _mark(self, key: bytes) -> None:
+    def mark(self, key: bytes) -> None:
+        """Note that a checkpoint has a row to write."""
         if not self._changed:
             self._changes.tables.append(self)
         self._changed.add(key)
 
-    def take_changed(self) -> list[bytes]:
+    def take_changed(self) -> set[bytes]:
         """The keys changed since the last call, to be written by a checkpoint."""
-        changed = list(self._changed)
+        changed = self._changed
         self._changed = set()
         return changed
-
-    def give_back(self, keys: list[bytes]) -> None:
-        """The checkpoint that took ``keys`` was not made."""
-        for key in keys:
-            self._mark(key)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trivium.storage.base import DurabilityWaiter
+from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import StorageError, StorageLocked
 from trivium.storage.executor import Executor, Lane, Work
@@ -299,14 +299,20 @@ class SimulatedDatabase(Database):
     def __init__(self, disk: SimulatedDisk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self.connection = sqlite3.connect(":memory:", isolation_level="IMMEDIATE")
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
         if path in disk.files:
             self.connection.deserialize(bytes(disk.content(path)))
 
     def commit(self) -> None:
-        self.connection.commit()
-        number = 1 + max(self._disk.inodes, default=0)
+        self._disk.before(Operation("database", self._path))
         data = self.connection.serialize()
+        if len(data) > self._disk.capacity - self._disk.used():
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        self.connection.commit()
+        data = self.connection.serialize()
+        number = 1 + max(self._disk.inodes, default=0)
         self._disk.do(Operation("database", self._path, file=number, data=data))
 
     def close(self) -> None:
@@ -361,6 +367,30 @@ class Recorder(DurabilityWaiter):
         self.batches.append(batch)
 
 
+def load(log: Log, offset: int, wait: Callable[[], None]) -> None:
+    """Have records from ``offset`` on in memory; ``wait`` until they are."""
+    ready: list[int] = []
+    log.load(offset, 2000, lambda: ready.append(1))
+    while not ready:
+        wait()
+
+
+def read_all(log: Log, wait: Callable[[], None]) -> dict[int, tuple[bytes, bytes]]:
+    """Offset to record and note of everything in a log; ``wait`` until something was loaded."""
+    found: dict[int, tuple[bytes, bytes]] = {}
+    offset = 0
+    while True:
+        if not log.is_loaded(offset):
+            load(log, offset, wait)
+        records = log.read(offset, 1 << 30, 1 << 30)
+        if not records and log.is_loaded(offset):
+            return found
+        for at, record, note in records:
+            found[at] = (record, note)
+        # A record may span more offsets, and then comes again.
+        offset = max(offset, records[-1][0] if records else 0) + 1
+
+
 class Host:
     """A process with a storage in it, on a simulated disk."""
 
@@ -371,6 +401,8 @@ class Host:
         seed: int = 0,
         fsync: str = "always",
         journal_file_size: int = 4096,
+        checkpoint_size: int = 1 << 30,
+        memory_size: int = 1 << 30,
     ) -> None:
         self.disk = SimulatedDisk() if disk is None else disk
         self.executor = SimulatedExecutor()
@@ -386,6 +418,8 @@ class Host:
             executor=self.executor,
             fsync=fsync,
             journal_file_size=journal_file_size,
+            checkpoint_size=checkpoint_size,
+            memory_size=memory_size,
             entropy=random.Random(seed).randbytes,
         )
 
@@ -398,14 +432,32 @@ class Host:
             lane.step()
         self.run_calls()
 
+    def step_one(self, random_: random.Random) -> None:
+        """Some lane does one work, and the loop what it posted."""
+        random_.choice(list(self.executor.lanes.values())).step()
+        self.run_calls()
+
+    def contents(self, name: str) -> dict[int, tuple[bytes, bytes]]:
+        """Offset to record and note of everything in a log, read back where it must be."""
+
+        def wait() -> None:
+            assert self.executor.lanes["trivium-reader"].queue
+            self.executor.lanes["trivium-reader"].step()
+            self.run_calls()
+            assert not self.errors
+
+        return read_all(self.storage.log(name), wait)
+
     def run_calls(self) -> None:
         while self.calls:
             self.calls.pop(0)()
 
     def commit(self) -> None:
-        """Commit until everything is durable and the lanes are idle."""
+        """Give it turns until everything is durable, the lanes are idle and it wants no more."""
         while True:
+            wakes = self.wakes
             self.storage.commit()
-            if not any(lane.queue for lane in self.executor.lanes.values()) and not self.calls:
+            is_idle = not any(lane.queue for lane in self.executor.lanes.values())
+            if is_idle and not self.calls and self.wakes == wakes:
                 return
             self.step()

@@ -101,5 +101,5 @@ def test_a_clean_stop_keeps_everything_and_is_known(seed: int) -> None:
         log.shown_offset = log.next_offset
     host = Host(scenario.host.disk.copy().power_cut(None), seed=1)
     assert host.storage.was_clean
-    assert_equal(host.storage, scenario.model)
+    assert_equal(host, scenario.model)
     assert all(host.storage.log(name).recovered_offset == 0 for name in host.storage.log_names())

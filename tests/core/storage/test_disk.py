@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.storage.model import contents
-from tests.core.storage.simulated import Host, Operation, Recorder, SimulatedDisk
+from tests.core.storage.simulated import Host, Operation, Recorder, SimulatedDisk, read_all
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import (
     StorageDamaged,
@@ -125,7 +124,7 @@ def test_a_write_or_sync_error_is_final(kind: str) -> None:
     assert host.storage.durable == durable
     assert len(host.disk.operations) == done
     again = Host(host.disk.power_cut(None), seed=1)
-    assert contents(again.storage.log("l")) == {0: (b"durable", b"")}
+    assert again.contents("l") == {0: (b"durable", b"")}
 
 
 def test_a_full_disk_is_final_and_loses_nothing_acknowledged() -> None:
@@ -230,8 +229,8 @@ def test_a_dropped_log_does_not_come_back_under_its_name() -> None:
     host.storage.drop_log("l")
     host.storage.log("l").append(b"new")
     host.commit()
-    again = Host(host.disk.copy(), seed=1).storage.log("l")
-    assert contents(again) == {0: (b"new", b"")}
+    again = Host(host.disk.copy(), seed=1)
+    assert again.contents("l") == {0: (b"new", b"")}
 
 
 def test_sizes_out_of_range_are_refused() -> None:
@@ -312,12 +311,18 @@ class RealLoop:
             wake=lambda: None,
             on_fatal=self.errors.append,
             fsync=fsync,
+            journal_file_size=20_000,
+            checkpoint_size=50_000,
+            memory_size=10_000,
         )
 
     def turn_until(self, batch: int) -> None:
         while self.storage.durable < batch:
             self.storage.commit()
-            self.calls.get(timeout=60)()
+            self.wait()
+
+    def wait(self) -> None:
+        self.calls.get(timeout=60)()
 
 
 @pytest.mark.parametrize("fsync", ["always", "interval:1"])
@@ -340,7 +345,7 @@ def test_a_real_disk_and_real_threads(tmp_path: Path, fsync: str) -> None:
     assert waiter.batches == list(range(1, 51))
     again = RealLoop(directory)
     assert again.storage.was_clean
-    assert contents(again.storage.log("l")) == expected
+    assert read_all(again.storage.log("l"), again.wait) == expected
     again.storage.close()
     assert again.errors == []
 

@@ -8,7 +8,6 @@ import zlib
 
 import pytest
 
-from tests.core.storage.model import contents
 from tests.core.storage.simulated import Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.journal import (
@@ -102,7 +101,7 @@ def test_a_record_for_several_logs_is_written_once() -> None:
     assert host.disk.content(FIRST).count(record) == 1
     again = Host(host.disk.copy())
     for name in ("a", "b", "c"):
-        assert contents(again.storage.log(name)) == {0: (record, b"")}
+        assert again.contents(name) == {0: (record, b"")}
 
 
 def test_a_shared_record_is_written_again_in_the_next_batch() -> None:
@@ -202,7 +201,7 @@ def test_a_message_that_looks_like_a_batch_is_none() -> None:
     host.commit()
     disk = host.disk.copy()
     disk.content(FIRST)[positions(disk, FIRST)[-1] - 1] ^= 1
-    assert contents(Host(disk).storage.log("l")) == {0: (b"kept", b"")}
+    assert Host(disk).contents("l") == {0: (b"kept", b"")}
 
 
 def test_a_batch_without_meaning_stops_the_start() -> None:

@@ -1,0 +1,276 @@
+"""A checkpoint: what the journal holds moves to segments and catalog, and the journal is dropped.
+
+It never stops the loop. Each turn looks at a part of what has changed and takes an image of it, and
+only then another thread writes. The images are of different moments, some of them later than the
+batch from which the journal will be replayed; recovery copes with that because replay is
+idempotent, provided that the journal reaches the last batch any image shows. So the catalog is not
+written before that batch is durable, and it names it.
+
+A crash at any point leaves the old state or the new one: segment files become part of the storage
+by the catalog's one transaction, and everything that it makes useless is removed after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from typing import Final
+
+from trivium.storage.catalog import Catalog
+from trivium.storage.changes import Changes
+from trivium.storage.chunks import Chunk
+from trivium.storage.executor import Completions, Work
+from trivium.storage.filesystem import FileSystem
+from trivium.storage.journal import SPARE_SUFFIX, JournalWriter, file_name
+from trivium.storage.log import DiskLog
+from trivium.storage.segments import ChunkImage, Segments, SegmentWriter
+from trivium.storage.table import DiskTable
+
+_logger: Final = logging.getLogger(__name__)
+
+#: What one turn may do, in units of about a microsecond interpreted.
+STEP: Final = 2000
+_CHUNK_COST: Final = 20
+_LOG_COST: Final = 4
+_ROW_COST: Final = 1
+
+#: Journal files kept to be used again, so that the next ones need no new blocks.
+_SPARES: Final = 2
+
+
+class Checkpoint(Work):
+    """One checkpoint, from its first look to the end."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        journal_directory: str,
+        segment_directory: str,
+        changes: Changes,
+        segments: Segments,
+        catalog: Catalog,
+        completions: Completions,
+        base_batch: int,
+    ) -> None:
+        self._filesystem = filesystem
+        self._journal_directory = journal_directory
+        self._segment_directory = segment_directory
+        self._changes = changes
+        self._segments = segments
+        self._catalog = catalog
+        self._completions = completions
+        #: every batch up to this one is in it
+        self.base_batch = base_batch
+        #: no batch after this one is in it, even in part; known once ``is_complete``
+        self.needed_batch = 0
+        #: whether everything was looked at, and whether it is being written
+        self.is_complete = False
+        self.is_submitted = False
+        #: whether it is over, well or not
+        self.is_finished = False
+        self.error: Exception | None = None
+        #: whether the checkpoint came to nothing because there is no space
+        self.is_abandoned = False
+        #: the rows for the catalog
+        self.log_rows: list[tuple[int, str, int]] = []
+        self.table_rows: list[tuple[int, str]] = []
+        self.rows: list[tuple[int, bytes, bytes]] = []
+        self.deleted: list[tuple[int, bytes]] = []
+        self.dead: list[tuple[int, int, int]] = []
+        self.dropped: list[int] = []
+        self._images: list[ChunkImage] = []
+        #: chunks in segments that have lost records: log, chunk, the lost ones
+        self._changed: list[tuple[DiskLog, Chunk, int]] = []
+        self._seen_logs: list[DiskLog] = []
+        self._seen_tables: dict[int, DiskTable] = {}
+        self._logs = changes.logs
+        self._tables = [(table, table.take_changed()) for table in changes.tables]
+        changes.logs = []
+        changes.tables = []
+        self._first_file = 0
+        self._old_files: list[int] = []
+        self._journal: JournalWriter | None = None
+        self._next_log = 0
+        self._first_segment = 0
+        self._next_segment = 0
+        self._empty_segments: list[int] = []
+
+    def step(self) -> bool:
+        """Look at the next part of what has changed; True once that was all."""
+        left = STEP
+        while left > 0 and self._logs:
+            log = self._logs[-1]
+            chunks = log.take_chunks(left // _CHUNK_COST + 1)
+            for chunk in chunks:
+                self._images.append(ChunkImage(log, chunk))
+            left -= _CHUNK_COST * len(chunks) + _LOG_COST
+            if not chunks:
+                self._logs.pop()
+                self._take_log(log)
+        while left > 0 and self._tables:
+            table, keys = self._tables[-1]
+            self._seen_tables[table.number] = table
+            while left > 0 and keys:
+                key = keys.pop()
+                value = table.get(key)
+                if value is None:
+                    self.deleted.append((table.number, key))
+                else:
+                    self.rows.append((table.number, key, value))
+                left -= _ROW_COST
+            if not keys:
+                self._tables.pop()
+        return not self._logs and not self._tables
+
+    def _take_log(self, log: DiskLog) -> None:
+        self._seen_logs.append(log)
+        for chunk in log.take_changed():
+            if chunk.live:
+                self._changed.append((log, chunk, chunk.removed))
+        if not log.is_dropped:
+            self.log_rows.append((log.number, log.name, log.next_offset))
+
+    def complete(self, needed_batch: int, tables: list[DiskTable]) -> None:
+        """Everything was looked at. ``needed_batch`` is the last batch that may show in it."""
+        self.is_complete = True
+        self.needed_batch = needed_batch
+        self.dropped = self._changes.dropped
+        self._changes.dropped = []
+        self.table_rows = [(table.number, table.name) for table in tables]
+        self._images = [image for image in self._images if image.chunk.live]
+        segments = self._segments
+        self.dead = segments.dead
+        segments.dead = []
+        for _, _, segment in self.dead:
+            segments.chunks[segment] -= 1
+            if segments.chunks[segment] == 0:
+                del segments.chunks[segment]
+                self._empty_segments.append(segment)
+
+    def prepare(self, journal: JournalWriter, next_log: int) -> None:
+        """Before it is submitted, once ``needed_batch`` is durable."""
+        self.is_submitted = True
+        self._journal = journal
+        self._next_log = next_log
+        self._first_segment = self._segments.next_segment
+        for number, first_batch in journal.files:
+            if first_batch > self.base_batch + 1:
+                break
+            self._old_files.append(number)
+        self._first_file = self._old_files.pop()
+
+    def positions(self) -> list[tuple[str, int]]:
+        """Named numbers for the catalog."""
+        return [
+            ("checkpoint_batch", self.base_batch),
+            ("needed_batch", self.needed_batch),
+            ("first_file", self._first_file),
+            ("next_log", self._next_log),
+            ("next_segment", self._next_segment),
+        ]
+
+    def chunk_states(self) -> list[tuple[int, Chunk, int, int, int, int]]:
+        """Chunks for the catalog: log, chunk, segment, position, length, removed records."""
+        states = [
+            (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
+            for image in self._images
+        ]
+        for log, chunk, removed in self._changed:
+            states.append((log.number, chunk, chunk.segment, chunk.position, chunk.length, removed))
+        return states
+
+    def run(self) -> None:
+        """On the checkpoint lane: write."""
+        writer = SegmentWriter(self._filesystem, self._segment_directory, self._first_segment)
+        try:
+            for image in self._images:
+                writer.write(image)
+            writer.finish()
+            self._next_segment = writer.next_segment
+            self._catalog.write(self)
+            self._drop_journal()
+            for number in self._empty_segments:
+                self._filesystem.remove(self._segments.path(number))
+        except (OSError, sqlite3.Error) as error:
+            self.error = error
+            if _is_disk_full(error):
+                self._abandon(writer)
+        self._completions.add(self)
+
+    def _drop_journal(self) -> None:
+        assert self._journal is not None
+        spares = self._journal.spares
+        for number in self._old_files:
+            path = f"{self._journal_directory}/{file_name(number)}"
+            if len(spares) < _SPARES:
+                self._filesystem.rename(path, path + SPARE_SUFFIX)
+                spares.append(path + SPARE_SUFFIX)
+            else:
+                self._filesystem.remove(path)
+
+    def _abandon(self, writer: SegmentWriter) -> None:
+        try:
+            self._catalog.roll_back()
+            writer.abandon(self._first_segment)
+            self.is_abandoned = True
+        except (OSError, sqlite3.Error) as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """On the loop's thread: the checkpoint was made, or not."""
+        self.is_finished = True
+        if self.is_abandoned:
+            _logger.warning("checkpoint not made, the journal grows: %s", self.error)
+            self._restore()
+        elif self.error is not None:
+            self._segments.fail(self.error)
+        else:
+            self._install()
+
+    def _install(self) -> None:
+        assert self._journal is not None
+        del self._journal.files[: len(self._old_files)]
+        segments = self._segments
+        segments.next_segment = self._next_segment
+        for image in self._images:
+            chunk = image.chunk
+            chunk.segment = image.segment
+            chunk.position = image.position
+            chunk.length = image.length
+            segments.chunks[image.segment] = segments.chunks.get(image.segment, 0) + 1
+            if chunk.live == 0:
+                segments.dead.append((image.log.number, chunk.first, chunk.segment))
+                continue
+            segments.charge(chunk)
+            if chunk.removed:
+                image.log.note_changed(chunk)
+        segments.make_room(0)
+
+    def _restore(self) -> None:
+        """Give back what was taken, for the next checkpoint."""
+        segments = self._segments
+        for image in self._images:
+            if image.chunk.live:
+                image.chunk.fixed = False
+                image.chunk.removed = 0
+        for log in self._seen_logs:
+            if not log.is_dropped:
+                log.mark_once()
+        for log, chunk, _ in self._changed:
+            if chunk.live and not chunk.changed:
+                log.note_changed(chunk)
+        for number, key in self.deleted:
+            self._seen_tables[number].mark(key)
+        for number, key, _ in self.rows:
+            self._seen_tables[number].mark(key)
+        for _, _, segment in self.dead:
+            segments.chunks[segment] = segments.chunks.get(segment, 0) + 1
+        segments.dead = self.dead + segments.dead
+        self._changes.dropped = self.dropped + self._changes.dropped
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -1,0 +1,358 @@
+"""Segment files: chunks of logs, written by checkpoints and never changed.
+
+A segment file holds blocks, one for each chunk, of any number of logs: ten thousand small queues
+need no ten thousand files. Where each chunk lies is in the catalog. A file is removed once no chunk
+in it holds a record any more.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from trivium.storage.chunks import Chunk
+from trivium.storage.errors import StorageDamaged, StorageError
+from trivium.storage.executor import Completions, Lane, Work
+from trivium.storage.filesystem import File, FileSystem
+
+if TYPE_CHECKING:
+    from trivium.storage.log import DiskLog
+
+VERSION: Final = 1
+SUFFIX: Final = ".segment"
+_FILE_MAGIC: Final = b"TRIVSEGM"
+#: magic, version, (pad), number, (pad)
+_FILE_HEADER: Final = Struct("<8sI4xQ4x")
+_BLOCK_MAGIC: Final = b"BLCK"
+#: magic, log, first offset, end offset, records, flags, body length, checksum of the body
+_BLOCK_HEADER: Final = Struct("<4sIQQIIQI")
+_CHECKSUM: Final = Struct("<I")
+FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
+BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
+
+_SPARSE: Final = 1
+_NOTES: Final = 2
+
+#: A file that has reached this size takes no further block, so that its space comes back soon.
+SEGMENT_SIZE: Final = 64 * 1024 * 1024
+#: What is written and synced in one piece: little enough that a batch never waits long behind it.
+_WRITE_SIZE: Final = 1024 * 1024
+
+#: What a chunk costs beside the bytes of its records: 33 for each object, 8 for its slot.
+_RECORD_OVERHEAD: Final = 41
+
+
+def segment_name(number: int) -> str:
+    """The name of a segment file."""
+    return f"{number:016x}{SUFFIX}"
+
+
+class ChunkImage:
+    """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
+
+    def __init__(self, log: DiskLog, chunk: Chunk) -> None:
+        self.log = log
+        self.chunk = chunk
+        records = chunk.records
+        assert records is not None
+        self.records: list[bytes] = [record for record in records if record is not None]
+        assert len(self.records) == chunk.slots
+        self.notes = None if not chunk.notes else dict(chunk.notes)
+        #: set once it is written
+        self.segment = 0
+        self.position = 0
+        self.length = 0
+
+    def encoded(self) -> bytes:
+        """The block."""
+        chunk = self.chunk
+        records = self.records
+        count = len(records)
+        flags = 0
+        parts = [struct.pack(f"<{count}I", *map(len, records))]
+        if chunk.offsets is not None and chunk.ends is not None:
+            flags |= _SPARSE
+            parts.append(struct.pack(f"<{count}q", *chunk.offsets))
+            parts.append(struct.pack(f"<{count}q", *chunk.ends))
+        notes: list[bytes] = []
+        if self.notes is not None:
+            flags |= _NOTES
+            notes = [self.notes.get(slot, b"") for slot in range(count)]
+            parts.append(struct.pack(f"<{count}I", *map(len, notes)))
+        body = b"".join([*parts, *records, *notes])
+        head = _BLOCK_HEADER.pack(
+            _BLOCK_MAGIC,
+            self.log.number,
+            chunk.first,
+            chunk.end,
+            count,
+            flags,
+            len(body),
+            zlib.crc32(body),
+        )
+        return b"".join((head, _CHECKSUM.pack(zlib.crc32(head)), body))
+
+
+class SegmentWriter:
+    """Writes chunks to new segment files."""
+
+    def __init__(self, filesystem: FileSystem, directory: str, next_segment: int) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        #: number of the next file; those before it, from the first given, are written
+        self.next_segment = next_segment
+        self._file: File | None = None
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._position = 0
+
+    def write(self, image: ChunkImage) -> None:
+        """Write a chunk and note where it lies. Raises OSError."""
+        if self._file is None:
+            self._open()
+        block = image.encoded()
+        image.segment = self.next_segment
+        image.position = self._position + self._buffered
+        image.length = len(block)
+        self._parts.append(block)
+        self._buffered += len(block)
+        if self._buffered >= _WRITE_SIZE:
+            self._flush()
+            if self._position >= SEGMENT_SIZE:
+                self.finish()
+
+    def finish(self) -> None:
+        """Make everything written durable under its final name. Raises OSError."""
+        file = self._file
+        if file is None:
+            return
+        self._flush()
+        file.sync()
+        file.close()
+        self._file = None
+        path = f"{self._directory}/{segment_name(self.next_segment)}"
+        self._filesystem.rename(path + ".tmp", path)
+        self._filesystem.sync_directory(self._directory)
+        self.next_segment += 1
+
+    def abandon(self, first: int) -> None:
+        """Remove the files from number ``first`` on. Raises OSError."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for number in range(first, self.next_segment + 1):
+            path = f"{self._directory}/{segment_name(number)}"
+            self._filesystem.remove(path)
+            self._filesystem.remove(path + ".tmp")
+
+    def _open(self) -> None:
+        path = f"{self._directory}/{segment_name(self.next_segment)}.tmp"
+        self._file = self._filesystem.create(path)
+        head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self.next_segment)
+        self._parts = [head, _CHECKSUM.pack(zlib.crc32(head))]
+        self._buffered = FILE_HEADER_SIZE
+        self._position = 0
+
+    def _flush(self) -> None:
+        assert self._file is not None
+        if self._parts:
+            self._file.write([b"".join(self._parts)], self._position, True)
+        self._position += self._buffered
+        self._parts = []
+        self._buffered = 0
+
+
+def decode_block(
+    data: bytes, path: str, log: int, chunk: Chunk
+) -> tuple[list[bytes | None], dict[int, bytes] | None]:
+    """Records and notes of a chunk from its block. Raises StorageDamaged."""
+    position = chunk.position
+    if len(data) < max(chunk.length, BLOCK_HEADER_SIZE):
+        raise StorageDamaged(path, position + len(data), "the file is too short")
+    view = memoryview(data)
+    (checksum,) = _CHECKSUM.unpack_from(data, _BLOCK_HEADER.size)
+    if checksum != zlib.crc32(view[: _BLOCK_HEADER.size]):
+        raise StorageDamaged(path, position, "the header of a block is wrong")
+    magic, number, first, end, count, flags, length, checksum = _BLOCK_HEADER.unpack_from(data)
+    stated = (magic, number, first, end, count, length)
+    wanted = (_BLOCK_MAGIC, log, chunk.first, chunk.end, chunk.slots)
+    if stated != (*wanted, chunk.length - BLOCK_HEADER_SIZE):
+        raise StorageDamaged(path, position, "the block of another chunk")
+    if checksum != zlib.crc32(view[BLOCK_HEADER_SIZE : chunk.length]):
+        raise StorageDamaged(path, position, "the content of a block is wrong")
+    at = BLOCK_HEADER_SIZE
+    sizes = struct.unpack_from(f"<{count}I", data, at)
+    at += 4 * count
+    if flags & _SPARSE:
+        at += 16 * count
+    note_sizes: tuple[int, ...] = ()
+    if flags & _NOTES:
+        note_sizes = struct.unpack_from(f"<{count}I", data, at)
+        at += 4 * count
+    records: list[bytes | None] = []
+    for size in sizes:
+        records.append(data[at : at + size])
+        at += size
+    notes: dict[int, bytes] | None = None
+    if note_sizes:
+        notes = {}
+        for slot, size in enumerate(note_sizes):
+            if size:
+                notes[slot] = data[at : at + size]
+                at += size
+    return records, notes
+
+
+class LoadWork(Work):
+    """Reads chunks back from their segment files."""
+
+    def __init__(
+        self, segments: Segments, log: int, chunks: list[Chunk], ready: Callable[[], None]
+    ) -> None:
+        self._segments = segments
+        self._log = log
+        self._chunks = chunks
+        self._ready = ready
+        self._loaded: list[tuple[Chunk, list[bytes | None], dict[int, bytes] | None]] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """On the reader lane: read and decode."""
+        segments = self._segments
+        number = 0
+        file: File | None = None
+        try:
+            for chunk in self._chunks:
+                path = segments.path(chunk.segment)
+                if chunk.segment != number or file is None:
+                    if file is not None:
+                        file.close()
+                        file = None
+                    file = segments.filesystem.open(path)
+                    number = chunk.segment
+                data = file.read(chunk.position, chunk.length)
+                records, notes = decode_block(data, path, self._log, chunk)
+                self._loaded.append((chunk, records, notes))
+        except (OSError, StorageError) as error:
+            self._error = error
+        if file is not None:
+            file.close()
+        segments.completions.add(self)
+
+    def finish(self) -> None:
+        """On the loop's thread: hand the records over."""
+        segments = self._segments
+        if self._error is not None and any(chunk.live for chunk in self._chunks):
+            segments.fail(self._error)
+            return
+        segments.make_room(sum(chunk.size for chunk, _, _ in self._loaded))
+        for chunk, records, notes in self._loaded:
+            if chunk.live == 0 or chunk.records is not None:
+                continue
+            removed = chunk.removed
+            if removed:
+                for slot in range(chunk.slots):
+                    if (removed >> slot) & 1:
+                        records[slot] = None
+                        if notes is not None:
+                            notes.pop(slot, None)
+            chunk.records = records
+            chunk.notes = notes
+            segments.charge(chunk)
+        self._ready()
+
+
+class Segments:
+    """The segment files of a storage, and how much of them is in memory. On the loop's thread."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        budget: int,
+        lane: Lane,
+        completions: Completions,
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self.filesystem = filesystem
+        self.completions = completions
+        self.fail = fail
+        self._directory = directory
+        self._budget = budget
+        self._lane = lane
+        self.next_segment = 1
+        #: chunks of each file that the catalog names
+        self.chunks: dict[int, int] = {}
+        #: chunks that the catalog names but that hold no record: log, first offset, segment
+        self.dead: list[tuple[int, int, int]] = []
+        #: chunks in memory that could be read back, oldest first, with stale ones in between
+        self._loaded: deque[Chunk] = deque()
+        self._loaded_count = 0
+        #: bytes in them
+        self.loaded_bytes = 0
+
+    def path(self, number: int) -> str:
+        """The path of a segment file."""
+        return f"{self._directory}/{segment_name(number)}"
+
+    def check(self, number: int, size: int) -> None:
+        """Raise StorageDamaged unless a segment file is there and has at least ``size`` bytes."""
+        path = self.path(number)
+        if not self.filesystem.exists(path):
+            raise StorageDamaged(path, 0, "it is missing")
+        file = self.filesystem.open(path)
+        found = file.size()
+        file.close()
+        if found < size:
+            raise StorageDamaged(path, found, "the file is too short")
+
+    def remove_unused(self) -> None:
+        """Remove the files that the catalog does not name: a checkpoint did not get so far."""
+        used = {segment_name(number) for number in self.chunks}
+        for name in self.filesystem.names(self._directory):
+            if name not in used:
+                self.filesystem.remove(f"{self._directory}/{name}")
+
+    def load(self, log: int, chunks: list[Chunk], ready: Callable[[], None]) -> None:
+        """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""
+        self._lane.submit(LoadWork(self, log, chunks, ready))
+
+    def charge(self, chunk: Chunk) -> None:
+        """A chunk that could be read back is in memory."""
+        chunk.charged = chunk.size + _RECORD_OVERHEAD * chunk.slots
+        self.loaded_bytes += chunk.charged
+        self._loaded_count += 1
+        self._loaded.append(chunk)
+
+    def release(self, chunk: Chunk) -> None:
+        """Take a chunk's records out of memory; for good, or because they can be read back."""
+        if chunk.charged:
+            self.loaded_bytes -= chunk.charged
+            self._loaded_count -= 1
+            chunk.charged = 0
+        chunk.records = None
+        chunk.notes = None
+        if len(self._loaded) > 64 + 2 * self._loaded_count:
+            self._loaded = deque(each for each in self._loaded if each.charged)
+
+    def make_room(self, size: int) -> None:
+        """Release the chunks that came first until ``size`` more bytes are within the budget."""
+        while self._loaded and self.loaded_bytes + size > self._budget:
+            chunk = self._loaded.popleft()
+            if chunk.charged:
+                self.release(chunk)
+
+
+def offsets_from_bytes(data: bytes) -> array[int]:
+    """The offsets or ends of a chunk as the catalog keeps them."""
+    return array("q", struct.unpack(f"<{len(data) // 8}q", data))
+
+
+def offsets_to_bytes(offsets: array[int]) -> bytes:
+    """The offsets or ends of a chunk as the catalog keeps them."""
+    return struct.pack(f"<{len(offsets)}q", *offsets)

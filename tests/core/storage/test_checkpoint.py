@@ -1,0 +1,492 @@
+"""Checkpoints: nothing is lost or comes back, whenever the crash; memory and disk are freed."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import random
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.storage.model import Scenario, assert_equal, assert_recovers
+from tests.core.storage.simulated import Host, Operation, SimulatedDisk
+from trivium.storage.chunks import CHUNK_RECORDS
+from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
+
+CATALOG = "data/catalog.sqlite"
+
+
+def host_of(disk: SimulatedDisk | None = None, seed: int = 0, fsync: str = "always") -> Host:
+    return Host(
+        disk, seed=seed, fsync=fsync, journal_file_size=900, checkpoint_size=1500, memory_size=600
+    )
+
+
+def scenario_of(seed: int, steps: int, fsync: str = "always") -> Scenario:
+    scenario = Scenario(seed, host_of(seed=seed, fsync=fsync))
+    scenario.run(steps)
+    return scenario
+
+
+def paths(disk: SimulatedDisk, directory: str) -> list[str]:
+    return [f"{directory}/{name}" for name in disk.names(directory)]
+
+
+def checkpoint(host: Host) -> None:
+    """Fill the journal, with rows, until a checkpoint was made and another one is not near."""
+    done = len(host.disk.operations)
+    while True:
+        host.storage.table("filler").put(b"key", bytes(600))
+        host.commit()
+        if any(each.kind == "database" for each in host.disk.operations[done:]):
+            host.commit()
+            return
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
+    scenario = scenario_of(seed, 150)
+    for log in scenario.model.logs.values():
+        log.shown_offset = log.next_offset
+    assert_equal(scenario.host, scenario.model)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
+    scenario = scenario_of(seed, 60)
+    for done, disk in scenario.disks():
+        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
+    scenario = scenario_of(seed, 60)
+    random_ = random.Random(seed)
+    for done, disk in scenario.disks():
+        at_least = scenario.acknowledged_after(done)
+        assert_recovers(disk.power_cut(None), scenario.states, at_least)
+        assert_recovers(disk.power_cut(random_), scenario.states, at_least)
+
+
+@pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
+    scenario = scenario_of(seed, 60, fsync)
+    random_ = random.Random(seed)
+    for done, disk in scenario.disks():
+        assert_recovers(disk.power_cut(random_), scenario.states, 0)
+        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_many_lives_with_crashes_in_each(seed: int) -> None:
+    scenario = scenario_of(seed, 60)
+    random_ = random.Random(seed)
+    for life in range(4):
+        disk = random_.choice([each for _, each in scenario.disks()])
+        if random_.random() < 0.5:
+            disk = disk.power_cut(random_)
+        host = host_of(disk, seed + life + 1)
+        model = copy.deepcopy(scenario.states[host.storage.durable - 1])
+        for name, log in model.logs.items():
+            log.next_offset = host.storage.log(name).next_offset
+        scenario = Scenario(seed + life + 1, host, model)
+        scenario.run(40)
+        for done, crashed in scenario.disks():
+            at_least = scenario.acknowledged_after(done)
+            assert_recovers(crashed.power_cut(random_), scenario.states, at_least)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crash_during_a_checkpoint_of_a_recovered_storage(seed: int) -> None:
+    scenario = scenario_of(seed, 25)
+    random_ = random.Random(seed)
+    for done, crashed in scenario.disks():
+        at_least = scenario.acknowledged_after(done)
+        recovering = crashed.copy()
+        # Its first turns make a checkpoint of all that was replayed.
+        recovered = assert_recovers(crashed, scenario.states, at_least, checkpoint_size=1)
+        reached = recovered.storage.durable - 1
+        recovered.commit()
+        assert any(operation.kind == "database" for operation in recovered.disk.operations)
+        # The start, and the table that was asked for, are batches of their own.
+        again = {reached + more: scenario.states[reached] for more in range(1, 4)}
+        states = {**scenario.states, **again}
+        for operation in recovered.disk.operations:
+            recovering.apply(operation)
+            assert_recovers(recovering.copy(), states, at_least)
+            assert_recovers(recovering.power_cut(random_), states, at_least)
+
+
+def test_the_journal_does_not_grow_for_ever() -> None:
+    host = host_of()
+    for number in range(500):
+        host.storage.log("l").append(b"record %d" % number)
+        host.storage.log("l").settle(number, number)
+        host.commit()
+        # Two checkpoints' worth, the file being written, and two that are kept for use again.
+        assert len(paths(host.disk, "data/journal")) <= 8
+    host.storage.close()
+    assert host_of(host.disk, 1).storage.log("l").next_offset == 500
+
+
+def test_what_is_settled_before_a_checkpoint_reaches_no_segment() -> None:
+    host = host_of()
+    for number in range(100):
+        offset = host.storage.log("l").append(b"record %d" % number)
+        host.storage.log("l").settle(offset, offset)
+        host.commit()
+    checkpoint(host)
+    assert paths(host.disk, "data/segments") == []
+    assert not any(".segment" in operation.path for operation in host.disk.operations)
+
+
+def test_a_segment_is_removed_once_nothing_in_it_is_kept() -> None:
+    host = host_of()
+    for _ in range(10):
+        host.storage.log("l").append(b"x" * 20)
+    checkpoint(host)
+    assert len(paths(host.disk, "data/segments")) == 1
+    host.storage.log("l").settle(0, 8)
+    checkpoint(host)
+    assert len(paths(host.disk, "data/segments")) == 1
+    host.storage.log("l").settle(9, 9)
+    checkpoint(host)
+    assert paths(host.disk, "data/segments") == []
+
+
+def test_a_dropped_log_leaves_nothing() -> None:
+    host = host_of()
+    for _ in range(10):
+        host.storage.log("l").append(b"x" * 20)
+    checkpoint(host)
+    stale = host.storage.log("l")
+    host.storage.drop_log("l")
+    stale.append(b"to nowhere")
+    stale.settle(0, 100)
+    stale.truncate(100)
+    checkpoint(host)
+    assert paths(host.disk, "data/segments") == []
+    again = host_of(host.disk.copy(), 1)
+    assert again.storage.log_names() == []
+    assert len(again.storage.log("l")) == 0
+
+
+def test_records_leave_memory_and_are_read_back() -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    expected = {}
+    for number in range(50):
+        record = b"%d" % number * 20
+        expected[log.append(record, 1, b"note")] = (record, b"note")
+        host.commit()
+    checkpoint(host)
+    assert not log.is_loaded(0)
+    assert log.read(0, 10, 1000) == []
+    assert (len(log), log.first_offset, log.next_offset) == (50, 0, 50)
+    assert log.is_loaded(50)
+    ready: list[int] = []
+    log.load(0, 1, lambda: ready.append(len(log.read(0, 10, 1 << 20))))
+    assert ready == []
+    host.step()
+    assert ready[0] > 0
+    assert host.contents("l") == expected
+    assert host_of(host.disk.copy(), 1).contents("l") == expected
+
+
+def test_load_of_what_is_loaded_is_ready_at_once() -> None:
+    host = host_of()
+    host.storage.log("l").append(b"x")
+    ready: list[int] = []
+    host.storage.log("l").load(0, 1, lambda: ready.append(1))
+    assert ready == []
+    host.step()
+    assert ready == [1]
+
+
+def test_records_settled_while_they_are_loaded_do_not_come_back() -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    for _ in range(60):
+        log.append(b"x" * 20, 1, b"n")
+    checkpoint(host)
+    assert not log.is_loaded(0)
+    log.load(0, 1, lambda: None)
+    log.settle(0, 9)
+    log.settle(11, 11)
+    host.step()
+    assert [offset for offset, _, _ in log.read(0, 3, 1000)] == [10, 12, 13]
+    checkpoint(host)
+    again = host_of(host.disk.copy(), 1)
+    assert list(again.contents("l")) == [10, *range(12, 60)]
+
+
+def test_a_log_removed_while_it_is_loaded() -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    for _ in range(60):
+        log.append(b"x" * 20)
+    checkpoint(host)
+    ready: list[int] = []
+    log.load(0, 1, lambda: ready.append(len(log)))
+    host.storage.drop_log("l")
+    host.executor.lanes["trivium-journal"].stop()
+    for path in paths(host.disk, "data/segments"):
+        host.disk.remove(path)
+    host.step()
+    assert (ready, host.errors) == ([0], [])
+
+
+def test_memory_stays_within_the_budget() -> None:
+    host = Host(checkpoint_size=20_000, memory_size=50_000)
+    log = host.storage.log("l")
+    for _ in range(2000):
+        log.append(b"x" * 100)
+        host.commit()
+    assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
+    assert len(host.contents("l")) == 2000
+    assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
+    log.settle(0, 2000)
+    assert log._segments.loaded_bytes == 0  # type: ignore[attr-defined]
+
+
+def test_a_chunk_with_gaps_and_spans_is_read_back() -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    expected = {}
+    for number in range(30):
+        log.skip(number % 3)
+        record = bytes([number]) * number
+        note = b"n" * (number % 2)
+        expected[log.append(record, 1 + number % 4, note)] = (record, note)
+    first = min(expected)
+    log.settle(first, first)
+    expected.pop(first)
+    checkpoint(host)
+    second = min(expected)
+    log.settle(second, second)
+    expected.pop(second)
+    host.commit()
+    assert host.contents("l") == expected
+    again = host_of(host.disk.copy(), 1)
+    assert again.contents("l") == expected
+    assert again.storage.log("l").first_offset == min(expected)
+    assert again.storage.log("l").next_offset == log.next_offset
+
+
+def test_many_full_chunks() -> None:
+    host = Host(checkpoint_size=100_000, memory_size=30_000, journal_file_size=50_000)
+    log = host.storage.log("l")
+    count = 5 * CHUNK_RECORDS
+    for number in range(count):
+        log.append(b"%d" % number)
+        if number % 100 == 0:
+            host.commit()
+    host.commit()
+    log.settle(10, 3 * CHUNK_RECORDS)
+    checkpoint(host)
+    again = Host(host.disk.copy(), seed=1)
+    wanted = [*range(10), *range(3 * CHUNK_RECORDS + 1, count)]
+    assert again.contents("l") == {at: (b"%d" % at, b"") for at in wanted}
+
+
+def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
+    """The images of 10,000 logs and 10,000 rows are taken in many turns."""
+    host = Host(checkpoint_size=100_000)
+    for number in range(10_000):
+        host.storage.log(f"l{number}").append(b"x")
+        host.storage.table("t").put(b"%d" % number, b"x")
+    turns = 0
+    while not any(operation.kind == "database" for operation in host.disk.operations):
+        host.storage.commit()
+        host.step()
+        turns += 1
+    assert turns >= 20
+    again = Host(host.disk.copy(), seed=1)
+    assert len(again.storage.log_names()) == 10_000
+    assert len(again.storage.table("t")) == 10_000
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "sync", "rename"])
+def test_an_error_while_a_segment_is_written_is_final(kind: str) -> None:
+    host = host_of()
+    inside: list[bool] = []
+
+    def fail(operation: Operation) -> None:
+        if ".segment" in operation.path:
+            inside.append(True)
+        if inside and operation.kind == kind:
+            raise OSError(errno.EIO, "input/output error")
+
+    host.storage.log("l").append(b"kept")
+    host.commit()
+    host.disk.before = fail
+    for _ in range(10):
+        host.storage.table("filler").put(b"key", bytes(600))
+        host.commit()
+    assert [type(error) for error in host.errors] == [StorageFailed]
+    host.disk.before = lambda operation: None
+    assert host_of(host.disk.power_cut(None), 1).contents("l") == {0: (b"kept", b"")}
+
+
+@pytest.mark.parametrize("where", ["segment", "database"])
+def test_a_full_disk_only_puts_a_checkpoint_off(where: str) -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    for _ in range(10):
+        log.append(b"x" * 20)
+    checkpoint(host)
+    log.settle(3, 4)
+    host.storage.log("gone").append(b"x")
+    host.commit()
+    host.storage.drop_log("gone")
+    full = [True]
+
+    def fail(operation: Operation) -> None:
+        if full[0] and where == "segment" and ".segment.tmp" in operation.path:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        if full[0] and operation.kind == "database":
+            raise _full_database()
+
+    host.disk.before = fail
+    expected = dict(host.contents("l"))
+    for number in range(30):
+        record = b"more %d" % number
+        expected[log.append(record)] = (record, b"")
+        log.settle(10 + number - 1, 10 + number - 1)
+        expected.pop(10 + number - 1, None)
+        host.storage.table("filler").put(b"key", bytes(600))
+        host.storage.table("rows").put(b"%d" % number, b"x")
+        host.storage.table("rows").delete(b"%d" % (number - 1))
+        host.commit()
+    assert host.errors == []
+    assert host.contents("l") == expected
+    assert len(paths(host.disk, "data/journal")) > 20
+    assert host_of(host.disk.power_cut(None), 1).contents("l") == expected
+    full[0] = False
+    checkpoint(host)
+    checkpoint(host)
+    assert len(paths(host.disk, "data/journal")) < 8
+    again = host_of(host.disk.power_cut(None), 1)
+    assert again.contents("l") == expected
+    assert dict(again.storage.table("rows").items()) == {b"29": b"x"}
+    assert again.storage.log_names() == ["l"]
+
+
+def _full_database() -> Exception:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def checkpointed() -> SimulatedDisk:
+    host = host_of()
+    for number in range(30):
+        host.storage.log("l").append(b"record %d" % number)
+    checkpoint(host)
+    host.storage.close()
+    return host.disk.copy()
+
+
+def test_a_damaged_block_is_reported_when_it_is_read() -> None:
+    whole = checkpointed()
+    (path,) = paths(whole, "data/segments")
+    for position in range(32, len(whole.content(path))):
+        disk = whole.copy()
+        disk.content(path)[position] ^= 1 << position % 8
+        host = host_of(disk, 1)
+        host.storage.log("l").load(0, 1, lambda: None)
+        host.step()
+        (error,) = host.errors
+        assert isinstance(error, StorageDamaged)
+        assert (error.file, error.offset) == (path, 32)
+
+
+def test_a_missing_or_short_segment_stops_the_start() -> None:
+    disk = checkpointed()
+    (path,) = paths(disk, "data/segments")
+    del disk.content(path)[-1:]
+    with pytest.raises(StorageDamaged) as raised:
+        host_of(disk, 1)
+    assert (raised.value.file, raised.value.offset) == (path, len(disk.content(path)))
+    disk.files.pop(path)
+    with pytest.raises(StorageDamaged, match="missing"):
+        host_of(disk, 1)
+
+
+def test_a_missing_journal_behind_a_checkpoint_stops_the_start() -> None:
+    disk = checkpointed()
+    for path in paths(disk, "data/journal"):
+        disk.files.pop(path)
+    with pytest.raises(StorageDamaged, match="missing"):
+        host_of(disk, 1)
+
+
+def test_a_damaged_catalog_stops_the_start_or_changes_nothing() -> None:
+    whole = checkpointed()
+    expected = host_of(whole.copy(), 1).contents("l")
+    random_ = random.Random(0)
+    stopped = 0
+    for _ in range(300):
+        disk = whole.copy()
+        content = disk.content(CATALOG)
+        content[random_.randrange(len(content))] ^= 1 << random_.randrange(8)
+        try:
+            host = host_of(disk, 1)
+        except StorageDamaged:
+            stopped += 1
+        else:
+            # The bit is in a part of the file that holds nothing.
+            assert host.contents("l") == expected
+    assert stopped > 10
+
+
+def test_a_catalog_of_another_version_is_refused() -> None:
+    disk = checkpointed()
+    host = host_of(disk.copy(), 1)
+    database = host.disk.open_database(CATALOG)
+    database.connection.execute("PRAGMA user_version = 2")
+    database.commit()
+    with pytest.raises(StorageVersionMismatch, match="format 2, this version reads 1"):
+        host_of(host.disk.copy(), 2)
+
+
+def test_files_that_a_checkpoint_left_behind_are_removed_at_the_start() -> None:
+    disk = checkpointed()
+    stray = "data/segments/00000000000000ff.segment"
+    for path in (stray, stray + ".tmp", "data/journal/0000000000000001.journal.spare"):
+        disk.create(path)
+    host = host_of(disk, 1)
+    assert stray not in host.disk.files
+    assert not any(path.endswith((".tmp", ".spare")) for path in host.disk.files)
+
+
+def test_many_starts_do_not_pile_up_journal_files() -> None:
+    disk = SimulatedDisk()
+    for life in range(60):
+        host = Host(disk, seed=life)
+        host.storage.log("l").append(b"x")
+        host.commit()
+        disk = host.disk.copy()
+        assert len(paths(disk, "data/journal")) <= 20
+    assert len(Host(disk, seed=99).contents("l")) == 60
+
+
+def test_numbers_of_removed_logs_are_not_used_again() -> None:
+    host = host_of()
+    host.storage.log("a").append(b"x")
+    host.storage.drop_log("a")
+    checkpoint(host)
+    again = host_of(host.disk.copy(), 1)
+    again.storage.log("b").append(b"y")
+    again.commit()
+    assert host_of(again.disk.copy(), 2).contents("b") == {0: (b"y", b"")}
+    assert again.storage.log("b").number == 2  # type: ignore[attr-defined]
