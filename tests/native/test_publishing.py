@@ -1,0 +1,384 @@
+"""PUBLISH and CONFIRM: what is published, when it is confirmed, what is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.native.harness import LateStorage, Received, Site, Wire, entry, publish
+from trivium.config import Config, LimitsConfig, Listen
+from trivium.exchanges import Binding
+from trivium_native import frames
+
+CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
+
+
+REJECTING: dict[str, Any] = {"x-overflow": "reject-publish"}
+
+
+@pytest.fixture(params=["memory", "disk"])
+def site(request: pytest.FixtureRequest) -> Site:
+    return Site(LateStorage() if request.param == "disk" else None, CONFIG)
+
+
+@pytest.fixture
+def disk() -> Site:
+    return Site(LateStorage(), CONFIG)
+
+
+@pytest.fixture
+def memory() -> Site:
+    return Site(None, CONFIG)
+
+
+def add_queue(
+    site: Site,
+    pattern: bytes = b"#",
+    exchange: str = "amq.topic",
+    arguments: dict[str, Any] | None = None,
+) -> Any:
+    queue = site.vhost.declare_queue("q", durable=True, arguments=arguments)
+    site.vhost.bind(site.vhost.exchange(exchange), Binding(queue, pattern))
+    site.turn()
+    return queue
+
+
+def confirms(received: list[Received]) -> list[tuple[int, int]]:
+    """(first correlation id, count) of each CONFIRM; nothing else may have come."""
+    assert {kind for kind, _, _ in received} <= {frames.CONFIRM}
+    return [(first, struct.unpack("<I", body)[0]) for _, first, body in received]
+
+
+def error(received: list[Received]) -> tuple[int, int, dict[str, Any]]:
+    ((kind, correlation, body),) = received
+    assert kind == frames.ERROR
+    code, _, *detail = msgpack.unpackb(body)
+    return correlation, code, detail[0] if detail else {}
+
+
+def test_a_message_arrives_as_it_was_published(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    properties = msgpack.packb({1: "text/plain", 6: 5000, 14: [["n", 1], ["n", 2]]})
+    sent = entry(b"payload", b"a.b", flags=6, properties=properties, priority=9)
+    wire.send(frames.PUBLISH, 1, publish(sent))
+    message = queue.get().message
+    assert (message.payload, message.address.key) == (b"payload", b"a.b")
+    assert (message.mode, message.persistent, message.priority) == (2, True, 9)
+    assert message.header == properties
+    assert message.timestamp == memory.broker.now_ms
+    assert message.expires == memory.broker.now_ms + 5000
+    assert message.properties().headers == [("n", 1), ("n", 2)]
+
+
+def test_what_reaches_only_memory_is_confirmed_at_once(memory: Site) -> None:
+    add_queue(memory)
+    assert confirms(memory.client().send(frames.PUBLISH, 1, publish(entry()))) == [(1, 1)]
+
+
+def test_what_reaches_a_durable_queue_is_confirmed_after_its_batch(disk: Site) -> None:
+    queue = add_queue(disk)
+    wire = disk.client()
+    assert wire.send(frames.PUBLISH, 1, publish(entry())) == []
+    assert len(queue) == 1
+    disk.sync()
+    assert confirms(wire.take()) == [(1, 1)]
+
+
+def test_a_stream_makes_a_transient_message_wait_too(disk: Site) -> None:
+    disk.vhost.bind(disk.vhost.exchange("amq.topic"), Binding(disk.vhost.declare_stream("s"), b"#"))
+    wire = disk.client()
+    assert wire.send(frames.PUBLISH, 1, publish(entry(flags=0))) == []
+    disk.sync()
+    assert confirms(wire.take()) == [(1, 1)]
+
+
+def test_what_nobody_must_keep_is_confirmed_at_once(disk: Site) -> None:
+    wire = disk.client()
+    assert confirms(wire.send(frames.PUBLISH, 1, publish(entry()))) == [(1, 1)]
+    assert disk.adapter.metrics.messages_unroutable == 1
+
+
+def test_requests_in_a_row_are_confirmed_by_one_frame(disk: Site) -> None:
+    add_queue(disk)
+    wire = disk.client()
+    raw = b""
+    for correlation in (5, 6, 7, 9, 10):
+        body = publish(entry())
+        raw += struct.pack("<IBQ", 9 + len(body), frames.PUBLISH, correlation) + body
+    wire.feed(raw)
+    disk.sync()
+    assert confirms(wire.take()) == [(5, 3), (9, 2)]
+
+
+def test_without_correlation_id_nothing_is_confirmed(site: Site) -> None:
+    queue = add_queue(site)
+    wire = site.client()
+    assert wire.send(frames.PUBLISH, 0, publish(entry())) == []
+    if isinstance(site.storage, LateStorage):
+        site.sync()
+    assert wire.take() == []
+    assert len(queue) == 1
+
+
+def test_a_batch_is_published_in_order(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    entries = [entry(b"%d" % n, b"k%d" % (n % 3)) for n in range(10)]
+    assert confirms(wire.send(frames.PUBLISH, 1, publish(*entries))) == [(1, 1)]
+    assert [queue.get().message.payload for _ in range(10)] == [b"%d" % n for n in range(10)]
+
+
+def test_the_route_follows_the_topology(memory: Site) -> None:
+    wire = memory.client()
+    wire.send(frames.PUBLISH, 1, publish(entry(b"before")))
+    queue = add_queue(memory)
+    wire.send(frames.PUBLISH, 2, publish(entry(b"after")))
+    assert queue.get().message.payload == b"after"
+
+
+def test_equal_bytes_split_otherwise_are_another_address(memory: Site) -> None:
+    memory.vhost.declare_exchange("ab", "topic")
+    memory.vhost.declare_exchange("a", "topic")
+    queue = add_queue(memory, b"c", "ab")
+    wire = memory.client()
+    both = publish(entry(b"1", b"c", b"ab"), entry(b"2", b"bc", b"a"))
+    wire.send(frames.PUBLISH, 1, both)
+    assert len(queue) == 1
+
+
+def test_the_headers_exchange_routes_by_properties(memory: Site) -> None:
+    queue = memory.vhost.declare_queue("q")
+    memory.vhost.bind(memory.vhost.exchange("amq.headers"), Binding(queue, b"", {"n": 1}))
+    wire = memory.client()
+    for n in (1, 2):
+        properties = msgpack.packb({14: [["n", n]]})
+        body = publish(entry(b"%d" % n, b"", b"amq.headers", properties=properties))
+        wire.send(frames.PUBLISH, n, body)
+    assert len(queue) == 1
+
+
+# Refused as a whole: nothing is published
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (entry(exchange=b"none"), 301),
+        (entry(exchange=b"\xff"), 300),
+        (entry(exchange=b"inside"), 201),
+        (entry(bytes(1001)), 307),
+        (entry(key=b"." * 128), 300),
+        (entry(properties=b"\xc1"), 300),
+        (entry(properties=msgpack.packb({99: 1})), 300),
+        (entry(exchange=b"amq.fanout", flags=8), 300),
+    ],
+    ids=["exchange", "name", "internal", "size", "levels", "msgpack", "property", "retain"],
+)
+def test_a_bad_message_refuses_its_request(memory: Site, bad: bytes, code: int) -> None:
+    memory.vhost.declare_exchange("inside", "topic", internal=True)
+    queue = add_queue(memory)
+    wire = memory.client()
+    correlation, found, _ = error(wire.send(frames.PUBLISH, 3, publish(entry(), bad)))
+    assert (correlation, found) == (3, code)
+    assert len(queue) == 0
+    assert not wire.is_closed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        struct.pack("<II", 0, 0),
+        struct.pack("<II", 1, 0),
+        struct.pack("<II", 1, 2) + entry(),
+        struct.pack("<II", 65_537, 0) + entry(),
+        publish(entry()) + b"\x00",
+        publish(entry())[:-1],
+        publish(entry(flags=3)),
+        publish(entry(flags=32)),
+        publish(entry(), producer=(b"", 0, 0)),
+        publish(entry(), producer=(b"p" * 256, 0, 0)),
+        struct.pack("<II", 1, 1) + bytes(8),
+        struct.pack("<IIIIQ", 1, 1, 0xFFFFFFFF, 0, 0),
+        publish(entry(), producer=(b"p", 0, 1 << 63)),
+    ],
+)
+def test_a_malformed_publish_closes(memory: Site, body: bytes) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    assert error(wire.send(frames.PUBLISH, 1, body))[1] == 100
+    assert wire.is_closed
+    assert len(queue) == 0
+
+
+def test_while_publishing_is_paused_it_is_refused(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    wire.connection.blocked("disk is nearly full")
+    memory.turn()
+    assert wire.take() == [
+        (frames.BLOCKED, 0, msgpack.packb({"reason": "disk is nearly full"})),
+    ]
+    assert error(wire.send(frames.PUBLISH, 1, publish(entry())))[1] == 401
+    wire.connection.unblocked()
+    memory.turn()
+    assert wire.take() == [(frames.UNBLOCKED, 0, b"")]
+    assert confirms(wire.send(frames.PUBLISH, 2, publish(entry()))) == [(2, 1)]
+    assert len(queue) == 1
+
+
+def test_a_client_that_comes_while_publishing_is_paused_is_told(memory: Site) -> None:
+    wire = memory.greet()
+    wire.connection.blocked("memory")
+    kinds = [kind for kind, _, _ in wire.send(frames.AUTH, 2, {})]
+    assert kinds == [frames.OK, frames.BLOCKED]
+
+
+# Refused one by one
+
+
+def test_a_mandatory_message_that_nobody_wants_is_an_error(memory: Site) -> None:
+    queue = add_queue(memory, b"wanted")
+    wire = memory.client()
+    body = publish(
+        entry(b"0", b"wanted", flags=16),
+        entry(b"1", b"other", flags=16),
+        entry(b"2", b"other"),
+        entry(b"3", b"wanted"),
+    )
+    assert error(wire.send(frames.PUBLISH, 1, body)) == (1, 306, {"indexes": [1]})
+    assert len(queue) == 2
+
+
+def test_a_full_queue_rejects_and_the_answer_waits_for_the_others(disk: Site) -> None:
+    queue = add_queue(disk, arguments=REJECTING | {"x-max-length": 1})
+    wire = disk.client()
+    assert wire.send(frames.PUBLISH, 1, publish(entry(b"1"), entry(b"2"), entry(b"3"))) == []
+    disk.sync()
+    assert error(wire.take()) == (1, 400, {"indexes": [1, 2]})
+    assert len(queue) == 1
+
+
+# Retained messages
+
+
+def test_retain_sets_the_retained_message(disk: Site) -> None:
+    wire = disk.client()
+    assert wire.send(frames.PUBLISH, 1, publish(entry(b"kept", b"a.b", flags=8))) == []
+    disk.sync()
+    assert confirms(wire.take()) == [(1, 1)]
+    kept = disk.vhost.retained.get(b"a.b")
+    assert kept is not None
+    assert (kept.payload, kept.retain) == (b"kept", True)
+
+
+# Idempotent producers
+
+
+def open_producer(site: Site, wire: Wire, name: str = "p") -> tuple[int, int]:
+    received = wire.send(frames.PRODUCER, 50, {"producer": name})
+    if isinstance(site.storage, LateStorage):
+        assert received == []
+        site.sync()
+        received = wire.take()
+    ((kind, correlation, body),) = received
+    assert (kind, correlation) == (frames.OK, 50)
+    fields = msgpack.unpackb(body)
+    return fields["epoch"], fields["sequence"]
+
+
+def test_what_is_there_already_is_confirmed_and_not_published(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    assert open_producer(memory, wire) == (0, 0)
+    first = publish(entry(b"0"), entry(b"1"), producer=(b"p", 0, 0))
+    again = publish(entry(b"1"), entry(b"2"), producer=(b"p", 0, 1))
+    for correlation, body in enumerate([first, first, again, again], 1):
+        assert confirms(wire.send(frames.PUBLISH, correlation, body)) == [(correlation, 1)]
+    assert [queue.get().message.payload for _ in range(3)] == [b"0", b"1", b"2"]
+    assert len(queue) == 0
+
+
+def test_a_duplicate_is_confirmed_only_when_the_first_is_durable(disk: Site) -> None:
+    add_queue(disk)
+    wire = disk.client()
+    open_producer(disk, wire)
+    body = publish(entry(), producer=(b"p", 0, 0))
+    assert wire.send(frames.PUBLISH, 1, body) == []
+    assert wire.send(frames.PUBLISH, 2, body) == []
+    disk.sync()
+    assert confirms(wire.take()) == [(1, 2)]
+
+
+def test_a_gap_is_out_of_sequence(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    open_producer(memory, wire)
+    found = error(wire.send(frames.PUBLISH, 1, publish(entry(), producer=(b"p", 0, 5))))
+    assert found == (1, 310, {"expected": 0})
+    assert len(queue) == 0
+
+
+def test_a_newer_epoch_fences_the_older(memory: Site) -> None:
+    queue = add_queue(memory)
+    old, new = memory.client(), memory.client()
+    assert open_producer(memory, old) == (0, 0)
+    old.send(frames.PUBLISH, 1, publish(entry(), producer=(b"p", 0, 0)))
+    assert open_producer(memory, new) == (1, 1)
+    assert error(old.send(frames.PUBLISH, 2, publish(entry(), producer=(b"p", 0, 1))))[1] == 309
+    assert confirms(new.send(frames.PUBLISH, 1, publish(entry(), producer=(b"p", 1, 1))))
+    assert len(queue) == 2
+
+
+def test_a_producer_must_be_opened(memory: Site) -> None:
+    wire = memory.client()
+    assert error(wire.send(frames.PUBLISH, 1, publish(entry(), producer=(b"p", 0, 0))))[1] == 309
+    assert wire.refused(frames.PRODUCER, producer="") == 300
+
+
+def test_a_refused_request_uses_up_no_numbers(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    open_producer(memory, wire)
+    bad = publish(entry(exchange=b"none"), producer=(b"p", 0, 0))
+    assert error(wire.send(frames.PUBLISH, 1, bad))[1] == 301
+    wire.send(frames.PUBLISH, 2, publish(entry(b"good"), producer=(b"p", 0, 0)))
+    assert queue.get().message.payload == b"good"
+
+
+def test_after_a_rejection_the_numbers_go_on_with_the_rejected_message(memory: Site) -> None:
+    queue = add_queue(memory, arguments=REJECTING | {"x-max-length": 2})
+    wire = memory.client()
+    open_producer(memory, wire)
+    entries = [entry(b"%d" % n) for n in range(4)]
+    found = error(wire.send(frames.PUBLISH, 1, publish(*entries, producer=(b"p", 0, 0))))
+    assert found == (1, 400, {"indexes": [2]})
+    taken = [queue.get() for _ in range(2)]
+    for taken_entry in taken:
+        queue.settle(taken_entry)
+    assert confirms(wire.send(frames.PUBLISH, 2, publish(*entries, producer=(b"p", 0, 0))))
+    payloads = [e.message.payload for e in taken] + [queue.get().message.payload for _ in range(2)]
+    assert payloads == [b"0", b"1", b"2", b"3"]
+
+
+# Backpressure
+
+
+def test_a_client_far_ahead_of_the_disk_is_not_read(
+    disk: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium_native.connection.MAX_UNCONFIRMED", 4)
+    add_queue(disk)
+    wire = disk.client()
+    states: list[bool] = []
+    for correlation in range(1, 6):
+        wire.send(frames.PUBLISH, correlation, publish(entry()))
+        states.append(wire.is_reading)
+    disk.sync()
+    states.append(wire.is_reading)
+    assert states == [True, True, True, True, False, True]
+    assert confirms(wire.take()) == [(1, 5)]

@@ -1,0 +1,348 @@
+"""FETCH, groups, metadata and topology."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.native.harness import LateStorage, Received, Site, Wire, entry, publish
+from trivium.config import Config, Listen
+from trivium.exchanges import Binding
+from trivium.records import PAYLOAD, RecordBatch
+from trivium_native import frames
+from trivium_native.fetching import MAX_FETCHES
+
+CONFIG = Config(listen={"native": Listen(0)})
+
+
+@pytest.fixture
+def site() -> Site:
+    """A stream with three batches: offsets 0 and 1, 2, 3."""
+    site = Site(None, CONFIG)
+    stream = site.vhost.declare_stream("s")
+    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(stream, b"#"))
+    for turn in ([b"0", b"1"], [b"2"], [b"3"]):
+        add(site, *turn)
+    return site
+
+
+@pytest.fixture
+def wire(site: Site) -> Wire:
+    return site.client()
+
+
+def add(site: Site, *payloads: bytes) -> None:
+    site.broker.now_ms += 10
+    site.client().send(frames.PUBLISH, 0, publish(*[entry(payload) for payload in payloads]))
+
+
+def fetch(wire: Wire, offset: int, **fields: Any) -> list[Received]:
+    return wire.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": offset} | fields)
+
+
+def fetched(received: list[Received]) -> tuple[int, int, list[tuple[int, list[bytes | None]]]]:
+    """First offset, high watermark, and (base offset, payloads) per batch."""
+    ((kind, correlation, body),) = received
+    assert (kind, correlation) == (frames.FETCHED, 8)
+    first, mark, count, _ = struct.unpack_from("<qqII", body)
+    at = 24
+    batches: list[tuple[int, list[bytes | None]]] = []
+    for _ in range(count):
+        base, size, _ = struct.unpack_from("<qII", body, at)
+        # Aligned, so that the columns are.
+        assert at % 8 == 0
+        view = RecordBatch(body[at + 16 : at + 16 + size])
+        batches.append((base, [view.binary(PAYLOAD, row) for row in range(view.count)]))
+        at += 16 + (size + 7) // 8 * 8
+    assert at == len(body)
+    return first, mark, batches
+
+
+# FETCH
+
+
+def test_fetch_hands_over_whole_batches(wire: Wire) -> None:
+    assert fetched(fetch(wire, 1)) == (0, 4, [(0, [b"0", b"1"]), (2, [b"2"]), (3, [b"3"])])
+    assert fetched(fetch(wire, 3)) == (0, 4, [(3, [b"3"])])
+
+
+def test_fetch_of_few_bytes_gives_one_batch(wire: Wire) -> None:
+    assert fetched(fetch(wire, 0, max_bytes=0)) == (0, 4, [(0, [b"0", b"1"])])
+
+
+def test_a_stored_batch_is_handed_over_as_it_is(site: Site, wire: Wire) -> None:
+    ((_, _, body),) = fetch(wire, 3)
+    stored = site.vhost.stream("s").partitions[0].read(3, 1)[0][1]
+    assert body[24 + 16 : 24 + 16 + len(stored)] == stored
+
+
+def test_at_the_end_fetch_without_waiting_is_empty(wire: Wire) -> None:
+    assert fetched(fetch(wire, 4)) == (0, 4, [])
+
+
+def test_a_waiting_fetch_is_answered_when_records_come(site: Site, wire: Wire) -> None:
+    assert fetch(wire, 4, max_wait_ms=1000) == []
+    add(site, b"4")
+    assert fetched(wire.take()) == (0, 5, [(4, [b"4"])])
+    add(site, b"5")
+    assert wire.take() == []
+
+
+def test_a_waiting_fetch_is_answered_when_its_time_has_passed(site: Site, wire: Wire) -> None:
+    assert fetch(wire, 4, max_wait_ms=500) == []
+    assert site.driver.wake == site.broker.now_ms + 500
+    site.advance(499)
+    assert wire.take() == []
+    site.advance(1)
+    assert fetched(wire.take()) == (0, 4, [])
+
+
+def test_several_fetches_have_their_own_times(site: Site, wire: Wire) -> None:
+    other = site.client()
+    assert fetch(wire, 4, max_wait_ms=300) == []
+    assert fetch(other, 4, max_wait_ms=200) == []
+    assert (
+        other.send(
+            frames.FETCH, 9, {"stream": "s", "partition": 0, "offset": 4, "max_wait_ms": 400}
+        )
+        == []
+    )
+    answered = []
+    for _ in range(4):
+        site.advance(100)
+        answered.append((len(wire.take()), len(other.take())))
+    assert answered == [(0, 0), (0, 1), (1, 0), (0, 1)]
+
+
+def test_fetch_waits_for_min_bytes(site: Site, wire: Wire) -> None:
+    size = len(site.vhost.stream("s").partitions[0].read(3, 1)[0][1])
+    assert fetch(wire, 3, min_bytes=2 * size, max_wait_ms=1000) == []
+    add(site, b"4")
+    assert fetched(wire.take()) == (0, 5, [(3, [b"3"]), (4, [b"4"])])
+
+
+def test_fetch_sees_only_what_is_durable() -> None:
+    site = Site(LateStorage(), CONFIG)
+    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(site.vhost.declare_stream("s"), b"#"))
+    wire = site.client()
+    add(site, b"0")
+    assert fetch(wire, 0, max_wait_ms=1000) == []
+    site.sync()
+    assert fetched(wire.take()) == (0, 1, [(0, [b"0"])])
+
+
+def test_a_slow_reader_gets_its_fetch_when_it_takes_output(site: Site, wire: Wire) -> None:
+    wire.connection.is_writable = False
+    assert fetch(wire, 3) == []
+    wire.connection.is_writable = True
+    wire.connection.flushed()
+    site.turn()
+    assert fetched(wire.take()) == (0, 4, [(3, [b"3"])])
+
+
+@pytest.mark.parametrize("offset", [5, 1 << 62])
+def test_an_offset_beyond_the_end_is_out_of_range(wire: Wire, offset: int) -> None:
+    ((kind, _, body),) = fetch(wire, offset)
+    code, _, detail = msgpack.unpackb(body)
+    assert (kind, code) == (frames.ERROR, 304)
+    assert detail == {"first_offset": 0, "high_watermark": 4}
+
+
+def test_records_that_are_gone_are_out_of_range(site: Site, wire: Wire) -> None:
+    site.vhost.stream("s").partitions[0]._log.truncate(2)
+    ((_, _, body),) = fetch(wire, 0)
+    assert msgpack.unpackb(body)[2] == {"first_offset": 2, "high_watermark": 4}
+
+
+def test_another_incarnation_is_refused(site: Site, wire: Wire) -> None:
+    incarnation = site.vhost.stream("s").incarnation
+    assert len(fetched(fetch(wire, 0, incarnation=incarnation))[2]) == 3
+    ((_, _, body),) = fetch(wire, 0, incarnation="0" * 16)
+    code, _, detail = msgpack.unpackb(body)
+    assert (code, detail) == (305, {"incarnation": incarnation})
+
+
+def test_a_fetch_of_a_deleted_stream_is_refused(site: Site, wire: Wire) -> None:
+    assert fetch(wire, 4, max_wait_ms=1000) == []
+    site.client().ask(frames.DELETE, kind="stream", name="s")
+    ((kind, correlation, body),) = wire.take()
+    assert (kind, correlation, msgpack.unpackb(body)[0]) == (frames.ERROR, 8, 301)
+    assert fetch(wire, 0)[0][0] == frames.ERROR
+
+
+def test_the_number_of_waiting_fetches_is_bounded(wire: Wire) -> None:
+    for _ in range(MAX_FETCHES):
+        assert fetch(wire, 4, max_wait_ms=1000) == []
+    ((_, _, body),) = fetch(wire, 4, max_wait_ms=1000)
+    assert msgpack.unpackb(body)[0] == 403
+
+
+def test_a_lost_connection_waits_no_more(site: Site, wire: Wire) -> None:
+    assert fetch(wire, 4, max_wait_ms=1000) == []
+    wire.lose()
+    assert site.vhost.stream("s").partitions[0]._readers == []
+    site.advance(1000)
+
+
+# Groups, metadata, offsets
+
+
+def test_commit_and_committed(site: Site, wire: Wire) -> None:
+    group = {"group": "g", "stream": "s"}
+    incarnation = site.vhost.stream("s").incarnation
+    none = {"incarnation": incarnation, "partitions": [[0, None, 4]]}
+    assert wire.ask(frames.COMMITTED, **group) == none
+    assert wire.ask(frames.COMMIT, **group, offsets=[[0, 3]], incarnation=incarnation) == {}
+    some = {"incarnation": incarnation, "partitions": [[0, 3, 1]]}
+    assert wire.ask(frames.COMMITTED, **group) == some
+    wire.ask(frames.DELETE, kind="group", name="g")
+    assert wire.ask(frames.COMMITTED, **group) == none
+
+
+def test_a_commit_is_answered_once_it_is_durable() -> None:
+    site = Site(LateStorage(), CONFIG)
+    site.vhost.declare_stream("s")
+    wire = site.client()
+    fields = {"group": "g", "stream": "s", "offsets": [[0, 0]]}
+    assert wire.send(frames.COMMIT, 1, fields) == []
+    site.sync()
+    assert wire.take() == [(frames.OK, 1, b"\x80")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"offsets": [[0, 5]]}, 302),
+        ({"offsets": [[1, 0]]}, 301),
+        ({"offsets": [[0, -1]]}, 300),
+        ({"offsets": [[0]]}, 300),
+        ({"offsets": {0: 1}}, 300),
+        ({"offsets": [[0, 1]], "incarnation": "x"}, 305),
+        ({"offsets": [[0, 1]], "group": ""}, 302),
+        ({"offsets": [[0, 1]], "generation": 3}, 300),
+    ],
+)
+def test_a_wrong_commit_is_refused(
+    site: Site, wire: Wire, fields: dict[str, Any], code: int
+) -> None:
+    assert wire.refused(frames.COMMIT, **({"group": "g", "stream": "s"} | fields)) == code
+    assert site.vhost.groups.names() == []
+
+
+def test_metadata_describes_streams(site: Site, wire: Wire) -> None:
+    other = site.vhost.declare_stream("other", 2, {"x-queue-type": "stream"})
+    described = {
+        "name": "other",
+        "incarnation": other.incarnation,
+        "arguments": {"x-queue-type": "stream"},
+        "partitions": [[0, 0, 0], [0, 0, 0]],
+    }
+    assert wire.ask(frames.METADATA, streams=["other"]) == {"streams": [described]}
+    first, second = wire.ask(frames.METADATA)["streams"]
+    assert first["partitions"] == [[0, 4, 4]]
+    assert second == described
+    assert wire.refused(frames.METADATA, streams=["none"]) == 301
+
+
+def test_metadata_tells_durable_from_appended() -> None:
+    site = Site(LateStorage(), CONFIG)
+    stream = site.vhost.declare_stream("s")
+    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(stream, b"#"))
+    add(site, b"0")
+    (found,) = site.client().ask(frames.METADATA)["streams"]
+    assert found["partitions"] == [[0, 0, 1]]
+
+
+def test_offsets_by_time(site: Site, wire: Wire) -> None:
+    times = [site.broker.now_ms - 20, site.broker.now_ms - 10, site.broker.now_ms]
+    fields = {"stream": "s", "partition": 0}
+    found = [
+        wire.ask(frames.OFFSETS, **fields, timestamp=at)["offset"]
+        for at in (0, times[0], times[0] + 1, times[1], times[2], times[2] + 1)
+    ]
+    assert found == [0, 0, 2, 2, 3, 4]
+
+
+# Topology
+
+
+def test_declare_bind_unbind_delete(site: Site, wire: Wire) -> None:
+    vhost = site.vhost
+    assert wire.ask(frames.DECLARE, kind="exchange", name="x", type="fanout") == {"name": "x"}
+    queue = {"name": "q", "messages": 0, "consumers": 0}
+    assert wire.ask(frames.DECLARE, kind="queue", name="q") == queue
+    wire.ask(frames.BIND, exchange="amq.topic", kind="exchange", name="x", pattern=b"a.#")
+    wire.ask(frames.BIND, exchange="x", kind="queue", name="q")
+    wire.ask(frames.BIND, exchange="x", kind="stream", name="s")
+    wire.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
+    assert len(vhost.queues["q"]) == 1
+    wire.ask(frames.UNBIND, exchange="x", kind="queue", name="q")
+    wire.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
+    assert len(vhost.queues["q"]) == 1
+    assert wire.ask(frames.PURGE, name="q") == {"messages": 1}
+    assert wire.refused(frames.DELETE, kind="exchange", name="x", if_unused=True) == 302
+    wire.ask(frames.DELETE, kind="exchange", name="x")
+    wire.send(frames.PUBLISH, 0, publish(entry(), entry()))
+    assert wire.ask(frames.DELETE, kind="queue", name="q") == {"messages": 0}
+    assert (set(vhost.queues), "x" in vhost.exchanges) == (set(), False)
+
+
+def test_a_made_up_queue_name_is_told(site: Site, wire: Wire) -> None:
+    found = wire.ask(frames.DECLARE, kind="queue", durable=False)["name"]
+    assert found.startswith("amq.gen-")
+    assert found in site.vhost.queues
+
+
+def test_declare_stream_tells_its_incarnation(site: Site, wire: Wire) -> None:
+    found = wire.ask(frames.DECLARE, kind="stream", name="t", partitions=3)
+    stream = site.vhost.stream("t")
+    assert found == {"name": "t", "incarnation": stream.incarnation}
+    assert len(stream.partitions) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code"),
+    [
+        (frames.DECLARE, {"kind": "stream", "name": "s", "partitions": 2}, 302),
+        (frames.DECLARE, {"kind": "stream", "name": "t", "arguments": {"x-max-age": "1D"}}, 302),
+        (frames.DECLARE, {"kind": "stream", "name": "t", "durable": True}, 300),
+        (frames.DECLARE, {"kind": "exchange", "name": "x", "type": "weird"}, 302),
+        (frames.DECLARE, {"kind": "exchange", "name": "amq.x"}, 201),
+        (frames.DECLARE, {"kind": "queue", "name": "amq.q"}, 201),
+        (frames.DELETE, {"kind": "stream", "name": "none"}, 301),
+        (frames.DELETE, {"kind": "queue", "name": "none"}, 301),
+        (frames.DELETE, {"kind": "group", "name": "none"}, 301),
+        (frames.DELETE, {"kind": "stream", "name": "s", "if_empty": True}, 300),
+        (frames.BIND, {"exchange": "none", "kind": "stream", "name": "s"}, 301),
+        (frames.BIND, {"exchange": "amq.topic", "kind": "stream", "name": "none"}, 301),
+        (frames.BIND, {"exchange": "", "kind": "stream", "name": "s"}, 201),
+        (
+            frames.BIND,
+            {
+                "exchange": "amq.headers",
+                "kind": "stream",
+                "name": "s",
+                "arguments": {"x-match": "some"},
+            },
+            300,
+        ),
+        (frames.PURGE, {"name": "none"}, 301),
+    ],
+)
+def test_what_the_topology_does_not_allow(
+    wire: Wire, kind: int, fields: dict[str, Any], code: int
+) -> None:
+    assert wire.refused(kind, **fields) == code
+    assert not wire.is_closed
+
+
+def test_a_declaration_is_answered_once_it_is_durable() -> None:
+    site = Site(LateStorage(), CONFIG)
+    wire = site.client()
+    assert wire.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"}) == []
+    site.sync()
+    ((kind, correlation, _),) = wire.take()
+    assert (kind, correlation) == (frames.OK, 1)
