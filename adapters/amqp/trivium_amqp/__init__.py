@@ -7,11 +7,17 @@ frames, ``handshake`` opens the connection, ``channel`` publishes and acknowledg
 
 from __future__ import annotations
 
-from trivium_amqp.entry import AmqpAdapter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trivium_amqp.entry import AmqpAdapter
 
 __all__ = ["adapter"]
 
 
 def adapter() -> AmqpAdapter:
-    """A new adapter; the entry point of ``trivium.adapters``."""
+    """A new adapter; the entry point ``amqp`` of the group ``trivium.adapters``."""
+    # Imported here, so that `trivium pub` and `sub` do not load the server side.
+    from trivium_amqp.entry import AmqpAdapter
+
     return AmqpAdapter()

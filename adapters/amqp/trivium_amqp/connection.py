@@ -119,6 +119,9 @@ class AmqpConnection(Connection):
         # Channels with publishes that wait for a batch, and the batch that we are registered for.
         self._awaiting: dict[int, Channel] = {}
         self._awaited = 0
+        # The batch that the output waits for, 0 for none, and whether closing waits with it.
+        self._output_after = 0
+        self._closes_after_output = False
         # Clock, as of the latest tick.
         self._opened_at = 0.0
         self._received_at = 0.0
@@ -418,6 +421,20 @@ class AmqpConnection(Connection):
     def await_batch(self, channel: Channel) -> None:
         """Tell ``channel`` when the current batch is durable."""
         self._awaiting[channel.number] = channel
+        self._await()
+
+    def hold_output(self) -> None:
+        """Write nothing, from this turn's output on, before the current batch is durable.
+
+        For answers to changes of the topology. All output is held, for answers must not overtake
+        one another and such changes are rare.
+        """
+        storage = self.broker.storage
+        if storage.is_durable:
+            self._output_after = storage.batch
+            self._await()
+
+    def _await(self) -> None:
         storage = self.broker.storage
         if self._awaited != storage.batch:
             self._awaited = storage.batch
@@ -427,6 +444,11 @@ class AmqpConnection(Connection):
 
     def batch_durable(self, batch: int) -> None:
         """See ``DurabilityWaiter``."""
+        if self._output_after and batch >= self._output_after:
+            self._output_after = 0
+            self.mark_dirty()
+            if self._closes_after_output:
+                self.transport.close()
         if self._awaiting:
             for number, channel in list(self._awaiting.items()):
                 if not channel.batch_durable(batch):
@@ -442,6 +464,9 @@ class AmqpConnection(Connection):
 
     def take_output(self) -> list[bytes]:
         """See ``Connection``."""
+        if self._output_after:
+            self._is_dirty = False
+            return []
         self.metrics.bytes_sent += self.output_size
         self._has_sent = True
         return super().take_output()
@@ -501,6 +526,14 @@ class AmqpConnection(Connection):
         self.transport.resume_reading()
 
     # End
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        if self._output_after and not self.is_closed:
+            self.is_closed = True
+            self._closes_after_output = True
+        else:
+            super().close()
 
     def fail(self, error: ConnectionException, method: int) -> None:
         """Send connection.close for an exception that ``method`` caused (0: none)."""

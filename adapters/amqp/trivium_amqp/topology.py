@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.exchanges import Binding, Destination, valid_headers_match
 from trivium.message import HeaderValue
+from trivium.queues import Queue
 from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.errors import (
@@ -28,22 +29,23 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
         channel.vhost.exchange(name)
     else:
         channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
-    _answer(channel, nowait, methods.EXCHANGE_DECLARE_OK)
+    _answer(channel, nowait, methods.EXCHANGE_DECLARE_OK, durable and not passive)
 
 
 def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
     """exchange.delete; like RabbitMQ, one that does not exist is no error."""
     name, if_unused, nowait = arguments
     _refuse_default(name)
+    known = channel.vhost.exchanges.get(name)
     channel.vhost.delete_exchange(name, if_unused)
-    _answer(channel, nowait, methods.EXCHANGE_DELETE_OK)
+    _answer(channel, nowait, methods.EXCHANGE_DELETE_OK, known is not None and known.durable)
 
 
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
-    _bind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, methods.EXCHANGE_BIND_OK)
+    is_kept = _bind(channel, _exchange_destination(channel, destination), source, key, options)
+    _answer(channel, nowait, methods.EXCHANGE_BIND_OK, is_kept)
 
 
 def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -53,7 +55,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
     _refuse_default(source)
     if destination in channel.vhost.exchanges:
         _unbind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, methods.EXCHANGE_UNBIND_OK)
+    _answer(channel, nowait, methods.EXCHANGE_UNBIND_OK, True)
 
 
 def queue_declare(channel: Channel, arguments: list[Any]) -> None:
@@ -68,6 +70,7 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if kind == "stream":
         channel.vhost.declare_stream(name, 1, options)
         channel.last_queue = name
+        channel.connection.hold_output()
         _declare_ok(channel, nowait, name, 0, 0)
         return
     if kind != "classic":
@@ -82,6 +85,8 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
         connection=connection,
     )
     channel.last_queue = queue.name
+    if durable and not exclusive:
+        channel.connection.hold_output()
     _declare_ok(channel, nowait, queue.name, len(queue), len(queue.consumers))
 
 
@@ -133,8 +138,8 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     name, source, key, nowait, options = arguments
     if not name and not key:
         key = resolve_name(channel, name).encode()
-    _bind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, nowait, methods.QUEUE_BIND_OK)
+    is_kept = _bind(channel, _queue_destination(channel, name), source, key, options)
+    _answer(channel, nowait, methods.QUEUE_BIND_OK, is_kept)
 
 
 def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -146,13 +151,16 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     if name in channel.vhost.queues or name in channel.vhost.streams:
         _unbind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, False, methods.QUEUE_UNBIND_OK)
+    _answer(channel, False, methods.QUEUE_UNBIND_OK, True)
 
 
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     """queue.purge."""
     name, nowait = arguments
-    count = resolve_queue(channel, name).purge()
+    queue = resolve_queue(channel, name)
+    count = queue.purge()
+    if queue.durable:
+        channel.connection.hold_output()
     if not nowait:
         channel.connection.send(method_frame(channel.number, methods.QUEUE_PURGE_OK, count))
 
@@ -165,9 +173,12 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     count = 0
     if name in vhost.streams:
         vhost.delete_stream(name)
+        channel.connection.hold_output()
     elif name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
         count = vhost.delete_queue(queue, if_unused, if_empty)
+        if queue.durable:
+            channel.connection.hold_output()
     if not nowait:
         channel.connection.send(method_frame(channel.number, methods.QUEUE_DELETE_OK, count))
 
@@ -191,7 +202,8 @@ def _bind(
     source: str,
     key: bytes,
     options: dict[str, HeaderValue],
-) -> None:
+) -> bool:
+    """Bind; whether the binding may be one that is kept over a restart."""
     _refuse_default(source)
     exchange = channel.vhost.exchange(source)
     if exchange.kind == "headers" and not valid_headers_match(options):
@@ -201,6 +213,7 @@ def _bind(
             " expected all, any, all-with-x, or any-with-x",
         )
     channel.vhost.bind(exchange, Binding(destination, key, options))
+    return exchange.durable and not (isinstance(destination, Queue) and not destination.durable)
 
 
 def _unbind(
@@ -220,7 +233,10 @@ def _refuse_default(name: str) -> None:
         raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
-def _answer(channel: Channel, nowait: bool, method: int) -> None:
+def _answer(channel: Channel, nowait: bool, method: int, is_kept: bool) -> None:
+    """Answer; where the change is kept on disk, not before it is there."""
+    if is_kept:
+        channel.connection.hold_output()
     if not nowait:
         channel.connection.send(method_frame(channel.number, method))
 
