@@ -42,9 +42,7 @@ def test_connack_of_mqtt_3(version: int) -> None:
 
 def test_connack_of_mqtt_5_states_the_limits() -> None:
     client = Bench().connect("c", 5)
-    assert properties_of(client) == (
-        b"\x21\x20\x00" + b"\x27\x01\x00\x00\x00" + b"\x22\x00\x40" + b"\x2a\x00"
-    )
+    assert properties_of(client) == (b"\x21\x20\x00" + b"\x27\x01\x00\x00\x00" + b"\x22\x00\x40")
 
 
 def test_mqtt_3_1_0_1_first_packet_must_be_connect() -> None:

@@ -419,3 +419,20 @@ def test_the_client_hears_of_a_full_receive_window_on_disk() -> None:
     assert not sender.is_closed
     sender.send(one)
     assert sender.received() == b"\xe0\x01\x93"
+
+
+def test_shared_subscriptions_survive() -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c", 5)
+    client.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    client.lose()
+    bench = bench.crash()
+    bench.connect("s").send(publish("t", b"x", 1, 1))
+    bench.sync()
+    client = bench.connect_kept("c", 5)
+    assert client.received() == publish("t", b"x", 1, 1, 5)
+    client.send(unsubscribe("$share/g/t", 1, 5))
+    client.lose()
+    bench = bench.restart()
+    assert not bench.broker.vhosts["/"].exchange("amq.topic").bindings()

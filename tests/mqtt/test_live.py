@@ -138,7 +138,7 @@ async def test_properties_of_mqtt_5(port: int) -> None:
         receiver = Paho("receiver", MQTTProtocolVersion.MQTTv5)
         _, _, reason, connack = receiver.connect(port)
         assert reason.value == 0
-        assert connack.SharedSubscriptionAvailable == 0
+        assert connack.ReceiveMaximum == 8192
         receiver.subscribe("t", 1)
         sender = Paho("sender", MQTTProtocolVersion.MQTTv5)
         sender.connect(port)

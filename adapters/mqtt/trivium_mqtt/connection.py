@@ -34,15 +34,15 @@ from trivium_mqtt.reasons import (
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
     SESSION_TAKEN_OVER,
-    SHARED_NOT_SUPPORTED,
     MalformedPacket,
     ProtocolError,
     RemoteError,
 )
 from trivium_mqtt.replay import Replay
-from trivium_mqtt.session import Session, Subscription
+from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.sessions import Sessions
-from trivium_mqtt.wire import VARINT_MAX
+from trivium_mqtt.shares import split_shared
+from trivium_mqtt.wire import VARINT_MAX, check_topic_filter
 
 if TYPE_CHECKING:
     from trivium_mqtt.mqtt_adapter import MqttAdapter
@@ -393,7 +393,6 @@ class MqttConnection(Connection):
                 options.topic_alias_maximum,
                 told_expiry,
                 told_keep_alive,
-                False,
             )
         self.send(packets.connack(connect.version, known is not None, 0, block))
         if session.outgoing is not None:
@@ -427,13 +426,15 @@ class MqttConnection(Connection):
         self, session: Session, topic_filter: bytes, options: int, identifier: int
     ) -> int:
         """Subscribe to one filter; its code in SUBACK."""
-        fault = packets.filter_fault(topic_filter)
-        if fault:
+        try:
+            shared = split_shared(topic_filter)
+            check_topic_filter(topic_filter if shared is None else shared[1])
+        except RemoteError as error:
             if not self.is_v5:
-                raise RemoteError(fault, "topic filter is not valid (MQTT-4.7.1-1)")
-            return fault
-        if topic_filter.startswith(b"$share/"):
-            return SHARED_NOT_SUPPORTED if self.is_v5 else FAILURE
+                raise
+            return error.reason
+        if shared is not None and options & NO_LOCAL:
+            raise ProtocolError("no local on a shared subscription (MQTT-3.8.3-4)")
         known = session.subscriptions
         if (
             known is not None
@@ -444,6 +445,9 @@ class MqttConnection(Connection):
         subscription = Subscription(session, topic_filter, options, identifier)
         is_new = self.sessions.subscribe(session, subscription)
         handling = subscription.retain_handling
+        if subscription.binding is None:
+            # A shared subscription gets no retained messages (MQTT5 4.8.2).
+            return subscription.qos
         if handling == 0 or (handling == 1 and is_new):
             retained = self.sessions.vhost.retained
             messages = retained.match(subscription.binding.levels, self.broker.now_ms)

@@ -12,7 +12,6 @@ from typing import Final
 from trivium_mqtt import properties
 from trivium_mqtt.properties import PacketProperties, read_properties
 from trivium_mqtt.reasons import (
-    TOPIC_FILTER_INVALID,
     UNSUPPORTED_VERSION,
     MalformedPacket,
     ProtocolError,
@@ -21,7 +20,6 @@ from trivium_mqtt.reasons import (
 from trivium_mqtt.wire import (
     PACKET_IDS,
     binary,
-    check_topic_filter,
     check_topic_name,
     read_binary,
     read_text,
@@ -272,15 +270,6 @@ class Unsubscribe:
             raise ProtocolError("UNSUBSCRIBE without a topic filter (MQTT-3.10.3-2)")
 
 
-def filter_fault(topic_filter: bytes) -> int:
-    """The reason code that refuses ``topic_filter``; 0 when it is valid."""
-    try:
-        check_topic_filter(topic_filter)
-    except RemoteError:
-        return TOPIC_FILTER_INVALID
-    return 0
-
-
 def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
     """Encode SUBACK or UNSUBACK (3.9, 3.11); MQTT 3 has no codes in UNSUBACK."""
     if version == V5:
@@ -297,7 +286,6 @@ def connack_properties(
     topic_alias_maximum: int,
     session_expiry: int,
     server_keep_alive: int,
-    has_shared: bool,
 ) -> bytes:
     """The property block of a successful CONNACK (3.2.2.3).
 
@@ -313,8 +301,6 @@ def connack_properties(
         parts.append(bytes((properties.ASSIGNED_CLIENT_ID,)) + binary(assigned_client_id))
     if topic_alias_maximum:
         parts.append(bytes((properties.TOPIC_ALIAS_MAXIMUM,)) + PACKET_IDS[topic_alias_maximum])
-    if not has_shared:
-        parts.append(bytes((properties.SHARED_AVAILABLE, 0)))
     if server_keep_alive >= 0:
         parts.append(bytes((properties.SERVER_KEEP_ALIVE,)) + PACKET_IDS[server_keep_alive])
     return b"".join(parts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trivium_mqtt.outgoing import Outgoing
     from trivium_mqtt.sessions import Sessions
 
-_NO_LOCAL: Final = 0x04
+NO_LOCAL: Final = 0x04
 _RETAIN_AS_PUBLISHED: Final = 0x08
 
 #: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag; subscription identifier
@@ -42,7 +42,10 @@ class Subscription:
         self.options = options
         #: subscription identifier; 0 for none
         self.identifier = identifier
-        self.binding = Binding(session, topic_filter, None, True, self)
+        #: None for a shared subscription, which is bound for all its members at once
+        self.binding: Binding | None = None
+        if not topic_filter.startswith(b"$share/"):
+            self.binding = Binding(session, topic_filter, None, True, self)
 
     @property
     def qos(self) -> int:
@@ -52,7 +55,7 @@ class Subscription:
     @property
     def no_local(self) -> bool:
         """Whether the client's own messages are left out."""
-        return self.options & _NO_LOCAL != 0
+        return self.options & NO_LOCAL != 0
 
     @property
     def retain_handling(self) -> int:

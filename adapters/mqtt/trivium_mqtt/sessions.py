@@ -16,6 +16,7 @@ from trivium_mqtt.packets import NEVER, Will
 from trivium_mqtt.properties import IN_PUBLISH, MESSAGE_EXPIRY, read_properties
 from trivium_mqtt.reasons import RemoteError
 from trivium_mqtt.session import Session, Subscription
+from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
 from trivium_mqtt.topic_cache import TopicCache
 from trivium_mqtt.wire import varint
@@ -47,6 +48,7 @@ class Sessions:
         self.metrics = metrics
         self.encoder = PublishEncoder(broker, metrics)
         self.topics = TopicCache(vhost)
+        self.shares = Shares(vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
         self._connected_kept = 0
@@ -215,7 +217,12 @@ class Sessions:
         if subscription.qos > 0:
             self.outgoing(session)
         known[subscription.topic_filter] = subscription
-        self.vhost.bind(self.topics.exchange, subscription.binding)
+        if subscription.binding is not None:
+            self.vhost.bind(self.topics.exchange, subscription.binding)
+        else:
+            shared = split_shared(subscription.topic_filter)
+            assert shared is not None
+            self.shares.join(session, subscription, shared[1])
         return is_new
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
@@ -224,7 +231,12 @@ class Sessions:
         subscription = None if known is None else known.pop(topic_filter, None)
         if subscription is None:
             return False
-        self.vhost.unbind(self.topics.exchange, subscription.binding)
+        if subscription.binding is not None:
+            self.vhost.unbind(self.topics.exchange, subscription.binding)
+        else:
+            shared = split_shared(topic_filter)
+            assert shared is not None
+            self.shares.leave(session, topic_filter, shared[1])
         self.store.delete_subscription(session.client_id, topic_filter)
         return True
 

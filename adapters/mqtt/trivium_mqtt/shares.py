@@ -1,0 +1,101 @@
+"""Shared subscriptions (4.8.2): each message goes to one of the sessions that share a filter.
+
+Which one is decided when the message is routed: in turn, among those whose client is connected and
+takes more now; otherwise among those that can keep it. What a session got is its own from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.message import Message
+from trivium.metrics import ProtocolMetrics
+from trivium.vhost import VirtualHost
+from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
+from trivium_mqtt.session import Delivery, Session, Subscription, make_delivery
+
+PREFIX: Final = b"$share/"
+
+
+def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
+    """Share name and the filter behind it; None when it is no shared subscription.
+
+    Raises RemoteError when it looks like one and is not valid (MQTT-4.8.2-1, MQTT-4.8.2-2).
+    """
+    if not topic_filter.startswith(PREFIX):
+        return None
+    name, slash, shared = topic_filter[len(PREFIX) :].partition(b"/")
+    if not name or not slash or not shared or b"+" in name or b"#" in name:
+        raise RemoteError(TOPIC_FILTER_INVALID, "shared subscription is not valid (MQTT-4.8.2-1)")
+    return name, shared
+
+
+class Share(Destination):
+    """The sessions that share one filter under one name."""
+
+    def __init__(self, name: str, metrics: ProtocolMetrics) -> None:
+        self.name = name
+        self.members: list[Delivery] = []
+        self._metrics = metrics
+        self._turn = 0
+
+    def accept(self, message: Message) -> int:
+        """See ``Destination``."""
+        members = self.members
+        count = len(members)
+        second: Delivery | None = None
+        for step in range(count):
+            index = (self._turn + step) % count
+            member = members[index]
+            session = member.session
+            connection = session.connection
+            at_qos_0 = message.mode == 0 or member.qos == 0
+            if connection is not None:
+                outgoing = session.outgoing
+                if connection.takes_output and (
+                    at_qos_0 or (outgoing is not None and outgoing.takes_delivery())
+                ):
+                    self._turn = index + 1
+                    return member.accept(message)
+                if second is None or second.session.connection is None:
+                    second = member
+            elif second is None and not at_qos_0:
+                second = member
+        if second is not None:
+            return second.accept(message)
+        self._metrics.messages_dropped += 1
+        return ACCEPTED
+
+    def remove(self, session: Session) -> None:
+        """Take the session out, if it is in."""
+        self.members = [member for member in self.members if member.session is not session]
+
+
+class Shares:
+    """All shares of a virtual host."""
+
+    def __init__(self, vhost: VirtualHost, exchange: Exchange, metrics: ProtocolMetrics) -> None:
+        self._vhost = vhost
+        self._exchange = exchange
+        self._metrics = metrics
+        self._shares: dict[bytes, Share] = {}
+
+    def join(self, session: Session, subscription: Subscription, shared: bytes) -> None:
+        """The session shares the filter ``shared``, or does so with other options."""
+        topic_filter = subscription.topic_filter
+        share = self._shares.get(topic_filter)
+        if share is None:
+            share = Share(topic_filter.decode(), self._metrics)
+            self._shares[topic_filter] = share
+            self._vhost.bind(self._exchange, Binding(share, shared, None, True))
+        share.remove(session)
+        share.members.append(make_delivery(session, [subscription]))
+
+    def leave(self, session: Session, topic_filter: bytes, shared: bytes) -> None:
+        """The session does not share any more; the last one takes the share with it."""
+        share = self._shares[topic_filter]
+        share.remove(session)
+        if not share.members:
+            del self._shares[topic_filter]
+            self._vhost.unbind(self._exchange, Binding(share, shared, None, True))
