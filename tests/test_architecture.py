@@ -120,6 +120,12 @@ def test_help_is_cheap() -> None:
     assert not (loaded_after(help_command) - before) & HEAVY
 
 
+@pytest.mark.parametrize("client", ["trivium_native.client", "trivium_native.sync"])
+def test_a_client_does_not_load_the_broker(client: str) -> None:
+    loaded = loaded_after(f"import {client}")
+    assert not loaded & {"trivium.broker", "trivium.queues", "trivium.server", "trivium.vhost"}
+
+
 def test_without_http_its_framework_is_not_imported() -> None:
     serve = """
 import asyncio

@@ -102,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     pub.add_argument("url", metavar="URL")
     pub.add_argument("address", metavar="ADDRESS")
     pub.add_argument("payload", metavar="PAYLOAD", nargs="?")
-    pub.add_argument("--retain", action="store_true", help="mqtt: keep as the retained message")
+    pub.add_argument(
+        "--retain", action="store_true", help="mqtt, trivium: keep for later subscribers"
+    )
 
     sub = add("sub", "Print messages until interrupted.", _SUB_EPILOG)
     sub.add_argument("url", metavar="URL")
@@ -123,7 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in (pub, sub):
         command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
-        command.add_argument("--exchange", default="amq.topic", help="amqp: default amq.topic")
+        command.add_argument(
+            "--exchange", default="amq.topic", help="amqp, trivium: default amq.topic"
+        )
 
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser

@@ -1,0 +1,131 @@
+"""`trivium://` for `trivium pub` and `trivium sub`, by the project's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from trivium.cli.clients import (
+    Client,
+    ClientError,
+    Handler,
+    Publication,
+    Server,
+    Subscription,
+    UsageError,
+)
+from trivium_native import client as native
+from trivium_native.errors import NativeError
+from trivium_native.frames import DEFAULT_PORT
+from trivium_native.url import Target
+from trivium_native.values import StreamInfo
+
+
+class NativeClient:
+    """See `trivium.cli.clients.Client`."""
+
+    def __init__(self, client: native.Client) -> None:
+        self._client = client
+
+    async def publish(self, publication: Publication, payload: bytes) -> None:
+        """Publish; the delivery modes are numbered as MQTT's qualities of service."""
+        await self._client.publish(
+            payload,
+            routing_key=publication.address,
+            exchange=publication.exchange,
+            mode=publication.qos,
+            retain=publication.retain,
+        )
+
+    async def subscribe(
+        self, subscription: Subscription, subscribed: Callable[[], None], handle: Handler
+    ) -> None:
+        """A pattern on the exchange, or a queue, or all partitions of a stream from an offset."""
+        if subscription.offset is not None:
+            offset = parse_offset(subscription.offset)
+            (stream,) = await self._client.metadata([subscription.address])
+            await self._read(stream, offset, subscribed, handle)
+        elif subscription.is_queue:
+            async with self._client.consume(subscription.address) as deliveries:
+                subscribed()
+                async for delivery in deliveries:
+                    goes_on = handle(as_text(delivery.routing_key), delivery.payload)
+                    await deliveries.ack(delivery, wait=not goes_on)
+                    if not goes_on:
+                        return
+        else:
+            pattern, exchange = subscription.address, subscription.exchange
+            async with self._client.subscribe(pattern, exchange=exchange) as messages:
+                subscribed()
+                async for message in messages:
+                    if not handle(as_text(message.routing_key), message.payload):
+                        return
+
+    async def _read(
+        self,
+        stream: StreamInfo,
+        offset: int | str,
+        subscribed: Callable[[], None],
+        handle: Handler,
+    ) -> None:
+        finished = asyncio.Event()
+        starting = len(stream.partitions)
+
+        async def read(partition: int) -> None:
+            nonlocal starting
+            incarnation = stream.incarnation
+            async with self._client.read(
+                stream.name, partition, offset, incarnation=incarnation
+            ) as batches:
+                starting -= 1
+                if starting == 0:
+                    subscribed()
+                async for batch in batches:
+                    for record in batch.records(batches.offset):
+                        if finished.is_set():
+                            return
+                        if not handle(as_text(record.routing_key), record.payload):
+                            finished.set()
+
+        readers = [asyncio.create_task(read(number)) for number in range(starting)]
+        stop = asyncio.create_task(finished.wait())
+        try:
+            done, _ = await asyncio.wait([stop, *readers], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stop, *readers):
+                task.cancel()
+            await asyncio.gather(stop, *readers, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+def parse_offset(text: str) -> int | str:
+    """`first`, `next`, or a number. Raises UsageError."""
+    if text in ("first", "next"):
+        return text
+    if text.isdecimal() and int(text) < 1 << 63:
+        return int(text)
+    raise UsageError(f"--from {text!r} is not an offset, first or next")
+
+
+def as_text(routing_key: bytes) -> str:
+    """The address as the terminal shows it; bytes that are no UTF-8 pass through."""
+    return routing_key.decode(errors="surrogateescape")
+
+
+@asynccontextmanager
+async def connect(server: Server) -> AsyncIterator[Client]:
+    """A connected client, anonymous unless the URL names a user."""
+    target = Target(
+        server.host,
+        DEFAULT_PORT if server.port is None else server.port,
+        server.path or "/",
+        server.username,
+        server.password or "",
+    )
+    try:
+        async with native.connect(target) as client:
+            yield NativeClient(client)
+    except NativeError as error:
+        raise ClientError(error.text) from None
