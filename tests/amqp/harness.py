@@ -135,8 +135,11 @@ class Client:
         return self.take()
 
     def ask(self, method: Frame, channel: int = 1) -> Received:
-        """Send a method; the one frame that came back."""
+        """Send a method; the one frame that came back, where needed once it is durable."""
         received = self.call(method, channel=channel)
+        if not received:
+            self.server.settle()
+            received = self.take()
         assert len(received) == 1, received
         return received[0]
 
@@ -218,6 +221,8 @@ class Server:
         self.broker = Broker(config)
         self.broker.open(storage or MemoryStorage(), self.driver, [self.adapter])
         self.vhost = self.broker.vhost("/")
+        #: makes durable what is pending; for storage that does not do so by itself
+        self.settle: Callable[[], None] = lambda: None
 
     def connect(self, is_loopback: bool = True) -> Client:
         """A client that has sent nothing."""

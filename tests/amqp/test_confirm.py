@@ -28,7 +28,7 @@ class SlowStorage(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.is_durable = True
-        self.batch = 1
+        self.batch = 0
         self.waiters: dict[DurabilityWaiter, None] = {}
         self.registrations = 0
 
@@ -53,8 +53,10 @@ class Setup:
         self.storage = SlowStorage()
         self.server = Server(storage=self.storage)
         self.client = self.server.open()
+        self.server.settle = lambda: self.sync(self.storage.batch)
         self.client.declare("disk", durable=True)
         self.client.declare("memory")
+        self.storage.new_batch()
 
     def publish(self, queue: str, count: int = 1, **properties: Any) -> None:
         self.client.feed(publish_frames(queue, b"12345678", **properties) * count)
@@ -168,9 +170,10 @@ def test_mixed_in_one_read(setup: Setup) -> None:
 def test_message_for_both_kinds_of_queue_waits(setup: Setup) -> None:
     for queue in ("disk", "memory"):
         setup.client.bind(queue, "amq.fanout", "")
+    setup.storage.new_batch()
     setup.client.publish("", exchange="amq.fanout", delivery_mode=2)
     assert setup.acks() == []
-    setup.sync(1)
+    setup.sync(2)
     assert setup.acks() == [ack(1, True)]
 
 

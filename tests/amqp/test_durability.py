@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
+from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
 from tests.amqp.harness import Client, Server, bodies, names, publish_frames
 from tests.core.storage.simulated import Host
@@ -14,6 +14,7 @@ class Process:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.server = Server(storage=host.storage)
+        self.server.settle = self.settle
         self.settle()
 
     def settle(self) -> None:
@@ -145,3 +146,37 @@ def test_durable_exclusive_queue_does_not_survive() -> None:
     process.settle()
     client = process.crash().open()
     assert client.ask(Queue.Declare(queue="q", passive=True)).reply_code == 404
+
+
+def test_changes_of_the_topology_are_answered_once_durable_and_in_order() -> None:
+    process = start()
+    client = process.open()
+    changes = [
+        Exchange.Declare(exchange="e", durable=True),
+        Exchange.Bind(destination="e", source="amq.topic", routing_key="#"),
+        Queue.Declare(queue="q", durable=True),
+        Queue.Bind(queue="q", exchange="e", routing_key="k"),
+        Queue.Purge(queue="q"),
+        Queue.Unbind(queue="q", exchange="e", routing_key="k"),
+        Exchange.Unbind(destination="e", source="amq.topic", routing_key="#"),
+        Queue.Delete(queue="q"),
+        Exchange.Delete(exchange="e"),
+    ]
+    for change in changes:
+        # What need not wait must not overtake what does.
+        assert client.call(change, Queue.Declare(queue="memory")) == []
+        process.settle()
+        assert names(client.take()) == [f"{change.name}Ok", "Queue.DeclareOk"]
+    assert names(client.call(Queue.Declare(queue="memory", passive=True))) == ["Queue.DeclareOk"]
+
+
+def test_close_waits_behind_the_answer_to_a_change() -> None:
+    process = start()
+    client = process.open()
+    assert client.call(Queue.Declare(queue="q", durable=True)) == []
+    client.send(Connection.Close(200, "", 0, 0), channel=0)
+    assert client.take() == []
+    assert not client.transport.is_closed
+    process.settle()
+    assert names(client.take()) == ["Queue.DeclareOk", "Connection.CloseOk"]
+    assert client.transport.is_closed

@@ -20,7 +20,7 @@ from trivium.vhost import VirtualHost
 from trivium_amqp import methods
 from trivium_amqp.channel import Channel, unknown_tag
 from trivium_amqp.consumer import AmqpConsumer
-from trivium_amqp.content import ContentHeader, Target
+from trivium_amqp.content import Repeated, Target
 from trivium_amqp.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
@@ -51,6 +51,7 @@ from trivium_amqp.frames import (
     method_frame,
 )
 from trivium_amqp.handshake import Handshake
+from trivium_amqp.publisher import Publisher
 
 #: Seconds that a client gets to answer connection.close before its socket is closed.
 CLOSE_SECONDS: Final = 3.0
@@ -65,20 +66,6 @@ _GREETING: Final = 0
 _HANDSHAKE: Final = 1
 _RUNNING: Final = 2
 _CLOSING: Final = 3
-
-
-class Repeated:
-    """A publish that is expected to come again with another body."""
-
-    def __init__(
-        self, channel: Channel, target: Target, header: ContentHeader, prefix: bytes, size: int
-    ) -> None:
-        self.channel = channel
-        self.target = target
-        self.header = header
-        #: all of its frames up to the body
-        self.prefix = prefix
-        self.size = size
 
 
 class AmqpConnection(Connection):
@@ -98,8 +85,10 @@ class AmqpConnection(Connection):
         #: negotiated limit of a frame, and what it leaves for a payload
         self.frame_max = INITIAL_FRAME_MAX
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
-        #: channels with publishes to confirm at the end of this feed
-        self.unconfirmed: list[Channel] = []
+        #: what the arguments of basic.publish lead to, for all channels
+        self.targets: dict[bytes, Target] = {}
+        #: publishers with something to confirm at the end of this feed
+        self.unconfirmed: list[Publisher] = []
         self._channel_max = CHANNEL_MAX
         self._heartbeat = 0
         self._state = _GREETING
@@ -116,8 +105,8 @@ class AmqpConnection(Connection):
         # Consumers that have credit again, queues that wait until output is written.
         self._credited: list[AmqpConsumer] = []
         self._held: dict[int, Queue] = {}
-        # Channels with publishes that wait for a batch, and the batch that we are registered for.
-        self._awaiting: dict[int, Channel] = {}
+        # Publishers with something that waits for a batch, and the batch that we are registered for.
+        self._awaiting: dict[int, Publisher] = {}
         self._awaited = 0
         # The batch that the output waits for, 0 for none, and whether closing waits with it.
         self._output_after = 0
@@ -177,8 +166,8 @@ class AmqpConnection(Connection):
 
     def _end_feed(self) -> None:
         if self.unconfirmed:
-            for channel in self.unconfirmed:
-                channel.flush_confirms()
+            for publisher in self.unconfirmed:
+                publisher.flush_confirms()
             self.unconfirmed.clear()
         if self._credited:
             consumers = self._credited
@@ -221,7 +210,7 @@ class AmqpConnection(Connection):
                     return position
                 if data[end] != FRAME_END:
                     raise FramingError("frame does not end with the octet 0xCE")
-                repeated.channel.publish(target, repeated.header, data[body_at:end])
+                repeated.publisher.publish(target, repeated.header, data[body_at:end])
                 position = end + 1
                 continue
             acknowledging = self._ack_channel
@@ -324,9 +313,9 @@ class AmqpConnection(Connection):
             return
         try:
             if kind == BODY:
-                channel.body_frame(data, start, end)
+                channel.publisher.body_frame(data, start, end)
             elif kind == HEADER:
-                channel.header_frame(data, start, end)
+                channel.publisher.header_frame(data, start, end)
             elif method == methods.CHANNEL_CLOSE:
                 methods.decode(method, data, start + 4, end)
                 self._close_channel(channel)
@@ -360,7 +349,7 @@ class AmqpConnection(Connection):
 
     def _close_channel(self, channel: Channel) -> None:
         if not channel.is_closing:
-            channel.flush_confirms()
+            channel.publisher.flush_confirms()
             channel.release()
         del self.channels[channel.number]
         self.send(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -385,11 +374,9 @@ class AmqpConnection(Connection):
 
     # For channels and consumers
 
-    def expect_repeated(
-        self, channel: Channel, target: Target, header: ContentHeader, prefix: bytes, size: int
-    ) -> None:
-        """Recognise publishes that begin with the bytes ``prefix``."""
-        self._repeated = Repeated(channel, target, header, prefix, size)
+    def expect_repeated(self, repeated: Repeated) -> None:
+        """Recognise publishes that begin like this one."""
+        self._repeated = repeated
 
     def expect_acknowledgements(self, channel: Channel) -> None:
         """Recognise basic.ack on ``channel``."""
@@ -418,9 +405,9 @@ class AmqpConnection(Connection):
         """Dispatch ``queue`` once output has been written."""
         self._held[id(queue)] = queue
 
-    def await_batch(self, channel: Channel) -> None:
-        """Tell ``channel`` when the current batch is durable."""
-        self._awaiting[channel.number] = channel
+    def await_batch(self, publisher: Publisher) -> None:
+        """Tell ``publisher`` when the current batch is durable."""
+        self._awaiting[publisher.channel.number] = publisher
         self._await()
 
     def hold_output(self) -> None:
@@ -450,8 +437,8 @@ class AmqpConnection(Connection):
             if self._closes_after_output:
                 self.transport.close()
         if self._awaiting:
-            for number, channel in list(self._awaiting.items()):
-                if not channel.batch_durable(batch):
+            for number, publisher in list(self._awaiting.items()):
+                if not publisher.batch_durable(batch):
                     del self._awaiting[number]
 
     def flushed(self) -> None:
@@ -547,7 +534,7 @@ class AmqpConnection(Connection):
 
     def _send_close(self, error: ConnectionException, method: int) -> None:
         for channel in self.channels.values():
-            channel.flush_confirms()
+            channel.publisher.flush_confirms()
         self.release()
         self._state = _CLOSING
         self.send(
