@@ -15,7 +15,7 @@ from trivium.storage.base import DurabilityWaiter, Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
 from trivium_native import frames
-from trivium_native.adapter import NativeAdapter
+from trivium_native.server import NativeAdapter
 
 Received = tuple[int, int, bytes]
 

@@ -17,7 +17,7 @@ __all__ = ["adapter", "connect"]
 
 def adapter() -> Adapter:
     """The broker's side: the entry point ``native`` of the group ``trivium.adapters``."""
-    from trivium_native.adapter import NativeAdapter
+    from trivium_native.server import NativeAdapter
 
     return NativeAdapter()
 

@@ -1,0 +1,413 @@
+"""The asyncio client against a broker on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.live import TIMEOUT, FakeBroker, running
+from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
+from trivium_native import client as client_module
+from trivium_native import connect, errors, frames
+from trivium_native.client import Client
+from trivium_native.frames import encode_frame, pack
+from trivium_native.protocol import ClientProtocol
+from trivium_native.values import Publication, Record
+
+
+@pytest.fixture(params=["memory", "disk"])
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Client]:
+    data = tmp_path / "data" if request.param == "disk" else None
+    async with running(data) as url, asyncio.timeout(TIMEOUT), connect(url) as found:
+        yield found
+
+
+async def make_stream(client: Client, partitions: int = 1) -> None:
+    await client.declare_stream("s", partitions)
+    await client.bind("stream", "s", pattern="#")
+
+
+async def all_records(client: Client, partition: int = 0) -> list[Record]:
+    fetched = await client.fetch("s", partition, 0)
+    return [record for batch in fetched.batches for record in batch.records()]
+
+
+# Publishing and receiving
+
+
+async def test_publish_to_a_live_subscription(client: Client) -> None:
+    properties = Properties(content_type="text/plain", headers=[("n", 1), ("n", [None, b"\xff"])])
+    async with client.subscribe("a.*") as messages:
+        await client.publish(
+            b"payload", routing_key="a.b", properties=properties, mode=EXACTLY_ONCE, priority=3
+        )
+        message = await anext(messages)
+    assert (message.payload, message.routing_key, message.exchange) == (
+        b"payload",
+        b"a.b",
+        "amq.topic",
+    )
+    assert vars(message.properties) == vars(properties)
+    assert (message.mode, message.persistent, message.priority) == (EXACTLY_ONCE, True, 3)
+
+
+async def test_a_queue_is_consumed_and_acknowledged(client: Client) -> None:
+    queue = await client.declare_queue("q")
+    assert (queue.name, queue.messages) == ("q", 0)
+    for n in range(5):
+        await client.publish(b"%d" % n, exchange="", routing_key="q")
+    async with client.consume("q", credit=2) as deliveries:
+        for n in range(4):
+            delivery = await anext(deliveries)
+            assert delivery.payload == b"%d" % n
+            await deliveries.ack(delivery, wait=n == 3)
+    assert (await client.declare_queue("q")).messages == 1
+
+
+async def test_ack_multiple_and_nack(client: Client) -> None:
+    await client.declare_queue("q")
+    await client.publish_batch(
+        [Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in range(4)]
+    )
+    async with client.consume("q") as deliveries:
+        found = [await anext(deliveries) for _ in range(4)]
+        await deliveries.ack(found[1], multiple=True)
+        await deliveries.nack(found[2])
+        again = await anext(deliveries)
+        assert (again.payload, again.is_redelivered, again.returns) == (b"2", True, 1)
+        await deliveries.nack(found[3], requeue=False)
+        await deliveries.ack(again, wait=True)
+        with pytest.raises(errors.UnknownDelivery):
+            await deliveries.ack(found[0], wait=True)
+    assert (await client.declare_queue("q")).messages == 0
+
+
+async def test_no_ack_goes_on_as_messages_are_taken(client: Client) -> None:
+    await client.declare_queue("q")
+    for n in range(20):
+        await client.publish(b"%d" % n, exchange="", routing_key="q")
+    async with client.consume("q", credit=4, no_ack=True) as deliveries:
+        payloads = [(await anext(deliveries)).payload for _ in range(20)]
+    assert payloads == [b"%d" % n for n in range(20)]
+
+
+async def test_leaving_a_block_gives_messages_back(client: Client) -> None:
+    await client.declare_queue("q")
+    await client.publish(b"1", exchange="", routing_key="q")
+    async with client.consume("q") as deliveries:
+        await anext(deliveries)
+    async with client.consume("q") as deliveries:
+        assert (await anext(deliveries)).is_redelivered
+
+
+async def test_at_most_once_is_sent_without_waiting(client: Client) -> None:
+    async with client.subscribe("#") as messages:
+        for n in range(3):
+            await client.publish(b"%d" % n, mode=AT_MOST_ONCE, routing_key="k")
+        assert not client._requests
+        assert [(await anext(messages)).payload for _ in range(3)] == [b"0", b"1", b"2"]
+
+
+async def test_many_publishes_at_a_time(client: Client) -> None:
+    await client.declare_queue("q")
+    await asyncio.gather(
+        *[client.publish(b"%d" % n, exchange="", routing_key="q") for n in range(3000)]
+    )
+    assert await client.purge("q") == 3000
+
+
+async def test_a_live_backlog_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LIVE_BACKLOG", 3)
+    async with client.subscribe("#") as messages:
+        for n in range(5):
+            await client.publish(b"%d" % n, routing_key="k")
+        assert [(await anext(messages)).payload for _ in range(3)] == [b"0", b"1", b"2"]
+        assert messages.dropped == 2
+
+
+# Streams
+
+
+async def test_a_stream_is_read_by_fetch_and_by_push(client: Client) -> None:
+    await make_stream(client)
+    properties = Properties(content_type="t", key=b"k", headers=[("h", 1)])
+    for n in range(3):
+        await client.publish(b"%d" % n, routing_key="a", properties=properties)
+    found = await all_records(client)
+    assert [(r.offset, r.payload) for r in found] == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert (found[0].key, found[0].content_type) == (b"k", "t")
+    assert (found[0].headers, found[0].protocol) == ([("h", b"1")], 3)
+    async with client.read("s", 0, 1) as batches:
+        assert batches.offset == 1
+        pushed: list[Record] = []
+        async for batch in batches:
+            pushed += batch.records(batches.offset)
+            if len(pushed) == 2:
+                break
+        await client.publish(b"3", routing_key="a")
+        pushed += (await anext(batches)).records()
+    assert [(r.offset, r.payload) for r in pushed] == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
+async def test_a_reader_with_little_credit_gets_everything(client: Client) -> None:
+    await make_stream(client)
+    for n in range(30):
+        await client.publish(b"%d" % n, routing_key="a")
+    payloads: list[bytes] = []
+    async with client.read("s", credit=1) as batches:
+        while len(payloads) < 30:
+            payloads += [record.payload for record in (await anext(batches)).records()]
+    assert payloads == [b"%d" % n for n in range(30)]
+
+
+async def test_a_fetch_waits_for_records(client: Client) -> None:
+    await make_stream(client)
+    waiting = asyncio.create_task(client.fetch("s", 0, 0, max_wait=TIMEOUT))
+    # Its answer shows that the fetch is with the broker.
+    await client.metadata()
+    await client.publish(b"late", routing_key="a")
+    (batch,) = (await waiting).batches
+    assert [record.payload for record in batch.records()] == [b"late"]
+
+
+async def test_a_fetch_ends_when_its_time_has_passed(client: Client) -> None:
+    await make_stream(client)
+    fetched = await client.fetch("s", 0, 0, max_wait=0.05)
+    assert (fetched.first_offset, fetched.high_watermark, fetched.batches) == (0, 0, [])
+
+
+async def test_commit_and_lag(client: Client) -> None:
+    await make_stream(client, 2)
+    for n in range(10):
+        await client.publish(b"", routing_key=f"k{n}")
+    (info,) = await client.metadata(["s"])
+    marks = [partition.high_watermark for partition in info.partitions]
+    assert sum(marks) == 10
+    await client.commit("g", "s", {0: marks[0] - 1}, incarnation=info.incarnation)
+    first, second = await client.committed("g", "s")
+    assert (first.committed, first.lag) == (marks[0] - 1, 1)
+    assert (second.committed, second.lag) == (None, marks[1])
+
+
+async def test_offset_for_timestamp(client: Client) -> None:
+    await make_stream(client)
+    await client.publish(b"", routing_key="a")
+    (record,) = await all_records(client)
+    assert await client.offset_for_timestamp("s", 0, record.timestamp) == 0
+    assert await client.offset_for_timestamp("s", 0, record.timestamp + 1) == 1
+
+
+async def test_an_idempotent_producer(client: Client) -> None:
+    await make_stream(client)
+    producer = await client.open_producer("p")
+    batch = [Publication(payload=b"1", routing_key="a"), Publication(payload=b"2", routing_key="a")]
+    for _ in range(3):
+        await client.publish_batch(batch, producer)
+    assert [record.payload for record in await all_records(client)] == [b"1", b"2"]
+    newer = await client.open_producer("p")
+    assert (newer.epoch, newer.sequence) == (producer.epoch + 1, 2)
+    with pytest.raises(errors.Fenced):
+        await client.publish_batch(batch, producer)
+
+
+# Errors
+
+
+async def test_errors_are_typed(client: Client) -> None:
+    await make_stream(client)
+    with pytest.raises(errors.NotFound, match="none"):
+        await client.metadata(["none"])
+    with pytest.raises(errors.NotFound):
+        await client.publish(b"", exchange="none")
+    with pytest.raises(errors.OffsetOutOfRange) as caught:
+        await client.fetch("s", 0, 9)
+    assert caught.value.detail == {"first_offset": 0, "high_watermark": 0}
+    with pytest.raises(errors.StreamChanged):
+        await client.fetch("s", 0, 0, incarnation="0" * 16)
+    with pytest.raises(errors.PreconditionFailed):
+        await client.declare_stream("s", 2)
+    with pytest.raises(errors.AccessRefused):
+        await client.declare_queue("amq.q")
+    with pytest.raises(errors.InvalidArgument):
+        await client.declare_stream("t", 0)
+    await client.delete("stream", "s")
+    with pytest.raises(errors.Unroutable) as missed:
+        await client.publish(b"", routing_key="nowhere", mandatory=True)
+    assert missed.value.detail == {"indexes": [0]}
+
+
+async def test_a_request_beyond_the_brokers_limit_is_not_sent(client: Client) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        await client.publish(bytes(client._protocol.max_frame))
+    await client.metadata()
+
+
+async def test_a_subscription_ends_with_its_queue(client: Client) -> None:
+    await client.declare_queue("q")
+    async with client.consume("q") as deliveries:
+        await client.delete("queue", "q")
+        with pytest.raises(errors.NotFound):
+            await anext(deliveries)
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(client: Client) -> None:
+    await make_stream(client)
+    await client.declare_queue("q")
+    waiting = asyncio.create_task(client.fetch("s", 0, 0, max_wait=TIMEOUT))
+    await client.metadata()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    async def consume() -> None:
+        async with client.consume("q") as deliveries:
+            started.set()
+            await anext(deliveries)
+
+    started = asyncio.Event()
+    consuming = asyncio.create_task(consume())
+    await started.wait()
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    await client.publish(b"1", exchange="", routing_key="q")
+    assert (await client.declare_queue("q")).messages == 1
+    assert not client._requests
+    assert not client._subscriptions
+
+
+async def test_everyone_who_waits_is_told_when_the_broker_stops() -> None:
+    async with asyncio.timeout(TIMEOUT), running() as url:
+        broker = running()
+        other = await broker.__aenter__()
+        async with connect(other) as client:
+            await make_stream(client)
+            async with client.subscribe("#") as messages:
+                waiting = asyncio.create_task(client.fetch("s", 0, 0, max_wait=TIMEOUT))
+                await client.metadata()
+                await broker.__aexit__(None, None, None)
+                with pytest.raises(errors.ShuttingDown):
+                    await waiting
+                with pytest.raises(errors.ShuttingDown):
+                    await anext(messages)
+                with pytest.raises(errors.ShuttingDown):
+                    await client.publish(b"")
+        async with connect(url) as client:
+            await client.metadata()
+
+
+async def test_after_the_block_the_client_is_closed() -> None:
+    async with asyncio.timeout(TIMEOUT), running() as url:
+        async with connect(url) as client:
+            pass
+        with pytest.raises(errors.ConnectionFailed):
+            await client.metadata()
+
+
+# Connecting
+
+
+async def test_credentials() -> None:
+    async with asyncio.timeout(TIMEOUT), running(users=True) as url:
+        host = url.removeprefix("trivium://")
+        async with connect(f"trivium://u:p@{host}") as client:
+            await client.metadata()
+        with pytest.raises(errors.AuthenticationFailed):
+            async with connect(f"trivium://u:wrong@{host}"):
+                pass
+        with pytest.raises(errors.AuthenticationFailed):
+            async with connect(url):
+                pass
+        with pytest.raises(errors.NotFound):
+            async with connect(f"trivium://u:p@{host}/none"):
+                pass
+
+
+async def test_nobody_listens(unused_tcp_port: int) -> None:
+    with pytest.raises(errors.ConnectionFailed):
+        async with connect(f"trivium://127.0.0.1:{unused_tcp_port}"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack("<IBQ", 9, 0xEE, 0),
+        struct.pack("<IBQ", 10, frames.HELLO, 1) + b"\x90",
+        struct.pack("<IBQ", 13, frames.CONFIRM, 1) + b"\xff\xff\xff\xff",
+        struct.pack("<IBQ", 10, frames.DELIVER, 0) + b"\x00",
+        struct.pack("<IBQ", 10, frames.ERROR, 0) + b"\x80",
+    ],
+)
+async def test_a_broker_that_talks_nonsense(answer: bytes) -> None:
+    async with asyncio.timeout(TIMEOUT), FakeBroker(answer) as fake:
+        with pytest.raises(errors.RemoteProtocolError):
+            async with connect(fake.url):
+                pass
+
+
+async def test_a_silent_broker_times_out() -> None:
+    async with asyncio.timeout(TIMEOUT), FakeBroker(b"") as fake:
+        with pytest.raises(errors.TimedOut):
+            async with connect(fake.url, timeout=0.05):
+                pass
+
+
+async def test_a_quiet_client_shows_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    pings: asyncio.Queue[None] = asyncio.Queue()
+    ping = ClientProtocol.ping
+
+    def counted(protocol: ClientProtocol) -> None:
+        ping(protocol)
+        pings.put_nowait(None)
+
+    monkeypatch.setattr(ClientProtocol, "ping", counted)
+    async with asyncio.timeout(TIMEOUT), running() as url, connect(url, heartbeat=1) as client:
+        await pings.get()
+        await pings.get()
+        await client.metadata()
+
+
+async def test_a_broker_without_a_sign_of_life_is_given_up() -> None:
+    hello = pack({"version": 1, "heartbeat": 1, "max_frame": 1000, "broker": "b"})
+    answer = encode_frame(frames.HELLO, 1, hello) + encode_frame(frames.OK, 2, pack({}))
+    async with (
+        asyncio.timeout(TIMEOUT),
+        FakeBroker(answer) as fake,
+        connect(fake.url, heartbeat=1) as client,
+    ):
+        with pytest.raises(errors.ConnectionFailed, match="sign of life"):
+            await client.metadata()
+
+
+# Restart
+
+
+async def test_everything_durable_is_there_after_a_restart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with asyncio.timeout(TIMEOUT):
+        async with running(data) as url, connect(url) as client:
+            await make_stream(client, 2)
+            await client.declare_queue("q")
+            await client.bind("queue", "q", pattern="a.#")
+            producer = await client.open_producer("p")
+            batch = [Publication(payload=b"%d" % n, routing_key=f"a.{n}") for n in range(50)]
+            await client.publish_batch(batch, producer)
+            (before,) = await client.metadata()
+            await client.commit("g", "s", {0: 1, 1: 2})
+        async with running(data) as url, connect(url) as client:
+            assert await client.metadata() == [before]
+            payloads = [record.payload for n in (0, 1) for record in await all_records(client, n)]
+            assert sorted(payloads, key=int) == [b"%d" % n for n in range(50)]
+            assert [o.committed for o in await client.committed("g", "s")] == [1, 2]
+            # Sent again because the answer was lost: nothing is stored twice.
+            again = await client.open_producer("p")
+            assert again.sequence == 50
+            with pytest.raises(errors.Fenced):
+                await client.publish_batch(batch, producer)
+            assert (await client.declare_queue("q")).messages == 50

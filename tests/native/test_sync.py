@@ -1,0 +1,157 @@
+"""The blocking client against a broker on loopback, from threads as its users have them."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from tests.native.live import TIMEOUT, FakeBroker, running
+from trivium.message import Properties
+from trivium_native import errors, frames
+from trivium_native.sync import SyncClient, connect
+from trivium_native.values import Publication
+
+T = TypeVar("T")
+
+
+async def in_thread(url: str, work: Callable[[SyncClient], T]) -> T:
+    def run() -> T:
+        with connect(url, timeout=TIMEOUT) as client:
+            return work(client)
+
+    return await asyncio.to_thread(run)
+
+
+def some(count: int, start: int = 0) -> list[Publication]:
+    return [Publication(payload=b"%d" % (start + n), routing_key="a") for n in range(count)]
+
+
+def make_stream(client: SyncClient) -> str:
+    incarnation = client.declare_stream("s")
+    client.bind_stream("s", "amq.topic", "#")
+    return incarnation
+
+
+def payloads(client: SyncClient, offset: int = 0) -> list[bytes]:
+    fetched = client.fetch("s", 0, offset)
+    return [record.payload for batch in fetched.batches for record in batch.records(offset)]
+
+
+async def test_publish_fetch_commit() -> None:
+    def work(client: SyncClient) -> None:
+        incarnation = make_stream(client)
+        client.publish(some(5))
+        (info,) = client.metadata(["s"])
+        assert info.incarnation == incarnation
+        assert info.partitions[0].high_watermark == 5
+        assert payloads(client, 2) == [b"2", b"3", b"4"]
+        client.commit("g", "s", {0: 3}, incarnation=incarnation)
+        (offset,) = client.committed("g", "s")
+        assert (offset.committed, offset.lag) == (3, 2)
+        assert client.offset_for_timestamp("s", 0, 0) == 0
+        assert client.fetch("s", 0, 5, max_wait=0.01).batches == []
+        client.delete_stream("s")
+        with pytest.raises(errors.NotFound):
+            client.fetch("s", 0, 0)
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_publish_many_keeps_the_order() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        client.publish_many(some(7, n * 7) for n in range(60))
+        assert payloads(client) == [b"%d" % n for n in range(420)]
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_publish_many_raises_what_went_wrong_and_goes_on_being_usable() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        bad = [Publication(payload=b"", exchange="none")]
+        with pytest.raises(errors.NotFound):
+            client.publish_many([some(1), bad, some(1, 1)])
+        assert payloads(client) == [b"0", b"1"]
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_an_idempotent_producer() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        producer = client.open_producer("p")
+        for _ in range(2):
+            client.publish(some(3), producer)
+        assert payloads(client) == [b"0", b"1", b"2"]
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_queues_and_properties() -> None:
+    def work(client: SyncClient) -> None:
+        client.declare_queue("q")
+        client.bind_queue("q", "amq.topic", b"a")
+        client.publish(
+            [Publication(payload=b"", routing_key="a", properties=Properties(message_id="1"))]
+        )
+        assert client.declare_queue("q").messages == 1
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_wrong_credentials() -> None:
+    async with running(users=True) as url:
+        with pytest.raises(errors.AuthenticationFailed):
+            await in_thread(url, lambda client: None)
+
+
+def test_nobody_listens(unused_tcp_port: int) -> None:
+    with pytest.raises(errors.ConnectionFailed):
+        connect(f"trivium://127.0.0.1:{unused_tcp_port}")
+
+
+async def test_nonsense_from_the_broker() -> None:
+    async with FakeBroker(struct.pack("<IBQ", 9, 0xEE, 0)) as fake:
+        with pytest.raises(errors.RemoteProtocolError):
+            await in_thread(fake.url, lambda client: None)
+
+
+async def test_a_silent_broker_times_out() -> None:
+    async with FakeBroker(b"") as fake:
+        url = fake.url
+        with pytest.raises(errors.ConnectionFailed):
+            await asyncio.to_thread(lambda: connect(url, timeout=0.05))
+
+
+async def test_after_an_error_of_the_connection_nothing_works_but_close() -> None:
+    def work(client: SyncClient) -> None:
+        client._socket.close()
+        for _ in range(2):
+            with pytest.raises(errors.ConnectionFailed):
+                client.metadata()
+        client.close()
+        client.close()
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_the_brokers_close_is_told() -> None:
+    hello = struct.pack("<IBQ", 9 + 4, frames.CLOSE, 0) + b"\x92\xcd\x01\x92"
+    async with FakeBroker(hello + b"\xa0") as fake:
+        with pytest.raises(errors.RemoteProtocolError):
+            await in_thread(fake.url, lambda client: None)
+    body = b"\x92\xcd\x01\x92\xa4stop"
+    async with FakeBroker(struct.pack("<IBQ", 9 + len(body), frames.CLOSE, 0) + body) as fake:
+        with pytest.raises(errors.ShuttingDown, match="stop"):
+            await in_thread(fake.url, lambda client: None)
