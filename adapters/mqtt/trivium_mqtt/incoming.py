@@ -35,7 +35,7 @@ from trivium_mqtt.session import Delivery
 from trivium_mqtt.wire import read_varint, varint_size
 
 if TYPE_CHECKING:
-    from trivium_mqtt.connection import MqttConnection
+    from trivium_mqtt.reader import Reader
 
 # First bytes of PUBLISH without DUP and RETAIN
 _QOS_0: Final = 0x30
@@ -55,7 +55,7 @@ _NOTHING: Final = b"\xff"
 class Incoming:
     """See the module. The connection compares the next packet with ``prefix`` and ``live_part``."""
 
-    def __init__(self, connection: MqttConnection) -> None:
+    def __init__(self, connection: Reader) -> None:
         #: the last usual packet up to the end of its topic
         self.prefix = _NOTHING
         #: the same without its fixed header, if it was QoS 0

@@ -209,7 +209,7 @@ class Outgoing(Consumer):
                 self._inflight[packet_id] = entry
                 self._credit -= 1
                 self._metrics.messages_sent += 1
-                connection.send_packet(packet)
+                connection.send(packet)
                 return
         if message.address.topic is None:
             self._metrics.messages_dropped += 1

@@ -1,0 +1,156 @@
+"""The way out of a connection: what may leave when, and what is dropped or held.
+
+Answers that must wait for the disk wait here, in order, since MQTT wants acknowledgements in the
+order of what they acknowledge (MQTT-4.6.0-2 to -4). QoS 0 messages to a client that reads too
+slowly are dropped; nothing makes the output grow without bound.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.adapter import OUTPUT_HIGH_WATER, Connection, Peer, Transport
+from trivium.message import Message
+from trivium_mqtt import packets
+from trivium_mqtt.encoder import RETAIN
+from trivium_mqtt.wire import VARINT_MAX
+
+if TYPE_CHECKING:
+    from trivium_mqtt.sessions import Sessions
+
+#: Output of one turn beyond which QoS 0 messages are dropped although the socket takes data: what
+#: many publishers can pour into one subscriber within a turn.
+BURST: Final = 16 << 20
+
+
+class _Waiting:
+    """Answers that may leave when a batch is durable."""
+
+    __slots__ = ("answers", "batch", "publishes")
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.answers: list[bytes] = []
+        self.publishes = 0
+
+
+class Link(Connection):
+    """See the module; ``MqttConnection`` is what comes in."""
+
+    def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
+        super().__init__(sessions.broker, transport, peer)
+        self.sessions = sessions
+        self.metrics = sessions.metrics
+        self.is_v5 = False
+        #: aliases that the client lets the broker set
+        self.alias_maximum = 0
+        # Size of the largest packet that the client takes.
+        self._maximum_output = VARINT_MAX
+        self._aliases: dict[bytes, int] | None = None
+        self._waiting: list[_Waiting] | None = None
+        # QoS 1 messages whose acknowledgement waits.
+        self._unanswered = 0
+
+    def answer(self, batch: int, data: bytes, publishes: int) -> None:
+        """Send ``data`` when ``batch`` is durable and everything answered before has left.
+
+        ``publishes`` is the number of QoS 1 messages that it acknowledges.
+        """
+        waiting = self._waiting
+        storage = self.broker.storage
+        if waiting is None:
+            if batch <= storage.durable:
+                self.send(data)
+                return
+            waiting = []
+            self._waiting = waiting
+        if not waiting or waiting[-1].batch < batch:
+            waiting.append(_Waiting(batch))
+            storage.wait(self)
+        last = waiting[-1]
+        last.answers.append(data)
+        last.publishes += publishes
+        self._unanswered += publishes
+
+    def send_durable(self, data: bytes) -> None:
+        """Send ``data`` when what was written in this turn is durable."""
+        self.answer(self.broker.storage.batch, data, 0)
+
+    def batch_durable(self, batch: int) -> None:
+        """See ``DurabilityWaiter``."""
+        waiting = self._waiting
+        if waiting is None or self.is_closed:
+            return
+        while waiting and waiting[0].batch <= batch:
+            ready = waiting.pop(0)
+            self._unanswered -= ready.publishes
+            answers = ready.answers
+            self.send(answers[0] if len(answers) == 1 else b"".join(answers))
+        if not waiting:
+            self._waiting = None
+
+    def fits(self, size: int) -> bool:
+        """Whether the client takes a packet of ``size`` bytes (MQTT-3.1.2-24)."""
+        return size <= self._maximum_output
+
+    def takes_runs(self, size: int) -> bool:
+        """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
+        return self.alias_maximum == 0 and size <= self._maximum_output
+
+    def forward(self, run: bytes, count: int) -> None:
+        """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
+        if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
+            self.metrics.messages_dropped += count
+            return
+        self.metrics.messages_sent += count
+        self.send(run)
+
+    def deliver_live(self, message: Message, retain: bool, identifiers: bytes) -> None:
+        """Send a message at QoS 0, or drop it if the client reads too slowly."""
+        if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
+            self.metrics.messages_dropped += 1
+            return
+        first = packets.PUBLISH | RETAIN if retain else packets.PUBLISH
+        if self.alias_maximum:
+            packet = self.aliased(message, first, b"", identifiers)
+        elif retain or (self.is_v5 and identifiers):
+            packet = self.sessions.encoder.packet(message, first, b"", self.is_v5, identifiers)
+        else:
+            packet = self.sessions.encoder.live(message, self.is_v5)
+        if not packet or len(packet) > self._maximum_output:
+            self.metrics.messages_dropped += 1
+            return
+        self.metrics.messages_sent += 1
+        self.send(packet)
+
+    def aliased(self, message: Message, first: int, packet_id: bytes, identifiers: bytes) -> bytes:
+        """A PUBLISH to this client with a topic alias while there are any (3.3.2.3.4).
+
+        The caller sends it in this order, or not at all if it is empty or does not fit.
+        """
+        encoder = self.sessions.encoder
+        topic = message.address.topic
+        if topic is None:
+            return b""
+        aliases = self._aliases
+        if aliases is None:
+            aliases = {}
+            self._aliases = aliases
+        alias = aliases.get(topic, 0)
+        if alias:
+            return encoder.aliased_packet(message, first, packet_id, identifiers, alias, True)
+        if len(aliases) >= self.alias_maximum:
+            return encoder.packet(message, first, packet_id, True, identifiers)
+        alias = len(aliases) + 1
+        packet = encoder.aliased_packet(message, first, packet_id, identifiers, alias, False)
+        if packet and len(packet) <= self._maximum_output:
+            aliases[topic] = alias
+        return packet
+
+    def take_output(self) -> list[bytes]:
+        """See ``Connection``. While the socket is full, output stays here, where it is bounded."""
+        if not self.is_writable and not self.is_closed:
+            self._is_dirty = False
+            return []
+        self.metrics.bytes_sent += self.output_size
+        return super().take_output()

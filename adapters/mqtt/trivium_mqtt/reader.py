@@ -1,0 +1,238 @@
+"""The way into a connection: cutting what was read into packets, and holding input back.
+
+Whole packets are taken where they lie in what was read. PUBLISH goes to ``Incoming``, runs of
+PUBACK to ``Outgoing``, everything else to ``take_packet``, which ``MqttConnection`` implements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.adapter import OUTPUT_HIGH_WATER, Peer, Transport
+from trivium_mqtt import packets
+from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
+from trivium_mqtt.link import Link
+from trivium_mqtt.reasons import PACKET_TOO_LARGE, MalformedPacket, ProtocolError, RemoteError
+from trivium_mqtt.session import Session
+
+if TYPE_CHECKING:
+    from trivium_mqtt.sessions import Sessions
+
+#: What a client may send before it is known: any sensible CONNECT, no more.
+MAX_CONNECT_SIZE: Final = 1 << 18
+
+AWAITS_CONNECT: Final = 0
+AUTHENTICATES: Final = 1
+IS_CONNECTED: Final = 2
+
+# Why input is held; a set of bits.
+FOR_AUTHENTICATION: Final = 1
+FOR_BROKER: Final = 2
+FOR_OUTPUT: Final = 4
+
+
+class Reader(Link):
+    """See the module."""
+
+    def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
+        super().__init__(sessions, transport, peer)
+        self.client_id = b""
+        self.session: Session | None = None
+        #: size of the largest packet that may come in
+        self.maximum_packet = MAX_CONNECT_SIZE
+        self._state = AWAITS_CONNECT
+        self._incoming: Incoming | None = None
+        # An incomplete packet, or what came while input is held; and the size that completes it.
+        self._partial: bytearray | None = None
+        self._wanted = 0
+        self._held_for = 0
+        self._is_blocked = False
+        self._was_fed = True
+
+    # What the connection does with packets
+
+    def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
+        """Handle one packet that is not PUBLISH: its body is ``data[at:end]``."""
+        raise NotImplementedError
+
+    def fail(self, error: RemoteError) -> None:
+        """The client broke a rule: answer and close."""
+        raise NotImplementedError
+
+    def replay(self) -> None:
+        """Send waiting retained messages as far as the output takes them."""
+        raise NotImplementedError
+
+    def attached(self) -> Session:
+        """The session; only while the client is connected."""
+        session = self.session
+        assert session is not None
+        return session
+
+    def publishing(self) -> Incoming:
+        incoming = self._incoming
+        if incoming is None:
+            incoming = Incoming(self)
+            self._incoming = incoming
+        return incoming
+
+    def room(self) -> int:
+        """QoS 1 and 2 messages that the client may yet send before it is answered (4.9)."""
+        incoming = self.attached().incoming
+        under_way = self._unanswered
+        if incoming is not None:
+            under_way += len(incoming)
+        return self.sessions.options.receive_maximum - under_way
+
+    # Input
+
+    def feed(self, data: bytes) -> None:
+        """See ``Connection``."""
+        self._was_fed = True
+        self.metrics.bytes_received += len(data)
+        partial = self._partial
+        if partial is not None:
+            partial += data
+            if self._held_for or len(partial) < self._wanted:
+                return
+            data = bytes(partial)
+            self._partial = None
+        elif self._held_for:
+            self._partial = bytearray(data)
+            return
+        self._consume(data)
+
+    def _consume(self, data: bytes) -> None:
+        try:
+            self._read(data)
+        except RemoteError as error:
+            self.fail(error)
+            return
+        session = self.session
+        if session is not None:
+            outgoing = session.outgoing
+            if outgoing is not None:
+                outgoing.pump()
+            self.replay()
+        if not self.is_writable and self.output_size >= OUTPUT_HIGH_WATER:
+            # It sends and does not read what it is answered.
+            self.hold(FOR_OUTPUT)
+
+    def _read(self, data: bytes) -> None:
+        """Take all whole packets in ``data``, keep the rest."""
+        at = 0
+        end = len(data)
+        while at < end:
+            first = data[at]
+            if self._held_for or self.is_closed:
+                break
+            if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
+                if self._is_blocked:
+                    self.hold(FOR_BROKER)
+                    break
+                incoming = self._incoming
+                if incoming is not None and data.startswith(incoming.prefix, at):
+                    after = incoming.repeat(data, at, end)
+                    if after == at:
+                        break
+                    at = after
+                    continue
+            elif first == packets.PUBACK and self._state == IS_CONNECTED:
+                after = self._take_pubacks(data, at, end)
+                if after > at:
+                    at = after
+                    continue
+            elif self._state == AWAITS_CONNECT and first != packets.CONNECT:
+                raise ProtocolError("the first packet is not CONNECT (MQTT-3.1.0-1)")
+            # The fixed header (2.1): remaining length in up to four bytes.
+            body = at + 1
+            remaining = 0
+            shift = 0
+            while body < end:
+                byte = data[body]
+                body += 1
+                remaining |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    if byte == 0 and shift > 0:
+                        raise MalformedPacket("remaining length is longer than needed")
+                    shift = -1
+                    break
+                shift += 7
+                if shift > 21:
+                    raise MalformedPacket("remaining length of more than four bytes")
+            if shift >= 0:
+                self._wanted = 0
+                break
+            after = body + remaining
+            if after - at > self.maximum_packet:
+                raise RemoteError(PACKET_TOO_LARGE, "packet exceeds the maximum (MQTT-3.2.2-15)")
+            if after > end:
+                self._wanted = after - at
+                break
+            if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
+                incoming = self._incoming
+                if incoming is None:
+                    incoming = self.publishing()
+                if (
+                    first == packets.PUBLISH
+                    and body - at <= MAX_RUN_HEADER
+                    and data.startswith(incoming.live_part, body, after)
+                ):
+                    at = incoming.repeat_live(data, at, end)
+                else:
+                    at = incoming.take(data, at, body, after)
+            else:
+                self.take_packet(first, data, body, after)
+                at = after
+        if at < end and not self.is_closed:
+            self._partial = bytearray(data[at:])
+            if self._held_for:
+                self._wanted = 0
+
+    def _take_pubacks(self, data: bytes, at: int, end: int) -> int:
+        """Take successful PUBACK packets that follow one another; the offset behind them."""
+        session = self.session
+        outgoing = None if session is None else session.outgoing
+        if outgoing is None:
+            return at
+        return outgoing.acknowledged_run(data, at, end)
+
+    def hold(self, reason: int) -> None:
+        """Take no more input for ``reason``, one of the FOR_ constants; it stays in the socket."""
+        if not self._held_for:
+            self.transport.pause_reading()
+        self._held_for |= reason
+
+    def release(self, reason: int) -> None:
+        """Go on, unless there is another reason to hold input."""
+        if not self._held_for & reason:
+            return
+        self._held_for &= ~reason
+        if self._held_for or self.is_closed:
+            return
+        self.transport.resume_reading()
+        partial = self._partial
+        if partial is not None:
+            self._partial = None
+            self._consume(bytes(partial))
+
+    def blocked(self, reason: str) -> None:
+        """See ``Connection``: reading stops when the client publishes."""
+        self._is_blocked = True
+
+    def unblocked(self) -> None:
+        """See ``Connection``."""
+        self._is_blocked = False
+        self.release(FOR_BROKER)
+
+    def flushed(self) -> None:
+        """See ``Connection``."""
+        if self.output:
+            self.mark_dirty()
+        if self._held_for & FOR_OUTPUT:
+            self.release(FOR_OUTPUT)
+        session = self.session
+        if session is not None:
+            if session.outgoing is not None:
+                session.outgoing.pump()
+            self.replay()
