@@ -16,7 +16,13 @@ from trivium_spark.errors import (
     OptionError,
     TriviumSparkError,
 )
-from trivium_spark.source import TriviumDataSource
+
+try:
+    from trivium_spark.source import TriviumDataSource
+except ImportError as error:
+    raise ImportError(
+        f"{error}: trivium_spark needs pyspark 4.2 or newer (pip install 'trivium[spark]')"
+    ) from error
 
 __all__ = [
     "BrokerUnavailable",

@@ -68,6 +68,11 @@ class Offsets:
     incarnations: Mapping[str, str]
     begin: Mapping[StreamPartition, int] = field(default_factory=dict)
 
+    @property
+    def is_initial(self) -> bool:
+        """Whether nothing was read before this position."""
+        return self.begin == self.offsets
+
     def to_json(self) -> dict[str, Any]:
         """The form that Spark keeps in its checkpoint."""
         made: dict[str, Any] = {
@@ -174,8 +179,8 @@ def advance(
     incarnations = _incarnations(snapshot)
     if offsets == start.offsets and incarnations == start.incarnations:
         return Advance(start, losses)
-    if start.begin == start.offsets:
-        # Nothing was read yet, so this may be the first batch: all its beginnings are kept.
+    if start.is_initial:
+        # This may be the first batch: all its beginnings are kept.
         kept = begin
     else:
         kept = {key: value for key, value in begin.items() if _differs(start, snapshot, key, value)}

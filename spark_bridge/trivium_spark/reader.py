@@ -139,6 +139,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._session: Session | None = None
         self._target: Offsets | None = None
         self._newest: Offsets | None = None
+        self._committed: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return initial_offsets(self._options.start, self._snapshot()).to_json()
@@ -152,6 +153,9 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         snapshot = self._snapshot()
+        # Spark plans a batch once all before it is done, but calls commit only if there is a batch:
+        # the group of an idle query would stay behind.
+        self.commit(start)
         self._newest = latest_offsets(snapshot)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         result = advance(Offsets.from_json(start), snapshot, rows, self._target)
@@ -170,8 +174,11 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader.read(partition.range)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._options.group is not None:
-            self._connected().commit(self._options.group, Offsets.from_json(end))
+        offsets = Offsets.from_json(end)
+        if self._options.group is None or offsets == self._committed or offsets.is_initial:
+            return
+        self._committed = offsets
+        self._connected().commit(self._options.group, offsets)
 
     def stop(self) -> None:
         if self._session is not None:

@@ -156,7 +156,7 @@ class Session:
         if self._client is None:
             try:
                 self._client = connect(self._url, name="spark")
-            except ValueError as error:
+            except (ValueError, NotFound) as error:
                 raise OptionError(f"option url: {error}") from error
         return self._client
 

@@ -1,0 +1,161 @@
+"""A session outlives its broker, but not for ever, and says at once what waiting does not mend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.spark.broker_process import BrokerProcess
+from trivium_native.errors import OffsetOutOfRange
+from trivium_native.sync import SyncClient
+from trivium_native.values import Fetched, Publication
+from trivium_spark import session as module
+from trivium_spark.errors import BrokerUnavailable, OptionError, TriviumSparkError
+from trivium_spark.offsets import Bounds, OffsetRange, Offsets, StreamState
+from trivium_spark.session import Session, StreamGone
+
+
+@pytest.fixture
+def session(broker: BrokerProcess) -> Iterator[Session]:
+    with Session(broker.url, 60) as made:
+        yield made
+
+
+def messages(*payloads: bytes) -> list[Publication]:
+    return [Publication(payload=data, exchange="", routing_key="s") for data in payloads]
+
+
+def payloads(session: Session, wanted: OffsetRange) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < wanted.end - wanted.start:
+        for _, batch in session.fetch(wanted, wanted.start + len(found)):
+            found += [batch.message(row).payload for row in range(batch.count)]
+    return found
+
+
+def test_everything_goes_on_after_a_crash_of_the_broker(
+    broker: BrokerProcess, client: SyncClient, session: Session
+) -> None:
+    incarnation = client.declare_stream("s", 1)
+    session.publish(messages(b"0", b"1"))
+    broker.kill()
+    broker.start()
+    session.publish(messages(b"2"))
+    broker.kill()
+    broker.start()
+    assert session.snapshot(["s"]) == {"s": StreamState(incarnation, (Bounds(0, 3),))}
+    broker.kill()
+    broker.start()
+    assert payloads(session, OffsetRange("s", 0, incarnation, 0, 3)) == [b"0", b"1", b"2"]
+
+
+def test_many_and_large_messages_are_cut_into_requests(
+    client: SyncClient, session: Session
+) -> None:
+    incarnation = client.declare_stream("s", 1)
+    sent = [b"%d" % n for n in range(3000)] + [b"x" * (300 << 10)] * 8
+    session.publish(messages(*sent))
+    assert payloads(session, OffsetRange("s", 0, incarnation, 0, len(sent))) == sent
+
+
+def test_broker_that_stays_away_is_an_error(broker: BrokerProcess) -> None:
+    broker.kill()
+    with (
+        Session(broker.url, 0) as session,
+        pytest.raises(BrokerUnavailable, match=r"did not answer for 0 seconds .*: cannot"),
+    ):
+        session.snapshot(["s"])
+    broker.start()
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "named"),
+    [
+        ("trivium://", OptionError, "option url"),
+        ("trivium://guest:wrong@{}", TriviumSparkError, "wrong username or password"),
+        ("trivium://{}/elsewhere", OptionError, "option url: vhost elsewhere not found"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_an_error_at_once(
+    broker: BrokerProcess, url: str, kind: type[Exception], named: str
+) -> None:
+    with (
+        Session(url.format(f"127.0.0.1:{broker.port}"), 3600) as session,
+        pytest.raises(kind, match=named),
+    ):
+        session.snapshot(["s"])
+
+
+def test_unknown_stream_is_named(session: Session) -> None:
+    with pytest.raises(OptionError, match="option stream: no stream 's'"):
+        session.snapshot(["s"])
+
+
+def test_range_of_another_incarnation_is_never_read(client: SyncClient, session: Session) -> None:
+    old = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 2)
+    session.publish(messages(b"old", b"old"))
+    client.delete_stream("s")
+    with pytest.raises(StreamGone, match="no stream 's'"):
+        session.fetch(old, 0)
+    client.declare_stream("s", 1)
+    session.publish(messages(b"new", b"new"))
+    with pytest.raises(StreamGone, match="another one of that name"):
+        session.fetch(old, 0)
+
+
+def test_nothing_beyond_the_end(client: SyncClient, session: Session) -> None:
+    wanted = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 9)
+    session.publish(messages(b"0", b"1"))
+    assert session.fetch(wanted, 2) == []
+    assert session.fetch(wanted, 5) == []
+
+
+@pytest.mark.parametrize(("first", "asked"), [(4, [0, 4]), (9, [0]), (12, [0])])
+def test_fetch_goes_on_at_the_first_offset_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, first: int, asked: list[int]
+) -> None:
+    offsets: list[int] = []
+
+    class Trimmed:
+        def fetch(self, stream: str, partition: int, offset: int, **_: object) -> Fetched:
+            offsets.append(offset)
+            if offset < first:
+                raise OffsetOutOfRange("gone", {"first_offset": first, "high_watermark": 20})
+            return Fetched(first, 20, [])
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(module, "connect", lambda url, name: Trimmed())
+    with Session("trivium://x", 0) as session:
+        assert session.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
+    assert offsets == asked
+
+
+def test_publish_that_is_refused_says_why(session: Session) -> None:
+    missing = [Publication(payload=b"x", exchange="nowhere")]
+    with pytest.raises(TriviumSparkError, match="not published: no exchange 'nowhere'"):
+        session.publish(missing)
+
+
+def test_commit_is_seen_by_others(client: SyncClient, session: Session) -> None:
+    incarnation = client.declare_stream("s", 2)
+    session.publish(messages(b"0"))
+    partition = next(n for n in (0, 1) if session.snapshot(["s"])["s"].partitions[n].latest)
+    session.commit("g", Offsets({("s", partition): 1, ("s", 1 - partition): 0}, {"s": incarnation}))
+    assert [row.lag for row in client.committed("g", "s")] == [0, 0]
+    assert client.committed("g", "s")[partition].committed == 1
+
+
+@pytest.mark.parametrize("incarnation", ["", "another"])
+def test_commit_that_fails_is_a_warning(
+    client: SyncClient, session: Session, caplog: pytest.LogCaptureFixture, incarnation: str
+) -> None:
+    made = client.declare_stream("s", 1)
+    with caplog.at_level(logging.WARNING):
+        session.commit("g", Offsets({("s", 0): 7}, {"s": incarnation or made}))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("group g: offsets not committed: ")
+    assert client.committed("g", "s")[0].committed is None
