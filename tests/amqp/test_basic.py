@@ -524,6 +524,29 @@ def test_output_of_a_turn_is_bounded_and_the_rest_follows(server: Server) -> Non
     assert len(bodies(client.take())) == 30
 
 
+def test_client_that_does_not_read_its_answers_is_not_read_from(server: Server) -> None:
+    client = server.open()
+    fill(client, 0)
+    body = b"z" * 100_000
+    client.feed(publish_frames("q", body) * 100)
+    gets = frame.marshal(Basic.Get(queue="q", no_ack=True), 1)
+    client.connection.is_writable = False
+    client.feed(gets * 100)
+    assert client.transport.calls == ["pause_reading"]
+    left = len(server.vhost.queue("q"))
+    assert 50 < left < 60
+    client.feed(gets[:10])
+    assert len(server.vhost.queue("q")) == left
+    client.connection.is_writable = True
+    client.connection.flushed()
+    server.end_turn()
+    assert client.transport.calls[-1] == "resume_reading"
+    assert bodies(client.take()) == [body] * 100
+    # The first half of a request came while input was held.
+    client.feed(gets[10:])
+    assert names(client.take()) == ["Basic.GetEmpty"]
+
+
 # Flow
 
 

@@ -469,7 +469,6 @@ def test_mutated_session_closes_its_connection_at_most(
     client = server.connect()
     for at in range(0, len(data), step):
         client.feed(bytes(data[at : at + step]))
-    client.take()
     client.lose()
     bystander.publish("bystander", b"alive")
     assert bystander.get("bystander") == b"alive"

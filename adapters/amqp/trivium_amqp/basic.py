@@ -122,7 +122,7 @@ def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
         adapter="amqp",
     )
     channel.reply_queue = queue
-    channel.forget_header()
+    channel.publisher.forget_header()
     return queue
 
 
@@ -134,7 +134,7 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
         consumer.is_started = False
         if consumer.queue is channel.reply_queue:
             channel.reply_queue = None
-            channel.forget_header()
+            channel.publisher.forget_header()
         consumer.queue.remove_consumer(consumer)
     if not nowait:
         channel.connection.send(method_frame(channel.number, methods.BASIC_CANCEL_OK, tag))
@@ -215,14 +215,14 @@ def confirm_select(channel: Channel, arguments: list[Any]) -> None:
     """confirm.select."""
     if channel.transaction is not None:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
-    channel.confirms = True
+    channel.publisher.confirms = True
     if not arguments[0]:
         channel.connection.send(method_frame(channel.number, methods.CONFIRM_SELECT_OK))
 
 
 def tx_select(channel: Channel, arguments: list[Any]) -> None:
     """tx.select."""
-    if channel.confirms:
+    if channel.publisher.confirms:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.transaction is None:
         channel.transaction = Transaction()
@@ -240,12 +240,12 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     """tx.commit: all of it in one turn; the answer waits until that turn's batch is durable."""
     transaction = _transaction(channel)
     # Before anything is applied: this raises where an exchange is gone.
-    targets = [channel.current(target) for target, _, _ in transaction.publishes]
+    targets = [channel.publisher.current(target) for target, _, _ in transaction.publishes]
     channel.transaction = None
     is_refused = False
     is_stored = False
     for index, (_, header, body) in enumerate(transaction.publishes):
-        result = channel.route(targets[index], header, body)
+        result = channel.publisher.route(targets[index], header, body)
         is_refused = is_refused or result == REJECTED
         is_stored = is_stored or result > ACCEPTED
     for tag, held, action in transaction.acknowledgements:
@@ -255,7 +255,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     if is_refused:
         raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
     if is_stored:
-        channel.await_commit()
+        channel.publisher.await_commit()
     else:
         channel.connection.send(method_frame(channel.number, methods.TX_COMMIT_OK))
 

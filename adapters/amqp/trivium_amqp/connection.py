@@ -51,10 +51,13 @@ from trivium_amqp.frames import (
     method_frame,
 )
 from trivium_amqp.handshake import Handshake
+from trivium_amqp.liveness import Liveness
 from trivium_amqp.publisher import Publisher
 
-#: Seconds that a client gets to answer connection.close before its socket is closed.
-CLOSE_SECONDS: Final = 3.0
+#: Bytes of answers that may wait for a client that does not read them (4 MiB); then its requests
+#: are not read either. Deliveries stop much earlier. It is not less, because a client that writes
+#: for a long time before it reads must not be stuck.
+MAX_UNREAD: Final = 4 << 20
 
 #: basic.ack behind its method number: delivery tag, bits, frame end
 _ACK: Final = Struct(">QBB")
@@ -90,7 +93,7 @@ class AmqpConnection(Connection):
         #: publishers with something to confirm at the end of this feed
         self.unconfirmed: list[Publisher] = []
         self._channel_max = CHANNEL_MAX
-        self._heartbeat = 0
+        self._liveness = Liveness()
         self._state = _GREETING
         self._handshake = Handshake(self)
         # Input that is not a whole frame yet, and the size that makes it one.
@@ -105,18 +108,16 @@ class AmqpConnection(Connection):
         # Consumers that have credit again, queues that wait until output is written.
         self._credited: list[AmqpConsumer] = []
         self._held: dict[int, Queue] = {}
-        # Publishers with something that waits for a batch, and the batch that we are registered for.
+        # Publishers with something that waits for a batch, and the batch that we registered for.
         self._awaiting: dict[int, Publisher] = {}
         self._awaited = 0
         # The batch that the output waits for, 0 for none, and whether closing waits with it.
         self._output_after = 0
         self._closes_after_output = False
-        # Clock, as of the latest tick.
-        self._opened_at = 0.0
-        self._received_at = 0.0
-        self._sent_at = 0.0
-        self._has_received = False
-        self._has_sent = False
+        # Bytes that were handed to a socket that takes no more, and whether for that reason, or
+        # for the authenticator, nothing is read.
+        self._unread = 0
+        self._is_held = False
         # Alarms.
         self._block_reason = ""
         self._is_blocked = False
@@ -128,7 +129,7 @@ class AmqpConnection(Connection):
     def feed(self, data: bytes) -> None:
         """See ``Connection``."""
         self.metrics.bytes_received += len(data)
-        self._has_received = True
+        self._liveness.has_received = True
         if self._is_garbled:
             # The stream cannot be followed any more, but the client's last frame is known.
             if data.endswith(CLOSE_OK_FRAME):
@@ -137,19 +138,28 @@ class AmqpConnection(Connection):
         if self._parts:
             self._parts.append(data)
             self._parts_size += len(data)
-            if self._parts_size < self._needed or self._handshake.is_waiting:
+            if self._parts_size < self._needed or self._is_held:
                 return
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._parts_size = 0
+            data = self._take_parts()
         self._read(data)
 
-    def feed_held(self) -> None:
-        """Go on with what came while the authenticator was at work."""
+    def hold_input(self) -> None:
+        """Read nothing until ``continue_input``. What is in the current read waits as well."""
+        self._is_held = True
+        self.transport.pause_reading()
+
+    def continue_input(self) -> None:
+        """Go on with what was held back."""
+        self._is_held = False
+        if not self._is_blocked:
+            self.transport.resume_reading()
+        self._read(self._take_parts())
+
+    def _take_parts(self) -> bytes:
         data = b"".join(self._parts)
         self._parts.clear()
         self._parts_size = 0
-        self._read(data)
+        return data
 
     def _read(self, data: bytes) -> None:
         try:
@@ -196,7 +206,7 @@ class AmqpConnection(Connection):
     def _frames(self, data: bytes, position: int) -> int:
         """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
         size = len(data)
-        while not self.is_closed and not self._handshake.is_waiting:
+        while not self.is_closed and not self._is_held:
             repeated = self._repeated
             if repeated is not None and data.startswith(repeated.prefix, position):
                 target = repeated.target
@@ -242,6 +252,8 @@ class AmqpConnection(Connection):
                 raise FramingError("frame does not end with the octet 0xCE")
             self._frame(kind, number, data, start, end)
             position = end + 1
+            if self._unread + self.output_size > MAX_UNREAD and self._state == _RUNNING:
+                self.hold_input()
         return position
 
     def _frame(self, kind: int, number: int, data: bytes, start: int, end: int) -> None:
@@ -361,7 +373,7 @@ class AmqpConnection(Connection):
         self._channel_max = channel_max
         self.frame_max = frame_max
         self.frame_room = frame_max - OVERHEAD
-        self._heartbeat = heartbeat
+        self._liveness.heartbeat = heartbeat
 
     def opened(self, vhost: VirtualHost) -> None:
         """The client opened a virtual host."""
@@ -443,6 +455,9 @@ class AmqpConnection(Connection):
 
     def flushed(self) -> None:
         """See ``Connection``."""
+        if self._is_held and self._state == _RUNNING:
+            self._unread = 0
+            self.continue_input()
         if self._held:
             queues = list(self._held.values())
             self._held.clear()
@@ -455,36 +470,27 @@ class AmqpConnection(Connection):
             self._is_dirty = False
             return []
         self.metrics.bytes_sent += self.output_size
-        self._has_sent = True
+        self._liveness.has_sent = True
+        self._unread = 0 if self.is_writable else self._unread + self.output_size
         return super().take_output()
 
     def tick(self, now: float) -> None:
         """See ``Connection``."""
-        if self._opened_at == 0.0:
-            self._opened_at = self._received_at = self._sent_at = now
-        if self._has_received:
-            self._has_received = False
-            self._received_at = now
-        if self._has_sent:
-            self._has_sent = False
-            self._sent_at = now
+        liveness = self._liveness
+        liveness.tick(now)
         if self._state == _CLOSING:
-            if now - self._sent_at > CLOSE_SECONDS:
+            if liveness.ignores_close(now):
                 self.transport.abort()
         elif self._state != _RUNNING:
-            if now - self._opened_at > self.broker.config.limits.handshake_seconds:
+            if liveness.is_older_than(self.broker.config.limits.handshake_seconds, now):
                 self.metrics.protocol_errors += 1
                 self.transport.abort()
-        elif self._heartbeat:
-            self._beat(now)
-
-    def _beat(self, now: float) -> None:
-        """Heartbeats (4.2.7): one in half the interval, and two missed ones end the connection."""
-        if now - self._sent_at >= self._heartbeat / 2:
-            self.send(HEARTBEAT_FRAME)
-        # While we do not read, we cannot know.
-        if not self._is_blocked and now - self._received_at > 2 * self._heartbeat:
-            self.transport.abort()
+        else:
+            if liveness.owes_heartbeat(now):
+                self.send(HEARTBEAT_FRAME)
+            # While we do not read, we cannot know.
+            if not self._is_blocked and not self._is_held and liveness.is_dead(now):
+                self.transport.abort()
 
     def blocked(self, reason: str) -> None:
         """See ``Connection``; only those who publish are stopped, as soon as they do."""
@@ -510,7 +516,8 @@ class AmqpConnection(Connection):
         self._is_blocked = False
         if self.has_capability("connection.blocked"):
             self.send(method_frame(0, methods.CONNECTION_UNBLOCKED))
-        self.transport.resume_reading()
+        if not self._is_held:
+            self.transport.resume_reading()
 
     # End
 

@@ -5,6 +5,8 @@ Publishers repeat both, byte for byte, so both are parsed once and kept by the c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from trivium.exchanges import Exchange, Route
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
@@ -16,8 +18,11 @@ from trivium_amqp.properties import (
     parse_expiration,
 )
 
+if TYPE_CHECKING:
+    from trivium_amqp.publisher import Publisher
+
 #: The name under which a client asks for direct replies, and what the made-up names start with.
-REPLY_TO_NAME = b"amq.rabbitmq.reply-to"
+REPLY_TO_NAME: Final = b"amq.rabbitmq.reply-to"
 
 
 class Target:
@@ -53,6 +58,21 @@ class ContentHeader:
         #: milliseconds to live; -1 for ever
         self.expiration = expiration
         self.retain = retain
+
+
+class Repeated:
+    """A publish that is expected to come again with another body."""
+
+    def __init__(
+        self, publisher: Publisher, target: Target, header: ContentHeader, prefix: bytes, size: int
+    ) -> None:
+        self.publisher = publisher
+        self.target = target
+        self.header = header
+        #: all of its frames up to the body
+        self.prefix = prefix
+        #: bytes of body
+        self.size = size
 
 
 def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:

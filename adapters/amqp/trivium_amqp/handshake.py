@@ -67,9 +67,9 @@ class Handshake:
         self._connection = connection
         self._expected = methods.CONNECTION_START_OK
         self._mechanism = ""
-        #: the authenticator has not answered yet; what the client sends meanwhile is held back
-        self.is_waiting = False
-        self._is_paused = False
+        # The authenticator has not answered yet, and did not do so at once.
+        self._is_waiting = False
+        self._is_held = False
 
     def start(self) -> None:
         """Send connection.start."""
@@ -107,20 +107,20 @@ class Handshake:
             self._authenticated(False)
             return
         connection.user, password = credentials
-        self.is_waiting = True
+        self._is_waiting = True
         connection.broker.authenticator.authenticate(
             connection.user, password, connection.peer.is_loopback, self._authenticated
         )
         # The answer may have come within the call.
-        if self.is_waiting:
-            self._is_paused = True
-            connection.transport.pause_reading()
+        if self._is_waiting:
+            self._is_held = True
+            connection.hold_input()
 
     def _authenticated(self, is_admitted: bool) -> None:
         connection = self._connection
         if connection.is_closed:
             return
-        self.is_waiting = False
+        self._is_waiting = False
         if is_admitted:
             self._expected = methods.CONNECTION_TUNE_OK
             connection.send(
@@ -139,10 +139,9 @@ class Handshake:
                 )
             else:
                 connection.close()
-        if self._is_paused and not connection.is_closed:
-            self._is_paused = False
-            connection.transport.resume_reading()
-            connection.feed_held()
+        if self._is_held and not connection.is_closed:
+            self._is_held = False
+            connection.continue_input()
 
     def _tune_ok(self, arguments: list[Any]) -> None:
         channel_max, frame_max, heartbeat = arguments
