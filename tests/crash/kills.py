@@ -29,7 +29,8 @@ class Kills:
         self._killed: queue.Queue[int] = queue.Queue()
         self._lock = threading.Lock()
         # Clients are served before the broker says that it is ready; it is not killed that early.
-        self._is_up = True
+        self.is_up = threading.Event()
+        self.is_up.set()
         #: cleared by a kill; for publishers that must not run ahead of what they send again
         self.may_publish = threading.Event()
         self.may_publish.set()
@@ -40,10 +41,10 @@ class Kills:
         """One more acknowledgement has come."""
         with self._lock:
             self.count += 1
-            is_time = self._is_up and bool(self._moments) and self.count >= self._moments[0]
+            is_time = self.is_up.is_set() and bool(self._moments) and self.count >= self._moments[0]
             if is_time:
                 self._moments.pop(0)
-                self._is_up = False
+                self.is_up.clear()
         if is_time:
             self.may_publish.clear()
             process = self._broker.process
@@ -55,7 +56,7 @@ class Kills:
         """Wait for the next kill, then start the broker again."""
         take(self._killed, "the next kill")
         self._broker.restart()
-        self._is_up = True
+        self.is_up.set()
 
     def restart_each(self) -> None:
         """Start the broker again after each of the kills."""
