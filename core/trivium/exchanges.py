@@ -129,6 +129,10 @@ class Exchange:
         self.as_destination: ExchangeDestination | None = None
         # In binding order; keyed by identity of what makes two binds the same.
         self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
+        #: the few bindings that lead to other exchanges, among the many that do not
+        self.exchange_bindings: list[Binding] = []
+        # Number of bindings by identity of their destination.
+        self._counts: dict[int, int] = {}
 
     @property
     def alternate(self) -> str | None:
@@ -148,6 +152,10 @@ class Exchange:
             known.options = binding.options
             return
         self._bindings[key] = binding
+        target = id(binding.destination)
+        self._counts[target] = self._counts.get(target, 0) + 1
+        if isinstance(binding.destination, ExchangeDestination):
+            self.exchange_bindings.append(binding)
         self._added(binding)
 
     def unbind(self, binding: Binding) -> bool:
@@ -155,8 +163,18 @@ class Exchange:
         known = self._bindings.pop(_identity(binding), None)
         if known is None:
             return False
+        target = id(known.destination)
+        self._counts[target] -= 1
+        if self._counts[target] == 0:
+            del self._counts[target]
+        if isinstance(known.destination, ExchangeDestination):
+            self.exchange_bindings.remove(known)
         self._removed(known)
         return True
+
+    def leads_to(self, destination: Destination) -> bool:
+        """Whether any binding leads to ``destination``; quick however many there are."""
+        return id(destination) in self._counts
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         """The bindings that lead a message with this address on. ``message`` is read only where

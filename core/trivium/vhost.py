@@ -435,11 +435,15 @@ class VirtualHost:
         self, name: str, is_exchange: bool, destination: Destination | None
     ) -> None:
         for exchange in list(self.exchanges.values()):
-            for binding in exchange.bindings():
+            if is_exchange:
+                candidates = list(exchange.exchange_bindings)
+            elif destination is not None and exchange.leads_to(destination):
+                candidates = exchange.bindings()
+            else:
+                continue
+            for binding in candidates:
                 target = binding.destination
-                if target is destination or (
-                    is_exchange and isinstance(target, ExchangeDestination) and target.name == name
-                ):
+                if target is destination or (is_exchange and target.name == name):
                     exchange.unbind(binding)
                     self._forget_binding(exchange, binding)
                     self._delete_if_unused(exchange)
@@ -525,9 +529,10 @@ class VirtualHost:
             visited.add(current.name)
             if not current.routes_by_key:
                 return True
-            for binding in current.bindings():
-                if isinstance(binding.destination, ExchangeDestination):
-                    pending.append(binding.destination.exchange)
+            for binding in current.exchange_bindings:
+                target = binding.destination
+                assert isinstance(target, ExchangeDestination)
+                pending.append(target.exchange)
             alternate = self.alternate_of(current)
             if alternate is not None:
                 pending.append(alternate)
