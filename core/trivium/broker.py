@@ -139,7 +139,7 @@ class Broker:
     async def wait_failed(self) -> BaseException:
         """Wait until the storage fails for good; the error. Nothing is acknowledged after it."""
         assert self._server is not None
-        return await self._server.failed
+        return await self._server.wait_failed()
 
     # Turns
 

@@ -230,6 +230,10 @@ class Server(Driver):
             self._end_turn()
             await self._loop.run_in_executor(None, self._storage.close)
 
+    async def wait_failed(self) -> BaseException:
+        """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
+        return await asyncio.shield(self.failed)
+
     def connection_gone(self) -> None:
         """A connection is closed; ``stop`` waits for the last one."""
         if self.broker.is_stopping and not self.broker.connections:
