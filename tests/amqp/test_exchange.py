@@ -297,6 +297,34 @@ def test_bindings_of_an_exclusive_queue_go_with_it(client: Client) -> None:
     assert names(client.take())[0] == "Basic.Return"
 
 
+def test_sender_selected_distribution(client: Client) -> None:
+    for queue in ("one", "two", "three"):
+        client.declare(queue)
+    client.publish("one", b"m", headers={"CC": ["two", "one"], "BCC": ["three"], "k": "v"})
+    for queue in ("one", "two", "three"):
+        received = client.call(Basic.Get(queue=queue, no_ack=True))
+        assert received[0].routing_key == "one"
+        # Nobody sees the blind copies.
+        assert received[1].properties.headers == {"CC": ["two", "one"], "k": "v"}
+        assert client.get(queue) is None
+
+
+def test_sender_selected_distribution_by_pattern(client: Client) -> None:
+    client.declare("q")
+    client.bind("q", "amq.topic", "b.*")
+    client.publish("a", b"m", exchange="amq.topic", mandatory=True, headers={"CC": ["b.c"]})
+    assert client.take() == []
+    assert client.get("q") == b"m"
+
+
+@pytest.mark.parametrize("headers", [{"CC": "one"}, {"BCC": 5}, {"CC": [1]}])
+def test_bad_sender_selected_distribution_is_406(
+    client: Client, headers: dict[str, object]
+) -> None:
+    client.publish("q", headers=headers)
+    assert client.take()[0].reply_code == 406
+
+
 def test_x_retain_header_sets_the_retained_message_of_its_topic(client: Client) -> None:
     retained = client.server.vhost.retained
     client.publish("a.b", b"21", exchange="amq.topic", headers={"x-retain": True})

@@ -115,6 +115,7 @@ def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
         raise ChannelException(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.reply_queue is not None:
         raise ChannelException(PRECONDITION_FAILED, "reply consumer already set")
+    channel.connection.owns_queues = True
     queue = channel.vhost.declare_queue(
         f"{REPLY_TO}.{secrets.token_urlsafe(24)}",
         auto_delete=True,
@@ -158,6 +159,8 @@ def get(channel: Channel, arguments: list[Any]) -> None:
         return
     message = entry.message
     connection.metrics.messages_sent += 1
+    if entry.is_redelivered:
+        connection.metrics.messages_redelivered += 1
     connection.send(
         method_frame(
             channel.number,

@@ -88,6 +88,8 @@ class AmqpConnection(Connection):
         #: negotiated limit of a frame, and what it leaves for a payload
         self.frame_max = INITIAL_FRAME_MAX
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
+        #: whether it has, or had, exclusive queues
+        self.owns_queues = False
         #: what the arguments of basic.publish lead to, for all channels
         self.targets: dict[bytes, Target] = {}
         #: publishers with something to confirm at the end of this feed
@@ -577,7 +579,9 @@ class AmqpConnection(Connection):
         self.channels.clear()
         for channel in channels:
             channel.release()
-        self.vhost.delete_queues_of(self)
+        if self.owns_queues:
+            self.owns_queues = False
+            self.vhost.delete_queues_of(self)
 
     def lost(self) -> None:
         """See ``Connection``."""

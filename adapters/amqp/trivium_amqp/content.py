@@ -16,6 +16,7 @@ from trivium_amqp.properties import (
     BasicProperties,
     decode_properties,
     parse_expiration,
+    without_header,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 #: The name under which a client asks for direct replies, and what the made-up names start with.
 REPLY_TO_NAME: Final = b"amq.rabbitmq.reply-to"
+
+#: Headers with further routing keys; the second one does not reach consumers.
+CC: Final = "CC"
+BCC: Final = "BCC"
 
 
 class Target:
@@ -47,6 +52,7 @@ class ContentHeader:
         priority: int,
         expiration: int,
         retain: bool,
+        copies: list[bytes],
     ) -> None:
         #: property bytes as they came; equal ones mean an equal header
         self.received = received
@@ -58,6 +64,8 @@ class ContentHeader:
         #: milliseconds to live; -1 for ever
         self.expiration = expiration
         self.retain = retain
+        #: further routing keys (the headers CC and BCC)
+        self.copies = copies
 
 
 class Repeated:
@@ -96,14 +104,40 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
             PRECONDITION_FAILED,
             f"user_id property set to '{shown}' but authenticated user was '{user}'",
         )
+    header = _with_reply_name(received, basic, reply_name)
+    copies = _routing_keys(basic, CC)
+    if BCC in basic.headers:
+        copies += _routing_keys(basic, BCC)
+        header = without_header(header, BCC)
     return ContentHeader(
         received,
-        _with_reply_name(received, basic, reply_name),
+        header,
         basic.delivery_mode == PERSISTENT,
         basic.priority,
         expiration,
         basic.headers.get(RETAIN_HEADER) is True,
+        copies,
     )
+
+
+def _routing_keys(basic: BasicProperties, name: str) -> list[bytes]:
+    """The routing keys in a header for sender-selected distribution."""
+    if name not in basic.headers:
+        return []
+    value = basic.headers[name]
+    if not isinstance(value, list):
+        raise ChannelException(PRECONDITION_FAILED, f"invalid header '{name}': it is no array")
+    keys: list[bytes] = []
+    for key in value:
+        if isinstance(key, str):
+            keys.append(key.encode())
+        elif isinstance(key, bytes):
+            keys.append(key)
+        else:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"invalid header '{name}': it has values that are no text"
+            )
+    return keys
 
 
 def _with_reply_name(received: bytes, basic: BasicProperties, reply_name: bytes) -> bytes:

@@ -171,6 +171,15 @@ def with_headers(header: bytes, headers: dict[str, HeaderValue], keeps_expiratio
     )
 
 
+def without_header(header: bytes, name: str) -> bytes:
+    """Well-formed property bytes without the header called ``name``."""
+    basic = decode_properties(header)
+    at, end = basic.headers_at, basic.headers_end
+    if at == end:
+        return header
+    return header[:at] + with_fields(header, at + 4, end, {}, name) + header[end:]
+
+
 def parse_expiration(text: bytes) -> int | None:
     """Milliseconds of the ``expiration`` property; None when it is not a number of them."""
     if not text or len(text) > 18 or not text.isdigit():

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
-from trivium.exchanges import ACCEPTED, REJECTED
+from trivium.exchanges import ACCEPTED, REJECTED, Destination, Route
 from trivium.message import PROTOCOL_AMQP, Message
 from trivium_amqp import methods
 from trivium_amqp.consumer import cut_key, header_bytes
@@ -281,7 +281,9 @@ class Publisher:
             header.priority,
             self._connection,
         )
-        if route.depends_on_message:
+        if header.copies:
+            route = self._with_copies(target, header, message)
+        elif route.depends_on_message:
             route = route.resolve(message)
         result = route.publish(message)
         if header.retain and target.exchange.name == RETAIN_EXCHANGE:
@@ -293,6 +295,16 @@ class Publisher:
             if target.mandatory:
                 self._return(message)
         return result
+
+    def _with_copies(self, target: Target, header: ContentHeader, message: Message) -> Route:
+        """The destinations of all routing keys, each once."""
+        found: list[Destination] = []
+        for key in [target.key, *header.copies]:
+            route = self._vhost.route(target.exchange, key).resolve(message)
+            for destination in route.destinations:
+                if destination not in found:
+                    found.append(destination)
+        return Route(message.address, found, self._vhost.generation)
 
     def _return(self, message: Message) -> None:
         """basic.return of an unroutable mandatory message; precedes its confirm."""

@@ -156,10 +156,13 @@ def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[He
     raise malformed(f"unknown field type {letter}")
 
 
-def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue]) -> bytes:
+def with_fields(
+    data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue], without: str = ""
+) -> bytes:
     """The well-formed table ``data[start:end]`` (without its length), ``fields`` put in front.
 
-    What was there and is not replaced stays as it was, byte by byte. The result has a length.
+    What was there, is not replaced and is not called ``without`` stays as it was, byte by byte.
+    The result has a length.
     """
     kept: list[bytes] = [encode_table(fields.items())[4:]]
     position = start
@@ -169,7 +172,7 @@ def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderVa
         position = name_at + data[at]
         name = data[name_at:position].decode("utf-8", "replace")
         position = _value(data, position, False, 0)[1]
-        if name not in fields:
+        if name not in fields and name != without:
             kept.append(data[at:position])
     content = b"".join(kept)
     return _U32.pack(len(content)) + content

@@ -76,6 +76,7 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if kind != "classic":
         options["x-queue-type"] = kind
     connection = channel.connection
+    connection.owns_queues = connection.owns_queues or exclusive
     queue = channel.vhost.declare_queue(
         name,
         durable,
