@@ -375,6 +375,15 @@ def test_session_of_a_client_that_was_connected_at_the_crash_expires() -> None:
     assert crashed.connect("a", 5, clean=False).connack[1][0] == 0
 
 
+def test_a_crash_right_after_a_long_time_without_kept_sessions() -> None:
+    bench = DiskBench()
+    bench.connect_kept("a", 5).leave()
+    bench.advance(10_000)
+    bench.connect_kept("b", 5, properties=b"\x11" + struct.pack(">I", 100))
+    bench = bench.crash(10)
+    assert bench.connect("b", 5, clean=False).connack[1][0] == 1
+
+
 # Wills
 
 

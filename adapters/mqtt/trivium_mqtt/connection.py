@@ -197,7 +197,7 @@ class MqttConnection(Reader):
         self.receive_maximum = connect.receive_maximum
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         if connect.maximum_packet_size:
-            self._maximum_output = connect.maximum_packet_size
+            self.maximum_output = connect.maximum_packet_size
         self.maximum_packet = self.adapter.maximum_packet
         self._connect = None
         self._state = IS_CONNECTED

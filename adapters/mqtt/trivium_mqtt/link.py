@@ -44,8 +44,8 @@ class Link(Connection):
         self.is_v5 = False
         #: aliases that the client lets the broker set
         self.alias_maximum = 0
-        # Size of the largest packet that the client takes.
-        self._maximum_output = VARINT_MAX
+        #: size of the largest packet that the client takes (MQTT-3.1.2-24)
+        self.maximum_output = VARINT_MAX
         self._aliases: dict[bytes, int] | None = None
         self._waiting: list[_Waiting] | None = None
         # QoS 1 messages whose acknowledgement waits.
@@ -89,13 +89,9 @@ class Link(Connection):
         if not waiting:
             self._waiting = None
 
-    def fits(self, size: int) -> bool:
-        """Whether the client takes a packet of ``size`` bytes (MQTT-3.1.2-24)."""
-        return size <= self._maximum_output
-
     def takes_runs(self, size: int) -> bool:
         """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
-        return self.alias_maximum == 0 and size <= self._maximum_output
+        return self.alias_maximum == 0 and size <= self.maximum_output
 
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
@@ -117,7 +113,7 @@ class Link(Connection):
             packet = self.sessions.encoder.packet(message, first, b"", self.is_v5, identifiers)
         else:
             packet = self.sessions.encoder.live(message, self.is_v5)
-        if not packet or len(packet) > self._maximum_output:
+        if not packet or len(packet) > self.maximum_output:
             self.metrics.messages_dropped += 1
             return
         self.metrics.messages_sent += 1
@@ -143,7 +139,7 @@ class Link(Connection):
             return encoder.packet(message, first, packet_id, True, identifiers)
         alias = len(aliases) + 1
         packet = encoder.aliased_packet(message, first, packet_id, identifiers, alias, False)
-        if packet and len(packet) <= self._maximum_output:
+        if packet and len(packet) <= self.maximum_output:
             aliases[topic] = alias
         return packet
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.exchanges import ACCEPTED
 from trivium.message import PROTOCOL_MQTT, Message
 from trivium.queues import Consumer, Queue, QueueEntry
@@ -173,7 +174,10 @@ class Outgoing(Consumer):
             connection is not None
             and self._credit > 0
             and self._resend is None
-            and connection.takes_output
+            # connection.takes_output, without the call
+            and connection.is_writable
+            and connection.output_size < OUTPUT_HIGH_WATER
+            and not connection.is_closed
         )
 
     def deliver(self, entry: QueueEntry) -> None:
@@ -205,7 +209,7 @@ class Outgoing(Consumer):
                 packet = b"".join((head, PACKET_IDS[packet_id], b"\x00", payload))
             else:
                 packet = b"".join((head, PACKET_IDS[packet_id], payload))
-            if head and connection.fits(len(packet)):
+            if head and len(packet) <= connection.maximum_output:
                 self._inflight[packet_id] = entry
                 self._credit -= 1
                 self._metrics.messages_sent += 1
@@ -256,7 +260,7 @@ class Outgoing(Consumer):
             packet = self._encoder.packet(
                 message, first, PACKET_IDS[packet_id], self._is_v5, identifiers
             )
-        if not packet or not connection.fits(len(packet)):
+        if not packet or len(packet) > connection.maximum_output:
             # It is treated as if it had been delivered (MQTT-3.1.2-25).
             self._metrics.messages_dropped += 1
             self._finish(packet_id, entry)

@@ -113,6 +113,7 @@ class Sessions:
         if expiry > 0:
             self._connected_kept += 1
             self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
+            self._note_time()
         if session.will is not None:
             self.withdraw_will(session)
 
@@ -185,7 +186,12 @@ class Sessions:
             elif session.will is not None and 0 < session.will_due <= now_ms:
                 self._publish_will(session.client_id, session.will)
                 session.will = None
-        if now_ms >= self._next_clock and self._connected_kept:
+        if self._connected_kept:
+            self._note_time()
+
+    def _note_time(self) -> None:
+        now_ms = self.broker.now_ms
+        if now_ms >= self._next_clock:
             self._next_clock = now_ms + CLOCK_INTERVAL
             self.store.put_clock(now_ms)
 
