@@ -7,10 +7,12 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from bench import environment, report, runner, scenarios
 from bench.endpoints import PeerError
@@ -18,6 +20,8 @@ from bench.idle import measure_idle
 from bench.instructions import count_instructions
 from bench.runner import RESULTS, SERVERS, Settings
 from bench.servers import ServerError
+
+T = TypeVar("T")
 
 QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.2, latency=0.5)
 
@@ -97,24 +101,43 @@ def _list(_arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _each(measurements: Iterable[Callable[[], T]]) -> tuple[list[T], int]:
+    """Print each measurement; return them and the exit status, 1 if a server failed."""
+    results, status = [], 0
+    for measure in measurements:
+        try:
+            results.append(measure())
+            print(results[-1], flush=True)
+        except (ServerError, PeerError, OSError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            status = 1
+    return results, status
+
+
 def _idle(arguments: argparse.Namespace) -> int:
     servers = arguments.server or ["mosquitto", "trivium", "trivium-interpreted"]
-    results = []
-    for name in servers:
-        result = measure_idle(name, arguments.connections)
-        results.append(asdict(result))
-        print(result)
+    results, status = _each(partial(measure_idle, name, arguments.connections) for name in servers)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / time.strftime("idle-%Y%m%d-%H%M%S.json")
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    return status
 
 
 def _instructions(arguments: argparse.Namespace) -> int:
-    for scenario in arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q"):
-        for server in arguments.server or ("trivium", "trivium-interpreted"):
-            chosen = scenarios.SCENARIOS[scenario]
-            print(count_instructions(chosen, server, arguments.messages, arguments.keep))
-    return 0
+    names = arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q")
+    servers = arguments.server or ("trivium", "trivium-interpreted")
+    _, status = _each(
+        partial(
+            count_instructions,
+            scenarios.SCENARIOS[name],
+            server,
+            arguments.messages,
+            arguments.keep,
+        )
+        for name in names
+        for server in servers
+    )
+    return status
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -131,7 +154,7 @@ def main(arguments: list[str]) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         return _COMMANDS[parsed.command](parsed)
-    except (ServerError, PeerError) as error:
+    except ServerError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

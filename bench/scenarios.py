@@ -18,7 +18,9 @@ RECEIVE_BYTES: Final = 256 * 1024
 """Receive buffer of a receiver where there are few; many share :data:`RECEIVE_BYTES_IN_ALL`."""
 RECEIVE_BYTES_IN_ALL: Final = 16 * 1024 * 1024
 BACKLOG: Final = 10_000
-"""Messages on their way from a publisher to its slowest receiver, at most."""
+"""Messages on their way from the publishers to their slowest receivers, at most."""
+BACKLOG_BYTES: Final = 4 * 1024 * 1024
+"""The same in bytes of payload, for large ones: at QoS 0 a broker may drop what it cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Scenario:
     @property
     def limits(self) -> Limits:
         """What each lane may have under way in a closed run."""
-        return Limits(self.window, max(2 * self.window, BACKLOG // self.lanes))
+        backlog = min(BACKLOG, BACKLOG_BYTES // self.payload)
+        return Limits(self.window, max(1, backlog // self.lanes))
 
 
 _QOS0 = Scenario("mqtt-qos0-1to1", "MQTT QoS 0, 1 to 1", "mqtt", "mqtt", quick=True, goals=(8, 2))
