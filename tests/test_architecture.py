@@ -34,6 +34,8 @@ LOOP_MODULES = {
     "trivium_mqtt.command",
     "trivium_native.client",
     "trivium_native.command",
+    "trivium_native.link",
+    "trivium_native.receiving",
     "trivium_native.sync",
 }
 LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}

@@ -11,8 +11,7 @@ import pytest
 
 from tests.native.live import TIMEOUT, FakeBroker, running
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
-from trivium_native import client as client_module
-from trivium_native import connect, errors, frames
+from trivium_native import connect, errors, frames, receiving
 from trivium_native.client import Client
 from trivium_native.frames import encode_frame, pack
 from trivium_native.protocol import ClientProtocol
@@ -108,7 +107,7 @@ async def test_at_most_once_is_sent_without_waiting(client: Client) -> None:
     async with client.subscribe("#") as messages:
         for n in range(3):
             await client.publish(b"%d" % n, mode=AT_MOST_ONCE, routing_key="k")
-        assert not client._requests
+        assert not client._link.requests
         assert [(await anext(messages)).payload for _ in range(3)] == [b"0", b"1", b"2"]
 
 
@@ -121,7 +120,7 @@ async def test_many_publishes_at_a_time(client: Client) -> None:
 
 
 async def test_a_live_backlog_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "LIVE_BACKLOG", 3)
+    monkeypatch.setattr(receiving, "LIVE_BACKLOG", 3)
     async with client.subscribe("#") as messages:
         for n in range(5):
             await client.publish(b"%d" % n, routing_key="k")
@@ -242,7 +241,7 @@ async def test_errors_are_typed(client: Client) -> None:
 
 async def test_a_request_beyond_the_brokers_limit_is_not_sent(client: Client) -> None:
     with pytest.raises(errors.InvalidArgument):
-        await client.publish(bytes(client._protocol.max_frame))
+        await client.publish(bytes(client._link.protocol.max_frame))
     await client.metadata()
 
 
@@ -276,8 +275,8 @@ async def test_a_cancelled_call_leaves_the_connection_usable(client: Client) -> 
         await consuming
     await client.publish(b"1", exchange="", routing_key="q")
     assert (await client.declare_queue("q")).messages == 1
-    assert not client._requests
-    assert not client._subscriptions
+    assert not client._link.requests
+    assert not client._link.sinks
 
 
 async def test_everyone_who_waits_is_told_when_the_broker_stops() -> None:

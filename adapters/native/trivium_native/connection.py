@@ -19,6 +19,7 @@ from trivium import errors as core
 from trivium.adapter import Connection, Peer, Transport
 from trivium.metrics import ProtocolMetrics
 from trivium_native import frames
+from trivium_native.deliveries import LiveFrames
 from trivium_native.entries import CONFIRM, CREDIT, REQUEUE, SETTLE
 from trivium_native.errors import (
     AccessRefused,
@@ -72,10 +73,16 @@ class NativeConnection(Connection):
     """See the module."""
 
     def __init__(
-        self, broker: Broker, transport: Transport, peer: Peer, metrics: ProtocolMetrics
+        self,
+        broker: Broker,
+        transport: Transport,
+        peer: Peer,
+        metrics: ProtocolMetrics,
+        live_frames: LiveFrames,
     ) -> None:
         super().__init__(broker, transport, peer)
         self.metrics = metrics
+        self.live_frames = live_frames
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output

@@ -7,8 +7,8 @@ from typing import Final
 
 from trivium.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.metrics import ProtocolMetrics
-from trivium_native.entries import DELIVERY, DELIVERY_SIZE, PERSISTENT, RETAIN, encode_entry
-from trivium_native.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES, frame_head
+from trivium_native.entries import DELIVER_FRAME, DELIVER_REST, PERSISTENT, RETAIN, encode_entry
+from trivium_native.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
 from trivium_native.properties import MAX_HEADERS, encode_properties
 
 #: key of the entry among the encodings that a message keeps
@@ -120,7 +120,10 @@ def delivery_head(
     The lifetime is the time remaining, 0 for no limit; a message on the verge has 1 left.
     """
     remaining = 0 if message.expires == 0 else max(message.expires - now_ms, 1)
-    return frame_head(DELIVER, 0, DELIVERY_SIZE + entry_size) + DELIVERY.pack(
+    return DELIVER_FRAME.pack(
+        DELIVER_REST + entry_size,
+        DELIVER,
+        0,
         subscription,
         flags,
         message.protocol,
@@ -129,3 +132,34 @@ def delivery_head(
         message.timestamp,
         remaining,
     )
+
+
+class LiveFrames:
+    """DELIVER frames of live subscriptions: the same bytes for all that have the same number.
+
+    Clients number their subscriptions from 1, so most subscribers of a message share one frame.
+    """
+
+    def __init__(self, metrics: ProtocolMetrics) -> None:
+        self._metrics = metrics
+        self._message: Message | None = None
+        self._number = 0
+        self._now = 0
+        self._frame = b""
+
+    def frame(self, message: Message, number: int, now_ms: int) -> bytes:
+        """The frame that delivers ``message`` to a live subscription."""
+        if message is self._message and number == self._number and now_ms == self._now:
+            return self._frame
+        entry = entry_of(message, self._metrics)
+        frame = delivery_head(number, 0, message, 0, 0, now_ms, len(entry)) + entry
+        self._message = message
+        self._number = number
+        self._now = now_ms
+        self._frame = frame
+        return frame
+
+    def forget(self) -> None:
+        """Hold on to no message that nobody may want any more."""
+        self._message = None
+        self._frame = b""

@@ -33,6 +33,9 @@ MAX_PRODUCER_BYTES: Final = 255
 #: subscription, flags, source protocol, returns, delivery tag, arrival, remaining lifetime
 DELIVERY: Final = Struct("<IBBHQqq")
 DELIVERY_SIZE: Final = 32
+#: the same behind the head of its frame, and what that frame's length counts beside the entry
+DELIVER_FRAME: Final = Struct("<IBQIBBHQqq")
+DELIVER_REST: Final = 9 + DELIVERY_SIZE
 REDELIVERED: Final = 1
 
 #: first offset, high watermark, count of batches, reserved

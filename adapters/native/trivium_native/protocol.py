@@ -145,8 +145,7 @@ class ClientProtocol:
 
         Raises InvalidArgument when it is larger than the broker takes.
         """
-        frame = encode_frame(operation.kind, 0, operation.body)
-        if len(frame) - 4 > self.max_frame:
+        if len(operation.body) + frames.HEAD_SIZE - 4 > self.max_frame:
             raise InvalidArgument(f"the request is larger than {self.max_frame} bytes")
         correlation = self._next() if wants_reply else 0
         self._output.append(encode_frame(operation.kind, correlation, operation.body))

@@ -7,6 +7,7 @@ from trivium.broker import Broker
 from trivium.message import PROTOCOL_NATIVE, register_codec
 from trivium.metrics import ProtocolMetrics
 from trivium_native.connection import NativeConnection
+from trivium_native.deliveries import LiveFrames
 from trivium_native.properties import NativeCodec
 
 
@@ -17,6 +18,7 @@ class NativeAdapter(Adapter):
         self.name = "native"
         self.metrics = ProtocolMetrics()
         self._broker: Broker | None = None
+        self._live_frames = LiveFrames(self.metrics)
         register_codec(PROTOCOL_NATIVE, NativeCodec())
 
     def start(self, broker: Broker) -> None:
@@ -25,7 +27,7 @@ class NativeAdapter(Adapter):
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None
         self.metrics.connections_opened += 1
-        return NativeConnection(self._broker, transport, peer, self.metrics)
+        return NativeConnection(self._broker, transport, peer, self.metrics, self._live_frames)
 
     def tick(self, now: float) -> None:
-        """Nothing expires here."""
+        self._live_frames.forget()

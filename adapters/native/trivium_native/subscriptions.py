@@ -93,10 +93,9 @@ class LiveSubscription(Subscription):
             connection.metrics.messages_dropped += 1
             return
         connection.metrics.messages_sent += 1
-        entry = entry_of(message, connection.metrics)
-        now = connection.broker.now_ms
-        connection.send(delivery_head(self.number, 0, message, 0, 0, now, len(entry)))
-        connection.send(entry)
+        connection.send(
+            connection.live_frames.frame(message, self.number, connection.broker.now_ms)
+        )
 
     def end(self) -> None:
         self.connection.vhost.unbind(self._exchange, self._binding)

@@ -1,0 +1,249 @@
+"""The asyncio client's connection: requests and their answers, the socket, signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+from trivium_native import operations
+from trivium_native.errors import ConnectionFailed, NativeError, NotFound, RemoteProtocolError
+from trivium_native.operations import Operation
+from trivium_native.protocol import (
+    BatchArrived,
+    Cancelled,
+    ClientProtocol,
+    Closed,
+    Event,
+    PublishingPaused,
+    Ready,
+    Reply,
+)
+from trivium_native.url import Target
+from trivium_native.values import Delivery
+
+T = TypeVar("T")
+
+#: Bytes that may wait in the socket before requests wait.
+WRITE_HIGH_WATER: Final = 1 << 20
+
+
+class Sink(Protocol):
+    """Where what a subscription gets is put."""
+
+    number: int
+
+    def put(self, item: Any) -> None:
+        """An item arrived."""
+
+    def end(self, error: NativeError) -> None:
+        """Nothing more will come."""
+
+
+class Link(asyncio.Protocol):
+    """One connection. Once it has failed, every call raises the error it failed with."""
+
+    def __init__(self, protocol: ClientProtocol) -> None:
+        self.protocol = protocol
+        self.error: NativeError | None = None
+        #: set while the broker takes publishes
+        self.can_publish = asyncio.Event()
+        self.can_publish.set()
+        #: answers that are waited for, by correlation id
+        self.requests: dict[int, asyncio.Future[Reply]] = {}
+        #: live subscriptions, by number
+        self.sinks: dict[int, Sink] = {}
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._number = 0
+        self._is_flush_scheduled = False
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._has_received = False
+
+    # Requests
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Make a request and wait for its answer, which is dropped if the wait is cancelled."""
+        if not self._can_write.is_set():
+            await self._can_write.wait()
+        correlation = self.send(operation, True)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.requests[correlation] = future
+        try:
+            reply = await future
+        finally:
+            self.requests.pop(correlation, None)
+        if reply.error is not None:
+            raise reply.error
+        assert reply.frame is not None
+        return operation.result(reply.frame)
+
+    async def tell(self, operation: Operation[None]) -> None:
+        """Make a request without wanting an answer."""
+        if not self._can_write.is_set():
+            await self._can_write.wait()
+        self.send(operation, False)
+
+    def send(self, operation: Operation[Any], wants_reply: bool) -> int:
+        """Send a request with this turn's output; its correlation id."""
+        if self.error is not None:
+            raise self.error
+        correlation = self.protocol.send(operation, wants_reply)
+        self._schedule_flush()
+        return correlation
+
+    def add_credit(self, number: int, amount: int) -> None:
+        """Let a subscription have more."""
+        if self.error is None and number in self.sinks:
+            self.protocol.add_credit(number, amount)
+            self._schedule_flush()
+
+    def next_number(self) -> int:
+        """A number for a subscription."""
+        self._number += 1
+        return self._number
+
+    @asynccontextmanager
+    async def subscribed(self, sink: Sink, operation: Operation[T]) -> AsyncIterator[T]:
+        """A subscription for the time of the block."""
+        self.sinks[sink.number] = sink
+        is_refused = False
+        try:
+            try:
+                started = await self.run(operation)
+            except NativeError:
+                is_refused = True
+                raise
+            yield started
+        finally:
+            self.sinks.pop(sink.number, None)
+            # Without waiting, so that it also works while this task is being cancelled.
+            if not is_refused and self.error is None:
+                self.send(operations.unsubscribe(sink.number), False)
+
+    def _schedule_flush(self) -> None:
+        """One write per turn of the loop, whatever is sent in it."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        output = self.protocol.take_output()
+        if output and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(output)
+
+    # Life
+
+    async def open(self, target: Target) -> None:
+        """Connect and authenticate."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_connection(lambda: self, target.host, target.port)
+        except OSError as error:
+            raise ConnectionFailed(
+                f"cannot connect to {target.host}:{target.port}: {error}"
+            ) from None
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_HIGH_WATER)
+        self.protocol.start()
+        self._flush()
+        heartbeat = await self._ready
+        if heartbeat:
+            self._heartbeat = asyncio.create_task(self._beat(heartbeat))
+
+    async def close(self) -> None:
+        """Say goodbye and close."""
+        if self.error is None:
+            self.protocol.close()
+            self._flush()
+            self.fail(ConnectionFailed("the client is closed"))
+        if self._heartbeat is not None:
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
+
+    def fail(self, error: NativeError) -> None:
+        """The connection is over: everyone who waits gets the error."""
+        if self.error is not None:
+            return
+        self.error = error
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            # Whoever gave up waiting does not look at it.
+            self._ready.exception()
+        for future in self.requests.values():
+            if not future.done():
+                future.set_exception(error)
+        for sink in self.sinks.values():
+            sink.end(error)
+        self._can_write.set()
+        self.can_publish.set()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _beat(self, interval: int) -> None:
+        missed = 0
+        while self.error is None:
+            self.protocol.ping()
+            self._schedule_flush()
+            self._has_received = False
+            await asyncio.sleep(interval)
+            missed = 0 if self._has_received else missed + 1
+            if missed == 2:
+                self.fail(ConnectionFailed("the broker shows no sign of life"))
+
+    # From the socket
+
+    def data_received(self, data: bytes) -> None:
+        self._has_received = True
+        if self.error is not None:
+            return
+        try:
+            events = self.protocol.receive(data)
+        except RemoteProtocolError as error:
+            self.fail(error)
+            return
+        for event in events:
+            self._happened(event)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = "the broker closed the connection" if error is None else str(error)
+        self.fail(ConnectionFailed(reason))
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def _happened(self, event: Event) -> None:
+        if isinstance(event, Reply):
+            future = self.requests.get(event.correlation)
+            if future is not None and not future.done():
+                future.set_result(event)
+        elif isinstance(event, Delivery):
+            sink = self.sinks.get(event.subscription)
+            if sink is not None:
+                sink.put(event)
+        elif isinstance(event, BatchArrived):
+            sink = self.sinks.get(event.subscription)
+            if sink is not None:
+                sink.put(event.batch)
+        elif isinstance(event, Cancelled):
+            sink = self.sinks.pop(event.subscription, None)
+            if sink is not None:
+                sink.end(NotFound(event.reason))
+        elif isinstance(event, PublishingPaused):
+            if event.reason is None:
+                self.can_publish.set()
+            else:
+                self.can_publish.clear()
+        elif isinstance(event, Ready):
+            if not self._ready.done():
+                self._ready.set_result(event.heartbeat)
+        elif isinstance(event, Closed):
+            self.fail(event.error)
