@@ -18,19 +18,39 @@ from tests.amqp.harness import (
     publish_frames,
     tags,
 )
-from trivium.storage.base import DurabilityWaiter
+from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.memory import MemoryStorage
 
 
-class SlowStorage(MemoryStorage):
+class SlowStorage(Storage):
     """Memory with batches that become durable when the test says so."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.is_durable = True
+        self.was_clean = True
         self.batch = 0
+        self.durable = 0
+        self._memory = MemoryStorage()
         self.waiters: dict[DurabilityWaiter, None] = {}
         self.registrations = 0
+
+    def table(self, name: str) -> Table:
+        return self._memory.table(name)
+
+    def log(self, name: str) -> Log:
+        return self._memory.log(name)
+
+    def drop_log(self, name: str) -> None:
+        self._memory.drop_log(name)
+
+    def log_names(self) -> list[str]:
+        return self._memory.log_names()
+
+    def commit(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def wait(self, waiter: DurabilityWaiter) -> int:
         self.registrations += 1
