@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,9 +97,11 @@ def get(opened: BlockingChannel, queue: str, *, auto_ack: bool = True) -> Delive
 
 
 def await_one(opened: BlockingChannel, queue: str) -> Delivery:
-    """Wait for one message and take it out of a queue."""
-    (found,) = consume(opened, queue, 1, auto_ack=True)
-    opened.cancel()
+    """Wait for one message and take it, and no other, out of a queue."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := get(opened, queue)) is None:
+        assert time.monotonic() < deadline, f"no message came to {queue!r}"
+        opened.connection.process_data_events(0.01)
     return found
 
 

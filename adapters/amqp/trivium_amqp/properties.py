@@ -255,6 +255,8 @@ def _encode(message: Message, now_ms: int, metrics: ProtocolMetrics, with_header
                 headers[name] = value
         if properties.reply_to_topic is not None:
             headers[REPLY_TO_TOPIC_HEADER] = _longstr(properties.reply_to_topic)
+        if message.retain:
+            headers[RETAIN_HEADER] = True
         if len(message.address.key) > _MAX_SHORT:
             headers[ROUTING_KEY_HEADER] = _longstr(message.address.key)
     correlation_id = properties.correlation_id
