@@ -90,7 +90,7 @@ class TriviumProcess:
         """Start, and wait for the ready line. Raises BrokerError."""
         places = [
             word
-            for name in (*PROTOCOLS, "http")
+            for name in ("mqtt", "amqp", "native", "http")
             for word in (f"--{name}", str(self.ports[name]) if name in self.ports else "off")
         ]
         with self.log.open("ab") as log:
