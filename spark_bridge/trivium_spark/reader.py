@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from trivium_spark.columns import BatchConverter, arrow_schema
+from trivium_spark.errors import TriviumSparkError
 from trivium_spark.offsets import (
     OffsetRange,
     Offsets,
@@ -87,7 +88,11 @@ class RangeReader:
                     return
                 after = base + batch.count
                 if after > position:
-                    yield converter.convert(batch, base, max(position, base), wanted.end)
+                    try:
+                        yield converter.convert(batch, base, max(position, base), wanted.end)
+                    except pa.ArrowInvalid as error:
+                        name = format_partition((wanted.stream, wanted.partition))
+                        raise TriviumSparkError(f"{name} at offset {base}: {error}") from error
                     position = after
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from struct import pack_into
 from types import TracebackType
 
 import pyarrow as pa
@@ -11,9 +12,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from trivium.message import Address, Message
-from trivium.records import RecordBatch, encode_batch
+from trivium.records import PAYLOAD, RecordBatch, encode_batch
 from trivium_spark import reader
-from trivium_spark.errors import DataLossError
+from trivium_spark.errors import DataLossError, TriviumSparkError
 from trivium_spark.offsets import OffsetRange
 from trivium_spark.options import ReadOptions, parse_read_options
 from trivium_spark.reader import RangePartition, RangeReader, TriviumReader
@@ -126,6 +127,15 @@ def test_missing_records_are_a_loss(
     assert [record.getMessage() for record in caplog.records] == [
         f"data loss accepted (failOnDataLoss is false): {lost}"
     ]
+
+
+def test_damaged_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, whole = batch(10, 3)
+    data = bytearray(whole.data)
+    pack_into("<i", data, whole.columns[PAYLOAD].offsets_at + 4, 1 << 30)
+    stored = Stored((base, RecordBatch(bytes(data), verify=False)))
+    with pytest.raises(TriviumSparkError, match="s/0 at offset 10: "):
+        read(monkeypatch, stored, 11, 12)
 
 
 def test_what_goes_to_executors_can_be_pickled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -49,6 +50,30 @@ def test_everything_goes_on_after_a_crash_of_the_broker(
     broker.kill()
     broker.start()
     assert payloads(session, OffsetRange("s", 0, incarnation, 0, 3)) == [b"0", b"1", b"2"]
+
+
+def test_crash_in_the_middle_of_publishing_loses_nothing(
+    broker: BrokerProcess, client: SyncClient, session: Session
+) -> None:
+    incarnation = client.declare_stream("s", 1)
+    half_way = threading.Event()
+
+    def publish() -> None:
+        for n in range(40):
+            session.publish(messages(*[b"%d" % (n * 500 + m) for m in range(500)]))
+            if n == 10:
+                half_way.set()
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    assert half_way.wait(60)
+    broker.kill()
+    broker.start()
+    publisher.join(60)
+    assert not publisher.is_alive()
+    end = session.snapshot(["s"])["s"].partitions[0].latest
+    found = payloads(session, OffsetRange("s", 0, incarnation, 0, end))
+    assert {int(payload) for payload in found} == set(range(20_000))
 
 
 def test_many_and_large_messages_are_cut_into_requests(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -218,6 +219,21 @@ def test_broker_killed_between_micro_batches(
         query.processAllAvailable()
     query.stop()
     assert sorted(numbers(reading.rows)) == list(range(150))
+
+
+def test_broker_away_while_a_micro_batch_runs(
+    reading: Reading, broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 2)
+    publish(client, "s", range(50))
+
+    def restart() -> None:
+        # The tasks of the batch start while there is no broker.
+        broker.kill()
+        threading.Timer(1.0, broker.start).start()
+
+    reading.before_batch = restart
+    assert sorted(reading.run()) == list(range(50))
 
 
 def test_broker_that_stays_away_ends_the_query(reading: Reading, broker: BrokerProcess) -> None:
