@@ -340,6 +340,41 @@ def test_qos_1_identifiers_survive_a_clean_stop() -> None:
     assert bench.connect_kept("c").received() == b""
 
 
+def test_what_a_small_window_held_back_keeps_its_identifiers() -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c", 5)
+    client.send(subscribe("t", 1, 1, 5))
+    bench.sync()
+    sender = bench.connect("s")
+    sender.send(b"".join(publish("t", b"%d" % number, 1, number) for number in (1, 2, 3)))
+    bench.sync()
+    bench = bench.restart()
+    small = b"\x11\x00\x00\x10\x00\x21\x00\x01"
+    client = bench.connect_kept("c", 5, properties=small)
+    assert client.received() == publish("t", b"1", 1, 1, 5, dup=True)
+    client.send(puback(1))
+    assert client.received() == publish("t", b"2", 1, 2, 5, dup=True)
+    bench = bench.restart()
+    client = bench.connect_kept("c", 5)
+    assert client.received() == (
+        publish("t", b"2", 1, 2, 5, dup=True) + publish("t", b"3", 1, 3, 5, dup=True)
+    )
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_a_clean_start_after_a_restart_forgets_what_was_under_way(stop: int) -> None:
+    bench = DiskBench()
+    client = subscribed(bench)
+    steps_of_qos_2(bench, client, stop)
+    bench = bench.crash()
+    assert len(bench.host.storage.table("mqtt.outgoing//")) == 1
+    client = bench.connect("c", clean=True)
+    bench.sync()
+    assert client.received() == b""
+    assert len(bench.host.storage.table("mqtt.outgoing//")) == 0
+    assert bench.host.storage.log_names() == []
+
+
 def test_qos_1_is_flagged_as_a_repetition_after_a_crash() -> None:
     bench = DiskBench()
     client = subscribed(bench)

@@ -175,6 +175,29 @@ def test_mqtt_4_3_3_pubrec_with_an_error_ends_the_flow() -> None:
     assert session is not None
 
 
+def test_puback_with_reason_code_and_properties() -> None:
+    sender, receiver = pair(5, "t", 1)
+    sender.send(publish("t", b"x", 1, 4, 5) * 3)
+    receiver.received()
+    user = b"\x26" + text("a") + text("b")
+    receiver.send(acknowledge(0x40, 1, 0x80) + packet(0x40, b"\x00\x02\x00\x07" + user))
+    assert not receiver.is_closed
+    queue = receiver.bench.broker.vhosts["/"].queues["amq.mqtt-session.receiver"]
+    assert queue.unsettled == 1
+    receiver.send(packet(0x40, b"\x00\x03\x00\x07" + user[:-1]))
+    assert receiver.received() == b"\xe0\x01\x81"
+
+
+def test_input_that_arrives_while_reading_is_paused() -> None:
+    sender, receiver = pair(4, "t", 0)
+    sender.connection.blocked("memory")
+    sender.send(publish("t", b"1"))
+    sender.send(publish("t", b"2"), publish("t", b"3")[:4], publish("t", b"3")[4:])
+    sender.connection.unblocked()
+    sender.bench.settle()
+    assert [body[-1:] for _, body in receiver.packets()] == [b"1", b"2", b"3"]
+
+
 @pytest.mark.parametrize(("qos", "answer"), [(1, pubrec(1)), (2, puback(1))])
 def test_an_acknowledgement_of_the_wrong_kind(qos: int, answer: bytes) -> None:
     sender, receiver = pair(5, "t", 2)

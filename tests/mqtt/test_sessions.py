@@ -281,6 +281,20 @@ def test_disconnect_with_will() -> None:
         assert listener.received() == publish("will/c", b"gone", version=5)
 
 
+def test_will_of_a_kept_session_is_published_at_once_and_once() -> None:
+    bench = Bench()
+    client = bench.connect("c", 4, clean=False, will=("will/c", b"gone", 1, False))
+    client.subscribe("will/#", 1)
+    client.lose()
+    bench.advance(10)
+    client = bench.connect("c", 4, clean=False)
+    assert client.received() == publish("will/c", b"gone", 1, 1)
+    client.lose()
+    assert bench.connect("c", 4, clean=False).received() == (
+        publish("will/c", b"gone", 1, 1, dup=True)
+    )
+
+
 def test_will_is_published_on_keep_alive_timeout_bad_packet_and_takeover() -> None:
     bench = Bench()
     listener = bench.connect("l")

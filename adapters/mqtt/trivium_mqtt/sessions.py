@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.packets import NEVER, Will
 from trivium_mqtt.properties import IN_PUBLISH, MESSAGE_EXPIRY, read_properties
-from trivium_mqtt.reasons import RemoteError
 from trivium_mqtt.session import Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
@@ -23,8 +21,6 @@ from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
-
-logger = logging.getLogger(__name__)
 
 #: Milliseconds between notes of the time, by which a restart after a crash knows how long it was
 #: away.
@@ -274,11 +270,7 @@ class Sessions:
 
     def _publish_will(self, client_id: bytes, will: Will) -> None:
         self.store.delete_will(client_id)
-        try:
-            route = self.topics.route(will.topic)
-        except RemoteError:
-            logger.warning("will of client %r has a topic that is not valid any more", client_id)
-            return
+        route = self.topics.route(will.topic)
         expires = 0
         if will.header:
             block = varint(len(will.header)) + will.header
