@@ -23,7 +23,7 @@ from bench.servers import ServerError
 
 T = TypeVar("T")
 
-QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.2, latency=0.5)
+QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.0, latency=0.4)
 
 
 def _parser() -> argparse.ArgumentParser:
