@@ -11,10 +11,11 @@ import msgpack
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Config
-from trivium.storage.base import DurabilityWaiter, Storage
+from trivium.storage.base import DurabilityWaiter, Log, Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
 from trivium_native import frames
+from trivium_native.connection import NativeConnection
 from trivium_native.server import NativeAdapter
 
 Received = tuple[int, int, bytes]
@@ -76,7 +77,9 @@ class Wire:
         self.received = b""
         self.is_reading = True
         self.is_closed = False
-        self.connection = site.adapter.connect(self, Peer("127.0.0.1:5", True))
+        connection = site.adapter.connect(self, Peer("127.0.0.1:5", True))
+        assert isinstance(connection, NativeConnection)
+        self.connection = connection
         site.broker.connections.add(self.connection)
 
     def pause_reading(self) -> None:
@@ -239,3 +242,30 @@ def payloads(received: list[Received]) -> list[bytes]:
 
 def settle(subscription: int, first: int, last: int, flags: int = 0) -> bytes:
     return struct.pack("<IIQQ", subscription, flags, first, last)
+
+
+class ColdLog(Log):
+    """A log of which only what was loaded is in memory, up to the next ``load``."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.first_offset = log.first_offset
+        self.next_offset = log.next_offset
+        self.loads: list[tuple[int, int]] = []
+        self._ready: list[Callable[[], None]] = []
+        self._loaded = -1
+
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
+        return self._log.read(offset, 1, max_bytes)
+
+    def is_loaded(self, offset: int) -> bool:
+        return offset == self._loaded or offset >= self.next_offset
+
+    def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
+        self.loads.append((offset, max_bytes))
+        self._ready.append(ready)
+
+    def finish_load(self) -> None:
+        """The disk has answered, in a turn of its own."""
+        self._loaded = self.loads[-1][0]
+        self._ready.pop()()

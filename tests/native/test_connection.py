@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.native import vectors
 from tests.native.harness import Site, Wire, entry, payloads, publish
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
+from trivium.exchanges import Binding, Destination
+from trivium.message import Message
 from trivium.security.passwords import hash_password
 from trivium_native import frames
 
@@ -250,15 +252,19 @@ def test_a_request_without_correlation_id_gets_no_reply(site: Site) -> None:
     assert wire.send(frames.METADATA, 0, {"streams": ["none"]}) == []
 
 
-def test_a_fault_of_ours_costs_one_connection(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
+class Faulty(Destination):
+    """A destination with a fault."""
+
+    name = "faulty"
+
+    def accept(self, message: Message) -> int:
         raise ZeroDivisionError
 
+
+def test_a_fault_of_ours_costs_one_connection(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     wire, other = site.client(), site.client()
-    monkeypatch.setattr(site.vhost, "stream", fail)
-    closes(wire, 500, frames.METADATA, {"streams": ["s"]})
+    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(Faulty(), b"#"))
+    closes(wire, 500, frames.PUBLISH, publish(entry()))
     assert "ZeroDivisionError" in caplog.text
     assert other.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
 

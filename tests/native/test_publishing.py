@@ -368,12 +368,10 @@ def test_after_a_rejection_the_numbers_go_on_with_the_rejected_message(memory: S
 # Backpressure
 
 
-def test_a_client_far_ahead_of_the_disk_is_not_read(
-    disk: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trivium_native.connection.MAX_UNCONFIRMED", 4)
+def test_a_client_far_ahead_of_the_disk_is_not_read(disk: Site) -> None:
     add_queue(disk)
     wire = disk.client()
+    wire.connection.max_unconfirmed = 4
     states: list[bool] = []
     for correlation in range(1, 6):
         wire.send(frames.PUBLISH, correlation, publish(entry()))

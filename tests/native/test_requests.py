@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import LateStorage, Received, Site, Wire, entry, publish
+from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
 from trivium.records import PAYLOAD, RecordBatch
@@ -185,6 +185,46 @@ def test_a_lost_connection_waits_no_more(site: Site, wire: Wire) -> None:
     wire.lose()
     assert site.vhost.stream("s").partitions[0]._readers == []
     site.advance(1000)
+
+
+def make_cold(site: Site) -> ColdLog:
+    partition = site.vhost.stream("s").partitions[0]
+    cold = ColdLog(partition._log)
+    partition._log = cold
+    return cold
+
+
+def test_a_fetch_of_old_records_waits_for_the_disk(site: Site, wire: Wire) -> None:
+    cold = make_cold(site)
+    assert fetch(wire, 2) == []
+    assert [offset for offset, _ in cold.loads] == [2]
+    # Its time has passed already, and that does not answer it early.
+    site.advance(10)
+    assert wire.take() == []
+    cold.finish_load()
+    site.turn()
+    assert fetched(wire.take()) == (0, 4, [(2, [b"2"])])
+
+
+def test_a_client_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> None:
+    cold = make_cold(site)
+    assert fetch(wire, 2) == []
+    wire.lose()
+    cold.finish_load()
+    site.turn()
+    assert wire.take() == []
+
+
+def test_offsets_by_time_look_into_old_records(site: Site, wire: Wire) -> None:
+    cold = make_cold(site)
+    fields = {"stream": "s", "partition": 0, "timestamp": site.broker.now_ms}
+    received = wire.send(frames.OFFSETS, 4, fields)
+    while not received:
+        cold.finish_load()
+        site.turn()
+        received = wire.take()
+    assert received == [(frames.OK, 4, msgpack.packb({"offset": 3}))]
+    assert cold.loads
 
 
 # Groups, metadata, offsets

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from tests.native.harness import (
+    ColdLog,
     Delivered,
     LateStorage,
     Received,
@@ -481,4 +482,31 @@ def test_unsubscribing_ends_the_log(site: Site, wire: Wire) -> None:
     read(wire, "next")
     wire.ask(frames.UNSUBSCRIBE, subscription=1)
     site.client().send(frames.PUBLISH, 0, publish(entry(b"3")))
+    assert wire.take() == []
+
+
+def test_log_reads_old_records_from_the_disk(site: Site, wire: Wire) -> None:
+    add_stream(site, [b"0"], [b"1"], [b"2"])
+    partition = site.vhost.stream("s").partitions[0]
+    cold = ColdLog(partition._log)
+    partition._log = cold
+    assert read(wire, 0) == []
+    found: list[tuple[int, list[bytes | None]]] = []
+    while len(found) < 3:
+        cold.finish_load()
+        site.turn()
+        found += records(wire.take())
+    assert found == [(0, [b"0"]), (1, [b"1"]), (2, [b"2"])]
+    assert [offset for offset, _ in cold.loads] == [0, 1, 2]
+
+
+def test_a_reader_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> None:
+    add_stream(site, [b"0"], [b"1"], [b"2"])
+    partition = site.vhost.stream("s").partitions[0]
+    cold = ColdLog(partition._log)
+    partition._log = cold
+    read(wire, 0)
+    wire.lose()
+    cold.finish_load()
+    site.turn()
     assert wire.take() == []

@@ -100,7 +100,9 @@ class NativeConnection(Connection):
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self._unanswered: deque[tuple[int, bytes]] = deque()
         self._waiting_batch = 0
-        #: something waits for room in the output
+        #: publishes that may wait for the disk before this client is not read any more
+        self.max_unconfirmed = MAX_UNCONFIRMED
+        # Something waits for room in the output.
         self._is_held = False
         self._is_paused = False
         self._has_received = False
@@ -158,7 +160,7 @@ class NativeConnection(Connection):
         while unconfirmed and unconfirmed[0][0] <= batch:
             self._confirmed.append(unconfirmed.popleft()[1])
         self._send_confirms()
-        if self._is_paused and len(unconfirmed) < MAX_UNCONFIRMED // 2:
+        if self._is_paused and len(unconfirmed) <= self.max_unconfirmed // 2:
             self._is_paused = False
             self.transport.resume_reading()
         unanswered = self._unanswered
@@ -311,7 +313,7 @@ class NativeConnection(Connection):
         if batch > self.broker.storage.durable:
             self._unconfirmed.append((batch, correlation))
             self._await_batch(batch)
-            if len(self._unconfirmed) > MAX_UNCONFIRMED and not self._is_paused:
+            if len(self._unconfirmed) > self.max_unconfirmed and not self._is_paused:
                 self._is_paused = True
                 self.transport.pause_reading()
         else:
