@@ -115,6 +115,13 @@ def test_mqtt_3_1_3_7_empty_client_id_needs_a_clean_session() -> None:
     assert client.received() == b"\x20\x02\x00\x00"
 
 
+def test_mqtt_3_1_3_6_length_of_the_client_id() -> None:
+    bench = Bench()
+    bench.connect("x" * 1024, 4)
+    assert refused(bench.client(), connect("x" * 1025, 4)) == b"\x20\x02\x00\x02"
+    assert refused(bench.client(), connect("x" * 1025, 5)) == b"\x20\x03\x00\x85\x00"
+
+
 def test_mqtt_3_2_2_16_assigned_client_id_is_told_and_can_be_used() -> None:
     bench = Bench()
     client = bench.connect("", 5, properties=b"\x11\x00\x00\x00\x0a")

@@ -480,3 +480,21 @@ def test_shared_subscriptions_survive() -> None:
     client.lose()
     bench = bench.restart()
     assert not bench.broker.vhosts["/"].exchange("amq.topic").bindings()
+
+
+def test_the_longest_names_survive() -> None:
+    bench = DiskBench()
+    client_id = "x" * 1024
+    topic = "t/" + "y" * 65_533
+    client = bench.connect_kept(client_id, will=(topic, bytes(65_535), 1, False))
+    client.send(subscribe(topic, 1))
+    bench.sync()
+    assert client.received() == b"\x90\x03\x00\x01\x01"
+    bench.connect("s").send(publish(topic, b"1", 1, 1, retain=True))
+    bench.sync()
+    assert client.received() == publish(topic, b"1", 1, 1)
+    bench = bench.crash()
+    client = bench.connect_kept(client_id)
+    assert client.received() == (
+        publish(topic, b"1", 1, 1, dup=True) + publish(topic, bytes(65_535), 1, 2)
+    )

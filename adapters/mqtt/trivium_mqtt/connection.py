@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Longest client identifier: it is part of names and keys in the storage.
+MAX_CLIENT_ID_BYTES: Final = 1024
+
 #: Retained messages that wait to be sent to one connection; further subscriptions are refused.
 MAX_REPLAYS: Final = 16
 
@@ -127,6 +130,8 @@ class MqttConnection(Reader):
             or (connect.version == packets.V311 and not connect.clean_start)
         ):
             raise RemoteError(CLIENT_ID_NOT_VALID, "empty client identifier (MQTT-3.1.3-8)")
+        if len(connect.client_id) > MAX_CLIENT_ID_BYTES:
+            raise RemoteError(CLIENT_ID_NOT_VALID, "client identifier is too long (MQTT-3.1.3-6)")
         if connect.authentication_method is not None:
             raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
         self._state = AUTHENTICATES
