@@ -211,31 +211,40 @@ class AmqpConnection(Connection):
         while not self.is_closed and not self._is_held:
             repeated = self._repeated
             if repeated is not None and data.startswith(repeated.prefix, position):
+                prefix = repeated.prefix
+                publisher = repeated.publisher
+                header = repeated.header
                 target = repeated.target
-                if target.route.generation != self.vhost.generation:
-                    self._repeated = None
-                    continue
-                body_at = position + len(repeated.prefix)
-                end = body_at + repeated.size
-                if end >= size:
-                    self._needed = end + 1 - position
-                    return position
-                if data[end] != FRAME_END:
-                    raise FramingError("frame does not end with the octet 0xCE")
-                repeated.publisher.publish(target, repeated.header, data[body_at:end])
-                position = end + 1
+                route = target.route
+                vhost = self.vhost
+                while data.startswith(prefix, position):
+                    if route.generation != vhost.generation:
+                        self._repeated = None
+                        break
+                    body_at = position + len(prefix)
+                    end = body_at + repeated.size
+                    if end >= size:
+                        self._needed = end + 1 - position
+                        return position
+                    if data[end] != FRAME_END:
+                        raise FramingError("frame does not end with the octet 0xCE")
+                    publisher.publish(target, header, data[body_at:end])
+                    position = end + 1
                 continue
-            acknowledging = self._ack_channel
-            if acknowledging is not None and data.startswith(self._ack_prefix, position):
-                if position + _ACK_SIZE > size:
-                    self._needed = _ACK_SIZE
-                    return position
-                tag, bits, last = _ACK.unpack_from(data, position + _ACK_AT)
-                if last != FRAME_END:
-                    raise FramingError("frame does not end with the octet 0xCE")
-                if not acknowledging.acknowledge(tag, bits & 1 != 0):
-                    acknowledging.fail(unknown_tag(tag), methods.BASIC_ACK)
-                position += _ACK_SIZE
+            channel = self._ack_channel
+            if channel is not None and data.startswith(self._ack_prefix, position):
+                prefix = self._ack_prefix
+                while data.startswith(prefix, position):
+                    if position + _ACK_SIZE > size:
+                        self._needed = _ACK_SIZE
+                        return position
+                    tag, bits, last = _ACK.unpack_from(data, position + _ACK_AT)
+                    if last != FRAME_END:
+                        raise FramingError("frame does not end with the octet 0xCE")
+                    position += _ACK_SIZE
+                    if not channel.acknowledge(tag, bits & 1 != 0):
+                        channel.fail(unknown_tag(tag), methods.BASIC_ACK)
+                        break
                 continue
             if position + OVERHEAD > size:
                 self._needed = OVERHEAD
