@@ -151,6 +151,20 @@ def test_mqtt_3_3_5_1_overlapping_subscriptions_deliver_once_at_the_highest_qos(
     )
 
 
+def test_thousands_of_overlapping_subscriptions_are_bounded() -> None:
+    bench = Bench()
+    client = bench.connect("c", 5)
+    levels = ["a"] * 13
+    for number in range(5000):
+        pattern = ["+" if number >> place & 1 else "a" for place in range(13)]
+        client.send(subscribe("/".join(pattern), 1, 1, 5, identifier(number + 1)))
+    client.received()
+    bench.connect("s", 5).send(publish("/".join(levels), b"x", 1, 1, 5))
+    ((first, body),) = client.packets()
+    assert first == 0x32
+    assert 12_000 < len(body) < 13_000
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt_3_3_4_3_subscription_identifier_goes_to_its_subscriber_only(qos: int) -> None:
     bench = Bench()

@@ -75,8 +75,8 @@ class Outgoing(Consumer):
         self._released: dict[int, bool] = {}
         # Entries that a returning client has yet to get again.
         self._resend: deque[tuple[int, QueueEntry]] | None = None
-        # Identifiers from before a restart, by queue offset, ascending; and the same as a set.
-        self._assigned: dict[int, int] | None = None
+        # Queue offsets and identifiers from before a restart, ascending; the latter also as a set.
+        self._assigned: deque[tuple[int, int]] | None = None
         self._reserved: set[int] | None = None
         self._last_packet_id = 0
         queue.add_consumer(self)
@@ -96,9 +96,9 @@ class Outgoing(Consumer):
     def restore(self, packet_id: int, offset: int, exactly_once: bool) -> None:
         """Before a restart the message at ``offset`` had this identifier. Call in offset order."""
         if self._assigned is None or self._reserved is None:
-            self._assigned = {}
+            self._assigned = deque()
             self._reserved = set()
-        self._assigned[offset] = packet_id | _EXACTLY_ONCE if exactly_once else packet_id
+        self._assigned.append((offset, packet_id | _EXACTLY_ONCE if exactly_once else packet_id))
         self._reserved.add(packet_id)
 
     def restore_released(self, packet_id: int) -> None:
@@ -112,7 +112,7 @@ class Outgoing(Consumer):
             if effective_qos(entry) == 1:
                 pairs.append((entry.offset, packet_id))
         if self._assigned is not None:
-            for offset, packet_id in self._assigned.items():
+            for offset, packet_id in self._assigned:
                 if packet_id < _EXACTLY_ONCE:
                     pairs.append((offset, packet_id))
         return pairs
@@ -126,7 +126,7 @@ class Outgoing(Consumer):
         for packet_id in self._released:
             self._store.delete_outgoing(client_id, packet_id)
         if self._assigned is not None:
-            for packet_id in self._assigned.values():
+            for _, packet_id in self._assigned:
                 if packet_id >= _EXACTLY_ONCE:
                     self._store.delete_outgoing(client_id, packet_id & 0xFFFF)
 
@@ -369,10 +369,8 @@ class Outgoing(Consumer):
         assert reserved is not None
         assert connection is not None
         found = 0
-        for known in list(assigned):
-            if known > offset:
-                break
-            packet_id = assigned.pop(known)
+        while assigned and assigned[0][0] <= offset:
+            known, packet_id = assigned.popleft()
             if known == offset:
                 found = packet_id & 0xFFFF
             elif packet_id >= _EXACTLY_ONCE:

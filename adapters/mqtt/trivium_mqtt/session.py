@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NO_LOCAL: Final = 0x04
 _RETAIN_AS_PUBLISHED: Final = 0x08
 
+#: Subscription identifiers that one message carries to one session at most.
+MAX_IDENTIFIERS: Final = 4096
+
 #: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag; subscription identifier
 #: properties follow. An empty note is the message's own QoS, not retained, no identifiers.
 NOTE_QOS: Final = 0x03
@@ -157,15 +160,14 @@ def make_note(qos: int, retain: bool, identifiers: bytes) -> bytes:
 def make_delivery(session: Session, subscriptions: list[Subscription]) -> Delivery:
     """The delivery that combines ``subscriptions``."""
     qos = 0
-    identifiers: list[bytes] = []
+    # A dict, because it is ordered; limited, because it goes into the queue entry's note.
+    identifiers: dict[bytes, None] = {}
     retain_as_published = False
     others: list[Subscription] = []
     for subscription in subscriptions:
         qos = max(qos, subscription.qos)
-        if subscription.identifier:
-            found = bytes((SUBSCRIPTION_ID,)) + varint(subscription.identifier)
-            if found not in identifiers:
-                identifiers.append(found)
+        if subscription.identifier and len(identifiers) < MAX_IDENTIFIERS:
+            identifiers[bytes((SUBSCRIPTION_ID,)) + varint(subscription.identifier)] = None
         if subscription.options & _RETAIN_AS_PUBLISHED:
             retain_as_published = True
         if not subscription.no_local:
