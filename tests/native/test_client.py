@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.live import TIMEOUT, FakeBroker, running
+from tests.native.vectors import fields_of
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium_native import connect, errors, frames, receiving
 from trivium_native.client import Client
@@ -50,7 +51,7 @@ async def test_publish_to_a_live_subscription(client: Client) -> None:
         b"a.b",
         "amq.topic",
     )
-    assert vars(message.properties) == vars(properties)
+    assert fields_of(message.properties) == fields_of(properties)
     assert (message.mode, message.persistent, message.priority) == (EXACTLY_ONCE, True, 3)
 
 

@@ -5,6 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trivium.message import Properties
+
+#: the fields of neutral properties
+FIELDS = (
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "reply_to_topic",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type_",
+    "user_id",
+    "app_id",
+    "payload_is_text",
+    "key",
+    "headers",
+)
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 _LINE = re.compile(r"((?:[0-9a-f]{2} {1,2})*[0-9a-f]{2})(?: {3,}\S.*)?")
 
@@ -59,3 +78,7 @@ def frame_types() -> dict[str, int]:
             values += range(int(first, 16), int(last or first, 16) + 1)
         found |= dict(zip(names.split(", "), values, strict=True))
     return found
+
+
+def fields_of(neutral: Properties) -> dict[str, object]:
+    return {name: getattr(neutral, name) for name in FIELDS}
