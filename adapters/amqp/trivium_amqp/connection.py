@@ -48,6 +48,7 @@ from trivium_amqp.frames import (
     OVERHEAD,
     PROTOCOL_HEADER,
     U32,
+    U64,
     method_frame,
 )
 from trivium_amqp.handshake import Handshake
@@ -88,6 +89,8 @@ class AmqpConnection(Connection):
         #: negotiated limit of a frame, and what it leaves for a payload
         self.frame_max = INITIAL_FRAME_MAX
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
+        #: largest body that may come in one frame
+        self.largest_body = 0
         #: whether it has, or had, exclusive queues
         self.owns_queues = False
         #: what the arguments of basic.publish lead to, for all channels
@@ -210,27 +213,14 @@ class AmqpConnection(Connection):
         size = len(data)
         while not self.is_closed and not self._is_held:
             repeated = self._repeated
-            if repeated is not None and data.startswith(repeated.prefix, position):
-                prefix = repeated.prefix
-                publisher = repeated.publisher
-                header = repeated.header
-                target = repeated.target
-                route = target.route
-                vhost = self.vhost
-                while data.startswith(prefix, position):
-                    if route.generation != vhost.generation:
-                        self._repeated = None
-                        break
-                    body_at = position + len(prefix)
-                    end = body_at + repeated.size
-                    if end >= size:
-                        self._needed = end + 1 - position
-                        return position
-                    if data[end] != FRAME_END:
-                        raise FramingError("frame does not end with the octet 0xCE")
-                    publisher.publish(target, header, data[body_at:end])
-                    position = end + 1
-                continue
+            if repeated is not None and data.startswith(repeated.head, position):
+                self._needed = 0
+                after = self._publishes(repeated, data, position)
+                if self._needed:
+                    return after
+                if after > position:
+                    position = after
+                    continue
             channel = self._ack_channel
             if channel is not None and data.startswith(self._ack_prefix, position):
                 prefix = self._ack_prefix
@@ -265,6 +255,49 @@ class AmqpConnection(Connection):
             position = end + 1
             if self._unread + self.output_size > MAX_UNREAD and self._state == _RUNNING:
                 self.hold_input()
+        return position
+
+    def _publishes(self, repeated: Repeated, data: bytes, position: int) -> int:
+        """Handle publishes that differ from the last one in their bodies only; where they end.
+
+        Sets ``_needed`` where the last one has not arrived in full.
+        """
+        size = len(data)
+        head = repeated.head
+        prefix = repeated.prefix
+        middle = repeated.middle
+        publisher = repeated.publisher
+        header = repeated.header
+        target = repeated.target
+        route = target.route
+        vhost = self.vhost
+        middle_at = len(head) + 8
+        prefix_size = len(prefix)
+        while route.generation == vhost.generation:
+            if data.startswith(prefix, position):
+                body_size = repeated.size
+            elif data.startswith(head, position) and data.startswith(middle, position + middle_at):
+                # Of another size: all of it in one body frame, or it is read in full.
+                if position + prefix_size > size:
+                    return position
+                body_size = U32.unpack_from(data, position + prefix_size - 4)[0]
+                if (
+                    U64.unpack_from(data, position + middle_at - 8)[0] != body_size
+                    or not 0 < body_size <= self.largest_body
+                ):
+                    return position
+            else:
+                return position
+            body_at = position + prefix_size
+            end = body_at + body_size
+            if end >= size:
+                self._needed = end + 1 - position
+                return position
+            if data[end] != FRAME_END:
+                raise FramingError("frame does not end with the octet 0xCE")
+            publisher.publish(target, header, data[body_at:end])
+            position = end + 1
+        self._repeated = None
         return position
 
     def _frame(self, kind: int, number: int, data: bytes, start: int, end: int) -> None:
@@ -384,6 +417,7 @@ class AmqpConnection(Connection):
         self._channel_max = channel_max
         self.frame_max = frame_max
         self.frame_room = frame_max - OVERHEAD
+        self.largest_body = min(self.frame_room, self.broker.config.limits.max_message_bytes)
         self._liveness.heartbeat = heartbeat
 
     def opened(self, vhost: VirtualHost) -> None:

@@ -71,9 +71,12 @@ class AmqpConsumer(Consumer):
         self._key = b""
         self._header = b""
         self._size = -1
-        # Frames up to the delivery tag, and from behind it to the body.
+        # Frames up to the delivery tag, and from behind it to the body; what of the latter is
+        # before the two sizes in it.
         self._head = b""
         self._tail = b""
+        self._before_size = b""
+        self._between_sizes = b""
         self._total = 0
 
     def takes_delivery(self) -> bool:
@@ -103,19 +106,20 @@ class AmqpConsumer(Consumer):
         message = entry.message
         address = message.address
         body = message.payload
+        size = len(body)
         connection = self._connection
         self._metrics.messages_sent += 1
         output = connection.output
         if not output:
             connection.mark_dirty()
         if (
-            len(body) == self._size
-            and message.header == self._header
+            message.header == self._header
             and address.key == self._key
             and address.exchange == self._exchange
             and not entry.is_redelivered
             and message.protocol == PROTOCOL_AMQP
             and message.annotations is None
+            and (size == self._size or self._has_resized(size))
         ):
             output.extend((self._head, U64.pack(tag), self._tail, body, END))
             connection.output_size += self._total
@@ -123,6 +127,17 @@ class AmqpConsumer(Consumer):
         data = self._frames(tag, entry)
         output.append(data)
         connection.output_size += len(data)
+
+    def _has_resized(self, size: int) -> bool:
+        """Fit the frames to a body of another size; whether that can be."""
+        if self._size < 0 or not 0 < size <= self._connection.frame_room:
+            return False
+        self._size = size
+        self._tail = b"".join(
+            (self._before_size, U64.pack(size), self._between_sizes, U32.pack(size))
+        )
+        self._total = len(self._head) + 8 + len(self._tail) + size + 1
+        return True
 
     def _frames(self, tag: int, entry: QueueEntry) -> bytes:
         """All frames of a delivery; keeps what the next one may have in common with it."""
@@ -149,22 +164,17 @@ class AmqpConsumer(Consumer):
             self._exchange = message.address.exchange
             self._key = message.address.key
             self._header = message.header
-            self._size = size
             self._head = head
-            self._tail = b"".join(
-                (
-                    redelivered,
-                    routing,
-                    END,
-                    HEAD.pack(HEADER, number, CONTENT_HEADER_SIZE + len(header)),
-                    CONTENT_HEADER,
-                    U64.pack(size),
-                    header,
-                    END,
-                    HEAD.pack(BODY, number, size),
-                )
+            self._before_size = (
+                redelivered
+                + routing
+                + END
+                + HEAD.pack(HEADER, number, CONTENT_HEADER_SIZE + len(header))
+                + CONTENT_HEADER
             )
-            self._total = len(head) + 8 + len(self._tail) + size + 1
+            self._between_sizes = header + END + HEAD.pack(BODY, number, 0)[:3]
+            self._size = 0
+            self._has_resized(size)
         return b"".join(
             (
                 head,

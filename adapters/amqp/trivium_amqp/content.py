@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.exchanges import Exchange, Route
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
+from trivium_amqp.frames import U32, U64
 from trivium_amqp.properties import (
     PERSISTENT,
     RETAIN_HEADER,
@@ -72,15 +73,24 @@ class Repeated:
     """A publish that is expected to come again with another body."""
 
     def __init__(
-        self, publisher: Publisher, target: Target, header: ContentHeader, prefix: bytes, size: int
+        self,
+        publisher: Publisher,
+        target: Target,
+        header: ContentHeader,
+        head: bytes,
+        middle: bytes,
+        size: int,
     ) -> None:
         self.publisher = publisher
         self.target = target
         self.header = header
-        #: all of its frames up to the body
-        self.prefix = prefix
-        #: bytes of body
+        #: its frames up to the size of the body in the content header
+        self.head = head
+        #: from behind that size up to the size of the body frame
+        self.middle = middle
+        #: bytes of body, and all of the frames up to such a body
         self.size = size
+        self.prefix = b"".join((head, U64.pack(size), middle, U32.pack(size)))
 
 
 def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:

@@ -78,7 +78,6 @@ class Publisher:
         # What the latest publishes were made of.
         self._arguments = b""
         self._last_header: ContentHeader | None = None
-        self._last_size = -1
         self._last_arguments = b""
         # Confirms: of the latest publish, of what to confirm by the end of the feed, of what is
         # confirmed; and batches with the last tag that waits for each (0: a tx.commit).
@@ -197,37 +196,28 @@ class Publisher:
         size = len(body)
         if (
             header is self._last_header
-            and size == self._last_size
             and self._arguments == self._last_arguments
             and 0 < size <= self._connection.frame_room
             and self.channel.transaction is None
         ):
-            self._connection.expect_repeated(
-                Repeated(self, target, header, self._prefix(header), size)
-            )
+            self._expect_another(target, header, size)
         self._last_header = header
-        self._last_size = size
         self._last_arguments = self._arguments
         self.publish(target, header, body)
 
-    def _prefix(self, header: ContentHeader) -> bytes:
-        """The frames of a publish like the last one, up to its body."""
-        size = self._last_size
+    def _expect_another(self, target: Target, header: ContentHeader, size: int) -> None:
+        """Have the connection recognise what begins like the last publish."""
         arguments = self._arguments
-        return b"".join(
-            (
-                HEAD.pack(METHOD, self._number, 4 + len(arguments)),
-                _PUBLISH_ID,
-                arguments,
-                END,
-                HEAD.pack(HEADER, self._number, CONTENT_HEADER_SIZE + len(header.received)),
-                CONTENT_HEADER,
-                U64.pack(size),
-                header.received,
-                END,
-                HEAD.pack(BODY, self._number, size),
-            )
+        head = (
+            HEAD.pack(METHOD, self._number, 4 + len(arguments))
+            + _PUBLISH_ID
+            + arguments
+            + END
+            + HEAD.pack(HEADER, self._number, CONTENT_HEADER_SIZE + len(header.received))
+            + CONTENT_HEADER
         )
+        middle = header.received + END + HEAD.pack(BODY, self._number, 0)[:3]
+        self._connection.expect_repeated(Repeated(self, target, header, head, middle, size))
 
     def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
         """Route a message whose frames are all here."""
