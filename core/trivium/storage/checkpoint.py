@@ -29,9 +29,8 @@ from trivium.storage.table import DiskTable
 
 _logger: Final = logging.getLogger(__name__)
 
-#: What one turn may do, in units of about a microsecond interpreted.
+#: What one turn may do, in units of about half a microsecond interpreted.
 STEP: Final = 2000
-_CHUNK_COST: Final = 20
 _LOG_COST: Final = 4
 _ROW_COST: Final = 1
 
@@ -101,10 +100,10 @@ class Checkpoint(Work):
         left = STEP
         while left > 0 and self._logs:
             log = self._logs[-1]
-            chunks = log.take_chunks(left // _CHUNK_COST + 1)
+            chunks, cost = log.take_chunks(left)
             for chunk in chunks:
                 self._images.append(ChunkImage(log, chunk))
-            left -= _CHUNK_COST * len(chunks) + _LOG_COST
+            left -= cost + _LOG_COST
             if not chunks:
                 self._logs.pop()
                 self._take_log(log)
@@ -245,7 +244,6 @@ class Checkpoint(Work):
             segments.charge(chunk)
             if chunk.removed:
                 image.log.note_changed(chunk)
-        segments.make_room(0)
 
     def _restore(self) -> None:
         """Give back what was taken, for the next checkpoint."""

@@ -18,11 +18,10 @@ from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.catalog import Catalog
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
 from trivium.storage.checkpoint import Checkpoint
+from trivium.storage.directory import check_directory_format
 from trivium.storage.errors import (
-    StorageDamaged,
     StorageError,
     StorageFailed,
-    StorageVersionMismatch,
 )
 from trivium.storage.executor import Completions, Executor, ThreadExecutor, Work
 from trivium.storage.filesystem import FileSystem, RealFileSystem
@@ -32,9 +31,6 @@ from trivium.storage.recovery import Recovered
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
-FORMAT_VERSION: Final = 1
-_FORMAT_FILE: Final = "format"
-_FORMAT_TEXT: Final = "trivium storage "
 _LOCK_FILE: Final = "lock"
 JOURNAL_DIRECTORY: Final = "journal"
 SEGMENT_DIRECTORY: Final = "segments"
@@ -174,7 +170,7 @@ class DiskStorage(Storage):
         except OSError as error:
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         try:
-            self._check_format()
+            check_directory_format(self._filesystem, directory, JOURNAL_DIRECTORY)
             self._recover(journal_file_size, entropy)
         except OSError as error:
             self._lock.release()
@@ -182,30 +178,6 @@ class DiskStorage(Storage):
         except StorageError:
             self._lock.release()
             raise
-
-    def _check_format(self) -> None:
-        filesystem = self._filesystem
-        path = f"{self._directory}/{_FORMAT_FILE}"
-        if not filesystem.exists(path):
-            if filesystem.exists(f"{self._directory}/{JOURNAL_DIRECTORY}"):
-                raise StorageDamaged(path, 0, "it is missing")
-            file = filesystem.create(path + ".tmp")
-            file.write([f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode()], 0, False)
-            file.sync()
-            file.close()
-            filesystem.rename(path + ".tmp", path)
-            filesystem.sync_directory(self._directory)
-            return
-        file = filesystem.open(path)
-        text = file.read(0, 256).decode("ascii", "replace")
-        file.close()
-        if not text.startswith(_FORMAT_TEXT) or not text.endswith("\n"):
-            raise StorageDamaged(path, 0, "it does not name a storage format")
-        if text != f"{_FORMAT_TEXT}{FORMAT_VERSION}\n":
-            raise StorageVersionMismatch(
-                f"{self._directory} has storage format {text[len(_FORMAT_TEXT) :].strip()}, "
-                f"this version reads {FORMAT_VERSION}"
-            )
 
     def _recover(self, journal_file_size: int, entropy: Callable[[int], bytes]) -> None:
         filesystem = self._filesystem
@@ -297,6 +269,8 @@ class DiskStorage(Storage):
             self.batch += 1
             self._is_busy = True
             self._journal_lane.submit(work)
+        if not self._segments.make_room(0):
+            self._wake()
         if self._checkpoint is not None:
             self._go_on(self._checkpoint)
         elif self._journal_bytes >= self._checkpoint_size:

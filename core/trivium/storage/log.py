@@ -14,6 +14,9 @@ MAX_NOTE: Final = 65_535
 #: ... and 32 bits for the size of a record and the number of its offsets.
 MAX_RECORD: Final = 0xFFFF_FFFF
 
+#: Work to copy the list of a chunk's records, in units of adding one record.
+COPY_COST: Final = 20
+
 
 class DiskLog(ChunkedLog):
     """A log whose changes are recorded."""
@@ -126,8 +129,12 @@ class DiskLog(ChunkedLog):
         self._count += chunk.live
         self.first_offset = self._chunks[0].oldest()
 
-    def take_chunks(self, limit: int) -> list[Chunk]:
-        """Fix up to ``limit`` chunks that no checkpoint has written, for the next one to write."""
+    def take_chunks(self, limit: int) -> tuple[list[Chunk], int]:
+        """Fix chunks that no checkpoint has written, for the next one to write.
+
+        Stops when the work reaches ``limit``; also returns how much it was.
+        """
+        left = limit
         low = 0
         high = len(self._chunks)
         while low < high:
@@ -136,17 +143,21 @@ class DiskLog(ChunkedLog):
                 low = middle + 1
             else:
                 high = middle
-        chunks = self._chunks[low : low + limit]
-        if chunks and chunks[-1].live == 0:
-            # An open chunk that waits for its next record.
-            chunks.pop()
-        for chunk in chunks:
+        chunks: list[Chunk] = []
+        while low < len(self._chunks) and left > 0:
+            chunk = self._chunks[low]
+            if chunk.live == 0:
+                # An open chunk that waits for its next record.
+                break
+            left -= COPY_COST if chunk.live == chunk.slots else chunk.slots
             chunk.pack()
             chunk.closed = True
             chunk.fixed = True
             if chunk is self._open:
                 self._open = None
-        return chunks
+            chunks.append(chunk)
+            low += 1
+        return chunks, limit - left
 
     def take_changed(self) -> list[Chunk]:
         """The chunks in segments that have lost records since the last call.

@@ -75,14 +75,18 @@ class Recovered:
         self._unknown: dict[int, str] = {}
 
     def replay(self, filesystem: FileSystem, directory: str) -> None:
-        """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError."""
+        """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError.
+
+        Nothing on the disk changes before all of it was found to be in order.
+        """
         self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
         numbers: list[int] = []
+        left_over: list[str] = []
         for name in filesystem.names(directory):
             number = file_number(name)
             if number is None or number < self.first_file:
                 # Half made, spare, or behind the checkpoint but not removed when the process died.
-                filesystem.remove(f"{directory}/{name}")
+                left_over.append(f"{directory}/{name}")
             else:
                 numbers.append(number)
         if not numbers and self.needed_batch >= 0:
@@ -90,51 +94,45 @@ class Recovered:
         self.next_file = self.first_file
         # Of a new directory; a process that made a checkpoint and left no batch did not stop.
         self.was_clean = self.needed_batch < 0
+        last: JournalFile | None = None
         for number in numbers:
-            self._replay_file(filesystem, directory, number, number == numbers[-1])
-        if self.last_batch < self.needed_batch:
-            path = f"{directory}/{file_name(numbers[-1])}"
-            raise StorageDamaged(
-                path, self.journal_bytes, f"batch {self.needed_batch} of the checkpoint is missing"
-            )
-        for path in self._unknown.values():
-            raise StorageDamaged(path, FILE_HEADER_SIZE, "it changes a log that does not exist")
+            last = self._replay_file(filesystem, directory, number, number == numbers[-1])
+        if last is not None:
+            if self.last_batch < self.needed_batch:
+                reason = f"batch {self.needed_batch} of the checkpoint is missing"
+                raise StorageDamaged(last.path, last.end, reason)
+            for path in self._unknown.values():
+                raise StorageDamaged(path, FILE_HEADER_SIZE, "it changes a log that is not there")
+            _end(filesystem, last)
+        for path in left_over:
+            filesystem.remove(path)
 
     def _replay_file(
         self, filesystem: FileSystem, directory: str, number: int, is_last: bool
-    ) -> None:
+    ) -> JournalFile:
         path = f"{directory}/{file_name(number)}"
         if number != self.next_file:
             raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
         opened = filesystem.open(path)
         try:
             file = read_file(path, opened.read(0, opened.size()), number, is_last)
-            if self.files and file.first_batch != self.last_batch + 1:
-                raise StorageDamaged(path, 0, f"batch {self.last_batch + 1} is missing before it")
-            if not self.files:
-                if file.first_batch > self.checkpoint_batch + 1:
-                    raise StorageDamaged(path, 0, f"it begins with batch {file.first_batch}")
-                self.last_batch = file.first_batch - 1
-            for batch, flags, start, end in file.batches:
-                self.last_batch = batch
-                self.was_clean = flags & STOPPED != 0
-                if batch > self.checkpoint_batch:
-                    self._apply(file, batch, start, end)
-            if is_last:
-                if file.is_torn:
-                    _logger.warning(
-                        "%s: cut at byte %d, where the last write was interrupted", path, file.end
-                    )
-                if file.end < len(file.data):
-                    opened.truncate(file.end)
-                # A killed process may have left what was read here in the system's cache only; the
-                # next file must not become durable before it.
-                opened.sync()
         finally:
             opened.close()
+        if self.files and file.first_batch != self.last_batch + 1:
+            raise StorageDamaged(path, 0, f"batch {self.last_batch + 1} is missing before it")
+        if not self.files:
+            if file.first_batch > self.checkpoint_batch + 1:
+                raise StorageDamaged(path, 0, f"it begins with batch {file.first_batch}")
+            self.last_batch = file.first_batch - 1
+        for batch, flags, start, end in file.batches:
+            self.last_batch = batch
+            self.was_clean = flags & STOPPED != 0
+            if batch > self.checkpoint_batch:
+                self._apply(file, batch, start, end)
         self.files.append((number, file.first_batch))
         self.journal_bytes += file.end
         self.next_file = number + 1
+        return file
 
     def _apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
         try:
@@ -220,3 +218,22 @@ class Recovered:
 
 class _WrongRecord(Exception):
     """A batch holds something that is no record, or one that cannot follow the others."""
+
+
+def _end(filesystem: FileSystem, last: JournalFile) -> None:
+    """Cut what follows the last batch off, and sync what was read.
+
+    A killed process may have left some of it in the system's cache only, and the next file must not
+    become durable before it.
+    """
+    if last.is_torn:
+        _logger.warning(
+            "%s: cut at byte %d, where the last write was interrupted", last.path, last.end
+        )
+    file = filesystem.open(last.path)
+    try:
+        if last.end < len(last.data):
+            file.truncate(last.end)
+        file.sync()
+    finally:
+        file.close()

@@ -43,6 +43,9 @@ SEGMENT_SIZE: Final = 64 * 1024 * 1024
 #: What is written and synced in one piece: little enough that a batch never waits long behind it.
 _WRITE_SIZE: Final = 1024 * 1024
 
+#: Chunks released in one turn: freeing their 500 records each takes a millisecond or so.
+_RELEASED_AT_ONCE: Final = 64
+
 #: What a chunk costs beside the bytes of its records: 33 for each object, 8 for its slot.
 _RECORD_OVERHEAD: Final = 41
 
@@ -119,6 +122,8 @@ class SegmentWriter:
         image.segment = self.next_segment
         image.position = self._position + self._buffered
         image.length = len(block)
+        # Here and not all together on the loop's thread, where it would take milliseconds.
+        image.records = []
         self._parts.append(block)
         self._buffered += len(block)
         if self._buffered >= _WRITE_SIZE:
@@ -338,14 +343,20 @@ class Segments:
         chunk.records = None
         chunk.notes = None
         if len(self._loaded) > 64 + 2 * self._loaded_count:
-            self._loaded = deque(each for each in self._loaded if each.charged)
+            self._loaded = deque([each for each in self._loaded if each.charged])
 
-    def make_room(self, size: int) -> None:
-        """Release the chunks that came first until ``size`` more bytes are within the budget."""
-        while self._loaded and self.loaded_bytes + size > self._budget:
+    def make_room(self, size: int) -> bool:
+        """Release the chunks that came first until ``size`` more bytes are within the budget.
+
+        False when that needs another call, in another turn.
+        """
+        for _ in range(_RELEASED_AT_ONCE):
+            if self.loaded_bytes + size <= self._budget or not self._loaded:
+                return True
             chunk = self._loaded.popleft()
             if chunk.charged:
                 self.release(chunk)
+        return False
 
 
 def offsets_from_bytes(data: bytes) -> array[int]:

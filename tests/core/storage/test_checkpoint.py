@@ -46,7 +46,7 @@ def checkpoint(host: Host) -> None:
             return
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
     scenario = scenario_of(seed, 150)
@@ -55,7 +55,7 @@ def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
     assert_equal(scenario.host, scenario.model)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
@@ -63,7 +63,7 @@ def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
         assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
@@ -75,7 +75,7 @@ def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> N
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
     scenario = scenario_of(seed, 60, fsync)
@@ -85,7 +85,7 @@ def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None
         assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_many_lives_with_crashes_in_each(seed: int) -> None:
     scenario = scenario_of(seed, 60)
@@ -251,8 +251,10 @@ def test_memory_stays_within_the_budget() -> None:
     for _ in range(2000):
         log.append(b"x" * 100)
         host.commit()
+    host.commit()
     assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
     assert len(host.contents("l")) == 2000
+    host.commit()
     assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
     log.settle(0, 2000)
     assert log._segments.loaded_bytes == 0  # type: ignore[attr-defined]
@@ -428,6 +430,22 @@ def test_a_missing_journal_behind_a_checkpoint_stops_the_start() -> None:
         disk.files.pop(path)
     with pytest.raises(StorageDamaged, match="missing"):
         host_of(disk, 1)
+
+
+def test_a_journal_that_ends_before_its_checkpoint_stops_the_start() -> None:
+    host = Host(checkpoint_size=1500, journal_file_size=1 << 16)
+    checkpoint(host)
+    disk = host.disk.copy()
+    (path,) = paths(disk, "data/journal")
+    content = disk.content(path)
+    content[48:] = bytes(len(content) - 48)
+    disk.create(path + ".spare")
+    before = {name: bytes(disk.content(name)) for name in disk.files}
+    for _ in range(2):
+        with pytest.raises(StorageDamaged, match="of the checkpoint is missing") as raised:
+            Host(disk)
+        assert (raised.value.file, raised.value.offset) == (path, 48)
+    assert {name: bytes(disk.content(name)) for name in disk.files} == before
 
 
 def test_a_damaged_catalog_stops_the_start_or_changes_nothing() -> None:

@@ -92,6 +92,20 @@ def test_a_second_life_after_a_crash_is_kept(seed: int) -> None:
             disk = disk.power_cut(random_)
 
 
+def test_a_crash_at_any_operation_of_the_first_start() -> None:
+    operations = Host().disk.operations
+    disk = SimulatedDisk()
+    random_ = random.Random(0)
+    for operation in operations:
+        for crashed in (disk.copy(), disk.power_cut(None), disk.power_cut(random_)):
+            host = Host(crashed)
+            assert host.storage.log_names() == []
+            # A complete first batch is one of a process that did not stop.
+            assert host.storage.was_clean == (host.storage.durable == 0)
+        disk.apply(operation)
+    assert not Host(disk).storage.was_clean
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_clean_stop_keeps_everything_and_is_known(seed: int) -> None:

@@ -350,6 +350,42 @@ def test_a_real_disk_and_real_threads(tmp_path: Path, fsync: str) -> None:
     assert again.errors == []
 
 
+def test_a_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """Each line that the process wrote says how many records are durable."""
+    program = """
+import queue, sys
+from trivium.storage.disk import DiskStorage
+calls = queue.SimpleQueue()
+storage = DiskStorage(sys.argv[1], post=calls.put, wake=int, on_fatal=print,
+                      journal_file_size=100_000, checkpoint_size=150_000, memory_size=1000)
+log = storage.log("l")
+while True:
+    for _ in range(100):
+        log.append(b"record %d" % log.next_offset)
+    batch = storage.batch
+    while storage.durable < batch:
+        storage.commit()
+        calls.get()()
+    print(log.next_offset, flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    acknowledged = 0
+    for lines in (1, 40, 80):
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            for _ in range(lines):
+                acknowledged = int(process.stdout.readline())
+            process.kill()
+            acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
+        loop = RealLoop(tmp_path)
+        assert not loop.storage.was_clean
+        found = read_all(loop.storage.log("l"), loop.wait)
+        assert len(found) >= acknowledged
+        assert found == {at: (b"record %d" % at, b"") for at in range(len(found))}
+        loop.storage.close()
+
+
 def test_another_process_cannot_open_the_directory(tmp_path: Path) -> None:
     program = (
         "import sys; from trivium.storage.disk import DiskStorage\n"
