@@ -314,6 +314,42 @@ def test_empty_body_frames_are_skipped(client: Client) -> None:
     assert client.get("q") == b"abc"
 
 
+def test_equal_publishes_with_bodies_of_any_size_in_one_read(server: Server) -> None:
+    publisher, consumer = server.open(frame_max=4096), server.open(frame_max=4096)
+    consumer.declare("q")
+    consumer.consume("q", no_ack=True)
+    sizes = [1, 1, 1, 2, 0, 3, 3, 4088, 4089, 10_000, 5, 1]
+    payloads = [bytes((number,)) * size for number, size in enumerate(sizes)]
+    frames = [publish_frames("q", payload, chunk=4088) for payload in payloads]
+    publisher.feed(b"".join(frames))
+    contents: list[bytes] = []
+    for received in consumer.take():
+        if isinstance(received, header.ContentHeader):
+            contents.append(b"")
+        elif isinstance(received, body.ContentBody):
+            contents[-1] += received.value
+    assert contents == payloads
+
+
+def test_equal_publishes_cut_anywhere() -> None:
+    frames = b"".join(publish_frames("q", b"z" * size) for size in (3, 3, 3, 5, 2))
+    for cut in range(1, len(frames)):
+        client = Server().open()
+        client.declare("q")
+        client.feed(frames[:cut])
+        client.feed(frames[cut:])
+        found = [client.get("q") for _ in range(6)]
+        assert found == [b"zzz", b"zzz", b"zzz", b"zzzzz", b"zz", None]
+
+
+def test_body_frame_that_contradicts_its_header_in_a_run_is_501(client: Client) -> None:
+    client.declare("q")
+    one = publish_frames("q", b"abc")
+    client.feed(one * 3 + one[:-11] + raw(3, 1, b"abcd"))
+    assert closed(client)[0] == 501
+    assert client.server.vhost.queue("q").published == 3
+
+
 def test_channels_interleave_content(client: Client) -> None:
     client.declare("q")
     client.open_channel(2)
