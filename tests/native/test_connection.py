@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.native import vectors
 from tests.native.harness import Site, Wire, entry, payloads, publish
+from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.exchanges import Binding, Destination
 from trivium.message import Message
@@ -162,6 +163,30 @@ def test_after_authentication_the_limit_follows_the_largest_message() -> None:
     other = site.client()
     other.feed(struct.pack("<IBQ", 1001 + (1 << 20), frames.PUBLISH, 1))
     assert error(other.take())[1] == 101
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read(site: Site) -> None:
+    wire = site.client()
+    site.vhost.declare_stream("s", 1024)
+    body = msgpack.packb({"streams": ["s"]})
+    request = struct.pack("<IBQ", 9 + len(body), frames.METADATA, 1) + body
+    wire.connection.is_writable = False
+    wire.connection.feed(request * 1000)
+    wire.connection.feed(request)
+    assert wire.connection.output_size == 0
+    states = [wire.is_reading]
+    wire.connection.is_writable = True
+    sizes: list[int] = []
+    answers = 0
+    while answers < 1001:
+        wire.connection.flushed()
+        sizes.append(wire.connection.output_size)
+        site.turn()
+        answers += len(wire.take())
+    assert max(sizes) < 2 * OUTPUT_HIGH_WATER
+    states.append(wire.is_reading)
+    assert states == [False, True]
+    assert wire.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
 
 
 # Life

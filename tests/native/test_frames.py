@@ -174,6 +174,15 @@ def test_a_length_above_the_limit_is_refused_by_its_head_alone() -> None:
         reader.frames()
 
 
+def test_the_frames_before_a_bad_one_are_read() -> None:
+    reader = FrameReader(100)
+    reader.feed(encode_frame(1, 1) + encode_frame(2, 2) + bytes(13))
+    assert [frame.kind for frame in reader.frames()] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(Malformed):
+            reader.frames()
+
+
 # msgpack bodies
 
 

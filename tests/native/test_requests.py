@@ -227,6 +227,14 @@ def test_offsets_by_time_look_into_old_records(site: Site, wire: Wire) -> None:
     assert cold.loads
 
 
+def test_the_number_of_searches_is_bounded(site: Site, wire: Wire) -> None:
+    make_cold(site)
+    fields = {"stream": "s", "partition": 0, "timestamp": site.broker.now_ms}
+    for _ in range(MAX_FETCHES):
+        assert wire.send(frames.OFFSETS, 4, fields) == []
+    assert wire.refused(frames.OFFSETS, **fields) == 403
+
+
 # Groups, metadata, offsets
 
 

@@ -1,12 +1,4 @@
-"""One native client as the broker sees it: handshake, dispatch of frames, replies, time-outs.
-
-States, and the frames that a client may send in each::
-
-    GREETING        HELLO  -> AUTHENTICATION
-    AUTHENTICATION  AUTH   -> DECIDING (the answer may take a while) -> OPEN
-    OPEN            everything else
-    any             CLOSE
-"""
+"""One native client as the broker sees it: dispatch of frames, replies, time-outs, backpressure."""
 
 from __future__ import annotations
 
@@ -14,7 +6,6 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import trivium
 from trivium import errors as core
 from trivium.adapter import Connection, Peer, Transport
 from trivium.metrics import ProtocolMetrics
@@ -22,28 +13,23 @@ from trivium_native import frames
 from trivium_native.deliveries import LiveFrames
 from trivium_native.entries import CONFIRM, CREDIT, REQUEUE, SETTLE
 from trivium_native.errors import (
-    AccessRefused,
     AuthenticationFailed,
     BrokerError,
-    InvalidArgument,
     Malformed,
     NativeError,
-    NotFound,
     NotSupported,
-    PreconditionFailed,
     ProtocolError,
     Rejected,
-    ResourceLocked,
     ShuttingDown,
     TimedOut,
     UnexpectedFrame,
     UnknownDelivery,
     Unroutable,
-    UnsupportedVersion,
 )
 from trivium_native.fetching import Fetch, FetchTimer
 from trivium_native.fields import Fields
 from trivium_native.frames import Frame, FrameReader, encode_frame, pack
+from trivium_native.handshake import Handshake, max_frame, of_topology
 from trivium_native.publishing import Publisher
 from trivium_native.requests import Requests
 from trivium_native.subscriptions import Subscription
@@ -54,16 +40,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GREETING: Final = 0
-AUTHENTICATION: Final = 1
-DECIDING: Final = 2
-OPEN: Final = 3
-
-#: Heartbeat intervals that a client may ask for, in seconds; 0 is none.
-MAX_HEARTBEAT: Final = 3600
 #: Intervals without a sign of life after which a client is gone.
 HEARTBEATS_MISSED: Final = 2.0
 
+
+#: Reasons not to read a client: its password is being checked, the disk or its own reading of the
+#: answers is behind.
+UNDECIDED: Final = 1
+BEHIND_DISK: Final = 2
+BEHIND_CLIENT: Final = 4
 
 #: Publishes of one client that may wait for the disk; above it the client is not read.
 MAX_UNCONFIRMED: Final = 65_536
@@ -88,7 +73,11 @@ class NativeConnection(Connection):
         #: fetches that wait for records or for room in the output
         self.fetches: dict[Fetch, None] = {}
         self.fetch_timer = FetchTimer(self)
-        self._state = GREETING
+        #: searches for a time that wait for the disk
+        self.searches = 0
+        self._handshake = Handshake(self)
+        self._is_open = False
+        self._is_deciding = False
         self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
         self._requests: Requests
@@ -102,9 +91,11 @@ class NativeConnection(Connection):
         self._waiting_batch = 0
         #: publishes that may wait for the disk before this client is not read any more
         self.max_unconfirmed = MAX_UNCONFIRMED
-        # Something waits for room in the output.
+        # Something waits for room in the output; frames among it.
         self._is_held = False
-        self._is_paused = False
+        self._pending: deque[Frame] = deque()
+        # Why the client is not read at the moment.
+        self._pauses = 0
         self._has_received = False
         self._deadline = -1.0
 
@@ -114,7 +105,7 @@ class NativeConnection(Connection):
         self.metrics.bytes_received += len(data)
         self._has_received = True
         self._reader.feed(data)
-        if self._state != DECIDING:
+        if not self._is_deciding and not self._pending:
             self._process()
 
     def lost(self) -> None:
@@ -125,18 +116,18 @@ class NativeConnection(Connection):
         for fetch in self.fetches:
             fetch.cancel()
         self.fetches.clear()
-        if self._state == OPEN:
+        if self._is_open:
             self.vhost.delete_queues_of(self)
 
     def tick(self, now: float) -> None:
         if self._has_received or self._deadline < 0:
-            if self._state == OPEN:
+            if self._is_open:
                 self._deadline = now + self._heartbeat * HEARTBEATS_MISSED
             elif self._deadline < 0:
                 self._deadline = now + self.broker.config.limits.handshake_seconds
             self._has_received = False
-        if now >= self._deadline and (self._state != OPEN or self._heartbeat):
-            what = "heartbeat" if self._state == OPEN else "authentication"
+        if now >= self._deadline and (not self._is_open or self._heartbeat):
+            what = "heartbeat" if self._is_open else "authentication"
             self.fail(0, TimedOut(f"no {what} in time"))
 
     def flushed(self) -> None:
@@ -145,6 +136,8 @@ class NativeConnection(Connection):
             self.answer_fetches()
             for subscription in list(self.subscriptions.values()):
                 subscription.resume()
+            if self._pending:
+                self._process()
 
     def has_room(self) -> bool:
         """``takes_output``; when it does not, whoever asked is resumed once it does."""
@@ -160,22 +153,21 @@ class NativeConnection(Connection):
         while unconfirmed and unconfirmed[0][0] <= batch:
             self._confirmed.append(unconfirmed.popleft()[1])
         self._send_confirms()
-        if self._is_paused and len(unconfirmed) <= self.max_unconfirmed // 2:
-            self._is_paused = False
-            self.transport.resume_reading()
+        if len(unconfirmed) <= self.max_unconfirmed // 2:
+            self._resume(BEHIND_DISK)
         unanswered = self._unanswered
         while unanswered and unanswered[0][0] <= batch:
             self.send(unanswered.popleft()[1])
 
     def blocked(self, reason: str) -> None:
         self._blocked = reason
-        if self._state == OPEN:
+        if self._is_open:
             self._publisher.blocked = reason
             self.send(encode_frame(frames.BLOCKED, 0, pack({"reason": reason})))
 
     def unblocked(self) -> None:
         self._blocked = None
-        if self._state == OPEN:
+        if self._is_open:
             self._publisher.blocked = None
             self.send(encode_frame(frames.UNBLOCKED, 0))
 
@@ -254,20 +246,46 @@ class NativeConnection(Connection):
 
     def _process(self) -> None:
         try:
-            while self._state != OPEN:
+            while not self._is_open:
+                if self.is_closed or self._is_deciding:
+                    return
                 found = self._reader.frames(1)
-                if not found or self.is_closed:
+                if not found:
                     return
-                self._shake_hands(found[0])
-                if self._state == DECIDING:
-                    return
-            for frame in self._reader.frames():
-                self._handle(frame)
-                if self.is_closed:
-                    return
-            self._send_confirms()
+                self._handshake.handle(found[0])
+            self._handle_all()
         except ProtocolError as error:
             self.fail(0, error)
+
+    def _handle_all(self) -> None:
+        """The frames that are there, as long as there is room for what they may be answered."""
+        pending = self._pending
+        while True:
+            if not pending:
+                pending.extend(self._reader.frames())
+                if not pending:
+                    break
+            if not self.has_room():
+                # A client that does not read its answers is not read either.
+                self._pause(BEHIND_CLIENT)
+                self._send_confirms()
+                return
+            self._handle(pending.popleft())
+            if self.is_closed:
+                return
+        self._resume(BEHIND_CLIENT)
+        self._send_confirms()
+
+    def _pause(self, reason: int) -> None:
+        if not self._pauses:
+            self.transport.pause_reading()
+        self._pauses |= reason
+
+    def _resume(self, reason: int) -> None:
+        if self._pauses & reason:
+            self._pauses &= ~reason
+            if not self._pauses:
+                self.transport.resume_reading()
 
     def _handle(self, frame: Frame) -> None:
         """One frame of an open connection; what refuses the request alone is answered."""
@@ -313,9 +331,8 @@ class NativeConnection(Connection):
         if batch > self.broker.storage.durable:
             self._unconfirmed.append((batch, correlation))
             self._await_batch(batch)
-            if len(self._unconfirmed) > self.max_unconfirmed and not self._is_paused:
-                self._is_paused = True
-                self.transport.pause_reading()
+            if len(self._unconfirmed) > self.max_unconfirmed:
+                self._pause(BEHIND_DISK)
         else:
             self._confirmed.append(correlation)
 
@@ -342,101 +359,37 @@ class NativeConnection(Connection):
         if subscription is not None:
             subscription.add_credit(amount)
 
-    # Handshake
-
-    def _shake_hands(self, frame: Frame) -> None:
-        kind = frame.kind
-        if kind == frames.CLOSE:
-            self.close()
-        elif kind == frames.HELLO and self._state == GREETING:
-            self._greet(frame)
-        elif kind == frames.AUTH and self._state == AUTHENTICATION:
-            self._authenticate(frame)
-        else:
-            raise UnexpectedFrame(f"frame type {kind:#04x} does not belong here")
-
-    def _greet(self, frame: Frame) -> None:
-        fields = Fields(frame.body)
-        try:
-            name = fields.text("protocol")
-            version = fields.integer("version", 0, 0xFFFF)
-            heartbeat = fields.integer("heartbeat", 0, MAX_HEARTBEAT, 0)
-            fields.text("client", "")
-            fields.finish()
-        except InvalidArgument as error:
-            raise Malformed(error.text) from None
-        if name != frames.PROTOCOL_NAME or version != frames.VERSION:
-            raise UnsupportedVersion(f"this broker speaks version {frames.VERSION}")
+    def open(self, correlation: int, vhost: VirtualHost, heartbeat: int) -> None:
+        """The client is in."""
+        self.vhost = vhost
+        self._is_open = True
         self._heartbeat = heartbeat
-        self._state = AUTHENTICATION
-        reply: dict[str, object] = {
-            "version": frames.VERSION,
-            "heartbeat": heartbeat,
-            "max_frame": self._max_frame(),
-            "broker": f"trivium {trivium.__version__}",
-        }
-        self.send(encode_frame(frames.HELLO, frame.correlation, pack(reply)))
+        self._deadline = -1.0
+        self._reader.max_frame = max_frame(self.broker)
+        self._publisher = Publisher(self, vhost)
+        self._requests = Requests(self, vhost)
+        self.reply(correlation, {})
+        if self._blocked is not None:
+            self.blocked(self._blocked)
 
-    def _max_frame(self) -> int:
-        return self.broker.config.limits.max_message_bytes + frames.FRAME_OVERHEAD
-
-    def _authenticate(self, frame: Frame) -> None:
-        fields = Fields(frame.body)
-        try:
-            vhost = fields.text("vhost", "/")
-            username = fields.optional_text("username")
-            password = fields.data("password", b"", 1024)
-            fields.finish()
-        except InvalidArgument as error:
-            raise Malformed(error.text) from None
-        correlation = frame.correlation
-        if username is None:
-            if self.broker.authenticator.admits_anonymous("native"):
-                self._open(correlation, vhost)
-            else:
-                self._refuse(correlation, AuthenticationFailed("credentials are needed"))
-            return
-        self._state = DECIDING
-        is_later = False
-
-        def done(is_right: bool) -> None:
-            if self.is_closed:
-                return
-            if not is_right:
-                self._refuse(correlation, AuthenticationFailed("wrong username or password"))
-                return
-            self._open(correlation, vhost)
-            if is_later and not self.is_closed:
-                self.transport.resume_reading()
-                self._process()
-
-        self.broker.authenticator.authenticate(username, password, self.peer.is_loopback, done)
-        # While a thread decides nothing more is read, so that nothing piles up.
-        if self._state == DECIDING and not self.is_closed:
-            is_later = True
-            self.transport.pause_reading()
-
-    def _refuse(self, correlation: int, error: NativeError) -> None:
-        self._state = AUTHENTICATION
+    def refuse(self, correlation: int, error: NativeError) -> None:
+        """The client is not let in."""
         if isinstance(error, AuthenticationFailed):
             self.metrics.authentication_failures += 1
         self.send(_error_frame(correlation, error))
         self.close()
 
-    def _open(self, correlation: int, vhost: str) -> None:
-        try:
-            self.vhost = self.broker.vhost(vhost)
-        except core.TopologyError as error:
-            self._refuse(correlation, of_topology(error))
-            return
-        self._state = OPEN
-        self._deadline = -1.0
-        self._reader.max_frame = self._max_frame()
-        self._publisher = Publisher(self, self.vhost)
-        self._requests = Requests(self, self.vhost)
-        self.reply(correlation, {})
-        if self._blocked is not None:
-            self.blocked(self._blocked)
+    def wait_for_decision(self) -> None:
+        """A thread decides: until then nothing more is read, so that nothing piles up."""
+        self._is_deciding = True
+        self._pause(UNDECIDED)
+
+    def decided(self) -> None:
+        """The decision is made: go on with what was on its way already."""
+        self._is_deciding = False
+        if not self.is_closed:
+            self._resume(UNDECIDED)
+            self._process()
 
 
 def _error_frame(correlation: int, error: NativeError) -> bytes:
@@ -448,15 +401,3 @@ def _error_frame(correlation: int, error: NativeError) -> bytes:
 
 def _confirm_frame(first: int, last: int) -> bytes:
     return encode_frame(frames.CONFIRM, first, CONFIRM.pack(last - first + 1))
-
-
-def of_topology(error: core.TopologyError) -> NativeError:
-    """The protocol's error for one of the core's."""
-    text = str(error)
-    if isinstance(error, core.NotFound):
-        return NotFound(text)
-    if isinstance(error, core.AccessRefused):
-        return AccessRefused(text)
-    if isinstance(error, core.ResourceLocked):
-        return ResourceLocked(text)
-    return PreconditionFailed(text)

@@ -104,7 +104,10 @@ class FrameReader:
         self._size += len(data)
 
     def frames(self, limit: int = MAX_ITEMS) -> list[Frame]:
-        """The whole frames so far, at most ``limit``. Raises FrameTooLarge, Malformed."""
+        """The next whole frames, at most ``limit``; empty when there are none.
+
+        Raises FrameTooLarge and Malformed once the frames before the bad one have been taken.
+        """
         found: list[Frame] = []
         if self._size < self._needed:
             return found
@@ -118,9 +121,11 @@ class FrameReader:
                 needed = HEAD_SIZE
                 break
             length, kind, correlation = HEAD.unpack_from(data, at)
-            if length < _HEAD_REST:
-                raise Malformed(f"frame length {length} is below {_HEAD_REST}")
-            if length > self.max_frame:
+            if length < _HEAD_REST or length > self.max_frame:
+                if found:
+                    break
+                if length < _HEAD_REST:
+                    raise Malformed(f"frame length {length} is below {_HEAD_REST}")
                 raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
             end = at + 4 + length
             if end > size:

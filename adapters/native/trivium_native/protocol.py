@@ -168,8 +168,9 @@ class ClientProtocol:
         events: list[Event] = []
         try:
             self._reader.feed(data)
-            for frame in self._reader.frames():
-                self._handle(frame, events)
+            while found := self._reader.frames():
+                for frame in found:
+                    self._handle(frame, events)
         except (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the broker sent something unreadable: {error}") from None
         return events

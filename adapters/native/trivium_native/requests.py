@@ -244,8 +244,12 @@ class Requests:
         timestamp = fields.integer("timestamp", 0, _MAX_OFFSET)
         fields.finish()
         connection = self._connection
+        if connection.searches >= MAX_FETCHES:
+            raise TooManyRequests(f"a connection has at most {MAX_FETCHES} searches under way")
+        connection.searches += 1
 
         def found(offset: int) -> None:
+            connection.searches -= 1
             if not connection.is_closed:
                 connection.reply(correlation, {"offset": offset})
 

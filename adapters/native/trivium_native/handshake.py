@@ -1,0 +1,148 @@
+"""The beginning of a connection: HELLO, AUTH, and whether the client is let in.
+
+States, and the frame that a client may send in each (CLOSE in any)::
+
+    GREETING        HELLO  -> AUTHENTICATION
+    AUTHENTICATION  AUTH   -> decided at once, or by a thread -> open, or closed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trivium
+from trivium import errors as core
+from trivium.broker import Broker
+from trivium_native import frames
+from trivium_native.errors import (
+    AccessRefused,
+    AuthenticationFailed,
+    InvalidArgument,
+    Malformed,
+    NativeError,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+    UnexpectedFrame,
+    UnsupportedVersion,
+)
+from trivium_native.fields import Fields
+from trivium_native.frames import Frame, encode_frame, pack
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+GREETING: Final = 0
+AUTHENTICATION: Final = 1
+
+#: Longest heartbeat interval that a client may ask for, in seconds; 0 is none.
+MAX_HEARTBEAT: Final = 3600
+MAX_PASSWORD_BYTES: Final = 1024
+
+
+class Handshake:
+    """The handshake of one connection."""
+
+    def __init__(self, connection: NativeConnection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._state = GREETING
+        self._heartbeat = 0
+
+    def handle(self, frame: Frame) -> None:
+        """Take the next frame. Raises the errors that close the connection."""
+        kind = frame.kind
+        if kind == frames.CLOSE:
+            self._connection.close()
+        elif kind == frames.HELLO and self._state == GREETING:
+            self._greet(frame)
+        elif kind == frames.AUTH and self._state == AUTHENTICATION:
+            self._authenticate(frame)
+        else:
+            raise UnexpectedFrame(f"frame type {kind:#04x} does not belong here")
+
+    def _greet(self, frame: Frame) -> None:
+        fields = Fields(frame.body)
+        try:
+            name = fields.text("protocol")
+            version = fields.integer("version", 0, 0xFFFF)
+            heartbeat = fields.integer("heartbeat", 0, MAX_HEARTBEAT, 0)
+            fields.text("client", "")
+            fields.finish()
+        except InvalidArgument as error:
+            raise Malformed(error.text) from None
+        if name != frames.PROTOCOL_NAME or version != frames.VERSION:
+            raise UnsupportedVersion(f"this broker speaks version {frames.VERSION}")
+        self._heartbeat = heartbeat
+        self._state = AUTHENTICATION
+        reply: dict[str, object] = {
+            "version": frames.VERSION,
+            "heartbeat": heartbeat,
+            "max_frame": max_frame(self._broker),
+            "broker": f"trivium {trivium.__version__}",
+        }
+        self._connection.send(encode_frame(frames.HELLO, frame.correlation, pack(reply)))
+
+    def _authenticate(self, frame: Frame) -> None:
+        fields = Fields(frame.body)
+        try:
+            vhost = fields.text("vhost", "/")
+            username = fields.optional_text("username")
+            password = fields.data("password", b"", MAX_PASSWORD_BYTES)
+            fields.finish()
+        except InvalidArgument as error:
+            raise Malformed(error.text) from None
+        connection = self._connection
+        correlation = frame.correlation
+        authenticator = self._broker.authenticator
+        if username is None:
+            if authenticator.admits_anonymous("native"):
+                self._open(correlation, vhost)
+            else:
+                connection.refuse(correlation, AuthenticationFailed("credentials are needed"))
+            return
+        is_decided = False
+        is_later = False
+
+        def done(is_right: bool) -> None:
+            nonlocal is_decided
+            is_decided = True
+            if connection.is_closed:
+                return
+            if is_right:
+                self._open(correlation, vhost)
+            else:
+                error = AuthenticationFailed("wrong username or password")
+                connection.refuse(correlation, error)
+            if is_later:
+                connection.decided()
+
+        authenticator.authenticate(username, password, connection.peer.is_loopback, done)
+        if not is_decided:
+            is_later = True
+            connection.wait_for_decision()
+
+    def _open(self, correlation: int, vhost: str) -> None:
+        try:
+            found = self._broker.vhost(vhost)
+        except core.TopologyError as error:
+            self._connection.refuse(correlation, of_topology(error))
+            return
+        self._connection.open(correlation, found, self._heartbeat)
+
+
+def max_frame(broker: Broker) -> int:
+    """The longest frame that is taken after authentication."""
+    return broker.config.limits.max_message_bytes + frames.FRAME_OVERHEAD
+
+
+def of_topology(error: core.TopologyError) -> NativeError:
+    """The protocol's error for one of the core's."""
+    text = str(error)
+    if isinstance(error, core.NotFound):
+        return NotFound(text)
+    if isinstance(error, core.AccessRefused):
+        return AccessRefused(text)
+    if isinstance(error, core.ResourceLocked):
+        return ResourceLocked(text)
+    return PreconditionFailed(text)
