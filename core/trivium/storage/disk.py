@@ -40,9 +40,10 @@ CATALOG_FILE: Final = "catalog.sqlite"
 MAX_NAME: Final = 65_535
 
 #: Large enough that making the next file is rare, small enough that the space comes back soon.
-JOURNAL_FILE_SIZE: Final = 64 * 1024 * 1024
-#: As much as is replayed in a second or two after a crash.
-CHECKPOINT_SIZE: Final = 128 * 1024 * 1024
+JOURNAL_FILE_SIZE: Final = 32 * 1024 * 1024
+#: What is not in a segment yet is in memory, so this bounds it, and how long a replay takes; but
+#: what is consumed before the next checkpoint is written once only.
+CHECKPOINT_SIZE: Final = 64 * 1024 * 1024
 #: Records that could be read back from segments but are kept in memory all the same.
 MEMORY_SIZE: Final = 64 * 1024 * 1024
 #: A start with more journal files than this asks for a checkpoint however little is in them.
