@@ -48,14 +48,19 @@ def compiled_build() -> str | None:
     return None
 
 
-def free_restart_port() -> int:
-    """A loopback port of the restart range that is free now."""
-    for port in random.sample(RESTART_PORTS, 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+def free_restart_ports(count: int) -> list[int]:
+    """Different loopback ports of the restart range that are free now."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as probes:
+        for port in random.sample(RESTART_PORTS, len(RESTART_PORTS)):
+            probe = probes.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
-            return port
-    raise BrokerError(f"no free port in {RESTART_PORTS}")
+            with contextlib.suppress(OSError):
+                probe.bind((LOOPBACK, port))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise BrokerError(f"no free ports in {RESTART_PORTS}")
 
 
 class TriviumProcess:
@@ -76,9 +81,8 @@ class TriviumProcess:
     ) -> None:
         self.data = directory / "data"
         self.log = directory / "broker.log"
-        self.ports: dict[str, int] = {
-            name: free_restart_port() if restartable else 0 for name in protocols
-        }
+        ports = free_restart_ports(len(protocols)) if restartable else [0] * len(protocols)
+        self.ports = dict(zip(protocols, ports, strict=True))
         self.process: subprocess.Popen[str] | None = None
         self._environment = dict(os.environ) | dict(environment or {})
         # ./dev exports the path of the compiled build.

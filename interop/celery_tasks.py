@@ -13,9 +13,6 @@ app.conf.update(
     task_acks_late=True,
     worker_prefetch_multiplier=2,
     broker_connection_retry_on_startup=False,
-    # Both would need queues with x-expires.
-    result_expires=None,
-    worker_enable_remote_control=False,
 )
 
 

@@ -21,7 +21,6 @@ BUILDS = ("interpreted", "compiled")
 
 #: what is known to fail: ours, and other brokers in the versions that Debian has
 KNOWN: dict[str, dict[str, str]] = {
-    "trivium": {},
     "mosquitto": {
         "second_connection_of_an_id_ends_the_first[mosquitto-v5]": "2.0.11 sends no DISCONNECT"
     },

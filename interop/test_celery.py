@@ -34,7 +34,6 @@ def app(
             [
                 *(sys.executable, "-m", "celery", "-A", "interop.celery_tasks", "worker"),
                 *("--pool=solo", "--loglevel=info", f"--hostname={name}@localhost"),
-                *("--without-mingle", "--without-gossip"),
             ],
             stdout=output,
             stderr=output,
@@ -65,3 +64,9 @@ def test_task_with_retries_and_result(app: Any) -> None:
     assert [p.get(timeout=PATIENCE) for p in pending] == [[i * 2, 2] for i in range(10)]
     with pytest.raises(ValueError, match="as it should"):
         app.send_task("interop.celery_tasks.broken").get(timeout=PATIENCE)
+
+
+def test_remote_control(app: Any, name: str) -> None:
+    """Broadcasts to the workers, answered over queues that expire."""
+    eventually(lambda: bool(app.control.ping(timeout=2)), "the worker's answer", 40)
+    assert app.control.ping(timeout=2) == [{f"{name}@localhost": {"ok": "pong"}}]
