@@ -89,7 +89,10 @@ def render(protocols: dict[str, ProtocolMetrics], samples: Iterable[Sample]) -> 
             _describe(lines, full, sample.kind, sample.text)
             previous = full
         labels = f"{{{sample.labels}}}" if sample.labels else ""
-        lines.append(f"{full}{labels} {sample.value!r}")
+        # Compiled code turns the whole numbers that it is given into floats.
+        whole = int(sample.value)
+        number = str(whole) if whole == sample.value else repr(sample.value)
+        lines.append(f"{full}{labels} {number}")
     return "\n".join(lines) + "\n"
 
 

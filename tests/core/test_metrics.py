@@ -55,6 +55,7 @@ def test_samples_of_one_name_form_one_family() -> None:
     assert values["trivium_queue_messages", (("state", "unacknowledged"),)] == 1
     assert values["process_cpu_seconds_total", ()] == 0.25
     assert text.count("# TYPE trivium_queue_messages gauge") == 1
+    assert '\ntrivium_queue_messages{state="ready"} 4\n' in text
 
 
 def test_process_metrics_describe_this_process() -> None:
