@@ -220,12 +220,19 @@ class Broker:
             protocols[name] = adapter.metrics
         vhosts = list(self.vhosts.values())
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
+        streams = [stream for vhost in vhosts for stream in vhost.streams.values()]
         return render(
             protocols,
             [
                 *process_samples(),
                 Sample("queues", "gauge", "Queues", len(queues)),
-                Sample("streams", "gauge", "Streams", sum(len(v.streams) for v in vhosts)),
+                Sample("streams", "gauge", "Streams", len(streams)),
+                Sample(
+                    "stream_messages_total",
+                    "counter",
+                    "Messages put into streams",
+                    sum(stream.published for stream in streams),
+                ),
                 Sample(
                     "retained_messages", "gauge", "Retained", sum(len(v.retained) for v in vhosts)
                 ),

@@ -7,347 +7,90 @@ by byte in docs/record-batch.md. ``encode_batch`` writes it; ``RecordBatch`` is 
 
 from __future__ import annotations
 
-import base64
-import json
-import sys
-from array import array
-from datetime import datetime
-from itertools import accumulate
-from struct import Struct
-from typing import Final
 from zlib import crc32
 
-from trivium.message import Address, HeaderValue, Message, Properties
+from trivium.message import Address, Message
+from trivium.record_encoder import (
+    KEY_HEADER,
+    PLAIN_MESSAGE,
+    Described,
+    describe,
+    encode_batch,
+    header_bytes,
+)
+from trivium.record_layout import (
+    CHECKSUM,
+    CHECKSUM_AT,
+    CODEC_NONE,
+    CONSTANT,
+    CONTENT_TYPE,
+    COUNT,
+    COUNT_AT,
+    ENTRY,
+    EXCHANGE,
+    EXPIRES,
+    FLAGS,
+    HEADER,
+    HEADER_SIZE,
+    HEADERS,
+    KEY,
+    LONG,
+    MAGIC,
+    MAX_TIMESTAMP_AT,
+    MODE_MASK,
+    NULLABLE,
+    OFFSET,
+    PAYLOAD,
+    PERSISTENT,
+    PLAIN,
+    PRIORITY,
+    PROTOCOL,
+    RETAIN,
+    ROUTING_KEY,
+    SOURCE_HEADER,
+    TIMESTAMP,
+    VERSION,
+    WIDTHS,
+)
 
-MAGIC: Final = b"TRVB"
-VERSION: Final = 1
-
-#: codec of the body; 1 (lz4) and 2 (zstd) are reserved
-CODEC_NONE: Final = 0
-
-HEADER_SIZE: Final = 48
-#: magic, version, codec, columns, records, body size, stored size, flags, min and max timestamp,
-#: reserved
-_HEADER: Final = Struct("<4sBBHIIIIqqI")
-_CHECKSUM: Final = Struct("<I")
-_CHECKSUM_AT: Final = 44
-#: column id, kind, reserved, position in the body, size, nulls
-_ENTRY: Final = Struct("<BBHIII")
-
-_OFFSET: Final = Struct("<i")
-_LONG: Final = Struct("<q")
-_COUNT: Final = Struct("<I")
-_COUNT_AT: Final = 8
-_MAX_TIMESTAMP_AT: Final = 32
-
-# Column ids.
-TIMESTAMP: Final = 1
-KEY: Final = 2
-EXCHANGE: Final = 3
-ROUTING_KEY: Final = 4
-PAYLOAD: Final = 5
-CONTENT_TYPE: Final = 6
-HEADERS: Final = 7
-SOURCE_HEADER: Final = 8
-PROTOCOL: Final = 9
-FLAGS: Final = 10
-PRIORITY: Final = 11
-EXPIRES: Final = 12
-
-# Column kinds. A column that is not in the batch has its default in every row.
-CONSTANT: Final = 1
-PLAIN: Final = 2
-NULLABLE: Final = 3
-
-# Bits of the FLAGS column.
-MODE_MASK: Final = 3
-PERSISTENT: Final = 4
-RETAIN: Final = 8
-
-#: bytes per row of the fixed-width columns, by column id
-_WIDTHS: Final = {TIMESTAMP: 8, PROTOCOL: 1, FLAGS: 1, PRIORITY: 1, EXPIRES: 8}
-
-_IS_BIG_ENDIAN: Final = sys.byteorder == "big"
-_PADDING: Final = (b"", bytes(7), bytes(6), bytes(5), bytes(4), bytes(3), bytes(2), bytes(1))
+__all__ = [
+    "CONSTANT",
+    "CONTENT_TYPE",
+    "EXCHANGE",
+    "EXPIRES",
+    "FLAGS",
+    "HEADERS",
+    "HEADER_SIZE",
+    "KEY",
+    "KEY_HEADER",
+    "MAGIC",
+    "MODE_MASK",
+    "NULLABLE",
+    "PAYLOAD",
+    "PERSISTENT",
+    "PLAIN",
+    "PLAIN_MESSAGE",
+    "PRIORITY",
+    "PROTOCOL",
+    "RETAIN",
+    "ROUTING_KEY",
+    "SOURCE_HEADER",
+    "TIMESTAMP",
+    "VERSION",
+    "BatchError",
+    "Column",
+    "Described",
+    "RecordBatch",
+    "batch_count",
+    "batch_max_timestamp",
+    "describe",
+    "encode_batch",
+    "header_bytes",
+]
 
 
 class BatchError(ValueError):
     """The bytes are not a whole, undamaged record batch of a version that this code reads."""
-
-
-class Described:
-    """What a batch shows of a message's properties, whatever protocol they came by.
-
-    ``names`` and ``values`` are the headers: UTF-8 names, and values as bytes (text as UTF-8,
-    numbers and booleans as their text, times in ISO 8601, void as nothing, lists and maps as JSON).
-    """
-
-    def __init__(
-        self,
-        key: bytes | None,
-        content_type: bytes | None,
-        names: list[bytes],
-        values: list[bytes],
-    ) -> None:
-        self.key = key
-        self.content_type = content_type
-        self.names = names
-        self.values = values
-
-
-#: what a message without properties shows
-PLAIN_MESSAGE: Final = Described(None, None, [], [])
-
-#: header by which a protocol without keys of its own sets the partitioning key
-KEY_HEADER: Final = "x-key"
-
-
-def describe(properties: Properties) -> Described:
-    """The columns of neutral properties. The key is ``properties.key``, else header ``x-key``."""
-    key = properties.key
-    names: list[bytes] = []
-    values: list[bytes] = []
-    for name, value in properties.headers:
-        encoded = header_bytes(value)
-        if key is None and name == KEY_HEADER:
-            key = encoded
-        names.append(name.encode("utf-8", "replace"))
-        values.append(encoded)
-    content_type = properties.content_type
-    return Described(
-        key,
-        None if content_type is None else content_type.encode("utf-8", "replace"),
-        names,
-        values,
-    )
-
-
-def header_bytes(value: HeaderValue) -> bytes:
-    """A neutral header value as bytes; see ``Described``."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace")
-    if isinstance(value, bytes):
-        return value
-    if value is None:
-        return b""
-    if value is True:
-        return b"true"
-    if value is False:
-        return b"false"
-    if isinstance(value, (int, float)):
-        return repr(value).encode()
-    if isinstance(value, datetime):
-        return value.isoformat().encode()
-    text = json.dumps(value, default=_json_text, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
-
-
-def _json_text(value: object) -> str:
-    """What JSON has no form for."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-# Encoding
-
-
-def _int32s(values: list[int]) -> bytes:
-    packed = array("i", values)
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _int64s(values: list[int]) -> bytes:
-    packed = array("q", values)
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _binary(values: list[bytes]) -> bytes:
-    """Offsets, padding, data: the plain form of a variable-width column."""
-    offsets = _int32s(list(accumulate(map(len, values), initial=0)))
-    return b"".join([offsets, _PADDING[len(offsets) & 7], *values])
-
-
-def _nullable(values: list[bytes | None]) -> bytes:
-    """Validity bitmap, padding, then the plain form with nothing where a row is null."""
-    validity = bytearray((len(values) + 7) // 8)
-    present: list[bytes] = []
-    for index, value in enumerate(values):
-        if value is None:
-            present.append(b"")
-        else:
-            validity[index >> 3] |= 1 << (index & 7)
-            present.append(value)
-    return b"".join((bytes(validity), _PADDING[len(validity) & 7], _binary(present)))
-
-
-def _headers(rows: list[Described]) -> bytes:
-    """The plain form of the headers column: list offsets, then names, then values."""
-    counts = [0]
-    names: list[bytes] = []
-    values: list[bytes] = []
-    for row in rows:
-        names.extend(row.names)
-        values.extend(row.values)
-        counts.append(len(names))
-    offsets = _int32s(counts)
-    name_column = _binary(names)
-    return b"".join(
-        (
-            offsets,
-            _PADDING[len(offsets) & 7],
-            name_column,
-            _PADDING[len(name_column) & 7],
-            _binary(values),
-        )
-    )
-
-
-class _Columns:
-    """The columns of a batch as they are added, in order of their ids."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.kinds: list[int] = []
-        self.nulls: list[int] = []
-        self.data: list[bytes] = []
-
-    def add(self, column: int, kind: int, data: bytes, nulls: int = 0) -> None:
-        self.ids.append(column)
-        self.kinds.append(kind)
-        self.nulls.append(nulls)
-        self.data.append(data)
-
-    def add_binary(self, column: int, values: list[bytes]) -> None:
-        """Constant where all are equal (absent where all are empty), else plain."""
-        first = values[0]
-        if values.count(first) == len(values):
-            if first:
-                self.add(column, CONSTANT, _binary([first]))
-        else:
-            self.add(column, PLAIN, _binary(values))
-
-    def add_nullable(self, column: int, values: list[bytes | None]) -> None:
-        nulls = values.count(None)
-        if nulls == len(values):
-            return
-        if nulls:
-            self.add(column, NULLABLE, _nullable(values), nulls)
-            return
-        present = [value for value in values if value is not None]
-        if present.count(present[0]) == len(present):
-            self.add(column, CONSTANT, _binary([present[0]]))
-        else:
-            self.add(column, PLAIN, _binary(present))
-
-    def add_bytes(self, column: int, values: list[int]) -> None:
-        first = values[0]
-        if values.count(first) != len(values):
-            self.add(column, PLAIN, bytes(values))
-        elif first:
-            self.add(column, CONSTANT, bytes((first,)))
-
-    def add_longs(self, column: int, values: list[int]) -> None:
-        first = values[0]
-        if values.count(first) != len(values):
-            self.add(column, PLAIN, _int64s(values))
-        elif first:
-            self.add(column, CONSTANT, _int64s([first]))
-
-    def body(self) -> bytes:
-        """The directory and the columns, each at a multiple of 8."""
-        directory: list[bytes] = []
-        parts: list[bytes] = []
-        position = len(self.ids) * _ENTRY.size
-        for index, data in enumerate(self.data):
-            padding = _PADDING[position & 7]
-            position += len(padding)
-            directory.append(
-                _ENTRY.pack(
-                    self.ids[index], self.kinds[index], 0, position, len(data), self.nulls[index]
-                )
-            )
-            parts.append(padding)
-            parts.append(data)
-            position += len(data)
-        return b"".join(directory + parts)
-
-
-def encode_batch(messages: list[Message], described: list[Described] | None = None) -> bytes:
-    """One record batch of at least one message.
-
-    ``described`` holds what ``describe`` made of each message's properties; None says that no
-    message has any. All payloads, keys, and headers together must stay below 2 GiB.
-    """
-    first = messages[0]
-    address = first.address
-    is_one_address = True
-    payloads: list[bytes] = []
-    timestamps: list[int] = []
-    expires: list[int] = []
-    protocols: list[int] = []
-    priorities: list[int] = []
-    flags: list[int] = []
-    for message in messages:
-        payloads.append(message.payload)
-        timestamps.append(message.timestamp)
-        expires.append(message.expires)
-        protocols.append(message.protocol)
-        priorities.append(message.priority)
-        bits = message.mode
-        if message.persistent:
-            bits |= PERSISTENT
-        if message.retain:
-            bits |= RETAIN
-        flags.append(bits)
-        if message.address is not address:
-            is_one_address = False
-    columns = _Columns()
-    columns.add_longs(TIMESTAMP, timestamps)
-    if described is not None:
-        columns.add_nullable(KEY, [row.key for row in described])
-    if is_one_address:
-        columns.add_binary(EXCHANGE, [address.exchange.encode()])
-        columns.add_binary(ROUTING_KEY, [address.key])
-    else:
-        columns.add_binary(EXCHANGE, [message.address.exchange.encode() for message in messages])
-        columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
-    columns.add(PAYLOAD, PLAIN, _binary(payloads))
-    if described is not None:
-        columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
-        shown = described[0]
-        if described.count(shown) == len(described):
-            if shown.names:
-                columns.add(HEADERS, CONSTANT, _headers([shown]))
-        elif any(len(row.names) > 0 for row in described):
-            columns.add(HEADERS, PLAIN, _headers(described))
-        columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
-    columns.add_bytes(PROTOCOL, protocols)
-    columns.add_bytes(FLAGS, flags)
-    columns.add_bytes(PRIORITY, priorities)
-    columns.add_longs(EXPIRES, expires)
-    body = columns.body()
-    header = _HEADER.pack(
-        MAGIC,
-        VERSION,
-        CODEC_NONE,
-        len(columns.ids),
-        len(messages),
-        len(body),
-        len(body),
-        0,
-        min(timestamps),
-        max(timestamps),
-        0,
-    )
-    return b"".join((header, _CHECKSUM.pack(crc32(body, crc32(header))), body))
-
-
-# Decoding
 
 
 class Column:
@@ -386,7 +129,7 @@ class RecordBatch:
         if len(data) < HEADER_SIZE:
             raise BatchError("record batch is shorter than its header")
         magic, version, codec, columns, count, size, stored, flags, oldest, newest, _ = (
-            _HEADER.unpack_from(data)
+            HEADER.unpack_from(data)
         )
         if magic != MAGIC or version != VERSION:
             raise BatchError("not a record batch of version 1")
@@ -396,8 +139,8 @@ class RecordBatch:
             raise BatchError("record batch sizes do not add up")
         if verify:
             view = memoryview(data)
-            (checksum,) = _CHECKSUM.unpack_from(data, _CHECKSUM_AT)
-            if crc32(view[HEADER_SIZE:], crc32(view[:_CHECKSUM_AT])) != checksum:
+            (checksum,) = CHECKSUM.unpack_from(data, CHECKSUM_AT)
+            if crc32(view[HEADER_SIZE:], crc32(view[:CHECKSUM_AT])) != checksum:
                 raise BatchError("record batch checksum does not match")
         self.data = data
         #: number of records, at least 1
@@ -407,11 +150,11 @@ class RecordBatch:
         self.max_timestamp: int = newest
         #: by column id; a missing one has its default in every row
         self.columns: dict[int, Column] = {}
-        if columns * _ENTRY.size > size:
+        if columns * ENTRY.size > size:
             raise BatchError("record batch directory is cut")
         for index in range(columns):
-            id_, kind, _, position, length, nulls = _ENTRY.unpack_from(
-                data, HEADER_SIZE + index * _ENTRY.size
+            id_, kind, _, position, length, nulls = ENTRY.unpack_from(
+                data, HEADER_SIZE + index * ENTRY.size
             )
             if position + length > size or not CONSTANT <= kind <= NULLABLE:
                 raise BatchError(f"record batch column {id_} is cut or of an unknown kind")
@@ -422,7 +165,7 @@ class RecordBatch:
                 self.columns[id_] = column
 
     def _place(self, column: Column, start: int, size: int) -> None:
-        width = _WIDTHS.get(column.id, 0)
+        width = WIDTHS.get(column.id, 0)
         if width:
             if size != width * column.rows or column.kind == NULLABLE:
                 raise BatchError(f"record batch column {column.id} has a wrong size")
@@ -468,7 +211,7 @@ class RecordBatch:
         return after
 
     def _offset(self, offsets_at: int, row: int) -> int:
-        found: int = _OFFSET.unpack_from(self.data, offsets_at + 4 * row)[0]
+        found: int = OFFSET.unpack_from(self.data, offsets_at + 4 * row)[0]
         return found
 
     def _slice(self, column: Column, row: int) -> bytes:
@@ -497,7 +240,7 @@ class RecordBatch:
             row = 0
         if column.data_size == column.rows:
             return self.data[column.data_at + row]
-        found: int = _LONG.unpack_from(self.data, column.data_at + 8 * row)[0]
+        found: int = LONG.unpack_from(self.data, column.data_at + 8 * row)[0]
         return found
 
     def headers(self, row: int) -> list[tuple[bytes, bytes]]:
@@ -546,13 +289,13 @@ class RecordBatch:
 
 def batch_count(batch: bytes) -> int:
     """The number of records of a batch that is known to be one."""
-    count: int = _COUNT.unpack_from(batch, _COUNT_AT)[0]
+    count: int = COUNT.unpack_from(batch, COUNT_AT)[0]
     return count
 
 
 def batch_max_timestamp(batch: bytes) -> int:
     """The largest arrival time in a batch that is known to be one."""
-    newest: int = _LONG.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
+    newest: int = LONG.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
     return newest
 
 

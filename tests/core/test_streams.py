@@ -208,6 +208,14 @@ def test_a_large_turn_is_cut_into_batches(
     assert partition.high_watermark == BATCH_RECORDS + 3
 
 
+def test_messages_put_into_streams_are_counted(broker: Broker, stream: Stream) -> None:
+    stream.accept(message(b"1"))
+    broker.vhosts["/"].declare_stream("t", 1).accept(message(b"2"))
+    lines = broker.metrics_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("trivium_stream_messages_total ")]
+    assert float(line.split()[1]) == 2
+
+
 # Partitions
 
 

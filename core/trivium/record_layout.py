@@ -1,0 +1,54 @@
+"""The layout of record batches in numbers: sizes, column ids, kinds. See docs/record-batch.md."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+MAGIC: Final = b"TRVB"
+VERSION: Final = 1
+
+#: codec of the body; 1 (lz4) and 2 (zstd) are reserved
+CODEC_NONE: Final = 0
+
+HEADER_SIZE: Final = 48
+#: magic, version, codec, columns, records, body size, stored size, flags, min and max timestamp,
+#: reserved
+HEADER: Final = Struct("<4sBBHIIIIqqI")
+CHECKSUM: Final = Struct("<I")
+CHECKSUM_AT: Final = 44
+#: column id, kind, reserved, position in the body, size, nulls
+ENTRY: Final = Struct("<BBHIII")
+
+OFFSET: Final = Struct("<i")
+LONG: Final = Struct("<q")
+COUNT: Final = Struct("<I")
+COUNT_AT: Final = 8
+MAX_TIMESTAMP_AT: Final = 32
+
+# Column ids.
+TIMESTAMP: Final = 1
+KEY: Final = 2
+EXCHANGE: Final = 3
+ROUTING_KEY: Final = 4
+PAYLOAD: Final = 5
+CONTENT_TYPE: Final = 6
+HEADERS: Final = 7
+SOURCE_HEADER: Final = 8
+PROTOCOL: Final = 9
+FLAGS: Final = 10
+PRIORITY: Final = 11
+EXPIRES: Final = 12
+
+# Column kinds. A column that is not in the batch has its default in every row.
+CONSTANT: Final = 1
+PLAIN: Final = 2
+NULLABLE: Final = 3
+
+# Bits of the FLAGS column.
+MODE_MASK: Final = 3
+PERSISTENT: Final = 4
+RETAIN: Final = 8
+
+#: bytes per row of the fixed-width columns, by column id
+WIDTHS: Final = {TIMESTAMP: 8, PROTOCOL: 1, FLAGS: 1, PRIORITY: 1, EXPIRES: 8}
