@@ -333,14 +333,19 @@ class DiskStorage(Storage):
         """The disk has failed: nothing becomes durable any more."""
         if self._failure is not None:
             return
-        if isinstance(error, StorageError):
-            self._failure = error
-        else:
-            self._failure = StorageFailed(f"{self._directory} cannot be used any more: {error}")
+        self._failure = self._failed(error)
         self._on_fatal(self._failure)
 
+    def _failed(self, error: Exception) -> StorageError:
+        if isinstance(error, StorageError):
+            return error
+        return StorageFailed(f"{self._directory} cannot be used any more: {error}")
+
     def close(self) -> None:
-        """See ``Storage.close``. Raises StorageFailed when the disk refuses."""
+        """See ``Storage.close``. Raises StorageError when the disk refuses, or did before.
+
+        It blocks; another thread than the loop's may call it once no turns are made any more.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -366,7 +371,7 @@ class DiskStorage(Storage):
             self.journal.write(number, parts, STOPPED, True, self.executor.now())
             self.journal.close()
         except OSError as error:
-            self.fail(error)
+            self._failure = self._failed(error)
             return
         self.durable = number
         self.batch = number + 1

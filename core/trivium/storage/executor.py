@@ -44,9 +44,16 @@ class Completions:
         self._post(self.run)
 
     def run(self) -> None:
-        """On the loop's thread: finish what is done."""
-        while self._done:
-            self._done.popleft().finish()
+        """On the loop's thread: finish what is done.
+
+        Also from the thread that closes the storage, when the loop does nothing with it any more.
+        """
+        while True:
+            try:
+                work = self._done.popleft()
+            except IndexError:
+                return
+            work.finish()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

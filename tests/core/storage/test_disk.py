@@ -127,6 +127,21 @@ def test_a_write_or_sync_error_is_final(kind: str) -> None:
     assert again.contents("l") == {0: (b"durable", b"")}
 
 
+def test_an_error_of_the_last_write_is_raised_by_close() -> None:
+    host = Host()
+    host.storage.log("l").append(b"lost")
+
+    def fail(operation: Operation) -> None:
+        if operation.kind == "sync":
+            raise OSError(errno.EIO, "input/output error")
+
+    host.disk.before = fail
+    with pytest.raises(StorageFailed, match="input/output error"):
+        host.storage.close()
+    host.disk.before = lambda operation: None
+    assert not Host(host.disk.power_cut(None), seed=1).storage.was_clean
+
+
 def test_a_full_disk_is_final_and_loses_nothing_acknowledged() -> None:
     host = Host(journal_file_size=2000)
     acknowledged = 0
