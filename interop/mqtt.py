@@ -97,7 +97,8 @@ class Mqtt:
         self._connect_properties = connect_properties
         if version == V5 and session:
             connect_properties["SessionExpiryInterval"] = session
-        self._connacks: queue.Queue[ConnAck] = queue.Queue()
+        self._connacks: queue.Queue[ConnAck | None] = queue.Queue()
+        self._is_answered = False
         self.received: queue.Queue[MQTTMessage] = queue.Queue()
         self.disconnects: queue.Queue[tuple[ReasonCode, DisconnectFlags]] = queue.Queue()
         self._answers: dict[int, queue.Queue[list[ReasonCode]]] = {}
@@ -114,7 +115,8 @@ class Mqtt:
             self.connack = self.connect()
 
     def connect(self) -> ConnAck:
-        """Connect and wait for CONNACK."""
+        """Connect and wait for CONNACK. Raises OSError when the connection is lost before."""
+        self._is_answered = False
         if self.version == V5:
             self.client.connect(
                 LOOPBACK,
@@ -126,7 +128,11 @@ class Mqtt:
         else:
             self.client.connect(LOOPBACK, self.port, self.keepalive)
         self.client.loop_start()
-        return take(self._connacks, "CONNACK")
+        connack = take(self._connacks, "CONNACK")
+        if connack is None:
+            self.client.loop_stop()
+            raise ConnectionResetError("the connection was lost before CONNACK")
+        return connack
 
     def resume(self) -> ConnAck:
         """Connect again, now that the broker is back.
@@ -166,6 +172,7 @@ class Mqtt:
         reason: ReasonCode,
         given: Properties | None,
     ) -> None:
+        self._is_answered = True
         self._connacks.put(ConnAck(flags.session_present, reason, given))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
@@ -180,6 +187,8 @@ class Mqtt:
         _given: Properties | None,
     ) -> None:
         self.disconnects.put((reason, flags))
+        if not self._is_answered:
+            self._connacks.put(None)
 
     def _on_answer(
         self,

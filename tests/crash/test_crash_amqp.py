@@ -15,46 +15,7 @@ from interop.amqp import PERSISTENT, TRANSIENT, bodies, channel, consume, url
 from interop.brokers import TriviumProcess
 from interop.mqtt import PATIENCE
 from tests.crash.kills import Kills
-
-WINDOW = 30
-#: what aiormq raises when its connection is lost
-LOST = (aiormq.exceptions.AMQPError, RuntimeError, OSError, asyncio.CancelledError)
-
-
-async def publish_until_lost(
-    port: int, start: int, stop: int, confirmed: list[int], kills: Kills
-) -> int:
-    """Publish numbers with confirms until the broker is killed; the first that was not sent."""
-    connection = await aiormq.connect(url(port))
-    opened = await connection.channel(publisher_confirms=True)
-    window = asyncio.Semaphore(WINDOW)
-    lost = asyncio.Event()
-
-    async def publish(number: int) -> None:
-        try:
-            await opened.basic_publish(
-                b"%d" % number,
-                routing_key="crash",
-                properties=aiormq.spec.Basic.Properties(delivery_mode=2),
-            )
-        except LOST:
-            lost.set()
-        else:
-            confirmed.append(number)
-            kills.acknowledged()
-        finally:
-            window.release()
-
-    tasks = []
-    number = start
-    while number < stop and not lost.is_set():
-        await window.acquire()
-        tasks.append(asyncio.create_task(publish(number)))
-        number += 1
-    await asyncio.gather(*tasks)
-    with suppress(*LOST):
-        await connection.close()
-    return number
+from tests.crash.publishers import LOST, WINDOW, publish_by_amqp
 
 
 def test_confirm_means_kept(broker: TriviumProcess, seed: int) -> None:
@@ -69,7 +30,7 @@ def test_confirm_means_kept(broker: TriviumProcess, seed: int) -> None:
     number = 0
     while number < count:
         kills.is_up.wait(PATIENCE)
-        number = asyncio.run(publish_until_lost(port, number, count, confirmed, kills))
+        number = asyncio.run(publish_by_amqp(url(port), kills, confirmed, number, count))
     restarts.join()
     with channel(port) as opened:
         found = [int(body) for body in bodies(opened, "crash")]

@@ -13,11 +13,10 @@ from interop.amqp import channel, consume
 from interop.brokers import TriviumProcess
 from interop.mqtt import PATIENCE, V5, V311, Mqtt
 from tests.crash.kills import Kills
+from tests.crash.publishers import WINDOW, MqttPublisher
 
 VERSIONS = pytest.mark.parametrize("version", [V311, V5], ids=["v311", "v5"])
 HOUR = 3600
-#: publishes that wait for their acknowledgement; fewer than the acknowledgements between kills
-WINDOW = 30
 
 
 def resuming(
@@ -234,59 +233,24 @@ def test_what_may_have_been_delivered_comes_back_with_dup(
         assert (message.payload, message.dup) == (b"new", False)
 
 
-class RetainPublisher:
-    """Publishes ever higher numbers as retained messages until its connection is lost.
-
-    It has no session and sends nothing again: what is there afterwards was kept by the broker.
-    """
-
-    def __init__(self, port: int, kills: Kills, topics: int) -> None:
-        self._kills = kills
-        self._topics = topics
-        self._window = threading.Semaphore(WINDOW)
-        self._lost = threading.Event()
-        self._numbers: dict[int, int] = {}
-        self.acknowledged: dict[str, int] = {}
-        self._client = Mqtt(port)
-        self._client.client.on_publish = self._published
-        self._client.client.on_disconnect = lambda *_: self._lost.set()
-
-    def topic(self, number: int) -> str:
-        return f"crash/{number % self._topics}"
-
-    def _published(self, _client: Any, _data: Any, packet_id: int, *_: Any) -> None:
-        number = self._numbers[packet_id]
-        self.acknowledged[self.topic(number)] = number
-        self._kills.acknowledged()
-        self._window.release()
-
-    def run(self, number: int) -> int:
-        """Publish from ``number`` on; the last number that was published."""
-        while not self._lost.is_set():
-            if self._window.acquire(timeout=0.05):
-                number += 1
-                # A client numbers its packets from 1 on.
-                self._numbers[len(self._numbers) + 1] = number
-                info = self._client.publish_later(self.topic(number), b"%d" % number, retain=True)
-                assert info.mid == len(self._numbers)
-        self._client.client.loop_stop()
-        return number
-
-
 def test_puback_means_the_retained_message_is_kept(broker: TriviumProcess, seed: int) -> None:
     """Each topic's retained message is the last acknowledged one, or one that was sent later."""
-    topics = 7
+
+    def topic_of(number: int) -> str:
+        return f"crash/{number % 7}"
+
     kills = Kills(broker, seed, 600)
-    number = 0
+    number = 1
     for _ in range(kills.kills):
-        publisher = RetainPublisher(broker.ports["mqtt"], kills, topics)
-        number = publisher.run(number)
+        publisher = MqttPublisher(broker.ports["mqtt"], kills, topic_of, retain=True)
+        number = publisher.run(number, 1_000_000)
         kills.restart()
+        acknowledged = {topic_of(n): n for n in publisher.acknowledged}
         with Mqtt(broker.ports["mqtt"]) as reader:
             reader.subscribe("crash/+", 1)
-            for _ in range(topics):
+            for _ in range(7):
                 message = reader.receive()
-                assert publisher.acknowledged[message.topic] <= int(message.payload) <= number
+                assert acknowledged[message.topic] <= int(message.payload) < number
 
 
 def test_qos_1_after_a_crash_in_one_turn_is_settled_for_good(broker: TriviumProcess) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from interop.amqp import bodies, channel
 from interop.brokers import TriviumProcess
 from interop.mqtt import PATIENCE
-from interop.native import open_client, read_all
+from interop.native import native_url, open_client, read_all
 from tests.crash.kills import Kills
+from tests.crash.publishers import BATCH, batch
+from trivium_native.client import connect
 from trivium_native.errors import NativeError
 from trivium_native.sync import SyncClient
 from trivium_native.values import Publication
-
-BATCH = 10
-
-
-def publications(first: int, key: str) -> list[Publication]:
-    return [Publication(payload=b"%d" % (first + i), routing_key=key) for i in range(BATCH)]
 
 
 def while_killed(broker: TriviumProcess, kills: Kills, work: Callable[[SyncClient], bool]) -> None:
@@ -57,7 +55,7 @@ def test_ack_means_the_whole_batch_is_kept(broker: TriviumProcess, seed: int, ta
         nonlocal sent
         number = sent
         sent += BATCH
-        client.publish(publications(number, "crash.a"))
+        client.publish(batch(number))
         acknowledged.append(number)
         kills.acknowledged()
         return len(acknowledged) < count
@@ -93,7 +91,7 @@ def test_idempotent_producer_publishes_exactly_once(broker: TriviumProcess, seed
         assert next_number <= producer.sequence <= next_number + BATCH
         next_number = producer.sequence
         while next_number < count * BATCH:
-            client.publish(publications(next_number, "crash.a"), producer)
+            client.publish(batch(next_number), producer)
             next_number += BATCH
             producer = type(producer)(producer.name, producer.epoch, next_number)
             kills.acknowledged()
@@ -137,3 +135,27 @@ def test_commit_means_the_offset_is_kept(broker: TriviumProcess, seed: int) -> N
         assert info.incarnation == incarnation, "it is the same stream"
         assert [p.high_watermark for p in info.partitions] == ends
         assert [row.committed for row in client.committed("readers", "crash")] == [count, None]
+
+
+async def test_ack_of_a_delivery_means_that_it_stays_away(broker: TriviumProcess) -> None:
+    with open_client(broker.ports["native"]) as client:
+        client.declare_queue("crash")
+        client.bind_queue("crash", "amq.topic", "crash.#")
+        for number in (0, 10):
+            client.publish(batch(number))
+    with suppress(NativeError):
+        async with (
+            connect(native_url(broker.ports["native"])) as consumer,
+            consumer.consume("crash") as deliveries,
+        ):
+            held = [await anext(deliveries) for _ in range(20)]
+            await deliveries.ack(held[7], multiple=True, wait=True)
+            await asyncio.to_thread(broker.restart)
+    async with (
+        asyncio.timeout(PATIENCE),
+        connect(native_url(broker.ports["native"])) as consumer,
+        consumer.consume("crash") as deliveries,
+    ):
+        again = [await anext(deliveries) for _ in range(12)]
+        assert [int(delivery.payload) for delivery in again] == list(range(8, 20))
+        assert all(delivery.is_redelivered for delivery in again)
