@@ -273,10 +273,9 @@ class VirtualHost:
         )
 
     def _log_names(self, queue_name: str, arguments: dict[str, HeaderValue]) -> list[str]:
-        """One log per priority. Only a queue with priorities has a number behind its log's name."""
-        base = f"queue/{self.name}/{queue_name}"
+        """One log per priority, lowest first."""
         highest = settings_of(arguments, {}).max_priority
-        return [base, *[f"{base}#{priority}" for priority in range(1, highest + 1)]]
+        return [queue_log_name(self.name, queue_name, n) for n in range(highest + 1)]
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, its messages and its bindings; how many messages were ready in it.
@@ -592,6 +591,12 @@ class VirtualHost:
                     f" received {_show_argument(received.get(field))}"
                     f" but current is {_show_argument(current.get(field))}"
                 )
+
+
+def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:
+    """The name of the log that keeps a queue's messages of one priority; never that of another."""
+    # Both names may hold any character, so the first one says how long it is.
+    return f"queue/{len(vhost)}:{vhost}/{priority}/{queue}"
 
 
 def _show(value: object) -> str:

@@ -11,7 +11,7 @@ from tests.core.test_queues import HeldStorage
 from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
 from trivium.queues import Queue
-from trivium.vhost import VirtualHost
+from trivium.vhost import VirtualHost, queue_log_name
 
 START = 1_700_000_000_000
 
@@ -278,10 +278,13 @@ def test_a_dead_letter_moves_in_one_batch() -> None:
     assert entry is not None
     batch = storage.batch
     queue.reject(entry)
-    assert len(storage.log("queue///dead")) == 0
+    assert len(storage.log(queue_log_name("/", "dead"))) == 0
     vhost.broker.end_turn()
     assert storage.batch == batch + 1
-    assert (len(storage.log("queue///q")), len(storage.log("queue///dead"))) == (0, 1)
+    assert (
+        len(storage.log(queue_log_name("/", "q"))),
+        len(storage.log(queue_log_name("/", "dead"))),
+    ) == (0, 1)
     again = open_vhost(storage)
     (letter,) = dead(again)
     assert deaths(letter) == [("q", "rejected", 1)]
@@ -389,7 +392,7 @@ def test_at_most_once_keeps_nothing_and_settles_on_delivery() -> None:
     storage = HeldStorage()
     queue = declare(open_vhost(storage), delivery="at-most-once")
     assert put(queue, b"m") == ACCEPTED
-    assert len(storage.log("queue///q")) == 0
+    assert len(storage.log(queue_log_name("/", "q"))) == 0
     entry = queue.get()
     assert entry is not None
     assert queue.unsettled == 0

@@ -11,7 +11,7 @@ from trivium.message import EXACTLY_ONCE, HeaderValue
 from trivium.queues import Queue
 from trivium.storage.base import DurabilityWaiter, Storage
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.vhost import VirtualHost, queue_log_name
 
 
 class HeldStorage(MemoryStorage):
@@ -181,7 +181,7 @@ def test_deletion_cancels_consumers_and_ignores_late_settlement(queue: Queue) ->
 def test_settlements_are_written_as_ranges_at_the_end_of_the_turn() -> None:
     storage = HeldStorage()
     queue = queue_of(storage)
-    log = storage.log("queue///q")
+    log = storage.log(queue_log_name("/", "q"))
     fill(queue, 6)
     entries = [queue.get() for _ in range(5)]
     for index in (4, 0, 1, 2):
@@ -207,7 +207,7 @@ def test_transient_messages_are_not_written() -> None:
     queue = queue_of(storage)
     fill(queue, 2, persistent=False)
     assert queue.put(message(b"kept"), b"") == storage.batch
-    assert len(storage.log("queue///q")) == 1
+    assert len(storage.log(queue_log_name("/", "q"))) == 1
     assert drain(queue) == [b"0", b"1", b"kept"]
 
 
@@ -243,7 +243,7 @@ def test_backlog_beyond_the_window_is_read_back_in_order(monkeypatch: pytest.Mon
 def test_a_queue_recovers_its_log_with_the_redelivered_flag() -> None:
     storage = HeldStorage()
     fill(queue_of(storage), 3)
-    log = storage.log("queue///q")
+    log = storage.log(queue_log_name("/", "q"))
     log.recovered_offset = log.next_offset
     vhost: VirtualHost = open_broker(storage).vhosts["/"]
     queue = vhost.queue("q")

@@ -9,7 +9,7 @@ from trivium.errors import AccessRefused, NotFound, PreconditionFailed, Resource
 from trivium.exchanges import REJECTED, Binding, Destination, Exchange
 from trivium.message import Message, Properties
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.vhost import VirtualHost, queue_log_name
 
 
 @pytest.fixture
@@ -236,3 +236,17 @@ def test_virtual_hosts_are_kept_and_separate() -> None:
     assert again.vhosts["/"].queues == {}
     with pytest.raises(NotFound, match="vhost missing not found"):
         again.vhost("missing")
+
+
+def test_no_two_queues_share_a_log() -> None:
+    names = [
+        queue_log_name(vhost, queue, priority)
+        for vhost, queue, priority in (
+            ("a", "b/0/c", 0),
+            ("a/0/b", "c", 0),
+            ("a", "q#1", 0),
+            ("a", "q", 1),
+            ("a", "1/q", 0),
+        )
+    ]
+    assert len(set(names)) == len(names)
