@@ -69,7 +69,8 @@ class Lane:
         self._spilled = 0
         # Transient entries that came while the window was full; they have no record to read back.
         self._transient: deque[QueueEntry] = deque()
-        self._is_loading = False
+        #: whether a read from the log is under way
+        self.is_loading = False
         self._to_settle: list[int] = []
         if log is not None and len(log) > 0:
             self._spill_from = log.first_offset
@@ -149,8 +150,8 @@ class Lane:
         log = self.log
         assert log is not None
         if not log.is_loaded(self._spill_from):
-            if not self._is_loading:
-                self._is_loading = True
+            if not self.is_loading:
+                self.is_loading = True
                 log.load(self._spill_from, REFILL_BYTES, self._loaded)
             return
         records = log.read(self._spill_from, REFILL, REFILL_BYTES)
@@ -181,7 +182,7 @@ class Lane:
         self._ready_bytes += len(entry.message.payload)
 
     def _loaded(self) -> None:
-        self._is_loading = False
+        self.is_loading = False
         self._notify_loaded()
 
     def settle(self, offset: int) -> None:

@@ -34,6 +34,15 @@ MAX_DOUBLINGS: Final = 30
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class LoadWaiter:
+    """Wants an entry of a queue whose next entries are on disk only. Adapters subclass it."""
+
+    def loaded(self) -> None:
+        """Entries have come, or the queue is deleted: ask for one again."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
     """Receives entries of one queue. Adapters subclass it."""
 
@@ -98,6 +107,7 @@ class Queue(Destination):
         self._alarm = _Alarm(self)
         self._turn = 0
         self._is_dirty = False
+        self._load_waiters: list[LoadWaiter] = []
         self._used_at = self._broker.now_ms
         # Entries that are not ready before a time: delayed messages, and returned ones that wait
         # for their next try.
@@ -306,7 +316,10 @@ class Queue(Destination):
             self._hand_over(consumer, entry)
 
     def get(self) -> QueueEntry | None:
-        """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later."""
+        """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later.
+
+        None when there is none now, which it says too while ``is_loading``.
+        """
         self.touch()
         entry = self._pop_ready()
         if entry is not None:
@@ -315,6 +328,15 @@ class Queue(Destination):
             if self.settings.delivery == AT_MOST_ONCE:
                 self.settle(entry)
         return entry
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether there are entries on disk that ``get`` has to wait for."""
+        return any(lane.is_loading for lane in self._lanes)
+
+    def await_load(self, waiter: LoadWaiter) -> None:
+        """Call ``waiter``, once, when entries have come from the disk or the queue is deleted."""
+        self._load_waiters.append(waiter)
 
     def _nothing_is_ready(self) -> bool:
         if not self._lane.is_empty:
@@ -341,6 +363,14 @@ class Queue(Destination):
             if self.settings.has_limits:
                 self._drop_heads()
             self.dispatch()
+            self._call_load_waiters()
+
+    def _call_load_waiters(self) -> None:
+        if self._load_waiters:
+            waiters = self._load_waiters
+            self._load_waiters = []
+            for waiter in waiters:
+                waiter.loaded()
 
     # Settlement
 
@@ -492,11 +522,13 @@ class Queue(Destination):
         for lane in self._lanes:
             lane.forget()
             lane.log = None
+            lane.is_loading = False
         self.ready_bytes = 0
         consumers = self.consumers
         self.consumers = []
         for consumer in consumers:
             consumer.cancelled()
+        self._call_load_waiters()
 
 
 class _Release(DurabilityWaiter):

@@ -180,3 +180,44 @@ def test_close_waits_behind_the_answer_to_a_change() -> None:
     process.settle()
     assert names(client.take()) == ["Queue.DeclareOk", "Connection.CloseOk"]
     assert client.transport.is_closed
+
+
+def test_basic_get_waits_for_a_message_that_is_on_disk_only() -> None:
+    process = Process(Host(checkpoint_size=1, memory_size=0))
+    client = process.open()
+    client.declare("q", durable=True)
+    client.call(Confirm.Select())
+    client.feed(publish_frames("q", b"0", delivery_mode=2) * 3)
+    for _ in range(20):
+        process.settle()
+    process = Process(Host(process.host.disk.power_cut(None), memory_size=0))
+    client = process.open()
+    assert client.counts("q")[0] == 3
+    assert client.call(Basic.Get(queue="q", no_ack=True)) == [], "not that the queue is empty"
+    process.settle()
+    assert names(client.take())[0] == "Basic.GetOk"
+    other = process.open()
+    assert bodies(other.call(Basic.Get(queue="q"))) == [b"0"]
+    assert bodies(client.call(Basic.Get(queue="q"))) == [b"0"]
+    assert names(client.call(Basic.Get(queue="q"))) == ["Basic.GetEmpty"]
+
+
+def test_basic_get_that_waits_is_answered_when_the_queue_is_deleted_and_forgotten_when_closed() -> (
+    None
+):
+    process = Process(Host(checkpoint_size=1, memory_size=0))
+    client = process.open()
+    client.declare("q", durable=True)
+    client.call(Confirm.Select())
+    client.publish("q", delivery_mode=2)
+    for _ in range(20):
+        process.settle()
+    process = Process(Host(process.host.disk.power_cut(None), memory_size=0))
+    client, closed, deleting = process.open(), process.open(), process.open()
+    for one in (closed, client):
+        assert one.call(Basic.Get(queue="q")) == []
+    assert names(closed.call(Channel.Close(200, "", 0, 0))) == ["Channel.CloseOk"]
+    deleting.send(Queue.Delete(queue="q"))
+    assert names(client.take()) == ["Basic.GetEmpty"]
+    process.settle()
+    assert closed.take() == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import HeaderValue
-from trivium.queues import Queue
+from trivium.queues import LoadWaiter, Queue
 from trivium_amqp import methods
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME
@@ -146,16 +146,39 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
 def get(channel: Channel, arguments: list[Any]) -> None:
     """basic.get."""
     name, no_ack = arguments
-    connection = channel.connection
     queue = resolve_queue(channel, name)
     if queue.is_exclusively_consumed:
         raise ChannelException(
             ACCESS_REFUSED,
             f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use",
         )
+    _answer_get(channel, queue, no_ack)
+
+
+class PendingGet(LoadWaiter):
+    """A basic.get whose message has to be read from the disk first."""
+
+    def __init__(self, channel: Channel, queue: Queue, no_ack: bool) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._no_ack = no_ack
+
+    def loaded(self) -> None:
+        """See ``LoadWaiter``."""
+        channel = self._channel
+        connection = channel.connection
+        if connection.channels.get(channel.number) is channel and not channel.is_closing:
+            _answer_get(channel, self._queue, self._no_ack)
+
+
+def _answer_get(channel: Channel, queue: Queue, no_ack: bool) -> None:
+    connection = channel.connection
     entry = queue.get()
     if entry is None:
-        connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
+        if queue.is_loading:
+            queue.await_load(PendingGet(channel, queue, no_ack))
+        else:
+            connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
         return
     message = entry.message
     connection.metrics.messages_sent += 1
