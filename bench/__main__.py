@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench [run | list | idle | instructions] ...``."""
+"""The command line: ``python -m bench [run | list | idle | instructions | storage] ...``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bench.idle import measure_idle
 from bench.instructions import count_instructions
 from bench.runner import RESULTS, SERVERS, Settings
 from bench.servers import ServerError
+from bench.storage import measure_storage, storage_table
 
 T = TypeVar("T")
 
@@ -51,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     instructions.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
     instructions.add_argument("--messages", type=int, default=20_000, help="on each lane")
     instructions.add_argument("--keep", type=Path, metavar="FILE", help="for callgrind_annotate")
+    storage = commands.add_parser("storage", help="measure durable writes and recovery")
+    storage.add_argument("--payload", type=int, action="append", metavar="BYTES")
+    storage.add_argument("--repetitions", type=int, default=5)
+    storage.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
+    storage.add_argument("--interpreted", action="store_true", help="not the compiled build")
     return parser
 
 
@@ -140,11 +146,31 @@ def _instructions(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _storage(arguments: argparse.Namespace) -> int:
+    rows = measure_storage(
+        arguments.payload or (64, 4096),
+        arguments.repetitions,
+        arguments.seconds,
+        not arguments.interpreted,
+    )
+    print(storage_table(rows))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / time.strftime("storage-%Y%m%d-%H%M%S.json")
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 1 if any(row.error for row in rows) else 0
+
+
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(143)
 
 
-_COMMANDS: Final = {"run": _run, "list": _list, "idle": _idle, "instructions": _instructions}
+_COMMANDS: Final = {
+    "run": _run,
+    "list": _list,
+    "idle": _idle,
+    "instructions": _instructions,
+    "storage": _storage,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,114 @@
+"""Durable writes through the storage alone, beside the raw disk, SQLite and RocksDB.
+
+The engines run in turn, each in a process and a directory of its own, as often as asked for.
+``raw`` writes batches as large as Trivium's of the same repetition, so the ratio to it says how
+much of what the disk allows is used.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench import runner
+from bench.servers import COMPILED, REPOSITORY, ServerError
+
+ENGINES: Final = ("trivium", "recovery", "raw", "sqlite", "rocksdb")
+#: Rates that the compiled storage must reach where the disk allows it.
+GOALS: Final = {64: 300_000, 4096: 300_000_000 // 4096}
+RECOVERY_GOALS: Final = {64: 500_000}
+#: Rows in a transaction of the peers, as much as one turn of a busy broker.
+PEER_BATCH: Final = 1000
+
+
+@dataclass
+class StorageRow:
+    """One engine and payload size, over all repetitions."""
+
+    engine: str
+    payload: int
+    rates: list[float] = field(default_factory=list)
+    """Messages made durable (``recovery``: replayed) per second."""
+    batches: list[float] = field(default_factory=list)
+    """Messages in a batch on average."""
+    error: str = ""
+
+    @property
+    def rate(self) -> float:
+        """The median repetition's rate, 0 without any."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+
+def measure_storage(
+    payloads: Sequence[int], repetitions: int, seconds: float, is_compiled: bool = True
+) -> list[StorageRow]:
+    """Run every engine ``repetitions`` times with each payload size."""
+    rows = {(e, size): StorageRow(e, size) for size in payloads for e in ENGINES}
+    for _ in range(repetitions):
+        for size in payloads:
+            batch = PEER_BATCH
+            for engine in ENGINES:
+                row = rows[engine, size]
+                try:
+                    found = _run(engine, size, seconds, batch, is_compiled)
+                except ServerError as error:
+                    row.error = str(error)
+                    continue
+                row.rates.append(found["messages"] / found["seconds"])
+                row.batches.append(found["messages"] / max(found["batches"], 1))
+                if engine == "trivium":
+                    batch = max(round(row.batches[-1]), 1)
+                elif engine == "raw":
+                    batch = PEER_BATCH
+    return list(rows.values())
+
+
+def _run(
+    engine: str, payload: int, seconds: float, batch: int, is_compiled: bool
+) -> dict[str, float]:
+    path = f"{COMPILED}:{REPOSITORY}" if is_compiled else str(REPOSITORY)
+    with runner.working_directory() as directory:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "bench.storage_worker", engine),
+                *("--directory", str(directory), "--payload", str(payload)),
+                *("--seconds", str(seconds), "--batch", str(batch)),
+            ],
+            env={"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=seconds * 20 + 60,
+            check=False,
+        )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ServerError(f"{engine} failed: {last}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def storage_table(rows: Sequence[StorageRow]) -> str:
+    """The rows for people."""
+    lines = [
+        f"{'engine':10}{'bytes':>7}{'msgs/s':>12}{'MB/s':>8}{'batch':>9}{'x raw':>8}{'goal':>16}"
+    ]
+    raw = {row.payload: row.rate for row in rows if row.engine == "raw"}
+    for row in rows:
+        if row.error:
+            lines.append(f"{row.engine:10}{row.payload:>7}  failed: {row.error}")
+            continue
+        goal = (RECOVERY_GOALS if row.engine == "recovery" else GOALS).get(row.payload, 0)
+        is_ours = row.engine in ("trivium", "recovery")
+        verdict = f"{goal:,} {'met' if row.rate >= goal else 'missed'}" if is_ours and goal else ""
+        of_raw = row.rate / raw[row.payload] if raw.get(row.payload) else 0.0
+        shown = "" if row.engine == "recovery" else f"{of_raw:.2f}"
+        lines.append(
+            f"{row.engine:10}{row.payload:>7}{row.rate:>12,.0f}{row.rate * row.payload / 1e6:>8.0f}"
+            f"{statistics.mean(row.batches):>9,.0f}{shown:>8}{verdict:>16}"
+        )
+    return "\n".join(lines)

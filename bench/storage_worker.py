@@ -1,0 +1,192 @@
+"""One durable writer in a process of its own: ``python -m bench.storage_worker ENGINE ...``.
+
+Each engine makes messages durable in batches, one fdatasync (or its like) each, and counts those
+that were durable when the time was up. The batches of ``raw`` are as large as Trivium's own: it
+shows what the disk allows when nothing is done but write and sync. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+#: Messages that one turn of the loop publishes, as a few busy connections bring them.
+TURN: Final = 500
+#: Messages that may be published and not durable yet, as publishers with open windows have them.
+WINDOW: Final = 16_000
+RAW_FILE_SIZE: Final = 256 << 20
+
+
+class Result:
+    """Messages made durable, in how many batches and seconds."""
+
+    def __init__(self, messages: int, batches: int, seconds: float) -> None:
+        self.messages = messages
+        self.batches = batches
+        self.seconds = seconds
+
+
+def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = False) -> Result:
+    """Publish persistent messages to a durable queue through the core alone, fsync always.
+
+    With ``is_killed`` the process ends where it is, as by SIGKILL, and nothing is returned.
+    """
+    from trivium.broker import Broker, Driver
+    from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
+    from trivium.storage.disk import DiskStorage
+
+    posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    failures: list[BaseException] = []
+    storage = DiskStorage(
+        directory, post=posted.put, wake=lambda: None, on_fatal=failures.append, fsync="always"
+    )
+    broker = Broker()
+    broker.open(storage, Driver(), [])
+    vhost = broker.vhosts["/"]
+    vhost.declare_queue("q", durable=True)
+    route = vhost.route(vhost.exchange(""), b"q")
+    published: dict[int, int] = {}
+    waiting = durable = total = 0
+    first_batch = storage.durable
+    start = time.perf_counter()
+    end = start + seconds
+    while (now := time.perf_counter()) < end and not failures:
+        if waiting < WINDOW:
+            address, stamp = route.address, broker.now_ms
+            for _ in range(TURN):
+                route.publish(
+                    Message(PROTOCOL_NONE, address, b"", payload, AT_LEAST_ONCE, True, stamp)
+                )
+            published[storage.batch] = published.get(storage.batch, 0) + TURN
+            waiting += TURN
+        broker.end_turn()
+        try:
+            call = posted.get(timeout=0.1) if waiting >= WINDOW else posted.get_nowait()
+            call()
+        except Empty:
+            pass
+        while durable < storage.durable:
+            durable += 1
+            done = published.pop(durable, 0)
+            waiting -= done
+            total += done
+    result = Result(total, storage.durable - first_batch, now - start)
+    if failures:
+        raise failures[0]
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    storage.close()
+    return result
+
+
+def recovery(directory: Path, payload: bytes, seconds: float) -> Result:
+    """Replay the journal that ``seconds`` of publishing left, up to a SIGKILL."""
+    from trivium.storage.disk import DiskStorage
+
+    child = os.fork()
+    if child == 0:
+        trivium(directory, payload, seconds, is_killed=True)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    start = time.perf_counter()
+    storage = DiskStorage(
+        directory, post=lambda call: None, wake=lambda: None, on_fatal=print, fsync="always"
+    )
+    took = time.perf_counter() - start
+    count = sum(len(storage.log(name)) for name in storage.log_names())
+    return Result(count, 1, took)
+
+
+def raw(directory: Path, payload: bytes, seconds: float, batch: int) -> Result:
+    """Write a checksummed batch and sync it, in a preallocated file, round and round."""
+    descriptor = os.open(directory / "raw", os.O_RDWR | os.O_CREAT, 0o600)
+    os.posix_fallocate(descriptor, 0, RAW_FILE_SIZE)
+    os.fsync(descriptor)
+    body = payload * batch
+    position = batches = 0
+    start = time.perf_counter()
+    end = start + seconds
+    while (now := time.perf_counter()) < end:
+        if position + len(body) > RAW_FILE_SIZE:
+            position = 0
+        zlib.crc32(body)
+        os.pwrite(descriptor, body, position)
+        os.fdatasync(descriptor)
+        position += len(body)
+        batches += 1
+    os.close(descriptor)
+    return Result(batches * batch, batches, now - start)
+
+
+def sqlite(directory: Path, payload: bytes, seconds: float, batch: int) -> Result:
+    """Insert in transactions of a batch each: WAL, synchronous=FULL."""
+    database = sqlite3.connect(directory / "messages.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE messages (id INTEGER PRIMARY KEY, body BLOB)")
+    rows = [(payload,)] * batch
+    batches = 0
+    start = time.perf_counter()
+    end = start + seconds
+    while (now := time.perf_counter()) < end:
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO messages (body) VALUES (?)", rows)
+        database.execute("COMMIT")
+        batches += 1
+    database.close()
+    return Result(batches * batch, batches, now - start)
+
+
+def rocksdb(directory: Path, payload: bytes, seconds: float, batch: int) -> Result:
+    """Put in write batches with a synced write-ahead log. Needs the package rocksdict."""
+    import rocksdict
+
+    options = rocksdict.Options(raw_mode=True)
+    database = rocksdict.Rdict(str(directory / "rocks"), options)
+    synced = rocksdict.WriteOptions()
+    synced.sync = True
+    batches = number = 0
+    start = time.perf_counter()
+    end = start + seconds
+    while (now := time.perf_counter()) < end:
+        changes = rocksdict.WriteBatch(raw_mode=True)
+        for _ in range(batch):
+            changes.put(number.to_bytes(8, "big"), payload)
+            number += 1
+        database.write(changes, synced)
+        batches += 1
+    database.close()
+    return Result(number, batches, now - start)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench.storage_worker")
+    parser.add_argument("engine", choices=("trivium", "recovery", "raw", "sqlite", "rocksdb"))
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--payload", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--batch", type=int, default=1000)
+    chosen = parser.parse_args(arguments)
+    payload = os.urandom(chosen.payload)
+    if chosen.engine in ("trivium", "recovery"):
+        run = trivium if chosen.engine == "trivium" else recovery
+        result = run(chosen.directory, payload, chosen.seconds)
+    else:
+        peer = {"raw": raw, "sqlite": sqlite, "rocksdb": rocksdb}[chosen.engine]
+        result = peer(chosen.directory, payload, chosen.seconds, chosen.batch)
+    print(json.dumps(vars(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
