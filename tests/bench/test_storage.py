@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench.servers import REPOSITORY
 from bench.storage import StorageRow, storage_table
 
