@@ -143,13 +143,19 @@ class RealFile(File):
         # One system call where the system can write and sync in one: each call that waits gives
         # up the interpreter lock and has to win it back from a busy loop.
         flags = _WRITE_SYNCED if sync else 0
-        written = os.pwritev(self._descriptor, parts, position, flags)
+        try:
+            written = os.pwritev(self._descriptor, parts, position, flags)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP or flags == 0:
+                raise
+            flags = 0
+            written = os.pwritev(self._descriptor, parts, position)
         size = sum(map(len, parts))
         if written < size:
             rest = memoryview(b"".join(parts))
             while written < size:
                 written += os.pwritev(self._descriptor, [rest[written:]], position + written, flags)
-        if sync and _WRITE_SYNCED == 0:
+        if sync and flags == 0:
             os.fsync(self._descriptor)
 
     def read(self, position: int, size: int) -> bytes:
