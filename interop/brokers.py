@@ -66,8 +66,8 @@ def free_restart_ports(count: int) -> list[int]:
 class TriviumProcess:
     """One ``trivium serve``. ``ports`` maps each protocol to its port once it has started.
 
-    With ``restartable`` the ports are fixed from the start, so that clients find a restarted broker
-    where the killed one was.
+    ``module`` is run with ``python -m``. With ``restartable`` the ports are fixed from the start,
+    so that clients find a restarted broker where the killed one was.
     """
 
     def __init__(
@@ -78,12 +78,14 @@ class TriviumProcess:
         restartable: bool = False,
         protocols: tuple[str, ...] = PROTOCOLS,
         environment: Mapping[str, str] | None = None,
+        module: str = "trivium",
     ) -> None:
         self.data = directory / "data"
         self.log = directory / "broker.log"
         ports = free_restart_ports(len(protocols)) if restartable else [0] * len(protocols)
         self.ports = dict(zip(protocols, ports, strict=True))
         self.process: subprocess.Popen[str] | None = None
+        self._module = module
         self._environment = dict(os.environ) | dict(environment or {})
         # ./dev exports the path of the compiled build.
         self._environment.pop("PYTHONPATH", None)
@@ -99,7 +101,7 @@ class TriviumProcess:
         ]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "trivium", "serve", "--data", str(self.data), *places],
+                [sys.executable, "-m", self._module, "serve", "--data", str(self.data), *places],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -10,8 +10,6 @@ import pytest
 
 from interop.brokers import TriviumProcess, compiled_build
 
-BUILDS = ("interpreted", "compiled")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -33,11 +31,19 @@ def seed() -> int:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[TriviumProcess]:
-    """A running broker that can be killed and started again on its ports and directory."""
+    """A running broker that can be killed and started again on its ports and directory.
+
+    It makes a checkpoint every few hundred messages; the compiled one as shipped.
+    """
     is_compiled = os.environ.get("TRIVIUM_CRASH_BUILD") == "compiled"
     if is_compiled and (reason := compiled_build()) is not None:
         pytest.skip(reason)
-    process = TriviumProcess(tmp_path, restartable=True, is_compiled=is_compiled)
+    process = TriviumProcess(
+        tmp_path,
+        restartable=True,
+        is_compiled=is_compiled,
+        module="trivium" if is_compiled else "tests.crash.small_storage",
+    )
     process.start()
     yield process
     if process.is_running:
