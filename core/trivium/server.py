@@ -15,6 +15,7 @@ from trivium.broker import Broker, Driver
 from trivium.config import Listen, is_loopback, join_address
 from trivium.errors import ConfigError, TriviumError
 from trivium.storage.base import Storage
+from trivium.storage.errors import StorageFailed
 from trivium.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
@@ -226,9 +227,15 @@ class Server(Driver):
         await asyncio.sleep(0)
         if self._http is not None:
             await self._http.stop()
-        if self._storage is not None and not self.failed.done():
-            self._end_turn()
-            await self._loop.run_in_executor(None, self._storage.close)
+        if self._storage is not None:
+            if not self.failed.done():
+                self._end_turn()
+            try:
+                await self._loop.run_in_executor(None, self._storage.close)
+            except StorageFailed:
+                # Said when it happened; what matters here is that the directory is released.
+                if not self.failed.done():
+                    raise
 
     async def wait_failed(self) -> BaseException:
         """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,8 @@ from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
 from trivium.metrics import ProtocolMetrics
 from trivium.server import SocketDriver
+from trivium.storage.errors import StorageFailed
+from trivium.storage.filesystem import RealFile
 
 
 class LineConnection(Connection):
@@ -198,3 +202,22 @@ async def test_a_failed_storage_closes_every_connection_and_is_reported() -> Non
         writer.close()
         with pytest.raises(OSError):
             await connect(broker)
+
+
+async def test_a_failed_disk_is_final_and_releases_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk = Config(listen={"line": Listen(0)}, storage=StorageConfig(data=tmp_path))
+
+    def write(self: RealFile, parts: list[bytes], position: int, sync: bool) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with Broker(on_disk) as broker:
+        monkeypatch.setattr(RealFile, "write", write)
+        broker.vhosts["/"].declare_queue("q", durable=True)
+        broker.driver.request_turn()
+        assert isinstance(await broker.wait_failed(), StorageFailed)
+    monkeypatch.undo()
+    monkeypatch.setattr(trivium.server, "load_adapters", lambda listen: [])
+    async with Broker(on_disk) as broker:
+        assert broker.vhosts["/"].queues == {}
