@@ -64,7 +64,12 @@ class DefaultExchange(DirectExchange):
             name = address.key.decode()
         except UnicodeDecodeError:
             return []
-        destination: Destination | None = self._vhost.queues.get(name)
+        queue = self._vhost.queues.get(name)
+        if queue is not None and queue.adapter and queue.owner is None:
+            # Messages reach a session through its subscriptions only. A private queue with an
+            # owner is there to be addressed: it takes the replies to that connection.
+            return []
+        destination: Destination | None = queue
         if destination is None:
             destination = self._vhost.streams.get(name)
         return [] if destination is None else [Binding(destination, address.key)]
@@ -184,14 +189,17 @@ class VirtualHost:
 
     # Queues
 
-    def queue(self, name: str, connection: object = None) -> Queue:
-        """The queue called ``name``, for use by ``connection``.
+    def queue(self, name: str, connection: object = None, adapter: str = "") -> Queue:
+        """The queue called ``name``, for use by ``connection``; ``adapter`` asks for its own state.
 
-        Raises NotFound, and ResourceLocked when it is exclusive to another connection.
+        Raises NotFound, AccessRefused when it is another adapter's private queue, and
+        ResourceLocked when it is exclusive to another connection.
         """
         found = self.queues.get(name)
         if found is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
+        if found.adapter != adapter and found.adapter:
+            raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is private")
         if found.owner is not None and found.owner is not connection:
             raise ResourceLocked(
                 f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'."
@@ -218,7 +226,7 @@ class VirtualHost:
         """
         wanted = {} if arguments is None else arguments
         if name in self.queues:
-            known = self.queue(name, owner if connection is None else connection)
+            known = self.queue(name, owner if connection is None else connection, adapter)
             self._require_same(
                 f"queue '{name}'",
                 [

@@ -250,3 +250,26 @@ def test_no_two_queues_share_a_log() -> None:
         )
     ]
     assert len(set(names)) == len(names)
+
+
+def test_a_private_queue_is_for_its_adapter_alone() -> None:
+    vhost = open_vhost()
+    private = vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+    assert vhost.queue("amq.mqtt-session.c", adapter="mqtt") is private
+    again = vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+    assert again is private
+    for adapter in ("", "amqp"):
+        with pytest.raises(AccessRefused, match=r"queue 'amq\.mqtt-session\.c' .* is private"):
+            vhost.queue("amq.mqtt-session.c", adapter=adapter)
+        with pytest.raises(AccessRefused):
+            vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter=adapter)
+    with pytest.raises(AccessRefused):
+        vhost.destination("amq.mqtt-session.c", is_exchange=False)
+
+
+def test_the_default_exchange_does_not_lead_into_a_session() -> None:
+    vhost = open_vhost()
+    vhost.declare_queue("amq.mqtt-session.c", adapter="mqtt")
+    replies = vhost.declare_queue("amq.replies.1", adapter="amqp", owner=object())
+    assert vhost.route(vhost.exchange(""), b"amq.mqtt-session.c").destinations == []
+    assert vhost.route(vhost.exchange(""), b"amq.replies.1").destinations == [replies]

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.core.harness import message
 from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
@@ -394,3 +395,36 @@ def test_a_declaration_is_answered_once_it_is_durable() -> None:
     site.sync()
     ((kind, correlation, _),) = wire.take()
     assert (kind, correlation) == (frames.OK, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (
+            frames.SUBSCRIBE,
+            {"subscription": 1, "mode": "queue", "queue": "amq.mqtt-session.c", "credit": 1},
+        ),
+        (frames.DECLARE, {"kind": "queue", "name": "amq.mqtt-session.c"}),
+        (frames.DELETE, {"kind": "queue", "name": "amq.mqtt-session.c"}),
+        (frames.PURGE, {"name": "amq.mqtt-session.c"}),
+        (
+            frames.BIND,
+            {"kind": "queue", "name": "amq.mqtt-session.c", "exchange": "amq.topic"},
+        ),
+    ],
+)
+def test_a_session_of_another_protocol_is_out_of_reach(
+    site: Site, wire: Wire, kind: int, fields: dict[str, Any]
+) -> None:
+    queue = site.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+    queue.put(message(b"secret"), b"")
+    assert wire.refused(kind, **fields) == 201
+    assert (len(queue), queue.consumers) == (1, [])
+
+
+def test_nothing_is_published_into_a_session(site: Site, wire: Wire) -> None:
+    queue = site.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+    forged = entry(key=b"amq.mqtt-session.c", exchange=b"", flags=5 | 16)
+    ((kind, _, body),) = wire.send(frames.PUBLISH, 5, publish(forged))
+    assert (kind, msgpack.unpackb(body)[0]) == (frames.ERROR, 306)
+    assert len(queue) == 0
