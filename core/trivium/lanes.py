@@ -72,6 +72,9 @@ class Lane:
         #: whether a read from the log is under way
         self.is_loading = False
         self._to_settle: list[int] = []
+        # Entries below this offset were there from the start; their bytes are counted when they
+        # are read, since before that nobody knows them.
+        self._recovered_to = 0 if log is None else log.next_offset
         if log is not None and len(log) > 0:
             self._spill_from = log.first_offset
             self._spilled = len(log)
@@ -126,8 +129,9 @@ class Lane:
     def peek(self) -> QueueEntry | None:
         """The next entry; None when there is none, or none that may be delivered yet."""
         ready = self._ready
-        if not ready and self._spill_from >= 0:
-            self._refill()
+        # What is read back may all be for later.
+        while not ready and self._spill_from >= 0 and self._refill():
+            pass
         if self._returned and (not ready or self._returned[0][0] < ready[0].offset):
             return self._returned[0][1]
         if ready and ready[0].batch <= self._storage.durable:
@@ -145,15 +149,18 @@ class Lane:
                 self._ready_bytes -= len(entry.message.payload)
         return entry
 
-    def _refill(self) -> None:
-        """Read entries beyond the window back from the log, in order with transient ones."""
+    def _refill(self) -> bool:
+        """Read entries beyond the window back from the log, in order with transient ones.
+
+        False when they have to come from the disk first.
+        """
         log = self.log
         assert log is not None
         if not log.is_loaded(self._spill_from):
             if not self.is_loading:
                 self.is_loading = True
                 log.load(self._spill_from, REFILL_BYTES, self._loaded)
-            return
+            return False
         records = log.read(self._spill_from, REFILL, REFILL_BYTES)
         queue = self._queue
         for offset, record, note in records:
@@ -169,6 +176,8 @@ class Lane:
                 entry.batch = queue.waiting_batch
             if not entry.message.deliver_at or not queue.delay(entry):
                 self._append_window(entry)
+                if offset < self._recovered_to:
+                    queue.ready_bytes += len(entry.message.payload)
             self._spill_from = offset + 1
             self._spilled -= 1
         if not records:
@@ -176,6 +185,7 @@ class Lane:
             self._spilled = 0
             while self._transient:
                 self._append_window(self._transient.popleft())
+        return True
 
     def _append_window(self, entry: QueueEntry) -> None:
         self._ready.append(entry)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_vhost
 from tests.core.test_queues import HeldStorage
 from trivium.exchanges import ACCEPTED, REJECTED
@@ -351,6 +352,32 @@ def test_a_delayed_message_survives_a_restart_and_is_not_early() -> None:
     again.broker.now_ms = at
     again.broker.end_turn()
     assert drain(queue) == [b"later"]
+
+
+def test_messages_behind_many_delayed_ones_are_found_after_a_restart() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost)
+    for _ in range(3 * trivium.lanes.REFILL):
+        put(queue, b"later", deliver_at=vhost.broker.now_ms + 3_600_000)
+    put(queue, b"now")
+    again = open_vhost(storage)
+    consumer = RecordingConsumer()
+    again.queues["q"].add_consumer(consumer)
+    assert consumer.payloads == [b"now"]
+
+
+def test_bytes_of_recovered_messages_count_once_they_are_read() -> None:
+    storage = HeldStorage()
+    queue = declare(open_vhost(storage), max_length_bytes=10)
+    put(queue, b"12345")
+    again = open_vhost(storage).queues["q"]
+    held = again.get()
+    assert held is not None
+    assert again.ready_bytes == 0
+    again.requeue(held)
+    put(again, b"123456")
+    assert drain(again) == [b"123456"]
 
 
 def test_purge_takes_delayed_messages_too(vhost: VirtualHost) -> None:
