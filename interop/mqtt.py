@@ -18,6 +18,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from interop.brokers import LOOPBACK
 
+V31: Final = MQTTProtocolVersion.MQTTv31
 V311: Final = MQTTProtocolVersion.MQTTv311
 V5: Final = MQTTProtocolVersion.MQTTv5
 #: How long anything may take before the test fails; only failures take as long.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from interop.mqtt import V5, V311, Mqtt
+from interop.mqtt import V5, V31, V311, Mqtt
 
 VERSIONS = pytest.mark.parametrize("version", [V311, V5], ids=["v311", "v5"])
 HOUR = 3600
@@ -35,7 +35,7 @@ def test_clients_without_an_id_do_not_disturb_each_other(
         assert one.receive().payload == b"x"
 
 
-@VERSIONS
+@pytest.mark.parametrize("version", [V31, V311, V5], ids=["v31", "v311", "v5"])
 @pytest.mark.parametrize("subscribed", [0, 1, 2])
 @pytest.mark.parametrize("published", [0, 1, 2])
 def test_mqtt_3_8_4_8_delivered_qos_is_the_lower_one(
@@ -337,13 +337,16 @@ def test_subscribing_again_replaces_the_subscription(
         expect_nothing_before(client, client, name)
 
 
-def test_versions_talk_to_each_other(mqtt_port: int, name: str) -> None:
-    with Mqtt(mqtt_port, f"{name}3", version=V311) as old, Mqtt(mqtt_port, f"{name}5") as new:
+@pytest.mark.parametrize("version", [V31, V311], ids=["v31", "v311"])
+def test_versions_talk_to_each_other(
+    mqtt_port: int, name: str, version: MQTTProtocolVersion
+) -> None:
+    with Mqtt(mqtt_port, f"{name}3", version=version) as old, Mqtt(mqtt_port, f"{name}5") as new:
         old.subscribe(f"{name}/new", 2)
         new.subscribe(f"{name}/old", 2)
         new.publish(
             f"{name}/new", b"from 5", 2, UserProperty=[("a", "b")], ContentType="text/plain"
         )
-        old.publish(f"{name}/old", b"from 3.1.1", 2)
+        old.publish(f"{name}/old", b"from the old one", 2)
         assert old.receive().payload == b"from 5"
-        assert new.receive().payload == b"from 3.1.1"
+        assert new.receive().payload == b"from the old one"
