@@ -9,7 +9,8 @@ import threading
 from interop.brokers import TriviumProcess
 from interop.mqtt import take
 
-#: fewest acknowledgements between two kills, so that the broker is back before the next
+#: fewest acknowledgements between two kills: more than a publisher has on the way, so that it has
+#: got those of what it sends again before the next kill
 SPACING = 50
 
 
@@ -22,10 +23,12 @@ class Kills:
 
     def __init__(self, broker: TriviumProcess, seed: int, total: int, kills: int = 3) -> None:
         self._broker = broker
-        places = range(total // SPACING - 1)
-        chosen = sorted(random.Random(seed).sample(places, kills))
-        offsets = random.Random(seed + 1)
-        self._moments = [place * SPACING + offsets.randint(1, SPACING) for place in chosen]
+        draw = random.Random(seed)
+        places = sorted(draw.sample(range(total // SPACING - kills), kills))
+        # One place further each, so that no two are next to each other.
+        self._moments = [
+            (place + i) * SPACING + draw.randint(1, SPACING) for i, place in enumerate(places)
+        ]
         self._killed: queue.Queue[int] = queue.Queue()
         self._lock = threading.Lock()
         # Clients are served before the broker says that it is ready; it is not killed that early.
