@@ -9,6 +9,9 @@
      |    +-- PreconditionFailed   it exists with other properties, or is in use (AMQP 406)
      |    +-- AccessRefused        reserved name, or no permission (AMQP 403)
      |    +-- ResourceLocked       it is exclusive to another connection (AMQP 405)
+     |    +-- StaleMember          not a member of the group, or not any more
+     |    +-- Fenced               someone newer has taken its place for good
+     |    +-- LimitExceeded        as many as there may be
 
 The errors of the storage stand in ``trivium.storage.errors``.
 """
@@ -42,3 +45,15 @@ class AccessRefused(TopologyError):
 
 class ResourceLocked(TopologyError):
     """It belongs exclusively to another connection."""
+
+
+class StaleMember(TopologyError):
+    """Not a member of the group (any more), or not the one who owns the partition (any more)."""
+
+
+class Fenced(TopologyError):
+    """Someone newer has taken over; whoever gets this must stop."""
+
+
+class LimitExceeded(TopologyError):
+    """There are as many of these as there may be."""

@@ -47,15 +47,17 @@ class Groups:
         """The groups that have committed an offset, in order of their names."""
         return sorted(self._groups)
 
-    def commit(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
-        """Commit pairs of (partition, next offset to read) in the current batch: all or none.
+    def has(self, group: str) -> bool:
+        """Whether the group has committed an offset."""
+        return group in self._groups
 
-        Going back is allowed: it is how a group reads again. Raises PreconditionFailed for a bad
-        name, NotFound for a partition that there is not, PreconditionFailed for an offset beyond
-        the high watermark.
+    def check(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
+        """Whether these pairs of (partition, next offset to read) can be committed.
+
+        Raises PreconditionFailed for a bad name, NotFound for a partition that there is not,
+        PreconditionFailed for an offset beyond the high watermark.
         """
-        if not 0 < len(group.encode()) <= MAX_NAME_BYTES:
-            raise PreconditionFailed(f"a group name has 1 to {MAX_NAME_BYTES} bytes")
+        check_group_name(group)
         for index, offset in offsets:
             partition = stream.partition(index)
             if partition is None:
@@ -65,6 +67,14 @@ class Groups:
                     f"offset {offset} is outside of partition {index} of stream '{stream.name}',"
                     f" which ends at {partition.high_watermark}"
                 )
+
+    def commit(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
+        """Commit pairs of (partition, next offset to read) in the current batch: all or none.
+
+        Going back is allowed: it is how a group reads again. Raises as ``check`` does. Whether the
+        committer may do this at all is for ``Memberships.check_commit`` to say.
+        """
+        self.check(group, stream, offsets)
         if not offsets:
             return
         committed = self._groups.setdefault(group, {})
@@ -109,6 +119,12 @@ class Groups:
                     self._table.delete(_key(incarnation, partition, name))
             if not offsets:
                 del self._groups[name]
+
+
+def check_group_name(group: str) -> None:
+    """Raises PreconditionFailed for a name that a group cannot have."""
+    if not 0 < len(group.encode()) <= MAX_NAME_BYTES:
+        raise PreconditionFailed(f"a group name has 1 to {MAX_NAME_BYTES} bytes")
 
 
 def _key(incarnation: str, partition: int, group: str) -> bytes:

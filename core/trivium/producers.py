@@ -1,37 +1,59 @@
 """Idempotent producers: who publishes, in which epoch, and up to which sequence number.
 
-A producer names itself and numbers its messages 0, 1, 2, ...; the numbers go on over its restarts.
-A row of a table has its current epoch and the next number, written in the batch of the messages: so
-"already have it" is as durable as the messages are. Opening a producer raises its epoch, which
-fences whoever still publishes in the old one.
+A producer names itself and numbers what it sends 0, 1, 2, ...; the numbers go on over its restarts.
+A row of a table has its current epoch and the next number, written in the batch of what bore the
+numbers: so "already have it" is as durable as that is. Opening a producer raises its epoch, which
+fences whoever still sends in the old one.
+
+There are two kinds, each with a table of its own. The numbers of the first count messages and have
+no gaps. Those of the second count transactions; since each is whole, numbers may be left out.
+
+A producer that was neither opened nor sent anything for ``IDLE_HOURS`` is forgotten.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trivium.storage.base import Table
+from trivium.timers import Timed
+
+if TYPE_CHECKING:
+    from trivium.broker import Broker
 
 #: longest name of a producer, in UTF-8
 MAX_PRODUCER_BYTES: Final = 255
-#: producers of one virtual host: their rows are all in memory
+#: producers of one virtual host, of each kind: their rows are all in memory
 MAX_PRODUCERS: Final = 65_536
+
+#: A week, so that a query or an importer that fails on a Friday can go on on Monday.
+IDLE_HOURS: Final = 7 * 24
 
 #: Results of ``check`` that are not a count.
 FENCED: Final = -1
 GAP: Final = -2
 
-#: epoch, next sequence number
-_ROW: Final = Struct("<IQ")
+#: epoch, next sequence number, hour of its last use since the Unix epoch
+_ROW: Final = Struct("<IQI")
 _MAX_EPOCH: Final = 0xFFFF_FFFF
 
+_HOUR_MS: Final = 3_600_000
+#: Rows looked at in one turn when old ones are sought, and the pause before the next ones.
+_SWEEP_ROWS: Final = 1024
+_SWEEP_PAUSE_MS: Final = 100
 
-class Producers:
-    """The producers of one virtual host. ``table`` may already hold rows."""
 
-    def __init__(self, table: Table) -> None:
+class Producers(Timed):
+    """The producers of one kind of one virtual host. ``table`` may already hold rows."""
+
+    def __init__(self, table: Table, broker: Broker) -> None:
         self._table = table
+        self._broker = broker
+        # Rows that this round has still to look at.
+        self._unseen: list[bytes] = []
+        if len(table):
+            broker.timers.call_at(broker.now_ms + _HOUR_MS, self)
 
     def open(self, producer: bytes) -> tuple[int, int] | None:
         """Start a new epoch: (epoch, next sequence number). None when there are too many."""
@@ -41,9 +63,11 @@ class Producers:
                 return None
             epoch, sequence = 0, 0
         else:
-            epoch, sequence = _ROW.unpack(row)
+            epoch, sequence, _ = _ROW.unpack(row)
             epoch = min(epoch + 1, _MAX_EPOCH)
-        self._table.put(producer, _ROW.pack(epoch, sequence))
+        self.advance(producer, epoch, sequence)
+        if not self.due_at:
+            self._broker.timers.call_at(self._broker.now_ms + _HOUR_MS, self)
         return epoch, sequence
 
     def expected(self, producer: bytes) -> int:
@@ -52,11 +76,11 @@ class Producers:
         return 0 if row is None else int(_ROW.unpack(row)[1])
 
     def check(self, producer: bytes, epoch: int, sequence: int) -> int:
-        """How many messages from ``sequence`` on are there already; or FENCED, or GAP."""
+        """How many numbers from ``sequence`` on are there already; or FENCED, or GAP."""
         row = self._table.get(producer)
         if row is None:
             return FENCED
-        current, expected = _ROW.unpack(row)
+        current, expected, _ = _ROW.unpack(row)
         if epoch != current:
             return FENCED
         if sequence > expected:
@@ -65,4 +89,22 @@ class Producers:
 
     def advance(self, producer: bytes, epoch: int, sequence: int) -> None:
         """All below ``sequence`` is there, as of the current batch."""
-        self._table.put(producer, _ROW.pack(epoch, sequence))
+        hour = self._broker.now_ms // _HOUR_MS
+        self._table.put(producer, _ROW.pack(epoch, sequence, hour))
+
+    def due(self) -> None:
+        """Forget some of those that were idle too long; go on soon, or begin again in an hour."""
+        table = self._table
+        now = self._broker.now_ms
+        if not self._unseen:
+            self._unseen = [name for name, _ in table.items()]
+        oldest = now // _HOUR_MS - IDLE_HOURS
+        for _ in range(min(_SWEEP_ROWS, len(self._unseen))):
+            name = self._unseen.pop()
+            row = table.get(name)
+            if row is not None and _ROW.unpack(row)[2] < oldest:
+                table.delete(name)
+        if self._unseen:
+            self._broker.timers.call_at(now + _SWEEP_PAUSE_MS, self)
+        elif len(table):
+            self._broker.timers.call_at(now + _HOUR_MS, self)

@@ -23,6 +23,7 @@ from trivium.exchanges import (
     make_exchange,
 )
 from trivium.groups import Groups
+from trivium.membership import Memberships
 from trivium.message import Address, HeaderValue, Message
 from trivium.policies import EXCHANGES, QUEUES, Policies, Policy
 from trivium.producers import Producers
@@ -107,7 +108,10 @@ class VirtualHost:
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
         self.policies = Policies(storage.table(f"policies/{name}"))
         self.groups = Groups(storage.table(f"groups/{name}"))
-        self.producers = Producers(storage.table(f"producers/{name}"))
+        self.memberships = Memberships(self)
+        self.producers = Producers(storage.table(f"producers/{name}"), broker)
+        #: producers of transactions: their numbers count transactions
+        self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
@@ -347,6 +351,7 @@ class VirtualHost:
         made = Stream(self, name, partitions, incarnation, wanted)
         self.streams[name] = made
         self.generation += 1
+        self.memberships.stream_changed(name)
         return made
 
     def stream(self, name: str) -> Stream:
@@ -373,6 +378,18 @@ class VirtualHost:
         self.policies.set(policy)
         self._apply_policies()
 
+        self.memberships.stream_changed(name)
+
+    # Groups
+
+    def delete_group(self, name: str) -> None:
+        """Forget a consumer group; an exclusive holder of it is fenced.
+
+        Raises NotFound, and PreconditionFailed while it has members.
+        """
+        was_held = self.memberships.delete(name)
+        if self.groups.has(name) or not was_held:
+            self.groups.delete(name)
     def delete_policy(self, name: str) -> None:
         """Remove a policy and put what then holds in force. Raises NotFound."""
         self.policies.delete(name)

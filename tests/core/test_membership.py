@@ -1,0 +1,593 @@
+"""Members of groups: hand-over, generations, time-outs, fencing, exclusive holders, restart."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.core.harness import message, open_broker, open_vhost
+from tests.core.storage.simulated import Host
+from trivium.assignment import RANGE, ROUND_ROBIN, STICKY
+from trivium.errors import (
+    Fenced,
+    LimitExceeded,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+    StaleMember,
+)
+from trivium.membership import MAX_GROUP_MEMBERS, MemberListener
+from trivium.storage.memory import MemoryStorage
+from trivium.streams import Partition, Stream
+from trivium.vhost import VirtualHost
+
+SESSION = 10_000
+REBALANCE = 30_000
+
+
+class Client(MemberListener):
+    """A member: what it was told to read, what it still holds, and how often it was called."""
+
+    def __init__(self, vhost: VirtualHost, name: str, *streams: str, group: str = "g") -> None:
+        self.vhost = vhost
+        self.name = name
+        self.group = group
+        self.streams = list(streams) or ["s"]
+        self.rebalance_ms = REBALANCE
+        self.generation = 0
+        self.held: set[Partition] = set()
+        self.calls = 0
+
+    def rebalance(self, group: str, member: str) -> None:
+        assert (group, member) == (self.group, self.name)
+        self.calls += 1
+
+    def join(self, strategy: str = STICKY) -> Client:
+        member = self.vhost.memberships.join(
+            self.group, self.name, self.streams, strategy, SESSION, self.rebalance_ms, self
+        )
+        self.generation = member.generation
+        self.held = set(member.assigned)
+        return self
+
+    def beat(self, *, keeps: bool = False) -> Client:
+        """Say what it holds; let go what it is not assigned any more, unless it ``keeps``."""
+        member = self.vhost.memberships.heartbeat(
+            self.group, self.name, self.generation, self.held, self
+        )
+        assert member is not None
+        self.generation = member.generation
+        self.held = self.held | set(member.assigned) if keeps else set(member.assigned)
+        return self
+
+    def leave(self) -> None:
+        self.vhost.memberships.leave(self.group, self.name, self.generation)
+
+    def may_commit(self, stream: Stream, *partitions: int, generation: int | None = None) -> bool:
+        known = self.generation if generation is None else generation
+        try:
+            self.vhost.memberships.check_commit(
+                self.group, self.name, known, stream, list(partitions)
+            )
+        except StaleMember:
+            return False
+        return True
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(partition.index for partition in self.held)
+
+
+def advance(vhost: VirtualHost, milliseconds: int) -> None:
+    vhost.broker.now_ms += milliseconds
+    vhost.broker.end_turn()
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    return open_vhost()
+
+
+@pytest.fixture
+def stream(vhost: VirtualHost) -> Stream:
+    made = vhost.declare_stream("s", 4)
+    for _ in range(40):
+        made.accept(message(b"x"))
+    vhost.broker.end_turn()
+    return made
+
+
+# Hand-over
+
+
+def test_a_lone_member_has_everything_at_once(vhost: VirtualHost, stream: Stream) -> None:
+    client = Client(vhost, "a").join()
+    assert client.partitions == [0, 1, 2, 3]
+    assert client.may_commit(stream, 0, 1, 2, 3)
+    assert client.calls == 0
+
+
+def test_a_partition_moves_only_after_its_owner_has_let_it_go(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    b = Client(vhost, "b").join()
+    assert (b.partitions, a.calls, b.calls) == ([], 1, 0)
+    # Told, but not finished: still the owner, whose commits count.
+    a.beat(keeps=True)
+    assert a.partitions == [0, 1, 2, 3]
+    assert a.may_commit(stream, 0, 1, 2, 3)
+    assert b.beat().partitions == []
+    # Its answer says what it keeps; the heartbeat after that lets go of the rest.
+    a.beat()
+    assert len(a.partitions) == 2
+    assert b.beat().partitions == []
+    a.beat()
+    assert b.calls == 1
+    b.beat()
+    assert len(b.partitions) == 2
+    assert not a.held & b.held
+
+
+def test_a_member_that_leaves_gives_everything_back_at_once(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    a.leave()
+    assert b.calls == 1
+    assert b.beat().partitions == [0, 1, 2, 3]
+    assert not a.may_commit(stream, 0)
+    with pytest.raises(StaleMember, match="join again"):
+        a.beat()
+    with pytest.raises(StaleMember):
+        a.leave()
+
+
+def test_what_an_answer_gave_is_not_taken_for_let_go_by_who_has_not_seen_it(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    a.beat().beat()
+    known = b.generation
+    b.beat()
+    assert len(b.partitions) == 2
+    # A heartbeat that was on its way already knows nothing of them, and does not give them back,
+    # though they are to go to a third member now.
+    c = Client(vhost, "c").join()
+    vhost.memberships.heartbeat("g", "b", known, set(), b)
+    assert not (c.beat().held & b.held)
+    assert b.may_commit(stream, *b.partitions)
+
+
+def test_the_same_partition_given_back_and_got_again_is_in_a_newer_generation(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    first = a.generation
+    a.held.clear()
+    a.beat()
+    assert a.generation > first
+    assert a.may_commit(stream, 0)
+    assert not a.may_commit(stream, 0, generation=first)
+
+
+def test_a_commit_counts_in_every_generation_of_an_unbroken_ownership(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    first = a.generation
+    b = Client(vhost, "b").join()
+    a.beat().beat()
+    b.beat()
+    b.leave()
+    a.beat()
+    assert a.generation > first
+    kept = [n for n in range(4) if a.may_commit(stream, n, generation=first)]
+    assert len(kept) == 2
+    assert a.may_commit(stream, 0, 1, 2, 3)
+    assert not a.may_commit(stream, 0, 1, 2, 3, generation=first)
+    assert not a.may_commit(stream, kept[0], generation=a.generation + 1)
+
+
+def test_a_former_owner_cannot_commit(vhost: VirtualHost, stream: Stream) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    a.beat().beat()
+    b.beat()
+    for partition in range(4):
+        owners = [client.may_commit(stream, partition) for client in (a, b)]
+        assert sorted(owners) == [False, True]
+    with pytest.raises(StaleMember, match="does not own partition"):
+        vhost.memberships.check_commit("g", "a", a.generation, stream, b.partitions)
+
+
+def test_members_read_what_they_asked_for(vhost: VirtualHost, stream: Stream) -> None:
+    other = vhost.declare_stream("t", 1)
+    a = Client(vhost, "a", "s").join()
+    b = Client(vhost, "b", "s", "t").join()
+    assert b.held == {other.partitions[0]}
+    a.beat().beat()
+    b.beat()
+    assert other.partitions[0] in b.held
+    assert a.may_commit(stream, *a.partitions)
+    assert not a.may_commit(other, 0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "first"), [(RANGE, [0, 1]), (ROUND_ROBIN, [0, 2]), (STICKY, [2, 3])]
+)
+def test_the_strategy_is_the_one_asked_for(
+    vhost: VirtualHost, stream: Stream, strategy: str, first: list[int]
+) -> None:
+    a = Client(vhost, "a").join(strategy)
+    b = Client(vhost, "b").join(strategy)
+    a.beat().beat()
+    b.beat()
+    found = a.partitions if strategy != STICKY else None
+    assert found in (None, first)
+    assert sorted(a.partitions + b.partitions) == [0, 1, 2, 3]
+
+
+def test_members_agree_on_the_strategy(vhost: VirtualHost, stream: Stream) -> None:
+    a = Client(vhost, "a").join(RANGE)
+    with pytest.raises(PreconditionFailed, match="'range', not 'sticky'"):
+        Client(vhost, "b").join(STICKY)
+    a.join(STICKY)
+    Client(vhost, "b").join(STICKY)
+
+
+# Time
+
+
+def test_a_member_without_a_sign_of_life_is_out(vhost: VirtualHost, stream: Stream) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    advance(vhost, SESSION - 1)
+    b.beat()
+    assert a.may_commit(stream, 0)
+    advance(vhost, 1)
+    assert not a.may_commit(stream, 0)
+    assert b.calls == 1
+    assert b.beat().partitions == [0, 1, 2, 3]
+    assert a.join().calls == 1
+
+
+def test_heartbeats_keep_a_member(vhost: VirtualHost, stream: Stream) -> None:
+    a = Client(vhost, "a").join()
+    for _ in range(5):
+        advance(vhost, SESSION - 1)
+        a.beat()
+    assert a.partitions == [0, 1, 2, 3]
+    advance(vhost, SESSION)
+    with pytest.raises(StaleMember):
+        a.beat()
+    assert vhost.broker.timers.next_at() == 0
+
+
+def test_what_is_not_let_go_in_time_is_taken_away(vhost: VirtualHost, stream: Stream) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    for _ in range(REBALANCE // 5000 - 1):
+        advance(vhost, 5000)
+        a.beat(keeps=True)
+        assert b.beat().partitions == []
+    advance(vhost, 5000)
+    assert len(b.beat().partitions) == 2
+    # It stays a member, of what it was to keep.
+    a.beat(keeps=True)
+    assert [a.may_commit(stream, n) for n in range(4)].count(True) == 2
+    assert not a.may_commit(stream, *b.partitions)
+
+
+def test_a_lost_connection_keeps_the_member_until_its_session_ends(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    back = Client(vhost, "a")
+    back.generation, back.held = a.generation, a.held
+    advance(vhost, SESSION - 1)
+    b.beat()
+    # Any connection will do: what counts is the name and the generation.
+    assert back.beat(keeps=True).partitions == [0, 1, 2, 3]
+    Client(vhost, "c").join()
+    assert (a.calls, back.calls) == (1, 1)
+
+
+def test_joining_again_fences_the_same_member_before(vhost: VirtualHost, stream: Stream) -> None:
+    old, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    new = Client(vhost, "a").join()
+    assert len(new.partitions) == 2
+    assert not old.may_commit(stream, *new.partitions)
+    with pytest.raises(StaleMember, match="generation"):
+        old.beat()
+    assert len(b.beat().partitions) == 2
+
+
+# Streams that change
+
+
+def test_a_stream_that_is_made_again_is_another_one(vhost: VirtualHost, stream: Stream) -> None:
+    a = Client(vhost, "a").join()
+    vhost.delete_stream("s")
+    assert a.calls == 1
+    assert a.beat().held == set()
+    again = vhost.declare_stream("s", 2)
+    assert a.calls == 2
+    assert a.beat().held == set(again.partitions)
+    assert not a.may_commit(stream, 0)
+    assert a.may_commit(again, 0, 1)
+
+
+def test_a_deleted_and_remade_stream_is_noticed_in_one_heartbeat(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    vhost.delete_stream("s")
+    again = vhost.declare_stream("s", 2)
+    assert a.beat().held == set(again.partitions)
+
+
+def test_joining_for_a_stream_that_there_is_not(vhost: VirtualHost) -> None:
+    with pytest.raises(NotFound):
+        Client(vhost, "a", "nowhere").join()
+
+
+# Exclusive holders and those who have not joined
+
+
+def commit_as_nobody(vhost: VirtualHost, stream: Stream) -> None:
+    vhost.memberships.check_commit("g", None, 0, stream, [0])
+
+
+def test_without_members_anyone_commits(vhost: VirtualHost, stream: Stream) -> None:
+    commit_as_nobody(vhost, stream)
+    a = Client(vhost, "a").join()
+    with pytest.raises(PreconditionFailed, match="only they commit"):
+        commit_as_nobody(vhost, stream)
+    a.leave()
+    commit_as_nobody(vhost, stream)
+
+
+def test_a_newer_holder_fences_the_older(vhost: VirtualHost, stream: Stream) -> None:
+    memberships = vhost.memberships
+    listener = Client(vhost, "x")
+    first = memberships.join_exclusively("g", "one")
+    memberships.check_commit("g", "one", first, stream, [0, 1, 2, 3])
+    assert memberships.heartbeat("g", "one", first, set(), listener) is None
+    second = memberships.join_exclusively("g", "two")
+    assert second > first
+    with pytest.raises(Fenced, match="taken over by 'two'"):
+        memberships.check_commit("g", "one", first, stream, [0])
+    with pytest.raises(Fenced):
+        memberships.heartbeat("g", "one", first, set(), listener)
+    with pytest.raises(Fenced):
+        memberships.leave("g", "one", first)
+    with pytest.raises(Fenced, match="held exclusively by 'two'"):
+        commit_as_nobody(vhost, stream)
+    memberships.check_commit("g", "two", second, stream, [0])
+
+
+def test_the_same_holder_again_fences_itself_before(vhost: VirtualHost, stream: Stream) -> None:
+    memberships = vhost.memberships
+    first = memberships.join_exclusively("g", "one")
+    second = memberships.join_exclusively("g", "one")
+    with pytest.raises(Fenced):
+        memberships.check_commit("g", "one", first, stream, [0])
+    memberships.check_commit("g", "one", second, stream, [0])
+
+
+def test_after_the_holder_has_left_the_fenced_stay_fenced(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    memberships = vhost.memberships
+    first = memberships.join_exclusively("g", "one")
+    second = memberships.join_exclusively("g", "two")
+    memberships.leave("g", "two", second)
+    commit_as_nobody(vhost, stream)
+    for name, generation in (("one", first), ("two", second)):
+        with pytest.raises(StaleMember):
+            memberships.check_commit("g", name, generation, stream, [0])
+
+
+def test_an_exclusive_join_fences_the_members(vhost: VirtualHost, stream: Stream) -> None:
+    a = Client(vhost, "a").join()
+    vhost.memberships.join_exclusively("g", "one")
+    assert a.calls == 1
+    with pytest.raises(Fenced):
+        a.beat()
+    with pytest.raises(ResourceLocked, match="held exclusively by 'one'"):
+        a.join()
+
+
+def test_a_group_in_use_is_not_deleted_but_a_held_one_is(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    with pytest.raises(PreconditionFailed, match="has members"):
+        vhost.delete_group("g")
+    a.leave()
+    with pytest.raises(NotFound):
+        vhost.delete_group("g")
+    held = vhost.memberships.join_exclusively("g", "one")
+    vhost.groups.commit("g", stream, [(0, 1)])
+    vhost.delete_group("g")
+    assert not vhost.groups.has("g")
+    with pytest.raises(StaleMember):
+        vhost.memberships.check_commit("g", "one", held, stream, [0])
+
+
+# Limits
+
+
+def test_a_group_has_a_limited_number_of_members(vhost: VirtualHost, stream: Stream) -> None:
+    vhost.declare_stream("one")
+    for number in range(MAX_GROUP_MEMBERS):
+        Client(vhost, f"m{number}", "one").join()
+    with pytest.raises(LimitExceeded):
+        Client(vhost, "more", "one").join()
+    Client(vhost, "m0", "one").join()
+    Client(vhost, "more", "one", group="other").join()
+
+
+def test_a_group_reads_a_limited_number_of_partitions(vhost: VirtualHost) -> None:
+    names = [vhost.declare_stream(f"s{number}", 1024).name for number in range(5)]
+    with pytest.raises(PreconditionFailed, match="4096 partitions"):
+        Client(vhost, "a", *names).join()
+    a = Client(vhost, "a", *names[:2]).join()
+    with pytest.raises(PreconditionFailed, match="4096 partitions"):
+        Client(vhost, "b", *names[1:]).join()
+    a.leave()
+    Client(vhost, "b", *names[1:]).join()
+
+
+@pytest.mark.parametrize("name", ["", "é" * 128])
+def test_group_names_are_bounded(vhost: VirtualHost, stream: Stream, name: str) -> None:
+    with pytest.raises(PreconditionFailed):
+        Client(vhost, "a", group=name).join()
+    with pytest.raises(PreconditionFailed):
+        vhost.memberships.join_exclusively(name, "a")
+
+
+# Restart
+
+
+def test_generations_do_not_go_back_and_holders_stay_over_a_restart() -> None:
+    storage = MemoryStorage()
+    vhost = open_broker(storage).vhosts["/"]
+    stream = vhost.declare_stream("s", 4)
+    vhost.groups.commit("g", stream, [(0, 0)])
+    a = Client(vhost, "a").join()
+    first = vhost.memberships.join_exclusively("held", "one")
+    held = vhost.memberships.join_exclusively("held", "two")
+
+    again = open_broker(storage).vhosts["/"]
+    after = again.stream("s")
+    back = Client(again, "a").join()
+    assert back.generation > a.generation
+    with pytest.raises(StaleMember):
+        again.memberships.check_commit("g", "a", a.generation, after, [0])
+    again.memberships.check_commit("held", "two", held, after, [0])
+    with pytest.raises(Fenced):
+        again.memberships.check_commit("held", "one", first, after, [0])
+
+
+def test_a_group_that_never_committed_leaves_nothing_behind() -> None:
+    storage = MemoryStorage()
+    vhost = open_broker(storage).vhosts["/"]
+    vhost.declare_stream("s", 4)
+    Client(vhost, "a").join().leave()
+    holder = vhost.memberships.join_exclusively("held", "one")
+    vhost.memberships.leave("held", "one", holder)
+    Client(vhost, "b").join()
+    advance(vhost, SESSION)
+    assert len(storage.table("memberships//")) == 0
+
+
+def test_what_an_answer_said_is_on_the_disk_before_it_counts() -> None:
+    """At every crash a generation that was durable when it was told is never given again."""
+    host = Host()
+    broker = open_broker(host.storage)
+    vhost = broker.vhosts["/"]
+    vhost.declare_stream("s", 4)
+    vhost.groups.commit("g", vhost.stream("s"), [(0, 0)])
+    host.commit()
+    start = host.disk.copy()
+    host.disk.operations.clear()
+    told: list[tuple[int, int, str]] = []
+    clients = [Client(vhost, name).join() for name in "abc"]
+    for step in range(12):
+        client = clients[step % 3]
+        client.beat()
+        if step == 5:
+            vhost.memberships.join_exclusively("held", "one")
+        holder = "one" if step >= 5 else ""
+        host.commit()
+        assert vhost.memberships.batch <= host.storage.durable
+        newest = max(one.generation for one in clients)
+        told.append((len(host.disk.operations), newest, holder))
+    random_ = random.Random(7)
+    for done in range(len(host.disk.operations) + 1):
+        known = max((generation for at, generation, _ in told if at <= done), default=0)
+        held = any(holder for at, _, holder in told if at <= done)
+        killed = start.after(host.disk.operations[:done])
+        for disk in (killed, killed.power_cut(None), killed.power_cut(random_)):
+            again = open_broker(Host(disk.copy()).storage).vhosts["/"]
+            assert Client(again, "a").join().generation > known
+            if held:
+                with pytest.raises(ResourceLocked):
+                    Client(again, "a", group="held").join()
+
+
+# Any order of events
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_two_members_own_a_partition_whatever_happens(seed: int) -> None:
+    """Clients act on answers that arrive late or never; what they hold never overlaps."""
+    random_ = random.Random(seed)
+    vhost = open_vhost()
+    for name in "stu":
+        vhost.declare_stream(name, random_.randint(1, 6))
+    strategy = random_.choice([RANGE, ROUND_ROBIN, STICKY])
+    clients: dict[str, Client] = {}
+    alive: dict[str, int] = {}
+    now = vhost.broker.now_ms
+    for _ in range(300):
+        name = random_.choice("vwxyz")
+        action = random_.random()
+        client = clients.get(name)
+        try:
+            if client is None or action < 0.05:
+                wanted = random_.sample("stu", random_.randint(1, 3))
+                present = [stream for stream in wanted if stream in vhost.streams]
+                if not present:
+                    continue
+                client = clients[name] = Client(vhost, name, *present)
+                client.rebalance_ms = 1 << 40  # nothing is taken away while it is held
+                client.join(strategy)
+            elif action < 0.15:
+                client.leave()
+                del clients[name], alive[name]
+                continue
+            elif action < 0.25:
+                # The answer is lost: it acts as if it had never asked.
+                before = client.generation, set(client.held)
+                client.beat()
+                client.generation, client.held = before
+            elif action < 0.3:
+                advance(vhost, SESSION // 3)
+                continue
+            elif action < 0.35:
+                stream = random_.choice("stu")
+                if stream in vhost.streams:
+                    vhost.delete_stream(stream)
+                else:
+                    vhost.declare_stream(stream, random_.randint(1, 6))
+                continue
+            else:
+                client.beat(keeps=random_.random() < 0.3)
+            alive[name] = vhost.broker.now_ms
+        except StaleMember:
+            clients.pop(name, None)
+            alive.pop(name, None)
+        now = vhost.broker.now_ms
+        holders: dict[Partition, str] = {}
+        for other, one in clients.items():
+            # A client whose session is over knows that it holds nothing any more.
+            if now - alive.get(other, now) >= SESSION:
+                continue
+            for partition in one.held:
+                if partition.stream.is_deleted:
+                    continue
+                assert partition not in holders, (partition.index, holders[partition], other)
+                holders[partition] = other
+    # Left alone they come to rest with everything assigned.
+    for _ in range(6):
+        for one in list(clients.values()):
+            try:
+                one.beat()
+            except StaleMember:
+                del clients[one.name]
+    read = {stream for one in clients.values() for stream in one.streams}
+    expected = {p for stream in read & set(vhost.streams) for p in vhost.stream(stream).partitions}
+    held = [partition for one in clients.values() for partition in one.held]
+    assert len(held) == len(set(held))
+    assert set(held) == expected
