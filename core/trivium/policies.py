@@ -17,6 +17,8 @@ from trivium.errors import NotFound, PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.queue_settings import POLICY_KEYS, check_value
 from trivium.storage.base import Table
+from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
+from trivium.stream_settings import check_stream_value
 
 QUEUES: Final = "queues"
 EXCHANGES: Final = "exchanges"
@@ -24,7 +26,6 @@ STREAMS: Final = "streams"
 ALL: Final = "all"
 
 _EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
-_STREAM_KEYS: Final = frozenset({"max-age", "max-length", "max-length-bytes"})
 
 #: A pattern is an expression of the administrator's; longer ones are mistakes.
 MAX_PATTERN: Final = 1024
@@ -58,11 +59,13 @@ class Policy:
             raise PreconditionFailed(f"policy '{name}' has a wrong pattern: {error}") from None
         for key, value in definition.items():
             what = f"'{key}' of policy '{name}'"
-            if key in _EXCHANGE_KEYS or key == "max-age":
+            if key in _EXCHANGE_KEYS:
                 if not isinstance(value, str):
                     raise PreconditionFailed(f"invalid {what}: text is needed")
             elif key in POLICY_KEYS:
                 check_value(key, value, what)
+            elif key in STREAM_KEYS:
+                check_stream_value(key, value, what)
             else:
                 raise PreconditionFailed(f"invalid {what}: it is not supported")
 

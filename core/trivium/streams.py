@@ -24,7 +24,6 @@ from zlib import crc32
 
 from mypy_extensions import mypyc_attr
 
-from trivium.errors import PreconditionFailed
 from trivium.exchanges import ACCEPTED, Destination
 from trivium.message import HeaderValue, Message
 from trivium.records import (
@@ -35,7 +34,9 @@ from trivium.records import (
     describe,
     encode_batch,
 )
+from trivium.retention import Retention
 from trivium.storage.base import DurabilityWaiter, Log
+from trivium.stream_settings import StreamSettings
 from trivium.turns import EndOfTurn
 
 if TYPE_CHECKING:
@@ -56,9 +57,6 @@ READ_BATCHES: Final = 1024
 #: Property headers whose columns are remembered, and the longest that is: publishers repeat them.
 MEMO_SIZE: Final = 256
 MEMO_HEADER_BYTES: Final = 1024
-
-#: The only argument that means something so far: AMQP clients declare streams with it.
-QUEUE_TYPE: Final = "x-queue-type"
 
 
 def partition_of(key: bytes, partitions: int) -> int:
@@ -91,6 +89,7 @@ class Partition(DurabilityWaiter):
         self.is_dirty = False
         self._storage = stream.vhost.broker.storage
         self._log = log
+        self._retention = Retention(self, log)
         self._readers: list[StreamReader] = []
         # Messages of this turn; what their properties show, once one of them has any.
         self._messages: list[Message] = []
@@ -108,6 +107,10 @@ class Partition(DurabilityWaiter):
     def next_offset(self) -> int:
         """Offset that the next record will get; at or above ``high_watermark``."""
         return self._log.next_offset
+
+    def apply(self, settings: StreamSettings) -> None:
+        """Put other settings in force."""
+        self._retention.apply(settings)
 
     # Writing
 
@@ -128,7 +131,9 @@ class Partition(DurabilityWaiter):
     def _append(self) -> None:
         messages = self._messages
         if messages:
-            self._log.append(encode_batch(messages, self._described), len(messages))
+            batch = encode_batch(messages, self._described)
+            self._log.append(batch, len(messages))
+            self._retention.appended(len(batch))
             self._messages = []
             self._described = None
             self._size = 0
@@ -251,7 +256,8 @@ class _TimestampSearch:
                     self._high = self._low = base + row
                 else:
                     self._high = base
-        self._found(self._high)
+        # Retention may have passed it meanwhile.
+        self._found(max(self._high, partition.first_offset))
 
 
 class _StreamEnd(EndOfTurn):
@@ -304,6 +310,11 @@ class Stream(Destination):
     def partition(self, index: int) -> Partition | None:
         """The partition with this number; None when there is none."""
         return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
+    def apply(self, settings: StreamSettings) -> None:
+        """Put other settings in force: those of its arguments and the policy that now holds."""
+        for partition in self.partitions:
+            partition.apply(settings)
 
     def accept(self, message: Message) -> int:
         """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
@@ -363,12 +374,3 @@ class Stream(Destination):
         for partition in self.partitions:
             storage.drop_log(self._log_name(partition.index))
             partition.deleted()
-
-
-def check_arguments(arguments: dict[str, HeaderValue]) -> None:
-    """Refuse what would not be honoured. Raises PreconditionFailed."""
-    for name, value in arguments.items():
-        if name != QUEUE_TYPE:
-            raise PreconditionFailed(f"unknown argument '{name}' for a stream")
-        if value != "stream":
-            raise PreconditionFailed(f"argument '{name}' of a stream must be 'stream'")

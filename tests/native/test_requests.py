@@ -356,7 +356,7 @@ def test_declare_stream_tells_its_incarnation(site: Site, wire: Wire) -> None:
     ("kind", "fields", "code"),
     [
         (frames.DECLARE, {"kind": "stream", "name": "s", "partitions": 2}, 302),
-        (frames.DECLARE, {"kind": "stream", "name": "t", "arguments": {"x-max-age": "1D"}}, 302),
+        (frames.DECLARE, {"kind": "stream", "name": "t", "arguments": {"x-max-age": "1 day"}}, 302),
         (frames.DECLARE, {"kind": "stream", "name": "t", "durable": True}, 300),
         (frames.DECLARE, {"kind": "exchange", "name": "x", "type": "weird"}, 302),
         (frames.DECLARE, {"kind": "exchange", "name": "amq.x"}, 201),

@@ -32,6 +32,7 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
+from trivium.policies import Policy
 from trivium.records import PAYLOAD, RecordBatch
 from trivium_native import frames
 
@@ -446,6 +447,15 @@ def test_log_waits_for_credit(site: Site, wire: Wire) -> None:
     assert received == []
     received = wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1 + size))
     assert records(received) == [(1, [b"1"]), (2, [b"2"])]
+
+
+def test_log_goes_on_with_the_first_that_is_kept(site: Site, wire: Wire) -> None:
+    add_stream(site, [b"0"], [b"1"], [b"2"])
+    assert read(wire, 0, 0) == []
+    site.vhost.set_policy(Policy("p", "s", {"max-length": 1}))
+    site.turn()
+    received = wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1000))
+    assert records(received) == [(2, [b"2"])]
 
 
 def test_log_sends_only_what_is_durable() -> None:

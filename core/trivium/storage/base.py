@@ -90,6 +90,14 @@ class Log:
         """Remove every record whose offsets all lie below ``before``, in the current batch."""
         raise NotImplementedError
 
+    def offset_of_newest(self, size: int) -> int:
+        """Where the newest records begin that have at least ``size`` bytes together.
+
+        ``first_offset`` when all have fewer. The answer may lie earlier, by less than what the
+        storage reads at a time, where it is among records that are not in memory.
+        """
+        raise NotImplementedError
+
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
         """Records that are in memory, from the first that ends after ``offset``, in order.
 

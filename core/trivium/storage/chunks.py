@@ -286,6 +286,26 @@ class ChunkedLog(Log):
                 low = middle + 1
         return low
 
+    def offset_of_newest(self, size: int) -> int:
+        """See ``Log.offset_of_newest``. Takes a step per chunk, and one per record of the last."""
+        left = size
+        for index in range(len(self._chunks) - 1, -1, -1):
+            chunk = self._chunks[index]
+            # This counts removed records too; they are found when the chunk seems to be enough.
+            if chunk.size < left:
+                left -= chunk.size
+                continue
+            records = chunk.records
+            if records is None:
+                return chunk.oldest()
+            for slot in range(chunk.slots - 1, chunk.head - 1, -1):
+                record = records[slot]
+                if record is not None:
+                    left -= len(record)
+                    if left <= 0:
+                        return chunk.offset_at(slot)
+        return self.first_offset
+
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
         """See ``Log.read``."""
         found: list[tuple[int, bytes, bytes]] = []

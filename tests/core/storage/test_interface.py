@@ -255,3 +255,19 @@ class LogMachine(RuleBasedStateMachine):
 
 LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestLogMachine = LogMachine.TestCase
+
+
+def test_the_newest_records_of_a_size_are_found(storage: Storage) -> None:
+    log = storage.log("l")
+    assert log.offset_of_newest(1) == 0
+    for _ in range(2000):
+        log.append(bytes(10), 3)
+    assert log.offset_of_newest(1) == 5997
+    assert log.offset_of_newest(10) == 5997
+    assert log.offset_of_newest(11) == 5994
+    assert log.offset_of_newest(19_990) == 3
+    assert log.offset_of_newest(EVERYTHING) == 0
+    log.truncate(300)
+    assert log.offset_of_newest(19_000) == 300
+    assert log.offset_of_newest(18_990) == 303
+    assert log.offset_of_newest(EVERYTHING) == 300

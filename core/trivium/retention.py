@@ -1,0 +1,140 @@
+"""Retention: removes the oldest batches of a partition once a limit allows it.
+
+Whole batches go, from the old end, and the newest one stays whatever its age. By number and size a
+batch goes when those behind it are enough to reach the limit, so at least that much is kept; by age
+when its newest record is too old. Limits are looked at about once a second while there is something
+to do, a bounded piece of work at a time; what a removal frees, the storage frees as it does for
+consumed messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.records import batch_count, batch_max_timestamp
+from trivium.storage.base import Log
+from trivium.stream_settings import StreamSettings
+from trivium.timers import Timed
+
+if TYPE_CHECKING:
+    from trivium.streams import Partition
+
+#: At least this many milliseconds are between two looks, unless there is known work.
+PERIOD_MS: Final = 1000
+
+#: Offsets that one step removes by number or size, and batches and their bytes whose age it sees.
+STEP_RECORDS: Final = 65_536
+STEP_BATCHES: Final = 1024
+STEP_BYTES: Final = 4 << 20
+
+#: The size is counted again when the part of the limit that is 2 to the power of -this was added.
+_RECOUNT_SHIFT: Final = 6
+
+
+class Retention(Timed):
+    """The retention of one partition, whose log is ``log``."""
+
+    def __init__(self, partition: Partition, log: Log) -> None:
+        self._partition = partition
+        self._log = log
+        self._broker = partition.stream.vhost.broker
+        self._settings = StreamSettings()
+        self._is_limited = False
+        self._is_loading = False
+        # Bytes appended since the size was counted.
+        self._uncounted = 0
+        self._must_count = False
+
+    def apply(self, settings: StreamSettings) -> None:
+        """Put other limits in force, in this turn."""
+        self._settings = settings
+        self._is_limited = (
+            settings.max_age >= 0 or settings.max_length >= 0 or settings.max_length_bytes >= 0
+        )
+        if self._is_limited:
+            self._must_count = True
+            self._call_at(self._broker.now_ms)
+
+    def appended(self, size: int) -> None:
+        """The partition got a batch of so many bytes."""
+        self._uncounted += size
+        if self._is_limited and not self.due_at:
+            self._call_at(self._broker.now_ms + PERIOD_MS)
+
+    def due(self) -> None:
+        """See ``Timed``: a step of the work."""
+        if not self._is_limited or self._is_loading or self._partition.stream.is_deleted:
+            return
+        now = self._broker.now_ms
+        if self._remove_beyond_length():
+            self._call_at(now)
+        elif self._settings.max_age >= 0:
+            self._remove_aged(now)
+
+    def _call_at(self, at: int) -> None:
+        self._broker.timers.call_at(at, self)
+        self._broker.driver.request_turn()
+
+    def _remove_beyond_length(self) -> bool:
+        """Remove what number and size allow; whether there is more to do at once."""
+        settings = self._settings
+        log = self._log
+        before = 0
+        if settings.max_length >= 0:
+            before = log.next_offset - settings.max_length
+        limit = settings.max_length_bytes
+        if limit >= 0 and (self._must_count or self._uncounted > limit >> _RECOUNT_SHIFT):
+            before = max(before, log.offset_of_newest(limit))
+            self._must_count = False
+            self._uncounted = 0
+        before = min(before, self._partition.high_watermark)
+        first = log.first_offset
+        if before <= first:
+            return False
+        step = min(before, first + STEP_RECORDS)
+        log.truncate(step)
+        if step < before:
+            self._must_count = True
+            return True
+        return False
+
+    def _remove_aged(self, now: int) -> None:
+        """Remove what is too old, and come back when the next batch may be."""
+        log = self._log
+        first = log.first_offset
+        if not log.is_loaded(first):
+            self._is_loading = True
+            log.load(first, STEP_BYTES, self._loaded)
+            return
+        age = self._settings.max_age
+        mark = self._partition.high_watermark
+        before = first
+        next_look = 0
+        batches = log.read(first, STEP_BATCHES, STEP_BYTES)
+        for base, batch, _ in batches:
+            end = base + batch_count(batch)
+            if end >= log.next_offset:
+                # The newest batch; the next one that is appended has it looked at again.
+                break
+            if end > mark:
+                next_look = now + PERIOD_MS
+                break
+            expires = batch_max_timestamp(batch) + age
+            if expires > now:
+                next_look = max(expires, now + PERIOD_MS)
+                break
+            before = end
+        else:
+            if batches:
+                next_look = now
+        if before > first:
+            log.truncate(before)
+        if next_look:
+            self._call_at(next_look)
+
+    def _loaded(self) -> None:
+        # Now, since what was loaded need not be in memory for long.
+        self._is_loading = False
+        if not self._partition.stream.is_deleted and self._settings.max_age >= 0:
+            self._remove_aged(self._broker.now_ms)
+            self._broker.driver.request_turn()

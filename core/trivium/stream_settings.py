@@ -1,0 +1,124 @@
+"""What a stream keeps and how: its arguments and the policy that applies to it.
+
+An argument is written ``x-max-age``, its policy key ``max-age``. Of limits that both give the
+smaller one holds, as in RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from trivium.errors import PreconditionFailed
+from trivium.message import HeaderValue
+from trivium.queue_settings import IGNORED, MAX_MILLISECONDS
+
+#: AMQP clients declare streams with it.
+QUEUE_TYPE: Final = "x-queue-type"
+
+MAX_AGE: Final = "max-age"
+
+#: other limits: their largest values; the smallest is 1
+_LIMITS: Final = {"max-length": 1 << 62, "max-length-bytes": 1 << 62}
+
+#: What a policy for streams may set.
+POLICY_KEYS: Final = frozenset(_LIMITS) | {MAX_AGE}
+
+#: Arguments that RabbitMQ has for its own streams: their segments and their cluster.
+_IGNORED: Final = IGNORED | {"stream-max-segment-size-bytes", "stream-filter-size-bytes"}
+
+#: RabbitMQ's units of an age, in seconds. A year has 365 days, a month 30.
+_UNITS: Final = {
+    "Y": 365 * 24 * 3600,
+    "M": 30 * 24 * 3600,
+    "D": 24 * 3600,
+    "h": 3600,
+    "m": 60,
+    "s": 1,
+}
+_AGE: Final = re.compile(r"([0-9]{1,15})([YMDhms])")
+
+
+class StreamSettings:
+    """The values in force for one stream; -1 where there is none."""
+
+    def __init__(self) -> None:
+        #: milliseconds
+        self.max_age = -1
+        #: records and bytes of each partition
+        self.max_length = -1
+        self.max_length_bytes = -1
+
+
+def parse_age(value: HeaderValue, what: str) -> int:
+    """An age in milliseconds: a number of them, or RabbitMQ's form such as ``7D`` and ``12h``.
+
+    Raises PreconditionFailed, naming ``what``.
+    """
+    age = 0
+    if isinstance(value, str):
+        matched = _AGE.fullmatch(value)
+        if matched is not None:
+            age = int(matched.group(1)) * _UNITS[matched.group(2)] * 1000
+    elif isinstance(value, int) and not isinstance(value, bool):
+        age = value
+    if not 0 < age <= MAX_MILLISECONDS:
+        raise PreconditionFailed(
+            f"invalid {what}: milliseconds, or a number with a unit of Y, M, D, h, m or s,"
+            " up to 100 years, are needed"
+        )
+    return age
+
+
+def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
+    """Raise PreconditionFailed unless ``value`` may be given for ``key`` (without ``x-``)."""
+    largest = _LIMITS.get(key)
+    if largest is not None:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            raise PreconditionFailed(f"invalid {what}: a number from 1 to {largest} is needed")
+    elif key == MAX_AGE:
+        parse_age(value, what)
+    else:
+        raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
+
+
+def check_stream_arguments(arguments: Mapping[str, HeaderValue], name: str) -> None:
+    """Raise PreconditionFailed for arguments of stream ``name`` that would not be honoured."""
+    for argument, value in arguments.items():
+        what = f"arg '{argument}' for stream '{name}'"
+        if argument == QUEUE_TYPE:
+            if value != "stream":
+                raise PreconditionFailed(f"invalid {what}: it must be 'stream'")
+        elif not argument.startswith("x-"):
+            raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
+        elif argument[2:] not in _IGNORED:
+            check_stream_value(argument[2:], value, what)
+
+
+def stream_settings_of(
+    arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
+) -> StreamSettings:
+    """The values in force for a stream with these (checked) arguments under this policy.
+
+    The policy may have been written for queues too; what it says that a stream cannot do is left.
+    """
+    found = StreamSettings()
+    found.max_length = _limit("max-length", arguments, policy)
+    found.max_length_bytes = _limit("max-length-bytes", arguments, policy)
+    for value in (arguments.get("x-" + MAX_AGE), policy.get(MAX_AGE)):
+        if value is not None:
+            age = parse_age(value, MAX_AGE)
+            found.max_age = age if found.max_age < 0 else min(age, found.max_age)
+    return found
+
+
+def _limit(
+    key: str, arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
+) -> int:
+    limit = -1
+    for value in (arguments.get("x-" + key), policy.get(key)):
+        # A queue may have a limit of 0; a stream always keeps its newest batch.
+        if isinstance(value, int):
+            limit = max(value, 1) if limit < 0 else min(limit, max(value, 1))
+    return limit
