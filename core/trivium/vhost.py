@@ -25,13 +25,14 @@ from trivium.exchanges import (
 from trivium.groups import Groups
 from trivium.membership import Memberships
 from trivium.message import Address, HeaderValue, Message
-from trivium.policies import EXCHANGES, QUEUES, Policies, Policy
+from trivium.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
 from trivium.producers import Producers
 from trivium.queue_settings import check_queue_arguments, settings_of
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
 from trivium.storage.base import Log
-from trivium.streams import MAX_PARTITIONS, Stream, check_arguments
+from trivium.stream_settings import check_stream_arguments, stream_settings_of
+from trivium.streams import MAX_PARTITIONS, Stream
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
@@ -329,7 +330,7 @@ class VirtualHost:
         name that starts with ``amq.``.
         """
         wanted = {} if arguments is None else arguments
-        check_arguments(wanted)
+        check_stream_arguments(wanted, name)
         known = self.streams.get(name)
         if known is not None:
             self._require_same(
@@ -348,11 +349,18 @@ class VirtualHost:
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
         self._stream_rows.put(name.encode(), _pack([partitions, incarnation, wanted]))
-        made = Stream(self, name, partitions, incarnation, wanted)
-        self.streams[name] = made
+        made = self._make_stream(name, partitions, incarnation, wanted)
         self.generation += 1
         self.memberships.stream_changed(name)
         return made
+
+    def _make_stream(
+        self, name: str, partitions: int, incarnation: str, arguments: dict[str, HeaderValue]
+    ) -> Stream:
+        stream = Stream(self, name, partitions, incarnation, arguments)
+        self.streams[name] = stream
+        stream.apply(stream_settings_of(arguments, self.policies.effective(name, STREAMS)))
+        return stream
 
     def stream(self, name: str) -> Stream:
         """The stream called ``name``. Raises NotFound."""
@@ -399,6 +407,9 @@ class VirtualHost:
         for queue in list(self.queues.values()):
             effective = self.policies.effective(queue.name, QUEUES)
             queue.apply(settings_of(queue.arguments, effective))
+        for stream in self.streams.values():
+            effective = self.policies.effective(stream.name, STREAMS)
+            stream.apply(stream_settings_of(stream.arguments, effective))
         # An alternate exchange may have come or gone.
         self.generation += 1
 
@@ -573,8 +584,7 @@ class VirtualHost:
                 self.exchanges[name] = exchange
         for key, row in self._stream_rows.items():
             partitions, incarnation, arguments = _unpack(row)
-            name = key.decode()
-            self.streams[name] = Stream(self, name, partitions, incarnation, arguments)
+            self._make_stream(key.decode(), partitions, incarnation, arguments)
         for key, row in self._queue_rows.items():
             auto_delete, arguments, adapter = _unpack(row)
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
