@@ -231,7 +231,7 @@ class Queue(Destination):
             entry: QueueEntry | None = None
             for lane in self._lanes:
                 entry = lane.pop()
-                if entry is not None:
+                if entry is not None or lane.is_loading:
                     break
             if entry is None:
                 return
@@ -355,6 +355,9 @@ class Queue(Destination):
                     return entry
                 self.unsettled += 1
                 self._expire(entry)
+            if lane.is_loading:
+                # What comes must not be overtaken by lower priorities.
+                return None
         return None
 
     def _loaded(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_vhost
+from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
 from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
@@ -180,6 +181,40 @@ def test_priorities_survive_a_restart() -> None:
     for priority in (0, 2, 1):
         put(queue, b"%d" % priority, priority=priority)
     assert drain(open_vhost(storage).queues["q"]) == [b"2", b"1", b"0"]
+
+
+def on_disk_only(*priorities: int, **arguments: HeaderValue) -> tuple[Host, Queue]:
+    """A queue whose messages so far are in segments and not in memory."""
+    host = Host(checkpoint_size=1, memory_size=0)
+    vhost = open_vhost(host.storage)
+    for priority in priorities:
+        put(declare(vhost, **arguments), b"%d" % priority, priority=priority)
+        vhost.broker.end_turn()
+        host.commit()
+    host = Host(host.disk.copy(), seed=1)
+    return host, open_vhost(host.storage).queues["q"]
+
+
+def load(host: Host) -> None:
+    for _ in range(5):
+        host.step()
+
+
+def test_priorities_on_disk_are_not_overtaken() -> None:
+    host, queue = on_disk_only(1, max_priority=1)
+    put(queue, b"0", priority=0)
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    assert consumer.payloads == []
+    load(host)
+    assert consumer.payloads == [b"1", b"0"]
+
+
+def test_drop_head_on_disk_spares_higher_priorities() -> None:
+    host, queue = on_disk_only(0, max_priority=1, max_length=1)
+    put(queue, b"1", priority=1)
+    load(host)
+    assert drain(queue) == [b"1"]
 
 
 # Dead letters
