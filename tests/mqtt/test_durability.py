@@ -155,6 +155,20 @@ def test_sessions_subscriptions_and_messages_survive(clean: bool) -> None:
     assert first[0] == (0x32 if clean else 0x3A)
 
 
+def test_messages_of_a_session_without_subscriptions_survive() -> None:
+    bench = DiskBench()
+    client = subscribed(bench, 1)
+    client.lose()
+    bench.connect("s").send(publish("t", b"x", 1))
+    bench.sync()
+    client = bench.connect_kept()
+    client.received()
+    client.send(unsubscribe("t"))
+    bench.sync()
+    again = bench.crash()
+    assert again.connect_kept().packets() == [(0x3A, text("t") + b"\0\1x")]
+
+
 def test_sessions_without_a_future_leave_nothing() -> None:
     bench = DiskBench()
     client = subscribed(bench)

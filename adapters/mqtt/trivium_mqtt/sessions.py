@@ -63,6 +63,9 @@ class Sessions:
             session = Session(self, client_id, row.expiry)
             self.by_client[client_id] = session
             self._expire_later(session, row.last_seen or last_run)
+            if QUEUE_PREFIX + session.name in self.vhost.queues:
+                # It may hold messages although no subscription needs it any more.
+                self.outgoing(session)
             for offset, packet_id in row.inflight:
                 inflight.append((session, offset, packet_id, False))
         for client_id, topic_filter, options, identifier in list(store.subscriptions()):
