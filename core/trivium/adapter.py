@@ -93,7 +93,11 @@ class Connection(DurabilityWaiter):
         """Output was written and the socket takes more. Queues that were held may deliver again."""
 
     def blocked(self, reason: str) -> None:
-        """Publishers must stop: memory or disk passed its mark. Called for every connection."""
+        """Publishers must stop. Called for every connection.
+
+        Memory or disk passed its mark, which ``reason`` says in words for the client. Without a
+        reason the disk is behind: that lasts a moment, and clients need not be told.
+        """
 
     def unblocked(self) -> None:
         """Publishers may go on."""

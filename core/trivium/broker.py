@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
 from trivium.adapter import Adapter, Connection
+from trivium.alarms import Alarms
 from trivium.config import Config
 from trivium.dead_letters import publish_dead_letter
 from trivium.errors import NotFound
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VHOST = "/"
 
+#: Bytes in the batch that is being filled above which publishers are paused until the disk has
+#: caught up (64 MiB); some three batches of that size can be in memory then.
+MAX_PENDING_BYTES: Final = 64 << 20
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
@@ -59,6 +64,21 @@ class Driver:
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         """Run ``work`` off the loop, then ``done`` with its result on the loop."""
         done(work())
+
+    def memory_limit(self) -> int:
+        """Bytes of memory that this process may use; 0 when that is not known."""
+        return 0
+
+    def resident_memory(self) -> int:
+        """Bytes of resident memory; -1 when they are not known."""
+        return -1
+
+    def release_memory(self) -> None:
+        """Memory is short: give back to the system what is free."""
+
+    def free_disk(self) -> int:
+        """Free bytes where the storage lies; -1 when they are not known or do not matter."""
+        return -1
 
 
 class Broker:
@@ -82,6 +102,12 @@ class Broker:
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
         self.timers = Timers()
+        self.alarms = Alarms(0, 0)
+        #: why publishers are paused: None they are not, empty for a moment only
+        self.block_reason: str | None = None
+        #: times that they were paused for a moment
+        self.brief_pauses = 0
+        self._is_behind = False
         self._dirty: list[Connection] = []
         self._dead_letters: list[tuple[Queue, Message, str]] = []
         self._unsettled: list[Queue] = []
@@ -94,6 +120,11 @@ class Broker:
         """Recover the state from ``storage``, then start the adapters."""
         self.storage = storage
         self.driver = driver
+        limits = self.config.limits
+        self.alarms = Alarms(
+            limits.memory_high_bytes or int(limits.memory_high_fraction * driver.memory_limit()),
+            limits.disk_free_bytes,
+        )
         names = {key.decode() for key, _ in storage.table("vhosts").items()}
         names.add(DEFAULT_VHOST)
         for name in sorted(names):
@@ -198,20 +229,72 @@ class Broker:
             self._dirty = []
             for connection in connections:
                 self.driver.write(connection, connection.take_output())
+        if self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES:
+            self._check_backlog()
 
     def tick(self, now: float) -> None:
         """About once a second: time-outs of connections and adapters."""
+        if self.alarms.is_memory_short:
+            self.driver.release_memory()
+        if self.alarms.is_disk_short:
+            self.storage.free_space()
         for connection in list(self.connections):
             if not connection.is_closed:
                 connection.tick(now)
         for adapter in self.adapters.values():
             adapter.tick(now)
 
+    # Pauses
+
+    def add_connection(self, connection: Connection) -> None:
+        """A client has connected."""
+        self.connections.add(connection)
+        if self.block_reason is not None:
+            connection.blocked(self.block_reason)
+
+    def check_alarms(self) -> float:
+        """Look at memory and disk, pause publishers or let them go on.
+
+        The seconds after which to call it again.
+        """
+        interval = self.alarms.check(self.driver.resident_memory(), self.driver.free_disk())
+        self._tell_publishers()
+        return interval
+
+    def _check_backlog(self) -> None:
+        """What waits for the disk has grown too much, or did before."""
+        limit = MAX_PENDING_BYTES // 2 if self._is_behind else MAX_PENDING_BYTES
+        is_behind = self.storage.pending_bytes > limit
+        if is_behind != self._is_behind:
+            self._is_behind = is_behind
+            if is_behind:
+                self.brief_pauses += 1
+            self._tell_publishers()
+
+    def _tell_publishers(self) -> None:
+        before = self.block_reason
+        reason = self.alarms.reason
+        if reason is None and self._is_behind:
+            reason = ""
+        # Whether it is memory or disk, or both by now, makes no difference to a client.
+        if reason == before or (reason and before):
+            return
+        self.block_reason = reason
+        for connection in list(self.connections):
+            if not connection.is_closed:
+                if before is not None:
+                    connection.unblocked()
+                if reason is not None:
+                    connection.blocked(reason)
+
     # Health
 
     def unready(self) -> str | None:
         """Why clients cannot connect and publish now; None when they can."""
-        return "the broker is stopping" if self.is_stopping else None
+        if self.is_stopping:
+            return "the broker is stopping"
+        reason = self.alarms.reason
+        return None if reason is None else f"{reason}: publishers are paused"
 
     def metrics_text(self) -> str:
         """All metrics in the Prometheus text format."""
@@ -225,6 +308,7 @@ class Broker:
             protocols,
             [
                 *process_samples(),
+                *self._pause_samples(),
                 Sample("queues", "gauge", "Queues", len(queues)),
                 Sample("streams", "gauge", "Streams", len(streams)),
                 Sample(
@@ -252,6 +336,29 @@ class Broker:
                 ),
             ],
         )
+
+    def _pause_samples(self) -> list[Sample]:
+        alarms = self.alarms
+        text = "Whether publishers are paused for it"
+        return [
+            Sample("alarm", "gauge", text, int(alarms.is_memory_short), 'resource="memory"'),
+            Sample("alarm", "gauge", text, int(alarms.is_disk_short), 'resource="disk"'),
+            Sample("memory_high_bytes", "gauge", "Mark of memory", alarms.memory_high),
+            Sample("disk_low_bytes", "gauge", "Mark of free disk", alarms.disk_low),
+            Sample("disk_free_bytes", "gauge", "Free disk, -1: unknown", self.driver.free_disk()),
+            Sample(
+                "storage_pending_bytes",
+                "gauge",
+                "Bytes that wait for the disk",
+                self.storage.pending_bytes,
+            ),
+            Sample(
+                "storage_pauses_total",
+                "counter",
+                "Times that publishers waited for the disk",
+                self.brief_pauses,
+            ),
+        ]
 
     def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         self.driver.run_blocking(work, done)

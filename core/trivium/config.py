@@ -143,11 +143,25 @@ class LimitsConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     #: seconds in which a new connection must have authenticated
     handshake_seconds: float = 10.0
+    #: share of the memory that the process may use (the machine's, or the container's) above which
+    #: publishers are paused; 0 is off
+    memory_high_fraction: float = 0.6
+    #: the same in bytes, instead of the share; 0 is not set
+    memory_high_bytes: int = 0
+    #: free bytes on the data directory's file system below which publishers are paused; 0 is off.
+    #: It is room for what is under way when the mark is passed: batches that are filled and
+    #: written, the next journal file, and a checkpoint.
+    disk_free_bytes: int = 512 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name in ("max_connections", "max_message_bytes", "handshake_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0")
+        if not 0 <= self.memory_high_fraction <= 1:
+            raise ConfigError("memory_high_fraction must be from 0 to 1")
+        for name in ("memory_high_bytes", "disk_free_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

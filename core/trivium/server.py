@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from trivium.adapter import Adapter, Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Listen, is_loopback, join_address
 from trivium.errors import ConfigError, TriviumError
+from trivium.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageFailed
 from trivium.storage.memory import MemoryStorage
@@ -62,7 +64,7 @@ class SocketDriver(asyncio.Protocol):
         server = self._server
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
-        broker.connections.add(self.connection)
+        broker.add_connection(self.connection)
         if broker.is_stopping or len(broker.connections) > broker.config.limits.max_connections:
             self.connection.is_closed = True
             self._transport.abort()
@@ -131,10 +133,12 @@ class Server(Driver):
         self._is_turn_requested = False
         self._closing: list[SocketDriver] = []
         self._ticker: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.TimerHandle | None = None
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._emptied = asyncio.Event()
         self._storage: Storage | None = None
+        self._releasing: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
@@ -145,6 +149,7 @@ class Server(Driver):
         self._storage = self._open_storage()
         try:
             broker.open(self._storage, self, adapters)
+            self._watch()
             for adapter in adapters:
                 await self._listen(adapter, broker.config.listen[adapter.name])
             await self._start_http()
@@ -208,7 +213,7 @@ class Server(Driver):
         """Stop accepting, tell the clients, write what is left, release the data directory."""
         broker = self.broker
         broker.is_stopping = True
-        for timer in (self._ticker, self._waker):
+        for timer in (self._ticker, self._watcher, self._waker):
             if timer is not None:
                 timer.cancel()
         for listener in self._listeners:
@@ -322,6 +327,34 @@ class Server(Driver):
             done(not future.cancelled() and future.exception() is None and future.result())
 
         self._loop.run_in_executor(None, work).add_done_callback(finished)
+
+    def memory_limit(self) -> int:
+        """See ``Driver``."""
+        return total_memory_bytes()
+
+    def resident_memory(self) -> int:
+        """See ``Driver``."""
+        return resident_bytes()
+
+    def release_memory(self) -> None:
+        """See ``Driver``."""
+        if self._releasing is None or self._releasing.done():
+            self._releasing = self._loop.run_in_executor(None, release_free_memory)
+
+    def free_disk(self) -> int:
+        """See ``Driver``."""
+        config = self.broker.config.storage
+        if config.mode == "memory":
+            return -1
+        try:
+            found = os.statvfs(config.data)
+        except OSError:
+            return -1
+        return found.f_bavail * found.f_frsize
+
+    def _watch(self) -> None:
+        self.begin_turn()
+        self._watcher = self._loop.call_later(self.broker.check_alarms(), self._watch)
 
     def _tick(self) -> None:
         self.begin_turn()

@@ -13,7 +13,6 @@ from tests.amqp.harness import (
     Server,
     assert_connection_closed,
     names,
-    publish_frames,
     start_ok,
 )
 from trivium.config import Config, LimitsConfig, UserConfig
@@ -306,41 +305,4 @@ def test_heartbeat_zero_means_none(server: Server) -> None:
     client.connection.tick(10_000.0)
     server.end_turn()
     assert client.take_bytes() == b""
-    assert not client.transport.is_aborted
-
-
-def test_blocked_is_sent_to_publishers_with_the_capability_only(server: Server) -> None:
-    publisher, consumer = server.open(), server.open()
-    plain = server.open(capabilities={})
-    publisher.declare("q")
-    publisher.feed(publish_frames("q") * 3)
-    for connection in list(server.broker.connections):
-        connection.blocked("low on memory")
-    server.end_turn()
-    assert publisher.take() == []
-    publisher.publish("q")
-    plain.publish("q")
-    consumer.call(Queue.Declare(queue="other"))
-    (blocked,) = publisher.take()
-    assert (blocked.name, blocked.reason) == ("Connection.Blocked", "low on memory")
-    assert publisher.transport.is_paused
-    assert plain.take() == []
-    assert plain.transport.is_paused
-    assert not consumer.transport.is_paused
-    for connection in list(server.broker.connections):
-        connection.unblocked()
-    server.end_turn()
-    assert names(publisher.take()) == ["Connection.Unblocked"]
-    assert plain.take() == []
-    assert consumer.take() == []
-    assert not publisher.transport.is_paused
-
-
-def test_blocked_connection_is_not_timed_out(server: Server) -> None:
-    client = server.open(heartbeat=10)
-    client.declare("q")
-    client.connection.blocked("disk")
-    client.publish("q")
-    client.connection.tick(100.0)
-    client.connection.tick(200.0)
     assert not client.transport.is_aborted

@@ -127,7 +127,14 @@ def test_every_key_has_an_environment_variable() -> None:
     values = {
         "listen": {"mqtt": "5", "amqp": "off", "native": "[::1]:5", "http": "6"},
         "storage": {"mode": "memory", "data": "/d", "fsync": "every_n:3"},
-        "limits": {"max_connections": "9", "max_message_bytes": "9", "handshake_seconds": "0.5"},
+        "limits": {
+            "max_connections": "9",
+            "max_message_bytes": "9",
+            "handshake_seconds": "0.5",
+            "memory_high_fraction": "0.5",
+            "memory_high_bytes": "9",
+            "disk_free_bytes": "9",
+        },
         "auth": {"anonymous": "never", "guest": "false"},
         "log": {"level": "debug"},
     }

@@ -188,16 +188,6 @@ def test_puback_with_reason_code_and_properties() -> None:
     assert receiver.received() == b"\xe0\x01\x81"
 
 
-def test_input_that_arrives_while_reading_is_paused() -> None:
-    sender, receiver = pair(4, "t", 0)
-    sender.connection.blocked("memory")
-    sender.send(publish("t", b"1"))
-    sender.send(publish("t", b"2"), publish("t", b"3")[:4], publish("t", b"3")[4:])
-    sender.connection.unblocked()
-    sender.bench.settle()
-    assert [body[-1:] for _, body in receiver.packets()] == [b"1", b"2", b"3"]
-
-
 @pytest.mark.parametrize(("qos", "answer"), [(1, pubrec(1)), (2, puback(1))])
 def test_an_acknowledgement_of_the_wrong_kind(qos: int, answer: bytes) -> None:
     sender, receiver = pair(5, "t", 2)
@@ -360,21 +350,6 @@ def test_messages_in_memory_are_limited_in_number() -> None:
     client = bench.connect("c", 4, clean=False)
     assert [body[5:] for _, body in client.packets()] == [b"%d" % n for n in range(1, 11)]
     assert bench.adapter.metrics.messages_dropped == 10
-
-
-def test_publishers_are_stopped_while_the_broker_is_blocked() -> None:
-    sender, receiver = pair(4, "t", 0)
-    sender.connection.blocked("disk")
-    sender.send(b"\xc0\x00")
-    assert sender.received() == b"\xd0\x00"
-    data = publish("t", b"x")
-    sender.send(data[:3], data[3:], data)
-    assert receiver.received() == b""
-    assert sender.transport.is_paused
-    sender.connection.unblocked()
-    sender.bench.settle()
-    assert receiver.received() == data * 2
-    assert not sender.transport.is_paused
 
 
 def test_mqtt_3_1_2_24_packets_above_the_clients_maximum_are_not_sent() -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import LateStorage, Received, Site, Wire, entry, publish
+from tests.native.harness import (
+    LateStorage,
+    Received,
+    Site,
+    Wire,
+    entry,
+    payloads,
+    publish,
+    settle,
+)
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.exchanges import Binding
 from trivium_native import frames
@@ -236,6 +245,55 @@ def test_a_client_that_comes_while_publishing_is_paused_is_told(memory: Site) ->
     wire.connection.blocked("memory")
     kinds = [kind for kind, _, _ in wire.send(frames.AUTH, 2, {})]
     assert kinds == [frames.OK, frames.BLOCKED]
+
+
+def test_consumers_go_on_and_acknowledge_while_publishing_is_paused(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    wire.send(frames.PUBLISH, 1, publish(entry(b"1"), entry(b"2")))
+    fields = {"subscription": 1, "mode": "queue", "queue": "q", "credit": 1}
+    assert payloads(wire.send(frames.SUBSCRIBE, 2, fields)) == [b"1"]
+    wire.connection.blocked("low on disk")
+    memory.turn()
+    wire.take()
+    assert error(wire.send(frames.PUBLISH, 3, publish(entry())))[1] == 401
+    assert payloads(wire.send(frames.ACK, 0, settle(1, 1, 1))) == [b"2"]
+    wire.send(frames.ACK, 0, settle(1, 2, 2))
+    assert (len(queue), queue.unsettled) == (0, 0)
+
+
+def test_a_pause_for_a_moment_refuses_nothing_but_reads_publishers_no_more(memory: Site) -> None:
+    queue = add_queue(memory)
+    publisher, consumer = memory.client(), memory.client(heartbeat=1)
+    for wire in (publisher, consumer):
+        wire.connection.blocked("")
+    memory.turn()
+    assert confirms(publisher.send(frames.PUBLISH, 1, publish(entry()))) == [(1, 1)]
+    assert len(consumer.send(frames.PING, 1, b"")) == 1
+    assert [wire.is_reading for wire in (publisher, consumer)] == [False, True]
+    for wire in (publisher, consumer):
+        wire.connection.unblocked()
+    memory.turn()
+    assert [wire.is_reading for wire in (publisher, consumer)] == [True, True]
+    assert publisher.take() == consumer.take() == []
+    assert len(queue) == 1
+
+
+def test_a_publisher_that_is_not_read_owes_no_heartbeat(disk: Site) -> None:
+    add_queue(disk)
+    wire = disk.client(heartbeat=1)
+    wire.connection.tick(0.0)
+    wire.connection.blocked("")
+    wire.send(frames.PUBLISH, 0, publish(entry()))
+    for now in range(1, 10):
+        wire.connection.tick(float(now))
+    wire.connection.unblocked()
+    wire.connection.tick(10.0)
+    wire.connection.tick(11.0)
+    assert not wire.is_closed, "its time starts anew"
+    wire.connection.tick(12.0)
+    disk.turn()
+    assert wire.is_closed
 
 
 # Refused one by one

@@ -66,6 +66,11 @@ _ACK_AT: Final = 11
 _ACK_SIZE: Final = CONFIRM_SIZE + OVERHEAD
 _ACK_ID: Final = U32.pack(methods.BASIC_ACK)
 
+# Why input is held; a set of bits. The first: what the client sent must be answered, or it must
+# read its answers, before more is read. The second: it publishes while publishers are paused.
+_FOR_ANSWERS: Final = 1
+_FOR_BROKER: Final = 2
+
 _GREETING: Final = 0
 _HANDSHAKE: Final = 1
 _RUNNING: Final = 2
@@ -119,15 +124,13 @@ class AmqpConnection(Connection):
         # The batch that the output waits for, 0 for none, and whether closing waits with it.
         self._output_after = 0
         self._closes_after_output = False
-        # Bytes that were handed to a socket that takes no more, and whether for that reason, or
-        # for the authenticator, nothing is read.
+        # Bytes that were handed to a socket that takes no more.
         self._unread = 0
-        self._is_held = False
-        # Alarms.
+        self._held_for = 0
+        #: whether publishers are paused; whether and why the client is told when it publishes
+        self.is_blocked = False
         self._block_reason = ""
-        self._is_blocked = False
-        #: whether anything was published since the alarm
-        self.has_published = False
+        self._is_told = False
 
     # Input
 
@@ -143,22 +146,44 @@ class AmqpConnection(Connection):
         if self._parts:
             self._parts.append(data)
             self._parts_size += len(data)
-            if self._parts_size < self._needed or self._is_held:
+            if self._parts_size < self._needed or self._held_for:
                 return
             data = self._take_parts()
         self._read(data)
 
     def hold_input(self) -> None:
         """Read nothing until ``continue_input``. What is in the current read waits as well."""
-        self._is_held = True
-        self.transport.pause_reading()
+        self._hold(_FOR_ANSWERS)
 
     def continue_input(self) -> None:
-        """Go on with what was held back."""
-        self._is_held = False
-        if not self._is_blocked:
+        """Go on with what was held back, unless there is another reason to hold it."""
+        self._release(_FOR_ANSWERS)
+
+    def hold_publishing(self) -> None:
+        """The client publishes while publishers are paused: read nothing until they may go on.
+
+        RabbitMQ too tells those alone that publish, and when they do.
+        """
+        self._hold(_FOR_BROKER)
+        if self._block_reason and not self._is_told and self.has_capability("connection.blocked"):
+            self._is_told = True
+            reason = self._block_reason.encode()[:255].decode(errors="ignore")
+            self.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
+
+    def _hold(self, reason: int) -> None:
+        if not self._held_for:
+            self.transport.pause_reading()
+        self._held_for |= reason
+
+    def _release(self, reason: int) -> None:
+        if not self._held_for & reason:
+            return
+        self._held_for &= ~reason
+        if not self._held_for:
+            # Nothing could be heard of it.
+            self._liveness.has_received = True
             self.transport.resume_reading()
-        self._read(self._take_parts())
+            self._read(self._take_parts())
 
     def _take_parts(self) -> bytes:
         data = b"".join(self._parts)
@@ -190,8 +215,6 @@ class AmqpConnection(Connection):
             for consumer in consumers:
                 consumer.is_credited = False
                 consumer.queue.dispatch()
-        if self._block_reason and self.has_published:
-            self._block()
 
     def _greeting(self, data: bytes) -> int:
         """The protocol header (4.2.2); how much of ``data`` it took."""
@@ -211,7 +234,7 @@ class AmqpConnection(Connection):
     def _frames(self, data: bytes, position: int) -> int:
         """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
         size = len(data)
-        while not self.is_closed and not self._is_held:
+        while not self.is_closed and not self._held_for:
             repeated = self._repeated
             if repeated is not None and data.startswith(repeated.head, position):
                 self._needed = 0
@@ -433,7 +456,9 @@ class AmqpConnection(Connection):
 
     def expect_repeated(self, repeated: Repeated) -> None:
         """Recognise publishes that begin like this one."""
-        self._repeated = repeated
+        # While publishers are paused each publish must be seen.
+        if not self.is_blocked:
+            self._repeated = repeated
 
     def expect_acknowledgements(self, channel: Channel) -> None:
         """Recognise basic.ack on ``channel``."""
@@ -500,7 +525,7 @@ class AmqpConnection(Connection):
 
     def flushed(self) -> None:
         """See ``Connection``."""
-        if self._is_held and self._state == _RUNNING:
+        if self._held_for & _FOR_ANSWERS and self._state == _RUNNING:
             self._unread = 0
             self.continue_input()
         if self._held:
@@ -534,35 +559,22 @@ class AmqpConnection(Connection):
             if liveness.owes_heartbeat(now):
                 self.send(HEARTBEAT_FRAME)
             # While we do not read, we cannot know.
-            if not self._is_blocked and not self._is_held and liveness.is_dead(now):
+            if not self._held_for and liveness.is_dead(now):
                 self.transport.abort()
 
     def blocked(self, reason: str) -> None:
         """See ``Connection``; only those who publish are stopped, as soon as they do."""
+        self.is_blocked = True
         self._block_reason = reason
-        self.has_published = False
-        # So that the next publish is seen.
         self.forget_repeated()
-
-    def _block(self) -> None:
-        if self._is_blocked or self._state != _RUNNING:
-            return
-        self._is_blocked = True
-        if self.has_capability("connection.blocked"):
-            reason = self._block_reason.encode()[:255].decode(errors="ignore")
-            self.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
-        self.transport.pause_reading()
 
     def unblocked(self) -> None:
         """See ``Connection``."""
-        self._block_reason = ""
-        if not self._is_blocked:
-            return
-        self._is_blocked = False
-        if self.has_capability("connection.blocked"):
+        self.is_blocked = False
+        if self._is_told:
+            self._is_told = False
             self.send(method_frame(0, methods.CONNECTION_UNBLOCKED))
-        if not self._is_held:
-            self.transport.resume_reading()
+        self._release(_FOR_BROKER)
 
     # End
 
@@ -589,6 +601,8 @@ class AmqpConnection(Connection):
             channel.publisher.flush_confirms()
         self.release()
         self._state = _CLOSING
+        self._is_told = False
+        self._release(_FOR_BROKER)
         self.send(
             method_frame(
                 0,

@@ -98,8 +98,10 @@ class Publisher:
             target = self._find_target(arguments)
         self._arguments = arguments
         self._target = target
-        self._connection.has_published = True
-        self._connection.forget_repeated()
+        connection = self._connection
+        connection.forget_repeated()
+        if connection.is_blocked:
+            connection.hold_publishing()
 
     def header_frame(self, data: bytes, start: int, end: int) -> None:
         """A content header frame."""

@@ -346,6 +346,7 @@ class MqttConnection(Reader):
             self.session = None
             self.sessions.disconnected(session, expiry)
         self._partial = None
+        self._aside = None
         self._incoming = None
         self._waiting = None
         self._replays = None

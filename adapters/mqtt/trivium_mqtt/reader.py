@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: What a client may send before it is known: any sensible CONNECT, no more.
 MAX_CONNECT_SIZE: Final = 1 << 18
 
+#: Bytes of packets that are set aside while publishers are paused; then the client is not read.
+#: A client with a window of messages to be acknowledged stops earlier, and goes on with the rest.
+MAX_ASIDE: Final = 1 << 16
+
 AWAITS_CONNECT: Final = 0
 AUTHENTICATES: Final = 1
 IS_CONNECTED: Final = 2
@@ -47,6 +51,8 @@ class Reader(Link):
         self._wanted = 0
         self._held_for = 0
         self._is_blocked = False
+        # What the client publishes while publishers are paused: whole packets.
+        self._aside: bytearray | None = None
         self._was_fed = True
 
     # What the connection does with packets
@@ -127,11 +133,12 @@ class Reader(Link):
             if self._held_for or self.is_closed:
                 break
             if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
-                if self._is_blocked:
-                    self.hold(FOR_BROKER)
-                    break
                 incoming = self._incoming
-                if incoming is not None and data.startswith(incoming.prefix, at):
+                if (
+                    incoming is not None
+                    and not self._is_blocked
+                    and data.startswith(incoming.prefix, at)
+                ):
                     after = incoming.repeat(data, at, end)
                     if after == at:
                         break
@@ -166,10 +173,19 @@ class Reader(Link):
             after = body + remaining
             if after - at > self.maximum_packet:
                 raise RemoteError(PACKET_TOO_LARGE, "packet exceeds the maximum (MQTT-3.2.2-15)")
+            waits = self._is_blocked and self._must_wait(first)
+            if waits and (first == packets.DISCONNECT or not self._has_room_aside(after - at)):
+                self.hold(FOR_BROKER)
+                break
             if after > end:
                 self._wanted = after - at
                 break
-            if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
+            if waits:
+                if self._aside is None:
+                    self._aside = bytearray()
+                self._aside += data[at:after]
+                at = after
+            elif first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
                 incoming = self._incoming
                 if incoming is None:
                     incoming = self.publishing()
@@ -210,6 +226,8 @@ class Reader(Link):
         self._held_for &= ~reason
         if self._held_for or self.is_closed:
             return
+        # Nothing could be heard of it.
+        self._was_fed = True
         self.transport.resume_reading()
         partial = self._partial
         if partial is not None:
@@ -217,13 +235,41 @@ class Reader(Link):
             self._consume(bytes(partial))
 
     def blocked(self, reason: str) -> None:
-        """See ``Connection``: reading stops when the client publishes."""
+        """See ``Connection``.
+
+        MQTT has no word for it, so publishes are left unanswered: they are set aside, while pings
+        and acknowledgements of what the client receives go on, until there are too many.
+        """
         self._is_blocked = True
 
     def unblocked(self) -> None:
         """See ``Connection``."""
         self._is_blocked = False
-        self.release(FOR_BROKER)
+        aside = self._aside
+        if aside is not None:
+            self._aside = None
+            if self._partial is not None:
+                aside += self._partial
+            self._partial = aside
+            self._wanted = 0
+        if self._held_for:
+            self.release(FOR_BROKER)
+        elif aside is not None:
+            self._partial = None
+            self._consume(bytes(aside))
+
+    def _must_wait(self, first: int) -> bool:
+        """Whether a packet is for later when publishers are paused.
+
+        PUBLISH is. Behind one so are PUBREL, which would free an identifier that waits, and
+        DISCONNECT, which would drop what waits.
+        """
+        if first & 0xF0 == packets.PUBLISH:
+            return self._state == IS_CONNECTED
+        return self._aside is not None and first in (packets.PUBREL, packets.DISCONNECT)
+
+    def _has_room_aside(self, size: int) -> bool:
+        return (0 if self._aside is None else len(self._aside)) + size <= MAX_ASIDE
 
     def flushed(self) -> None:
         """See ``Connection``."""

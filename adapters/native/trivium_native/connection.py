@@ -49,6 +49,7 @@ HEARTBEATS_MISSED: Final = 2.0
 UNDECIDED: Final = 1
 BEHIND_DISK: Final = 2
 BEHIND_CLIENT: Final = 4
+BEHIND_ALL: Final = 8
 
 #: Publishes of one client that may wait for the disk; above it the client is not read.
 MAX_UNCONFIRMED: Final = 65_536
@@ -81,7 +82,10 @@ class NativeConnection(Connection):
         self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
         self._requests: Requests
+        self._transactions: Transactions
+        # Why publishing is refused; and whether a client that publishes is not read, for a moment.
         self._blocked: str | None = None
+        self._is_slowed = False
         self._heartbeat = 0
         # Requests confirmed in this turn, and what waits for its batch: publishes by correlation
         # id, other replies as frames.
@@ -126,7 +130,9 @@ class NativeConnection(Connection):
             elif self._deadline < 0:
                 self._deadline = now + self.broker.config.limits.handshake_seconds
             self._has_received = False
-        if now >= self._deadline and (not self._is_open or self._heartbeat):
+        # While the broker keeps it from being heard, its silence means nothing.
+        is_timed = self._heartbeat and not self._pauses & (BEHIND_DISK | BEHIND_ALL)
+        if now >= self._deadline and (not self._is_open or is_timed):
             what = "heartbeat" if self._is_open else "authentication"
             self.fail(0, TimedOut(f"no {what} in time"))
 
@@ -160,12 +166,19 @@ class NativeConnection(Connection):
             self.send(unanswered.popleft()[1])
 
     def blocked(self, reason: str) -> None:
+        if not reason:
+            self._is_slowed = True
+            return
         self._blocked = reason
         if self._is_open:
             self._publisher.blocked = reason
             self.send(encode_frame(frames.BLOCKED, 0, pack({"reason": reason})))
 
     def unblocked(self) -> None:
+        if self._is_slowed:
+            self._is_slowed = False
+            self._resume(BEHIND_ALL)
+            return
         self._blocked = None
         if self._is_open:
             self._publisher.blocked = None
@@ -285,6 +298,7 @@ class NativeConnection(Connection):
         if self._pauses & reason:
             self._pauses &= ~reason
             if not self._pauses:
+                self._has_received = True
                 self.transport.resume_reading()
 
     def _handle(self, frame: Frame) -> None:
@@ -319,6 +333,8 @@ class NativeConnection(Connection):
 
     def _publish(self, frame: Frame) -> None:
         correlation = frame.correlation
+        if self._is_slowed:
+            self._pause(BEHIND_ALL)
         try:
             batch = self._publisher.publish(frame)
         except (Rejected, Unroutable) as error:

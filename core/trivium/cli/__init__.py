@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from trivium import __version__
 
 EXIT_OK: Final = 0
-#: the command failed while running: an address in use, the disk, a connection refused or lost
+#: the command failed while running: an address in use, a connection refused or lost
 EXIT_FAILED: Final = 1
 #: wrong arguments or configuration
 EXIT_USAGE: Final = 2
@@ -21,14 +21,17 @@ EXIT_USAGE: Final = 2
 EXIT_LOCKED: Final = 3
 #: the data directory is damaged beyond a torn end, or of a version that this one cannot read
 EXIT_DAMAGED: Final = 4
+#: the disk failed, is full or cannot be used (EX_IOERR of sysexits.h)
+EXIT_IO: Final = 74
 
 _EXIT_CODES: Final = f"""\
 exit codes:
   {EXIT_OK}  stopped as asked
-  {EXIT_FAILED}  failed while running (address in use, disk error, connection refused or lost)
+  {EXIT_FAILED}  failed while running (address in use, connection refused or lost)
   {EXIT_USAGE}  wrong arguments or configuration
   {EXIT_LOCKED}  another broker uses the data directory
   {EXIT_DAMAGED}  the data directory is damaged, or of an unknown version
+  {EXIT_IO} the disk failed, is full or cannot be used; what was acknowledged is kept
 """
 
 _SERVE_EPILOG: Final = f"""\

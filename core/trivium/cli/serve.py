@@ -17,7 +17,7 @@ from typing import Any
 
 from trivium import __version__
 from trivium.broker import Broker
-from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, TriviumError
@@ -54,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
             return _fail(EXIT_LOCKED, error)
         except (StorageDamaged, StorageVersionMismatch) as error:
             return _fail(EXIT_DAMAGED, error)
-        except (StorageError, TriviumError, OSError) as error:
+        except StorageError as error:
+            return _fail(EXIT_IO, error)
+        except (TriviumError, OSError) as error:
             return _fail(EXIT_FAILED, error)
 
 
@@ -91,7 +93,7 @@ async def _serve(config: Config) -> int:
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if failed.done():
-            return _fail(EXIT_FAILED, f"the storage failed: {failed.result()}")
+            return _fail(EXIT_IO, f"the storage failed: {failed.result()}")
         failed.cancel()
     return EXIT_OK
 

@@ -133,6 +133,14 @@ class Storage:
     #: whether the previous process stopped cleanly (also true for a new directory)
     was_clean: bool
 
+    @property
+    def pending_bytes(self) -> int:
+        """About the bytes in the batch that is being filled: what waits for the writer."""
+        return 0
+
+    def free_space(self) -> None:
+        """The disk is short: give back what can be given back, in the turns to come."""
+
     def table(self, name: str) -> Table:
         """The table called ``name``, made when it is new."""
         raise NotImplementedError

@@ -52,6 +52,8 @@ class Changes:
     def __init__(self) -> None:
         #: encoded records and their contents, to be joined
         self.parts: list[bytes] = []
+        #: bytes of the records and rows among them
+        self.size = 0
         #: the log record that was added last, if ``APPEND_SAME`` may refer to it
         self.last: bytes | None = None
         #: logs and tables with changes that no checkpoint holds, each once
@@ -64,6 +66,7 @@ class Changes:
         """Start another batch; the parts of this one."""
         parts = self.parts
         self.parts = []
+        self.size = 0
         self.last = None
         return parts
 
@@ -79,6 +82,7 @@ class Changes:
         if note:
             parts.append(note)
         parts.append(record)
+        self.size += len(record)
         self.last = record
 
     def change_log(self, kind: int, log: int, first: int, last: int) -> None:
@@ -95,6 +99,7 @@ class Changes:
         parts.append(_pack_row(PUT, table, len(key), len(value)))
         parts.append(key)
         parts.append(value)
+        self.size += len(value)
 
     def delete(self, table: int, key: bytes) -> None:
         """Remove a row."""

@@ -288,6 +288,17 @@ class DiskStorage(Storage):
             )
             self._wake()
 
+    @property
+    def pending_bytes(self) -> int:
+        """See ``Storage.pending_bytes``."""
+        return self._changes.size
+
+    def free_space(self) -> None:
+        """See ``Storage.free_space``: a checkpoint drops journal files and empty segments."""
+        if self._journal_bytes:
+            self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
+            self._wake()
+
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Do a turn's part of a checkpoint."""
         if not checkpoint.is_complete:
