@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 HEARTBEATS_MISSED: Final = 2.0
 
 
-#: Reasons not to read a client: its password is being checked, the disk or its own reading of the
-#: answers is behind.
+#: Reasons not to read a client: its password is being checked, the disk is behind with what it has
+#: published, its own reading of the answers is behind, the disk is behind with what all have
+#: published.
 UNDECIDED: Final = 1
 BEHIND_DISK: Final = 2
 BEHIND_CLIENT: Final = 4
