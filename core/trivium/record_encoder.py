@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Final
 from zlib import crc32
 
+from trivium.compression import compress
 from trivium.message import HeaderValue, Message, Properties
 from trivium.record_layout import (
     CHECKSUM,
@@ -244,11 +245,16 @@ class _Columns:
         return b"".join(directory + parts)
 
 
-def encode_batch(messages: list[Message], described: list[Described] | None = None) -> bytes:
+def encode_batch(
+    messages: list[Message],
+    described: list[Described] | None = None,
+    codec: int = CODEC_NONE,
+) -> bytes:
     """One record batch of at least one message.
 
     ``described`` holds what ``describe`` made of each message's properties; None says that no
-    message has any. All payloads, keys, and headers together must stay below 2 GiB.
+    message has any. The body is compressed by ``codec`` where that is worth it. All payloads,
+    keys, and headers together must stay below 2 GiB.
     """
     first = messages[0]
     address = first.address
@@ -298,13 +304,19 @@ def encode_batch(messages: list[Message], described: list[Described] | None = No
     columns.add_bytes(PRIORITY, priorities)
     columns.add_longs(EXPIRES, expires)
     body = columns.body()
+    size = len(body)
+    packed = compress(codec, body)
+    if packed is None:
+        codec = CODEC_NONE
+    else:
+        body = packed
     header = HEADER.pack(
         MAGIC,
         VERSION,
-        CODEC_NONE,
+        codec,
         len(columns.ids),
         len(messages),
-        len(body),
+        size,
         len(body),
         0,
         min(timestamps),

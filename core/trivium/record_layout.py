@@ -8,8 +8,10 @@ from typing import Final
 MAGIC: Final = b"TRVB"
 VERSION: Final = 1
 
-#: codec of the body; 1 (lz4) and 2 (zstd) are reserved
+#: codec of the body
 CODEC_NONE: Final = 0
+CODEC_LZ4: Final = 1
+CODEC_ZSTD: Final = 2
 
 HEADER_SIZE: Final = 48
 #: magic, version, codec, columns, records, body size, stored size, flags, min and max timestamp,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from trivium.compression import CompressionError, decompress
 from trivium.message import Address, Message
 from trivium.record_encoder import (
     KEY_HEADER,
@@ -121,8 +122,9 @@ class Column:
 class RecordBatch:
     """A view of an encoded batch: its header fields, and where each column lies.
 
-    ``data`` may be any bytes-like object; nothing is copied out of it before a row is asked for.
-    Raises BatchError when it is damaged, cut, or of an unknown version or codec.
+    ``data`` may be any bytes-like object; nothing is copied out of it before a row is asked for,
+    unless its body is compressed. Raises BatchError when it is damaged, cut, or of an unknown
+    version or codec.
     """
 
     def __init__(self, data: bytes | memoryview, verify: bool = True) -> None:
@@ -133,15 +135,20 @@ class RecordBatch:
         )
         if magic != MAGIC or version != VERSION:
             raise BatchError("not a record batch of version 1")
-        if codec != CODEC_NONE or flags != 0:
-            raise BatchError(f"record batch codec {codec} with flags {flags} is not supported")
-        if len(data) != HEADER_SIZE + stored or size != stored or count == 0:
+        if flags != 0:
+            raise BatchError(f"record batch flags {flags} are not supported")
+        if len(data) != HEADER_SIZE + stored or count == 0:
             raise BatchError("record batch sizes do not add up")
         if verify:
             view = memoryview(data)
             (checksum,) = CHECKSUM.unpack_from(data, CHECKSUM_AT)
             if crc32(view[HEADER_SIZE:], crc32(view[:CHECKSUM_AT])) != checksum:
                 raise BatchError("record batch checksum does not match")
+        if codec != CODEC_NONE:
+            data = _uncompressed(data, codec, size)
+        elif size != stored:
+            raise BatchError("record batch sizes do not add up")
+        #: the batch, its header as it came, its body uncompressed
         self.data = data
         #: number of records, at least 1
         self.count: int = count
@@ -297,6 +304,14 @@ def batch_max_timestamp(batch: bytes) -> int:
     """The largest arrival time in a batch that is known to be one."""
     newest: int = LONG.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
     return newest
+
+
+def _uncompressed(data: bytes | memoryview, codec: int, size: int) -> bytes:
+    view = memoryview(data)
+    try:
+        return bytes(view[:HEADER_SIZE]) + decompress(codec, view[HEADER_SIZE:], size)
+    except CompressionError as error:
+        raise BatchError(f"record batch cannot be uncompressed: {error}") from None
 
 
 def _aligned(size: int) -> int:

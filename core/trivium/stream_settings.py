@@ -1,7 +1,7 @@
 """What a stream keeps and how: its arguments and the policy that applies to it.
 
 An argument is written ``x-max-age``, its policy key ``max-age``. Of limits that both give the
-smaller one holds, as in RabbitMQ.
+smaller one holds, as in RabbitMQ; otherwise the argument does.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from trivium.compression import CODECS
 from trivium.errors import PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.queue_settings import IGNORED, MAX_MILLISECONDS
+from trivium.record_layout import CODEC_NONE
 
 #: AMQP clients declare streams with it.
 QUEUE_TYPE: Final = "x-queue-type"
 
 MAX_AGE: Final = "max-age"
+COMPRESSION: Final = "compression"
 
 #: other limits: their largest values; the smallest is 1
 _LIMITS: Final = {"max-length": 1 << 62, "max-length-bytes": 1 << 62}
 
 #: What a policy for streams may set.
-POLICY_KEYS: Final = frozenset(_LIMITS) | {MAX_AGE}
+POLICY_KEYS: Final = frozenset(_LIMITS) | {MAX_AGE, COMPRESSION}
 
 #: Arguments that RabbitMQ has for its own streams: their segments and their cluster.
 _IGNORED: Final = IGNORED | {"stream-max-segment-size-bytes", "stream-filter-size-bytes"}
@@ -41,7 +44,7 @@ _AGE: Final = re.compile(r"([0-9]{1,15})([YMDhms])")
 
 
 class StreamSettings:
-    """The values in force for one stream; -1 where there is none."""
+    """The values in force for one stream; -1 where there is no limit."""
 
     def __init__(self) -> None:
         #: milliseconds
@@ -49,6 +52,8 @@ class StreamSettings:
         #: records and bytes of each partition
         self.max_length = -1
         self.max_length_bytes = -1
+        #: of record batches to come
+        self.codec = CODEC_NONE
 
 
 def parse_age(value: HeaderValue, what: str) -> int:
@@ -79,6 +84,9 @@ def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
             raise PreconditionFailed(f"invalid {what}: a number from 1 to {largest} is needed")
     elif key == MAX_AGE:
         parse_age(value, what)
+    elif key == COMPRESSION:
+        if not isinstance(value, str) or value not in CODECS:
+            raise PreconditionFailed(f"invalid {what}: {', '.join(CODECS)} are known")
     else:
         raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
 
@@ -110,6 +118,9 @@ def stream_settings_of(
         if value is not None:
             age = parse_age(value, MAX_AGE)
             found.max_age = age if found.max_age < 0 else min(age, found.max_age)
+    codec = arguments.get("x-" + COMPRESSION, policy.get(COMPRESSION))
+    if isinstance(codec, str):
+        found.codec = CODECS[codec]
     return found
 
 

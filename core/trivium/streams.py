@@ -26,6 +26,7 @@ from mypy_extensions import mypyc_attr
 
 from trivium.exchanges import ACCEPTED, Destination
 from trivium.message import HeaderValue, Message
+from trivium.record_layout import CODEC_NONE
 from trivium.records import (
     PLAIN_MESSAGE,
     Described,
@@ -90,6 +91,7 @@ class Partition(DurabilityWaiter):
         self._storage = stream.vhost.broker.storage
         self._log = log
         self._retention = Retention(self, log)
+        self._codec = CODEC_NONE
         self._readers: list[StreamReader] = []
         # Messages of this turn; what their properties show, once one of them has any.
         self._messages: list[Message] = []
@@ -110,6 +112,7 @@ class Partition(DurabilityWaiter):
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other settings in force."""
+        self._codec = settings.codec
         self._retention.apply(settings)
 
     # Writing
@@ -131,7 +134,7 @@ class Partition(DurabilityWaiter):
     def _append(self) -> None:
         messages = self._messages
         if messages:
-            batch = encode_batch(messages, self._described)
+            batch = encode_batch(messages, self._described, self._codec)
             self._log.append(batch, len(messages))
             self._retention.appended(len(batch))
             self._messages = []

@@ -7,6 +7,7 @@ import pytest
 from trivium.errors import PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.queue_settings import MAX_MILLISECONDS
+from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.stream_settings import check_stream_arguments, parse_age, stream_settings_of
 
 
@@ -49,6 +50,9 @@ def test_other_ages_are_refused(value: HeaderValue) -> None:
         {"x-max-length": "5"},
         {"x-max-length-bytes": True},
         {"x-max-length-bytes": 1 << 63},
+        {"x-compression": "gzip"},
+        {"x-compression": 1},
+        {"x-compression": ["lz4"]},
         {"x-message-ttl": 5},
         {"x-queue-type": "quorum"},
         {"max-age": "1h"},
@@ -93,3 +97,11 @@ def test_of_two_lengths_the_smaller_one_holds() -> None:
 
 def test_a_policy_for_queues_too_may_have_a_length_of_0() -> None:
     assert stream_settings_of({}, {"max-length": 0, "message-ttl": 5}).max_length == 1
+
+
+def test_the_compression_of_the_argument_goes_before_that_of_the_policy() -> None:
+    assert stream_settings_of({}, {}).codec == CODEC_NONE
+    assert stream_settings_of({}, {"compression": "lz4"}).codec == CODEC_LZ4
+    given = {"x-compression": "zstd"}
+    assert stream_settings_of(given, {"compression": "lz4"}).codec == CODEC_ZSTD
+    assert stream_settings_of({"x-compression": "none"}, {"compression": "lz4"}).codec == CODEC_NONE

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.harness import message, open_broker, open_vhost
 from trivium.broker import Broker
+from trivium.compression import CODECS
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.exchanges import ACCEPTED, Binding
 from trivium.message import (
@@ -19,6 +20,8 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
+from trivium.policies import Policy
+from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.records import KEY, PAYLOAD, RecordBatch
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.memory import MemoryStorage
@@ -379,6 +382,36 @@ def test_offset_for_timestamp_loads_cold_batches(stream: Stream, broker: Broker)
         cold.pending.pop()()
     assert found == [13]
     assert 0 < loads <= 6
+
+
+# Compression
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_batches_are_stored_and_read_compressed(codec: str) -> None:
+    vhost = open_vhost()
+    stream = vhost.declare_stream("s", 1, {"x-compression": codec})
+    for n in range(100):
+        stream.accept(message(b"%d" % n + bytes(100)))
+    vhost.broker.end_turn()
+    ((_, batch),) = stream.partitions[0].read(0, 1 << 30)
+    assert batch[5] == CODECS[codec]
+    assert len(batch) < 5000
+    assert payloads(stream.partitions[0]) == [b"%d" % n + bytes(100) for n in range(100)]
+    assert offset_at(stream.partitions[0], 1_700_000_000_000) == 0
+
+
+def test_compression_follows_the_policy() -> None:
+    vhost = open_vhost()
+    stream = vhost.declare_stream("s", 1)
+    codecs = []
+    for definition in (None, "lz4", "zstd", "none"):
+        if definition is not None:
+            vhost.set_policy(Policy("p", "s", {"compression": definition}))
+        stream.accept(message(bytes(1000)))
+        vhost.broker.end_turn()
+        codecs.append(stream.partitions[0].read(stream.partitions[0].next_offset - 1, 1)[0][1][5])
+    assert codecs == [CODEC_NONE, CODEC_LZ4, CODEC_ZSTD, CODEC_NONE]
 
 
 # Declaration and restart

@@ -411,3 +411,18 @@ async def test_everything_durable_is_there_after_a_restart(tmp_path: Path) -> No
             with pytest.raises(errors.Fenced):
                 await client.publish_batch(batch, producer)
             assert (await client.declare_queue("q")).messages == 50
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+async def test_a_compressed_stream_reads_like_any_other(client: Client, codec: str) -> None:
+    await client.declare_stream("s", 1, arguments={"x-compression": codec})
+    await client.bind("stream", "s", pattern="#")
+    published = [Publication(payload=b"%d" % n + bytes(100), routing_key="a") for n in range(100)]
+    await client.publish_batch(published)
+    expected = [each.payload for each in published]
+    assert [record.payload for record in await all_records(client)] == expected
+    fetched = await client.fetch("s", 0, 0)
+    assert len(fetched.batches[0].data) < 5000
+    async with client.read("s", 0, "first") as batches:
+        batch = await anext(batches)
+    assert [record.payload for record in batch.records()] == expected

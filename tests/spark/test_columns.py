@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from trivium.message import Address, Message
+from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.records import (
     KEY,
     PAYLOAD,
@@ -44,13 +45,21 @@ def convert(
     start: int = 0,
     end: int = 1 << 60,
     schema: pa.Schema = ALL,
+    codec: int = CODEC_NONE,
 ) -> list[dict[str, object]]:
-    batch = RecordBatch(encode_batch(messages, shown))
+    batch = RecordBatch(encode_batch(messages, shown, codec))
     made = BatchConverter("orders", 3, schema).convert(batch, base, start, end)
     made.validate(full=True)
     assert made.schema.equals(schema)
     rows: list[dict[str, object]] = made.to_pylist()
     return rows
+
+
+@pytest.mark.parametrize("codec", [CODEC_LZ4, CODEC_ZSTD])
+def test_a_compressed_batch_gives_the_same_rows(codec: int) -> None:
+    messages = [message(b"%d" % n + bytes(100)) for n in range(50)]
+    shown = [described(b"k", b"text/plain", (b"n", b"%d" % n)) for n in range(50)]
+    assert convert(messages, shown, start=3, codec=codec) == convert(messages, shown, start=3)
 
 
 def test_all_columns_of_one_record() -> None:

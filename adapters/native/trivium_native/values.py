@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Properties
@@ -110,7 +110,10 @@ class StoredBatch:
     data: bytes = field(repr=False)
 
     def view(self) -> RecordBatch:
-        """The columns, by position in ``data``. Raises trivium.records.BatchError."""
+        """The columns, by position in the view's own ``data``: uncompressed, if this one is not.
+
+        Raises trivium.records.BatchError.
+        """
         return RecordBatch(self.data)
 
     def records(self, start: int = 0) -> Iterator[Record]:
@@ -179,8 +182,80 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """An open idempotent producer: the numbers of its messages go on at ``sequence``."""
+    """An open idempotent producer: its numbers go on at ``sequence``.
+
+    They are those of its messages, or of its transactions, depending on how it was opened.
+    """
 
     name: str
     epoch: int
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who commits: a member of a group, or its exclusive holder, as of a generation."""
+
+    group: str
+    member: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPartition:
+    """A partition that a member may read; ``committed`` is where to go on, None if nowhere yet."""
+
+    stream: str
+    incarnation: str
+    partition: int
+    committed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A member as the broker sees it; send a heartbeat every ``heartbeat`` seconds.
+
+    An exclusive holder is assigned nothing and needs no heartbeats (0).
+    """
+
+    membership: Membership
+    heartbeat: float
+    assigned: list[AssignedPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """A group's next offsets to read in one stream, by partition."""
+
+    group: str
+    stream: str
+    offsets: Mapping[int, int]
+    incarnation: str | None = None
+    membership: Membership | None = None
+
+    def fields(self) -> dict[str, object]:
+        """As in COMMIT and TX."""
+        found: dict[str, object] = {
+            "group": self.group,
+            "stream": self.stream,
+            "offsets": [[partition, offset] for partition, offset in self.offsets.items()],
+        }
+        if self.incarnation is not None:
+            found["incarnation"] = self.incarnation
+        if self.membership is not None:
+            found["member"] = self.membership.member
+            found["generation"] = self.membership.generation
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Deliveries ``first`` to ``last`` of a subscription within a transaction.
+
+    ``action`` is TX_SETTLE, TX_REQUEUE or TX_REJECT of ``trivium_native.entries``.
+    """
+
+    subscription: int
+    action: int
+    first: int
+    last: int
