@@ -6,14 +6,17 @@ line. The packages run the same either way, only slower.
 
 import os
 import sys
+import sysconfig
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from setuptools import setup
 from setuptools._distutils.ccompiler import new_compiler
 from setuptools._distutils.sysconfig import customize_compiler
+from setuptools.command.build_ext import build_ext
 
 #: the commands that compile; the others, which only ask for metadata, must be quick and quiet
 BUILD_COMMANDS = {"bdist_wheel", "build", "build_ext", "editable_wheel", "install"}
@@ -27,8 +30,6 @@ def source_file(module: str) -> str:
 
 def can_compile() -> bool:
     """Whether a C file that includes Python.h compiles here."""
-    import sysconfig
-
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder, "probe.c")
         probe.write_text("#include <Python.h>\n")
@@ -58,7 +59,44 @@ def extensions() -> list[Any]:
     # The build environment lacks the runtime dependencies and the rest of the package is checked
     # by `./dev lint`, so only the compiled files themselves are type-checked here.
     options = ["--follow-imports=silent", "--ignore-missing-imports", "--no-warn-unused-ignores"]
-    return mypycify([*options, *files], opt_level="3", debug_level="0", group_name="trivium")
+    return mypycify(
+        [*options, *files],
+        opt_level="3",
+        debug_level="0",
+        group_name="trivium",
+        # A C file per module, so that they compile at the same time, and only those that changed.
+        # The broker executes the same number of instructions per message as with one file.
+        multi_file=True,
+    )
 
 
-setup(ext_modules=extensions())
+class ParallelBuild(build_ext):
+    """Compiles an extension's C files on all cores, leaving out those that are up to date."""
+
+    def build_extension(self, ext: Any) -> None:
+        compile_one = self.compiler.compile
+        folders = {Path(source).parent for source in ext.sources} | set(map(Path, ext.include_dirs))
+        shared = [Path("setup.py"), *(header for f in folders for header in f.glob("*.h"))]
+        oldest_allowed = max(file.stat().st_mtime for file in shared)
+
+        def compile_source(source: str, output_dir: str, arguments: dict[str, Any]) -> list[str]:
+            objects: list[str] = self.compiler.object_filenames([source], output_dir=output_dir)
+            needed = max(oldest_allowed, Path(source).stat().st_mtime)
+            if all(Path(name).exists() and Path(name).stat().st_mtime > needed for name in objects):
+                return objects
+            result: list[str] = compile_one([source], output_dir=output_dir, **arguments)
+            return result
+
+        def compile_all(sources: list[str], output_dir: str, **arguments: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                parts = pool.map(lambda s: compile_source(s, output_dir, arguments), sources)
+                return [name for part in parts for name in part]
+
+        self.compiler.compile = compile_all
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_one
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuild})
