@@ -19,6 +19,7 @@ from trivium.adapter import Adapter, Connection
 from trivium.alarms import Alarms
 from trivium.config import Config
 from trivium.dead_letters import publish_dead_letter
+from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
 from trivium.message import Message
 from trivium.metrics import ProtocolMetrics, Sample, render
@@ -93,6 +94,8 @@ class Broker:
         #: milliseconds since the epoch, as of the start of this turn
         self.now_ms = time.time_ns() // 1_000_000
         self.storage: Storage = MemoryStorage()
+        #: the delivery mode of queues that have none of their own, -1 for that of each message
+        self.default_delivery = delivery_mode(self.config.delivery.mode)
         self.driver = Driver()
         self.authenticator = Authenticator(self.config, self._run_blocking)
         self.vhosts: dict[str, VirtualHost] = {}

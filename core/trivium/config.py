@@ -134,6 +134,14 @@ class StorageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryConfig:
+    """`[delivery]`: how messages are treated where no queue, policy or message says otherwise."""
+
+    #: `as-published`: as the publisher's protocol says (QoS, delivery_mode, mode)
+    mode: Literal["as-published", "at-most-once", "at-least-once", "exactly-once"] = "as-published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     """`[limits]`: what one client, or all of them, can make the broker hold."""
 
@@ -210,6 +218,7 @@ class Config:
 
     listen: Mapping[str, Listen] = field(default_factory=default_listen)
     storage: StorageConfig = StorageConfig()
+    delivery: DeliveryConfig = DeliveryConfig()
     limits: LimitsConfig = LimitsConfig()
     auth: AuthConfig = AuthConfig()
     users: Mapping[str, UserConfig] = field(default_factory=dict)

@@ -65,6 +65,7 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
         now,
         priority=message.priority,
         annotations=annotations,
+        insists=message.insists,
     )
     route = vhost.route(exchange, key)
     if route.depends_on_message:

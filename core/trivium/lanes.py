@@ -171,7 +171,7 @@ class Lane:
             entry.is_stored = True
             entry.is_redelivered = offset < log.recovered_offset
             queue.set_expiry(entry)
-            if entry.message.mode == EXACTLY_ONCE and offset >= log.recovered_offset:
+            if queue.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
                 # Its batch is not known any more; the one waited for last is as late as it can be.
                 entry.batch = queue.waiting_batch
             if not entry.message.deliver_at or not queue.delay(entry):

@@ -31,6 +31,7 @@ _PERSISTENT: Final = 4
 _RETAIN: Final = 8
 _ANNOTATED: Final = 16
 _DELAYED: Final = 32
+_INSISTS: Final = 64
 _MODE_MASK: Final = 3
 
 # mode and flags, protocol, priority, (pad), timestamp ms, expiry ms, exchange and key length,
@@ -182,6 +183,7 @@ class Message:
         origin: object = None,
         deliver_at: int = 0,
         annotations: dict[str, HeaderValue] | None = None,
+        insists: bool = False,
     ) -> None:
         self.protocol = protocol
         self.address = address
@@ -199,6 +201,8 @@ class Message:
         #: headers that the broker set; they go before those in ``header``, whose expiration does
         #: not count any more
         self.annotations = annotations
+        #: its publisher asked for this very mode (``x-delivery``): queues must not change it
+        self.insists = insists
         self._record: bytes | None = None
         self._properties: Properties | None = None
         #: encodings made for readers, by a number that the reading adapter chooses
@@ -238,6 +242,8 @@ class Message:
                 flags |= _PERSISTENT
             if self.retain:
                 flags |= _RETAIN
+            if self.insists:
+                flags |= _INSISTS
             extra = b""
             if self.deliver_at:
                 flags |= _DELAYED
@@ -310,6 +316,7 @@ def decode_record(record: bytes) -> Message:
         None,
         deliver_at,
         annotations,
+        flags & _INSISTS != 0,
     )
     message._record = record
     return message

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from trivium.delivery import DELIVERY_MODES
 from trivium.errors import PreconditionFailed
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue
+from trivium.message import HeaderValue
 
 DROP_HEAD: Final = 0
 REJECT_PUBLISH: Final = 1
@@ -20,12 +21,6 @@ _OVERFLOW: Final = {
     "drop-head": DROP_HEAD,
     "reject-publish": REJECT_PUBLISH,
     "reject-publish-dlx": REJECT_PUBLISH_DLX,
-}
-
-_DELIVERY: Final = {
-    "at-most-once": AT_MOST_ONCE,
-    "at-least-once": AT_LEAST_ONCE,
-    "exactly-once": EXACTLY_ONCE,
 }
 
 #: Redeliveries before a quorum queue gives a message up (RabbitMQ 4.0).
@@ -45,7 +40,6 @@ _NUMBERS: Final = {
     "delivery-limit": (-1, 1 << 31),
     "retry-delay": (1, MAX_MILLISECONDS),
     "retry-delay-max": (1, MAX_MILLISECONDS),
-    "deduplication-window": (1, MAX_MILLISECONDS),
 }
 _TEXTS: Final = frozenset(
     {"dead-letter-exchange", "dead-letter-routing-key", "overflow", "queue-type", "storage"}
@@ -138,7 +132,7 @@ def check_value(key: str, value: HeaderValue, what: str) -> None:
         if key == "overflow":
             allowed = frozenset(_OVERFLOW)
         elif key == "delivery":
-            allowed = frozenset(_DELIVERY)
+            allowed = frozenset(DELIVERY_MODES)
         elif key == "queue-type":
             allowed = _QUEUE_TYPES
         elif key == "storage":
@@ -153,9 +147,12 @@ def check_value(key: str, value: HeaderValue, what: str) -> None:
 
 
 def settings_of(
-    arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
+    arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue], delivery: int = -1
 ) -> QueueSettings:
-    """The values in force for a queue with these (checked) arguments under this policy."""
+    """The values in force for a queue with these (checked) arguments under this policy.
+
+    ``delivery`` is the broker's default mode, -1 for none.
+    """
     found = QueueSettings()
     found.message_ttl = _number("message-ttl", arguments, policy, -1)
     found.expires = _number("expires", arguments, policy, -1)
@@ -171,7 +168,7 @@ def settings_of(
     found.dead_letter_exchange = _text("dead-letter-exchange", arguments, policy)
     found.dead_letter_routing_key = _text("dead-letter-routing-key", arguments, policy)
     found.overflow = _OVERFLOW.get(_text("overflow", arguments, policy) or "", DROP_HEAD)
-    found.delivery = _DELIVERY.get(_text("delivery", arguments, policy) or "", -1)
+    found.delivery = DELIVERY_MODES.get(_text("delivery", arguments, policy) or "", delivery)
     found.single_active_consumer = arguments.get("x-single-active-consumer") is True
     return found
 

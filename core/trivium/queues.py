@@ -144,7 +144,7 @@ class Queue(Destination):
 
         ``note`` is kept with the entry, also over a restart.
         """
-        if not self._is_plain or message.expires or message.deliver_at:
+        if not self._is_plain or message.expires or message.deliver_at or message.insists:
             return self._put_special(message, note)
         self.published += 1
         lane = self._lane
@@ -175,8 +175,9 @@ class Queue(Destination):
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
         entry = QueueEntry(self, lane, message, note)
         result = ACCEPTED
-        mode = message.mode if settings.delivery < 0 else settings.delivery
-        if mode != AT_MOST_ONCE if settings.delivery >= 0 else message.persistent:
+        is_replaced = settings.delivery >= 0 and not message.insists
+        mode = settings.delivery if is_replaced else message.mode
+        if mode != AT_MOST_ONCE if is_replaced else message.persistent:
             if lane.record(entry):
                 result = self._storage.batch
                 if mode == EXACTLY_ONCE:
@@ -198,6 +199,24 @@ class Queue(Destination):
         if settings.has_limits:
             self._drop_heads()
         return result
+
+    def mode_of(self, message: Message) -> int:
+        """The delivery mode of a message in this queue.
+
+        The message's own when its publisher insists on it; else that of the queue's argument, its
+        policy or the broker's default; else the one that the publisher's protocol states.
+        """
+        delivery = self.settings.delivery
+        return message.mode if delivery < 0 or message.insists else delivery
+
+    def _settles_on_delivery(self, message: Message) -> bool:
+        """Whether the message's mode is at-most-once here because someone asked for just that.
+
+        A transient message in a queue without a mode is still its consumer's to acknowledge.
+        """
+        return (message.insists or self.settings.delivery >= 0) and self.mode_of(
+            message
+        ) == AT_MOST_ONCE
 
     def _hold(self, entry: QueueEntry) -> None:
         """Keep consumers from seeing an entry before its publisher's acknowledgement is certain:
@@ -301,7 +320,10 @@ class Queue(Destination):
         self.unsettled += 1
         self.delivered += 1
         consumer.deliver(entry)
-        if consumer.settles_on_delivery or self.settings.delivery == AT_MOST_ONCE:
+        if consumer.settles_on_delivery or (
+            (not self._is_plain or entry.message.insists)
+            and self._settles_on_delivery(entry.message)
+        ):
             self.settle(entry)
 
     def dispatch(self) -> None:
@@ -325,7 +347,7 @@ class Queue(Destination):
         if entry is not None:
             self.unsettled += 1
             self.delivered += 1
-            if self.settings.delivery == AT_MOST_ONCE:
+            if self._settles_on_delivery(entry.message):
                 self.settle(entry)
         return entry
 

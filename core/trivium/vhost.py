@@ -274,8 +274,16 @@ class VirtualHost:
                 logs.append(self.broker.storage.log(log_name))
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
-        queue.apply(settings_of(arguments, self.policies.effective(name, QUEUES)))
+        self._apply_to(queue)
         return queue
+
+    def _apply_to(self, queue: Queue) -> None:
+        policy = self.policies.effective(queue.name, QUEUES)
+        settings = settings_of(queue.arguments, policy, self.broker.default_delivery)
+        if queue.adapter:
+            # What a session keeps is up to its own protocol.
+            settings.delivery = -1
+        queue.apply(settings)
 
     def _is_on_disk(self, durable: bool, owner: object, arguments: dict[str, HeaderValue]) -> bool:
         return (
@@ -405,8 +413,7 @@ class VirtualHost:
 
     def _apply_policies(self) -> None:
         for queue in list(self.queues.values()):
-            effective = self.policies.effective(queue.name, QUEUES)
-            queue.apply(settings_of(queue.arguments, effective))
+            self._apply_to(queue)
         for stream in self.streams.values():
             effective = self.policies.effective(stream.name, STREAMS)
             stream.apply(stream_settings_of(stream.arguments, effective))

@@ -6,14 +6,15 @@ from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue,
 
 from tests.amqp.harness import Client, Server, bodies, names, publish_frames
 from tests.core.storage.simulated import Host
+from trivium.config import Config
 
 
 class Process:
     """A broker on a simulated disk."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, config: Config | None = None) -> None:
         self.host = host
-        self.server = Server(storage=host.storage)
+        self.server = Server(config, host.storage)
         self.server.settle = self.settle
         self.settle()
 

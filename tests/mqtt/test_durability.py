@@ -20,15 +20,21 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
+from trivium.config import Config
 
 
 class DiskBench(Bench):
     """A broker on a simulated disk. Nothing becomes durable before ``sync``."""
 
-    def __init__(self, disk: SimulatedDisk | None = None, now_ms: int = NOW_MS) -> None:
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        now_ms: int = NOW_MS,
+        config: Config | None = None,
+    ) -> None:
         self.host = Host(disk, journal_file_size=1 << 20)
         self.now_ms = now_ms
-        super().__init__(self.host.storage, now_ms=now_ms)
+        super().__init__(self.host.storage, config=config, now_ms=now_ms)
         self.sync()
 
     def sync(self) -> None:
@@ -44,7 +50,7 @@ class DiskBench(Bench):
     def crash(self, seconds: float = 0) -> DiskBench:
         """The power fails; another broker starts on the same disk, ``seconds`` later."""
         now_ms = self.broker.now_ms + int(seconds * 1000)
-        return DiskBench(self.host.disk.power_cut(None), now_ms)
+        return DiskBench(self.host.disk.power_cut(None), now_ms, self.broker.config)
 
     def restart(self, seconds: float = 0) -> DiskBench:
         """A clean stop and another start."""

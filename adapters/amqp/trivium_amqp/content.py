@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.delivery import DELIVERY_HEADER, delivery_mode
 from trivium.exchanges import Exchange, Route
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
@@ -54,13 +55,19 @@ class ContentHeader:
         expiration: int,
         retain: bool,
         copies: list[bytes],
+        delivery: int = -1,
     ) -> None:
         #: property bytes as they came; equal ones mean an equal header
         self.received = received
         #: property bytes as they go on
         self.header = header
+        #: the publisher insists on a delivery mode (header x-delivery)
+        self.insists = delivery >= 0
         self.persistent = persistent
         self.mode = AT_LEAST_ONCE if persistent else AT_MOST_ONCE
+        if delivery >= 0:
+            self.mode = delivery
+            self.persistent = delivery != AT_MOST_ONCE
         self.priority = priority
         #: milliseconds to live; -1 for ever
         self.expiration = expiration
@@ -115,6 +122,13 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
             f"user_id property set to '{shown}' but authenticated user was '{user}'",
         )
     header = _with_reply_name(received, basic, reply_name)
+    delivery = -1
+    if DELIVERY_HEADER in basic.headers:
+        delivery = delivery_mode(basic.headers[DELIVERY_HEADER])
+        if delivery < 0:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"invalid header '{DELIVERY_HEADER}': it is no delivery mode"
+            )
     copies = _routing_keys(basic, CC)
     if BCC in basic.headers:
         copies += _routing_keys(basic, BCC)
@@ -127,6 +141,7 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
         expiration,
         basic.headers.get(RETAIN_HEADER) is True,
         copies,
+        delivery,
     )
 
 

@@ -272,6 +272,7 @@ class Publisher:
             header.retain,
             header.priority,
             self._connection,
+            insists=header.insists,
         )
         if header.copies:
             route = self._with_copies(target, header, message)

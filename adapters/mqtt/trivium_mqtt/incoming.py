@@ -289,6 +289,8 @@ class Incoming:
         expires = 0
         now_ms = self._sessions.broker.now_ms
         has_properties = False
+        mode = qos
+        insists = False
         if self._is_v5:
             if after < end and data[after] == 0:
                 after += 1
@@ -300,6 +302,9 @@ class Incoming:
                 seconds = found.number(MESSAGE_EXPIRY, -1)
                 if seconds >= 0:
                     expires = now_ms + seconds * 1000
+                if found.delivery >= 0:
+                    mode = found.delivery
+                    insists = True
                 if TOPIC_ALIAS in found.numbers:
                     topic = self._alias(found.numbers[TOPIC_ALIAS], topic)
             if not topic:
@@ -331,18 +336,19 @@ class Incoming:
             route.address,
             header,
             data[after:end],
-            qos,
-            qos > 0,
+            mode,
+            mode > 0,
             now_ms,
             expires,
             retain,
             0,
             connection.client_id,
+            insists=insists,
         )
-        self._publish(message, route, packet_id)
+        self._publish(message, route, qos, packet_id)
         return end
 
-    def _publish(self, message: Message, route: Route, packet_id: int) -> None:
+    def _publish(self, message: Message, route: Route, qos: int, packet_id: int) -> None:
         """Route one message and acknowledge it."""
         sessions = self._sessions
         storage = sessions.broker.storage
@@ -366,9 +372,9 @@ class Incoming:
         if not self._is_v5:
             reason = 0
         connection = self._connection
-        if message.mode == 1:
+        if qos == 1:
             connection.answer(batch, acknowledgement(PUBACK, packet_id, reason), 1)
-        elif message.mode == 2:
+        elif qos == EXACTLY_ONCE:
             if reason < 0x80:
                 session = connection.attached()
                 if session.incoming is None:

@@ -11,10 +11,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
+from trivium.delivery import DELIVERY_HEADER, delivery_mode
 from trivium.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
 from trivium.metrics import ProtocolMetrics
 from trivium.topics import key_of, topic_of
-from trivium_mqtt.reasons import TOPIC_ALIAS_INVALID, MalformedPacket, ProtocolError, RemoteError
+from trivium_mqtt.reasons import (
+    IMPLEMENTATION_SPECIFIC,
+    TOPIC_ALIAS_INVALID,
+    MalformedPacket,
+    ProtocolError,
+    RemoteError,
+)
 from trivium_mqtt.wire import (
     binary,
     check_text,
@@ -94,6 +101,8 @@ _TYPES: Final = {
     SHARED_AVAILABLE: _BIT,
 }
 
+_DELIVERY: Final = DELIVERY_HEADER.encode()
+
 # Zero is a protocol error for these (3.1.2.11.3, 3.1.2.11.4, 3.8.2.1.2).
 _NON_ZERO: Final = frozenset((RECEIVE_MAXIMUM, MAXIMUM_PACKET_SIZE, SUBSCRIPTION_ID))
 
@@ -170,6 +179,9 @@ class PacketProperties:
         #: user properties, in order, with duplicates
         self.pairs: list[tuple[bytes, bytes]] = []
         self.subscription_ids: list[int] = []
+        #: the delivery mode that the publisher insists on (user property x-delivery); -1 for none.
+        #: Set by ``check_message_properties``.
+        self.delivery = -1
         #: offset behind the properties
         self.end = 0
         #: the bytes without their length, topic alias and will delay
@@ -254,6 +266,11 @@ def check_message_properties(found: PacketProperties) -> None:
     topic = found.texts.get(RESPONSE_TOPIC)
     if topic is not None:
         check_topic_name(topic)
+    for name, value in found.pairs:
+        if name == _DELIVERY and found.delivery < 0:
+            found.delivery = delivery_mode(value.decode())
+            if found.delivery < 0:
+                raise RemoteError(IMPLEMENTATION_SPECIFIC, "x-delivery is no delivery mode")
 
 
 class MqttCodec(PropertyCodec):

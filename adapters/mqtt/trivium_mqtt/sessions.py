@@ -12,7 +12,12 @@ from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.packets import NEVER, Will
-from trivium_mqtt.properties import IN_PUBLISH, MESSAGE_EXPIRY, read_properties
+from trivium_mqtt.properties import (
+    IN_PUBLISH,
+    MESSAGE_EXPIRY,
+    check_message_properties,
+    read_properties,
+)
 from trivium_mqtt.session import Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
@@ -275,9 +280,15 @@ class Sessions:
         self.store.delete_will(client_id)
         route = self.topics.route(will.topic)
         expires = 0
+        mode = will.qos
+        insists = False
         if will.header:
             block = varint(len(will.header)) + will.header
             found = read_properties(block, 0, len(block), IN_PUBLISH)
+            check_message_properties(found)
+            if found.delivery >= 0:
+                mode = found.delivery
+                insists = True
             if MESSAGE_EXPIRY in found.numbers:
                 expires = self.broker.now_ms + found.numbers[MESSAGE_EXPIRY] * 1000
         message = Message(
@@ -285,13 +296,14 @@ class Sessions:
             route.address,
             will.header,
             will.payload,
-            will.qos,
-            will.qos >= AT_LEAST_ONCE,
+            mode,
+            mode >= AT_LEAST_ONCE,
             self.broker.now_ms,
             expires,
             will.retain,
             0,
             client_id,
+            insists=insists,
         )
         if will.retain:
             self.vhost.retained.keep(message)

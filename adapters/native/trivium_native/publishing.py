@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.delivery import DELIVERY_HEADER, delivery_mode
 from trivium.exchanges import REJECTED, Route
-from trivium.message import PROTOCOL_NATIVE, Message
+from trivium.message import AT_MOST_ONCE, PROTOCOL_NATIVE, Message, Properties
 from trivium.producers import FENCED, GAP
 from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
@@ -70,6 +71,7 @@ class Publisher:
         self._exchange_size = -1
         self._route: Route | None = None
         self._raw_properties = b""
+        self._delivery = -1
         self._expiration = -1
         # Indexes of the mandatory messages of this request.
         self._mandatory: set[int] = set()
@@ -155,10 +157,16 @@ class Publisher:
             route = self._find_route(body[data_at:header_at], exchange_size)
             header = b""
             expires = 0
+            persistent = flags & PERSISTENT != 0
+            insists = False
             if header_size:
                 header = self._check_properties(body[header_at:payload_at])
                 if self._expiration >= 0:
                     expires = now + self._expiration
+                if self._delivery >= 0:
+                    mode = self._delivery
+                    persistent = mode != AT_MOST_ONCE
+                    insists = True
             if flags & RETAIN and route.address.exchange != RETAINING_EXCHANGE:
                 raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
             if flags & MANDATORY:
@@ -171,12 +179,13 @@ class Publisher:
                     header,
                     body[payload_at:at],
                     mode,
-                    flags & PERSISTENT != 0,
+                    persistent,
                     now,
                     expires,
                     flags & RETAIN != 0,
                     priority,
                     self._connection,
+                    insists=insists,
                 )
             )
         if at != size:
@@ -206,12 +215,14 @@ class Publisher:
         return route
 
     def _check_properties(self, header: bytes) -> bytes:
-        """The properties, once they are known to be well-formed; sets ``_expiration``."""
+        """The properties, once they are known to be right; sets ``_expiration``, ``_delivery``."""
         if header == self._raw_properties:
             return self._raw_properties
         properties = decode_properties(header)
         expiration = properties.expiration
+        delivery = _delivery_of(properties)
         self._expiration = -1 if expiration is None else expiration
+        self._delivery = delivery
         self._raw_properties = header
         return header
 
@@ -257,6 +268,15 @@ class Publisher:
 
 def _indexes(indexes: list[int]) -> dict[str, object]:
     return {"indexes": indexes[:MAX_INDEXES]}
+
+
+def _delivery_of(properties: Properties) -> int:
+    """The delivery mode that the publisher insists on; -1 for none."""
+    value = properties.header(DELIVERY_HEADER)
+    delivery = delivery_mode(value)
+    if value is not None and delivery < 0:
+        raise InvalidArgument(f"header '{DELIVERY_HEADER}' is no delivery mode")
+    return delivery
 
 
 def _name(raw: bytes) -> str:

@@ -1,0 +1,159 @@
+"""The delivery modes as MQTT publishers and subscribers meet them, set at each level."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mqtt.harness import Bench, Client, puback, pubcomp, publish, pubrec, pubrel, text
+from tests.mqtt.test_durability import DiskBench
+from trivium.config import Config, DeliveryConfig, Listen
+from trivium.exchanges import Binding
+from trivium.policies import Policy
+
+LEVELS = ["broker", "policy", "queue", "message"]
+
+
+def x_delivery(mode: str) -> bytes:
+    """The user property."""
+    return b"\x26" + text("x-delivery") + text(mode)
+
+
+class Setting:
+    """A durable queue bound to topic ``t`` whose messages have a mode by one of the levels."""
+
+    def __init__(self, level: str, mode: str) -> None:
+        default = mode if level == "broker" else "as-published"
+        self.bench = DiskBench(
+            config=Config(
+                listen={"mqtt": Listen(0)},
+                delivery=DeliveryConfig(mode=default),  # type: ignore[arg-type]
+            )
+        )
+        vhost = self.bench.broker.vhosts["/"]
+        if level == "policy":
+            vhost.set_policy(Policy("p", "q", {"delivery": mode}))
+        arguments: dict[str, object] = {"x-delivery": mode} if level == "queue" else {}
+        self.queue = vhost.declare_queue("q", durable=True, arguments=arguments)
+        vhost.bind(vhost.exchange("amq.topic"), Binding(self.queue, b"t"))
+        self.bench.sync()
+        self.sender = self.bench.connect("s", 5)
+        self.properties = x_delivery(mode) if level == "message" else b""
+
+    def publish(self, qos: int) -> bytes:
+        """Publish at a QoS that says something else; the answer before anything is durable."""
+        self.sender.send(publish("t", b"m", qos, 7, 5, properties=self.properties))
+        return self.sender.received()
+
+    def after_crash(self) -> int:
+        return len(self.bench.crash().broker.vhosts["/"].queues["q"])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_at_most_once(level: str) -> None:
+    setting = Setting(level, "at-most-once")
+    assert setting.publish(1) == puback(7)
+    assert setting.queue.get() is not None
+    assert setting.queue.unsettled == 0
+    setting.publish(1)
+    setting.bench.sync()
+    assert setting.after_crash() == 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("qos", [0, 2])
+def test_at_least_once(level: str, qos: int) -> None:
+    setting = Setting(level, "at-least-once")
+    assert setting.publish(qos) == b""
+    assert setting.queue.get() is not None
+    assert setting.queue.unsettled == 1
+    setting.bench.sync()
+    assert setting.sender.received() == (pubrec(7) if qos else b"")
+    assert setting.after_crash() == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_exactly_once(level: str) -> None:
+    setting = Setting(level, "exactly-once")
+    assert setting.publish(1) == b""
+    assert setting.queue.get() is None, "the publisher might have to send it again"
+    setting.bench.sync()
+    assert setting.sender.received() == puback(7)
+    assert setting.queue.get() is not None
+    assert setting.after_crash() == 1
+
+
+@pytest.mark.parametrize(("qos", "kept"), [(0, 0), (1, 1), (2, 1)])
+def test_the_qos_holds_where_no_level_says_otherwise(qos: int, kept: int) -> None:
+    setting = Setting("none", "")
+    setting.publish(qos)
+    setting.bench.sync()
+    assert setting.after_crash() == kept
+
+
+# Toward subscribers
+
+
+def subscriber(bench: Bench) -> Client:
+    client = bench.connect("r", 5)
+    client.subscribe("t", 2)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("published", "mode", "delivered"),
+    [
+        (1, "at-most-once", 0),
+        (2, "at-most-once", 0),
+        (0, "at-least-once", 1),
+        (2, "at-least-once", 1),
+        (0, "exactly-once", 2),
+        (1, "exactly-once", 2),
+    ],
+)
+def test_a_subscriber_gets_the_mode_as_qos(published: int, mode: str, delivered: int) -> None:
+    bench = Bench()
+    receiver = subscriber(bench)
+    sender = bench.connect("s", 5)
+    sender.send(publish("t", b"m", published, 7, 5, properties=x_delivery(mode)))
+    assert receiver.received() == publish("t", b"m", delivered, 1, 5, properties=x_delivery(mode))
+
+
+def test_qos_2_keeps_its_flow_when_the_mode_is_weaker() -> None:
+    bench = Bench()
+    receiver = subscriber(bench)
+    sender = bench.connect("s", 5)
+    weak = publish("t", b"m", 2, 7, 5, properties=x_delivery("at-most-once"))
+    sender.send(weak, weak)
+    assert sender.received() == pubrec(7) * 2
+    assert len(receiver.packets()) == 1, "a repetition is still a repetition"
+    sender.send(pubrel(7))
+    assert sender.received() == pubcomp(7)
+
+
+def test_of_two_properties_the_first_counts() -> None:
+    bench = Bench()
+    receiver = subscriber(bench)
+    both = x_delivery("at-most-once") + x_delivery("exactly-once")
+    bench.connect("s", 5).send(publish("t", b"m", 1, 7, 5, properties=both))
+    assert receiver.packet()[0] == 0x30
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_word_that_is_no_mode_ends_the_connection_with_0x83(qos: int) -> None:
+    bench = Bench()
+    receiver = subscriber(bench)
+    sender = bench.connect("s", 5)
+    sender.send(publish("t", b"m", qos, 7, 5, properties=x_delivery("twice")))
+    assert sender.packet() == (0xE0, b"\x83")
+    assert sender.is_closed
+    assert receiver.received() == b""
+
+
+def test_a_will_may_insist() -> None:
+    bench = Bench()
+    receiver = subscriber(bench)
+    sender = bench.connect(
+        "s", 5, will=("t", b"m", 0, False), will_properties=x_delivery("at-least-once")
+    )
+    sender.lose()
+    assert receiver.packet()[0] == 0x32
