@@ -135,8 +135,6 @@ def test_suback_and_unsuback_of_a_kept_session_wait_for_the_disk() -> None:
     assert client.received() == b""
     bench.sync()
     assert client.received() == b"\xb0\x02\x00\x01" * 2
-    client.send(unsubscribe("u"))
-    assert client.received() == b"\xb0\x02\x00\x01"
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -246,6 +244,38 @@ def test_a_qos_2_message_that_was_not_confirmed_is_not_there_twice() -> None:
     assert [body[-1:] for _, body in listener.packets()] == [b"x"]
 
 
+@pytest.mark.parametrize("repeated", [publish("t", b"x", 2, 9, dup=True), pubrel(9)])
+def test_what_is_there_already_is_said_when_it_is_durable(repeated: bytes) -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c")
+    if repeated == pubrel(9):
+        client.send(publish("t", b"x", 2, 9))
+        bench.sync()
+        assert client.received() == pubrec(9)
+        client.send(pubrel(9))
+    else:
+        client.send(publish("t", b"x", 2, 9))
+    # Before the disk has any of it the client is back on another connection.
+    client.lose()
+    client = bench.connect("c", clean=False)
+    client.send(repeated)
+    assert client.received() == b""
+    bench.sync()
+    assert client.received() == (pubcomp(9) if repeated == pubrel(9) else pubrec(9))
+
+
+def test_an_unsubscription_is_confirmed_twice_only_when_it_is_durable() -> None:
+    bench = DiskBench()
+    client = subscribed(bench)
+    client.send(unsubscribe("t"))
+    client.lose()
+    client = bench.connect("c", clean=False)
+    client.send(unsubscribe("t"))
+    assert client.received() == b""
+    bench.sync()
+    assert client.packet()[0] == 0xB0
+
+
 # QoS 2 toward the client
 
 
@@ -297,6 +327,19 @@ def test_mqtt_4_4_0_1_outbound_qos_2_goes_on_where_it_was(stop: int, clean: bool
     # The identifier under way is not given to the new message.
     assert got[0] == 0x34
     assert (got[1][3:5] == b"\x00\x02") is False
+
+
+def test_pubrel_waits_for_the_disk_on_the_next_connection_too() -> None:
+    bench = DiskBench()
+    client = subscribed(bench)
+    steps_of_qos_2(bench, client, 0)
+    client.send(pubrec(2))
+    client.lose()
+    client = bench.connect("c", clean=False)
+    client.send(pubrec(2))
+    assert client.received() == b""
+    bench.sync()
+    assert client.received() == pubrel(2) * 2
 
 
 def test_pubrec_that_was_not_durable_asks_for_it_again() -> None:

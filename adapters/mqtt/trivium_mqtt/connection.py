@@ -236,10 +236,10 @@ class MqttConnection(Reader):
         codes = bytearray()
         for topic_filter, options in packet.filters:
             codes.append(self._subscribe(session, topic_filter, options, packet.identifier))
-        self._answer_change(
-            session,
+        self.answer(
+            self.sessions.batch_of(session) if min(codes) < 0x80 else ACCEPTED,
             packets.suback(packets.SUBACK, self._version, packet.packet_id, bytes(codes)),
-            min(codes) < 0x80,
+            0,
         )
         self.replay()
 
@@ -297,16 +297,11 @@ class MqttConnection(Reader):
         for topic_filter in packet.filters:
             existed = self.sessions.unsubscribe(session, topic_filter)
             codes.append(0 if existed else NO_SUBSCRIPTION_EXISTED)
-        self._answer_change(
-            session,
+        self.answer(
+            self.sessions.batch_of(session),
             packets.suback(packets.UNSUBACK, self._version, packet.packet_id, bytes(codes)),
-            0 in codes,
+            0,
         )
-
-    def _answer_change(self, session: Session, data: bytes, has_changed: bool) -> None:
-        storage = self.broker.storage
-        waits = has_changed and session.is_kept and storage.is_durable
-        self.answer(storage.batch if waits else ACCEPTED, data, 0)
 
     # Acknowledgements of what the client got
 

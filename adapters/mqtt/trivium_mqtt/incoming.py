@@ -326,10 +326,12 @@ class Incoming:
         if qos > 0:
             if self._is_v5 and connection.room() <= 0:
                 raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
-            incoming = connection.attached().incoming
+            session = connection.attached()
+            incoming = session.incoming
             if qos == EXACTLY_ONCE and incoming is not None and packet_id in incoming:
                 # A repetition: it was routed when it came first (4.3.3).
-                connection.answer(ACCEPTED, acknowledgement(PUBREC, packet_id, 0), 0)
+                batch = self._sessions.batch_of(session)
+                connection.answer(batch, acknowledgement(PUBREC, packet_id, 0), 0)
                 return end
         message = Message(
             PROTOCOL_MQTT,
@@ -390,18 +392,16 @@ class Incoming:
         connection = self._connection
         session = connection.attached()
         incoming = session.incoming
-        batch = ACCEPTED
         reason = 0
         if incoming is not None and packet_id in incoming:
             incoming.discard(packet_id)
-            storage = self._sessions.broker.storage
-            if session.is_kept and storage.is_durable:
-                # Were it not durable, a new message with this identifier could be taken for a
-                # repetition after a crash.
+            if session.is_kept:
                 self._sessions.store.delete_incoming(session.client_id, packet_id)
-                batch = storage.batch
         elif self._is_v5:
             reason = PACKET_ID_NOT_FOUND
+        # Were the release not durable, a new message with this identifier could be taken for a
+        # repetition after a crash.
+        batch = self._sessions.batch_of(session)
         connection.answer(batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
 
     def _read_properties(self, data: bytes, at: int, end: int) -> PacketProperties:

@@ -139,7 +139,12 @@ class Outgoing(Consumer):
         self._credit = min(receive_maximum, self._maximum_inflight)
         for packet_id in self._released:
             self._released[packet_id] = False
-            connection.send(acknowledgement(PUBREL, packet_id, 0))
+            packet = acknowledgement(PUBREL, packet_id, 0)
+            if self.session.is_kept:
+                # That PUBREC came may not be durable yet.
+                connection.send_durable(packet)
+            else:
+                connection.send(packet)
         self._resend = deque(self._inflight.items()) if self._inflight else None
         self.pump()
 
@@ -309,7 +314,9 @@ class Outgoing(Consumer):
         """PUBREC came; what to answer: one of the constants. Raises ProtocolError at QoS 1."""
         entry = self._inflight.get(packet_id)
         if entry is None:
-            return RELEASE if packet_id in self._released else NOT_FOUND
+            if packet_id not in self._released:
+                return NOT_FOUND
+            return RELEASE_DURABLY if self.session.is_kept else RELEASE
         if effective_qos(entry) != 2:
             raise ProtocolError("PUBREC for a QoS 1 message")
         if reason >= 0x80:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from trivium.exchanges import ACCEPTED
 from trivium.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.metrics import ProtocolMetrics
 from trivium.vhost import VirtualHost
@@ -273,6 +274,14 @@ class Sessions:
             if connection is not None:
                 found.attach(connection, connection.is_v5, connection.receive_maximum)
         return found
+
+    def batch_of(self, session: Session) -> int:
+        """The batch that what the session knows now is durable with; ACCEPTED for none.
+
+        Whoever says that something is so already must know that it stays so after a crash.
+        """
+        storage = self.broker.storage
+        return storage.batch if session.is_kept and storage.is_durable else ACCEPTED
 
     # Wills
 
