@@ -35,7 +35,7 @@ def assign(
     streams: list[Stream],
     current: Mapping[Partition, str],
 ) -> Assignment:
-    """The member of each partition; partitions that nobody reads are left out.
+    """The member of each partition, by stream and number; those that nobody reads are left out.
 
     ``members`` maps ids to the names of the streams that they read. ``current`` says where the
     partitions are now, which only *sticky* minds.
@@ -115,7 +115,7 @@ def _assign_sticky(
     for _ in range(_ROUNDS):
         if not _level(found, counts, least, views):
             break
-    return found
+    return {partition: found[partition] for stream in readers for partition in stream.partitions}
 
 
 def _level(

@@ -35,6 +35,10 @@ class Destination:
         """Take one message: ACCEPTED, REJECTED, or the batch that makes it durable here."""
         raise NotImplementedError
 
+    def has_room(self, messages: int, size: int) -> bool:
+        """Whether none of so many messages, with ``size`` bytes of payload, would be REJECTED."""
+        return True
+
     def combine(self, bindings: list[Binding]) -> Destination:
         """What stands in a route for this destination when ``bindings`` lead to it.
 

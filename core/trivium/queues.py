@@ -165,6 +165,10 @@ class Queue(Destination):
         self.ready_bytes += len(message.payload)
         return result
 
+    def has_room(self, messages: int, size: int) -> bool:
+        """See ``Destination``."""
+        return self.settings.overflow == DROP_HEAD or not self._is_over_limit(messages, size)
+
     def _put_special(self, message: Message, note: bytes) -> int:
         settings = self.settings
         if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):

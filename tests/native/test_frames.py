@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.native import vectors
 from trivium.message import Address, Message, Properties
 from trivium.metrics import ProtocolMetrics
-from trivium_native import errors, frames, operations
+from trivium_native import errors, frames, group_operations, operations
 from trivium_native.deliveries import delivery_head, entry_of
 from trivium_native.entries import (
     BATCH_HEAD,
     CREDIT,
+    TX_SETTLE,
     decode_entry,
     decode_fetched,
     encode_entry,
@@ -29,7 +30,15 @@ from trivium_native.frames import FrameReader, encode_frame, pack, unpack
 from trivium_native.operations import Operation
 from trivium_native.properties import decode_properties, encode_properties
 from trivium_native.protocol import decode_delivery
-from trivium_native.values import Producer, Publication
+from trivium_native.values import (
+    AssignedPartition,
+    Joined,
+    Membership,
+    OffsetCommit,
+    Producer,
+    Publication,
+    Settlement,
+)
 
 FRAMES = vectors.frames()
 
@@ -45,6 +54,8 @@ DELIVERED = Message(
 )
 ENTRY = entry_of(DELIVERED, ProtocolMetrics())
 BATCH = vectors.record_batch()
+MEMBER = Membership("g", "m", 1)
+COMMIT = OffsetCommit("g", "s", {0: 44}, membership=MEMBER)
 
 ENCODED = {
     "HELLO": encode_frame(
@@ -62,6 +73,30 @@ ENCODED = {
     "FETCHED": encode_frame(frames.FETCHED, 9, encode_fetched(0, 44, [(42, BATCH)])),
     "BATCH": encode_frame(frames.BATCH, 0, BATCH_HEAD.pack(1, 0, 42) + BATCH),
     "CREDIT": encode_frame(frames.CREDIT, 0, CREDIT.pack(1, 1024)),
+    "JOIN": sent(group_operations.join("g", "m", ["s"], session_timeout=30.0), 9),
+    "JOINED": encode_frame(
+        frames.OK,
+        9,
+        pack(
+            {
+                "member": "m",
+                "generation": 1,
+                "heartbeat_ms": 10_000,
+                "assigned": [["s", "5f", [[0, 42], [1, None]]]],
+            }
+        ),
+    ),
+    "HEARTBEAT": sent(
+        group_operations.heartbeat(MEMBER, [AssignedPartition("s", "5f", 0, 42)]), 10
+    ),
+    "REBALANCE": encode_frame(frames.REBALANCE, 0, pack({"group": "g", "member": "m"})),
+    "COMMIT": sent(group_operations.commit(COMMIT), 11),
+    "TX": sent(
+        operations.transaction(
+            [PUBLICATION], [Settlement(1, TX_SETTLE, 1, 5)], [COMMIT], Producer("p1", 2, 300)
+        ),
+        12,
+    ),
     "ERROR": encode_frame(frames.ERROR, 9, pack([301, "no stream 's'"])),
 }
 
@@ -87,6 +122,21 @@ def test_the_documented_delivery_is_read() -> None:
     assert (delivery.protocol, delivery.timestamp) == (1, 1700000000123)
 
 
+def test_the_documented_reply_to_join_is_read() -> None:
+    (frame,) = cut_one(FRAMES["JOINED"])
+    assert group_operations.join("g", "m", ["s"]).result(frame) == Joined(
+        MEMBER,
+        10.0,
+        [AssignedPartition("s", "5f", 0, 42), AssignedPartition("s", "5f", 1, None)],
+    )
+
+
+def cut_one(data: bytes) -> list[frames.Frame]:
+    reader = FrameReader(1 << 20)
+    reader.feed(data)
+    return reader.frames()
+
+
 def test_the_documented_properties_are_written_and_read() -> None:
     properties = Properties(content_type="text/plain", headers=[("n", 1)])
     assert encode_properties(properties) == vectors.properties()
@@ -96,10 +146,9 @@ def test_the_documented_properties_are_written_and_read() -> None:
 
 def test_frame_types_are_the_documented_ones() -> None:
     documented = vectors.frame_types()
-    reserved = {documented.pop(name) for name in ("POLL", "TX", "JOIN", "HEARTBEAT", "LEAVE")}
-    assert reserved == frames.RESERVED
+    assert {documented.pop("POLL")} == frames.RESERVED
     assert documented == {name: getattr(frames, name) for name in documented}
-    assert len(documented) == 31
+    assert len(documented) == 36
 
 
 def test_error_codes_are_the_documented_ones() -> None:

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
-from trivium_native import operations
+from trivium_native import group_operations, operations
 from trivium_native.errors import ConnectionFailed, TimedOut
 from trivium_native.link import Link
 from trivium_native.protocol import ClientProtocol
@@ -30,6 +30,8 @@ from trivium_native.url import Target, parse_url
 from trivium_native.values import (
     Fetched,
     GroupOffset,
+    Membership,
+    OffsetCommit,
     Producer,
     Publication,
     QueueInfo,
@@ -137,12 +139,12 @@ class Client:
         async with self._window:
             await self._link.run(operation)
 
-    async def open_producer(self, name: str) -> Producer:
+    async def open_producer(self, name: str, *, transactional: bool = False) -> Producer:
         """Start a new epoch of an idempotent producer; whoever published in an older one is fenced.
 
-        The result says at which number its messages go on.
+        The result says at which number it goes on: of its messages, or of its transactions.
         """
-        return await self._link.run(operations.open_producer(name))
+        return await self._link.run(operations.open_producer(name, transactional))
 
     # Receiving
 
@@ -249,15 +251,22 @@ class Client:
         offsets: Mapping[int, int],
         *,
         incarnation: str | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """Commit a group's next offsets by partition; returns once they are durable."""
-        await self._link.run(operations.commit(group, stream, offsets, incarnation))
+        """Commit a group's next offsets by partition; returns once they are durable.
+
+        While the group has members or a holder only they commit, by their ``membership``. Raises
+        NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
+        """
+        await self._link.run(
+            group_operations.commit(OffsetCommit(group, stream, offsets, incarnation, membership))
+        )
 
     async def committed(
         self, group: str, stream: str, *, incarnation: str | None = None
     ) -> list[GroupOffset]:
         """How far a group is, for all partitions in order."""
-        return await self._link.run(operations.committed(group, stream, incarnation))
+        return await self._link.run(group_operations.committed(group, stream, incarnation))
 
     # Topology
 

@@ -33,6 +33,7 @@ from trivium_native.handshake import Handshake, max_frame, of_topology
 from trivium_native.publishing import Publisher
 from trivium_native.requests import Requests
 from trivium_native.subscriptions import Subscription
+from trivium_native.transactions import Transactions
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
@@ -83,6 +84,7 @@ class NativeConnection(Connection):
         self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
         self._requests: Requests
+        self._transactions: Transactions
         self._transactions: Transactions
         # Why publishing is refused; and whether a client that publishes is not read, for a moment.
         self._blocked: str | None = None
@@ -317,6 +319,8 @@ class NativeConnection(Connection):
                 self.send(encode_frame(frames.PONG, correlation))
             elif kind == frames.CLOSE:
                 self.close()
+            elif kind == frames.TX:
+                self._transactions.handle(frame)
             elif kind in frames.RESERVED:
                 raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")
             elif not self._requests.handle(kind, correlation, Fields(frame.body)):
@@ -385,6 +389,7 @@ class NativeConnection(Connection):
         self._reader.max_frame = max_frame(self.broker)
         self._publisher = Publisher(self, vhost)
         self._requests = Requests(self, vhost)
+        self._transactions = Transactions(self, vhost, self._publisher)
         self.reply(correlation, {})
         if self._blocked is not None:
             self.blocked(self._blocked)

@@ -30,6 +30,14 @@ PRODUCER: Final = Struct("<IIQ")
 PRODUCER_SIZE: Final = 16
 MAX_PRODUCER_BYTES: Final = 255
 
+#: TX: size of the fields, count of entries; then the fields, then the entries
+TX_HEAD: Final = Struct("<II")
+TX_HEAD_SIZE: Final = 8
+#: what a settlement within a transaction does: done with, back to the queue, away
+TX_SETTLE: Final = 0
+TX_REQUEUE: Final = 1
+TX_REJECT: Final = 2
+
 #: subscription, flags, source protocol, returns, delivery tag, arrival, remaining lifetime
 DELIVERY: Final = Struct("<IBBHQqq")
 DELIVERY_SIZE: Final = 32

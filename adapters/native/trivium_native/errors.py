@@ -12,7 +12,7 @@
      +-- RequestError            3xx: the request cannot be done; the connection goes on
      |    +-- InvalidArgument, NotFound, PreconditionFailed, ResourceLocked, OffsetOutOfRange,
      |        StreamChanged, Unroutable, MessageTooLarge, UnknownDelivery, Fenced, OutOfSequence,
-     |        NotSupported
+     |        NotSupported, StaleMember
      +-- TryLater                4xx: nothing is wrong with the request; it may work later
      |    +-- Rejected, Blocked, ShuttingDown, TooManyRequests
      +-- BrokerError             5xx: the broker failed
@@ -162,7 +162,7 @@ class UnknownDelivery(RequestError):
 
 
 class Fenced(RequestError):
-    """A newer epoch of the same producer exists; this one must stop."""
+    """Someone newer has taken over the producer or the group; whoever gets this must stop."""
 
     code = 309
 
@@ -177,6 +177,12 @@ class NotSupported(RequestError):
     """Reserved for a later version."""
 
     code = 311
+
+
+class StaleMember(RequestError):
+    """Not a member of the group (any more), or not the owner of the partition; join again."""
+
+    code = 312
 
 
 class TryLater(NativeError):
@@ -235,6 +241,7 @@ _CLASSES: tuple[type[NativeError], ...] = (
     Fenced,
     OutOfSequence,
     NotSupported,
+    StaleMember,
     Rejected,
     Blocked,
     ShuttingDown,

@@ -16,8 +16,8 @@ class Fields:
     ``finish`` refuses what nobody asked for: a request is never honoured in part.
     """
 
-    def __init__(self, body: bytes) -> None:
-        value: Any = unpack(body)
+    def __init__(self, body: bytes | dict[object, object]) -> None:
+        value: Any = unpack(body) if isinstance(body, bytes) else body
         if not isinstance(value, dict):
             raise Malformed("the body is not a map")
         self._fields: dict[object, object] = value
@@ -113,6 +113,52 @@ class Fields:
             found.append((first, second))
         return found
 
+    def maps(self, name: str, most: int) -> list[Fields]:
+        """A list of at most ``most`` maps; empty when it is absent."""
+        found: list[Fields] = []
+        for item in self._items(name, most):
+            if not isinstance(item, dict):
+                raise InvalidArgument(f"'{name}' must be a list of maps")
+            found.append(Fields(item))
+        return found
+
+    def rows(self, name: str, most: int, size: int) -> list[list[int]]:
+        """A list of at most ``most`` lists of ``size`` whole numbers from 0 to 2^63 - 1.
+
+        Empty when it is absent.
+        """
+        found: list[list[int]] = []
+        for item in self._items(name, most):
+            if not isinstance(item, list) or len(item) != size:
+                raise InvalidArgument(f"'{name}' must be a list of lists of {size}")
+            found.append(_counts(name, item))
+        return found
+
+    def partitions(self, name: str, most: int) -> list[tuple[str, str, list[int]]]:
+        """A list of [stream, incarnation, [partition, ...]]; at most ``most`` of each."""
+        found: list[tuple[str, str, list[int]]] = []
+        for item in self._items(name, most):
+            if not isinstance(item, list) or len(item) != 3:
+                raise InvalidArgument(f"'{name}' must be a list of lists of 3")
+            stream, incarnation, indexes = item
+            if (
+                not isinstance(stream, str)
+                or not isinstance(incarnation, str)
+                or not isinstance(indexes, list)
+                or len(indexes) > most
+            ):
+                raise InvalidArgument(f"'{name}' must hold two texts and a list")
+            found.append((stream, incarnation, _counts(name, indexes)))
+        return found
+
+    def _items(self, name: str, most: int) -> list[object]:
+        value = self._take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) > most:
+            raise InvalidArgument(f"'{name}' must be a list of at most {most}")
+        return value
+
     def offset(self, name: str) -> int | str:
         """An offset, or the word ``first`` or ``next``."""
         value = self._take(name)
@@ -126,6 +172,15 @@ class Fields:
         """All fields were read: refuse any other."""
         if self._fields:
             raise InvalidArgument(f"unknown field {next(iter(self._fields))!r}")
+
+
+def _counts(name: str, items: list[object]) -> list[int]:
+    found: list[int] = []
+    for item in items:
+        if not isinstance(item, int) or not _is_count(item):
+            raise InvalidArgument(f"'{name}' must hold whole numbers from 0")
+        found.append(item)
+    return found
 
 
 def _is_count(value: object) -> bool:

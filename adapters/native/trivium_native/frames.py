@@ -55,8 +55,15 @@ BIND: Final = 0x42
 UNBIND: Final = 0x43
 PURGE: Final = 0x44
 
-#: Types whose numbers are taken and whose bodies come later: POLL, TX, JOIN, HEARTBEAT, LEAVE.
-RESERVED: Final = frozenset((0x28, 0x50, 0x51, 0x52, 0x53))
+# Transactions and members of groups
+TX: Final = 0x50
+JOIN: Final = 0x51
+HEARTBEAT: Final = 0x52
+LEAVE: Final = 0x53
+REBALANCE: Final = 0x54
+
+#: Types whose numbers are taken and whose bodies come later: POLL.
+RESERVED: Final = frozenset((0x28,))
 
 HEAD: Final = Struct("<IBQ")
 HEAD_SIZE: Final = 13

@@ -17,12 +17,15 @@ from trivium_native import frames
 from trivium_native.errors import (
     AccessRefused,
     AuthenticationFailed,
+    Fenced,
     InvalidArgument,
     Malformed,
     NativeError,
     NotFound,
     PreconditionFailed,
     ResourceLocked,
+    StaleMember,
+    TooManyRequests,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -145,4 +148,10 @@ def of_topology(error: core.TopologyError) -> NativeError:
         return AccessRefused(text)
     if isinstance(error, core.ResourceLocked):
         return ResourceLocked(text)
+    if isinstance(error, core.StaleMember):
+        return StaleMember(text)
+    if isinstance(error, core.Fenced):
+        return Fenced(text)
+    if isinstance(error, core.LimitExceeded):
+        return TooManyRequests(text)
     return PreconditionFailed(text)

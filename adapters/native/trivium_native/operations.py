@@ -12,17 +12,19 @@ from trivium_native.entries import (
     PUBLISH_HEAD,
     REQUEUE,
     SETTLE,
+    TX_HEAD,
     decode_fetched,
 )
 from trivium_native.errors import Malformed, RemoteProtocolError
 from trivium_native.frames import Frame, pack, unpack
 from trivium_native.values import (
     Fetched,
-    GroupOffset,
+    OffsetCommit,
     PartitionInfo,
     Producer,
     Publication,
     QueueInfo,
+    Settlement,
     StoredBatch,
     StreamInfo,
 )
@@ -53,14 +55,14 @@ def _nothing(body: bytes) -> None:
     return None
 
 
-def _request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operation[T]:
+def request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operation[T]:
     """A request with the fields that are not None, answered by OK."""
     given = {name: value for name, value in fields.items() if value is not None}
     return Operation(kind, pack(given), frames.OK, lambda body: parse(unpack(body)))
 
 
-def _done(reply: Any) -> None:
-    return None
+def done(reply: Any) -> None:
+    """OK says it all."""
 
 
 # Publishing
@@ -91,13 +93,41 @@ def publish_encoded(
     return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing)
 
 
-def open_producer(name: str) -> Operation[Producer]:
-    """Start a new epoch of an idempotent producer; older ones are fenced."""
-    return _request(
+def open_producer(name: str, transactional: bool = False) -> Operation[Producer]:
+    """Start a new epoch of an idempotent producer; older ones are fenced.
+
+    The numbers are those of its messages, or of its transactions: two kinds that share no names.
+    """
+    return request(
         frames.PRODUCER,
         lambda reply: Producer(name, int(reply["epoch"]), int(reply["sequence"])),
         producer=name,
+        transactional=transactional or None,
     )
+
+
+def transaction(
+    publications: Sequence[Publication],
+    settlements: Sequence[Settlement],
+    commits: Sequence[OffsetCommit],
+    producer: Producer | None = None,
+) -> Operation[None]:
+    """All of it or nothing; answered once it is durable."""
+    fields: dict[str, object] = {}
+    if producer is not None:
+        fields["producer"] = producer.name
+        fields["epoch"] = producer.epoch
+        fields["sequence"] = producer.sequence
+    if settlements:
+        fields["settle"] = [
+            [each.subscription, each.action, each.first, each.last] for each in settlements
+        ]
+    if commits:
+        fields["commits"] = [each.fields() for each in commits]
+    packed = pack(fields)
+    parts = [TX_HEAD.pack(len(packed), len(publications)), packed]
+    parts += [publication.encode() for publication in publications]
+    return Operation(frames.TX, b"".join(parts), frames.OK, _nothing)
 
 
 # Receiving
@@ -107,9 +137,9 @@ def subscribe_live(
     subscription: int, exchange: str, pattern: bytes, no_local: bool
 ) -> Operation[None]:
     """Mode ``pubsub``."""
-    return _request(
+    return request(
         frames.SUBSCRIBE,
-        _done,
+        done,
         subscription=subscription,
         mode="pubsub",
         exchange=exchange,
@@ -122,9 +152,9 @@ def subscribe_queue(
     subscription: int, queue: str, credit: int, priority: int, no_ack: bool, exclusive: bool
 ) -> Operation[None]:
     """Mode ``queue``."""
-    return _request(
+    return request(
         frames.SUBSCRIBE,
-        _done,
+        done,
         subscription=subscription,
         mode="queue",
         queue=queue,
@@ -143,8 +173,8 @@ def subscribe_log(
     credit: int,
     incarnation: str | None,
 ) -> Operation[int]:
-    """Mode ``log``; the offset at which it starts."""
-    return _request(
+    """Mode ``log`` from an offset or a time on; the offset at which it starts."""
+    return request(
         frames.SUBSCRIBE,
         lambda reply: int(reply["offset"]),
         subscription=subscription,
@@ -159,7 +189,7 @@ def subscribe_log(
 
 def unsubscribe(subscription: int) -> Operation[None]:
     """End a subscription; what is unsettled goes back to its queue."""
-    return _request(frames.UNSUBSCRIBE, _done, subscription=subscription)
+    return request(frames.UNSUBSCRIBE, done, subscription=subscription)
 
 
 def settle(subscription: int, first: int, last: int) -> Operation[None]:
@@ -174,7 +204,7 @@ def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operat
     return Operation(frames.NACK, body, frames.OK, _nothing)
 
 
-# Streams and groups
+# Streams
 
 
 def _fetched(body: bytes) -> Fetched:
@@ -207,36 +237,9 @@ def fetch(
     return Operation(frames.FETCH, pack(fields), frames.FETCHED, _fetched)
 
 
-def commit(
-    group: str, stream: str, offsets: Mapping[int, int], incarnation: str | None = None
-) -> Operation[None]:
-    """Commit the next offsets to read by partition; answered once they are durable."""
-    return _request(
-        frames.COMMIT,
-        _done,
-        group=group,
-        stream=stream,
-        offsets=[[partition, offset] for partition, offset in offsets.items()],
-        incarnation=incarnation,
-    )
-
-
-def committed(
-    group: str, stream: str, incarnation: str | None = None
-) -> Operation[list[GroupOffset]]:
-    """How far a group is, for all partitions in order."""
-    return _request(
-        frames.COMMITTED,
-        lambda reply: [GroupOffset(*row) for row in reply["partitions"]],
-        group=group,
-        stream=stream,
-        incarnation=incarnation,
-    )
-
-
 def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:
     """The named streams, or all of the virtual host."""
-    return _request(
+    return request(
         frames.METADATA,
         lambda reply: [_stream_info(row) for row in reply["streams"]],
         streams=None if streams is None else list(streams),
@@ -252,7 +255,7 @@ def offset_for_timestamp(
     stream: str, partition: int, timestamp: int, incarnation: str | None = None
 ) -> Operation[int]:
     """The first record that arrived at or after a time in milliseconds since the epoch."""
-    return _request(
+    return request(
         frames.OFFSETS,
         lambda reply: int(reply["offset"]),
         stream=stream,
@@ -275,9 +278,9 @@ def declare_exchange(
     arguments: Mapping[str, object] | None = None,
 ) -> Operation[None]:
     """An exchange with these properties, made when it is new."""
-    return _request(
+    return request(
         frames.DECLARE,
-        _done,
+        done,
         kind="exchange",
         name=name,
         type=type_,
@@ -297,7 +300,7 @@ def declare_queue(
     arguments: Mapping[str, object] | None = None,
 ) -> Operation[QueueInfo]:
     """A queue with these properties, made when it is new; an empty name makes one up."""
-    return _request(
+    return request(
         frames.DECLARE,
         lambda reply: QueueInfo(reply["name"], reply["messages"], reply["consumers"]),
         kind="queue",
@@ -313,7 +316,7 @@ def declare_stream(
     name: str, partitions: int = 1, arguments: Mapping[str, object] | None = None
 ) -> Operation[str]:
     """A stream with this many partitions, made when it is new; its incarnation."""
-    return _request(
+    return request(
         frames.DECLARE,
         lambda reply: str(reply["incarnation"]),
         kind="stream",
@@ -327,8 +330,8 @@ def delete(
     kind: str, name: str, if_unused: bool | None = None, if_empty: bool | None = None
 ) -> Operation[None]:
     """Delete an exchange, queue, stream or group."""
-    return _request(
-        frames.DELETE, _done, kind=kind, name=name, if_unused=if_unused, if_empty=if_empty
+    return request(
+        frames.DELETE, done, kind=kind, name=name, if_unused=if_unused, if_empty=if_empty
     )
 
 
@@ -341,9 +344,9 @@ def bind(
     is_bind: bool = True,
 ) -> Operation[None]:
     """Bind a queue, stream or exchange to an exchange, or take the binding back."""
-    return _request(
+    return request(
         frames.BIND if is_bind else frames.UNBIND,
-        _done,
+        done,
         kind=kind,
         name=name,
         exchange=exchange,
@@ -354,4 +357,4 @@ def bind(
 
 def purge(queue: str) -> Operation[int]:
     """Remove all ready messages of a queue; how many there were."""
-    return _request(frames.PURGE, lambda reply: int(reply["messages"]), name=queue)
+    return request(frames.PURGE, lambda reply: int(reply["messages"]), name=queue)

@@ -73,7 +73,7 @@ class Publisher:
         self._raw_properties = b""
         self._delivery = -1
         self._expiration = -1
-        # Indexes of the mandatory messages of this request.
+        # Indexes of the mandatory messages among those that were read last.
         self._mandatory: set[int] = set()
 
     def publish(self, frame: Frame) -> int:
@@ -90,7 +90,7 @@ class Publisher:
         if self.blocked is not None:
             raise Blocked(self.blocked)
         if not flags & HAS_PRODUCER:
-            return self._publish(*self._read(body, PUBLISH_HEAD_SIZE, count), -1)
+            return self._publish(*self.read(body, PUBLISH_HEAD_SIZE, count), -1)
         at = PUBLISH_HEAD_SIZE + PRODUCER_SIZE
         if len(body) < at:
             raise Malformed("PUBLISH is cut")
@@ -114,7 +114,7 @@ class Publisher:
                 f"sequence number {sequence} comes after a gap, {expected} is next",
                 {"expected": expected},
             )
-        routes, messages = self._read(body, at, count)
+        routes, messages = self.read(body, at, count)
         storage = self._broker.storage
         try:
             if known < count:
@@ -132,8 +132,11 @@ class Publisher:
         # Also where nothing was published: the first time may not be durable yet.
         return storage.batch if storage.is_durable else 0
 
-    def _read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
-        """The routes and messages of all entries; sets ``_mandatory``."""
+    def read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
+        """The routes and messages of all entries, up to the end of ``body``.
+
+        Raises Malformed, and the errors that refuse the request.
+        """
         routes: list[Route] = []
         messages: list[Message] = []
         self._mandatory = set()
@@ -225,6 +228,29 @@ class Publisher:
         self._delivery = delivery
         self._raw_properties = header
         return header
+
+    def check_read(self, routes: list[Route], messages: list[Message]) -> None:
+        """Whether what was just read can be published. Raises Blocked, Unroutable."""
+        if messages and self.blocked is not None:
+            raise Blocked(self.blocked)
+        missed: list[int] = []
+        for index in sorted(self._mandatory):
+            route = routes[index]
+            if route.depends_on_message:
+                route = route.resolve(messages[index])
+            if not route.destinations:
+                missed.append(index)
+        if missed:
+            raise Unroutable("no binding wants the message", _indexes(missed))
+
+    def publish_read(self, routes: list[Route], messages: list[Message]) -> None:
+        """Publish what was just read and found fit."""
+        try:
+            self._publish(routes, messages, -1)
+        except Rejected:
+            # Only by a backlog that answers for itself, such as a session's: what it drops is
+            # nobody else's concern.
+            pass
 
     def _publish(self, routes: list[Route], messages: list[Message], skip: int) -> int:
         """Publish; ``skip`` of the first are there already (-1: not idempotent).

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.exchanges import Binding, HeadersExchange, valid_headers_match
 from trivium.message import HeaderValue
-from trivium.streams import Partition, Stream
+from trivium.streams import Partition
 from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
 from trivium_native import frames
+from trivium_native.commits import stream_of
 from trivium_native.errors import (
     InvalidArgument,
     NotFound,
     OffsetOutOfRange,
-    StreamChanged,
     TooManyRequests,
 )
 from trivium_native.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
 from trivium_native.fields import Fields
-from trivium_native.frames import MAX_ITEMS
+from trivium_native.grouping import GroupRequests
 from trivium_native.subscriptions import (
     LiveSubscription,
     LogSubscription,
@@ -47,6 +47,7 @@ class Requests:
     def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
         self._connection = connection
         self._vhost = vhost
+        self._groups = GroupRequests(connection, vhost)
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
         """Carry out one request and answer it; False when the frame type is not a request.
@@ -55,10 +56,6 @@ class Requests:
         """
         if kind == frames.FETCH:
             self._fetch(correlation, fields)
-        elif kind == frames.COMMIT:
-            self._commit(correlation, fields)
-        elif kind == frames.COMMITTED:
-            self._committed(correlation, fields)
         elif kind == frames.METADATA:
             self._metadata(correlation, fields)
         elif kind == frames.OFFSETS:
@@ -78,7 +75,7 @@ class Requests:
         elif kind == frames.PURGE:
             self._purge(correlation, fields)
         else:
-            return False
+            return self._groups.handle(kind, correlation, fields)
         return True
 
     # Subscriptions
@@ -137,18 +134,8 @@ class Requests:
 
     # Streams
 
-    def _stream(self, fields: Fields) -> Stream:
-        stream = self._vhost.stream(fields.text("stream"))
-        incarnation = fields.optional_text("incarnation")
-        if incarnation is not None and incarnation != stream.incarnation:
-            raise StreamChanged(
-                f"stream '{stream.name}' is another one of that name",
-                {"incarnation": stream.incarnation},
-            )
-        return stream
-
     def _partition(self, fields: Fields) -> Partition:
-        stream = self._stream(fields)
+        stream = stream_of(self._vhost, fields)
         index = fields.integer("partition", 0, _MAX_U32)
         partition = stream.partition(index)
         if partition is None:
@@ -257,10 +244,13 @@ class Requests:
 
     def _producer(self, correlation: int, fields: Fields) -> None:
         producer = fields.text("producer").encode()
+        is_transactional = fields.boolean("transactional")
         fields.finish()
         if not producer:
             raise InvalidArgument("a producer has a name")
-        opened = self._vhost.producers.open(producer)
+        vhost = self._vhost
+        producers = vhost.transactional if is_transactional else vhost.producers
+        opened = producers.open(producer)
         if opened is None:
             raise TooManyRequests("this virtual host has too many producers")
         epoch, sequence = opened
@@ -328,7 +318,7 @@ class Requests:
         elif kind == "stream":
             self._vhost.delete_stream(name)
         else:
-            self._vhost.groups.delete(name)
+            self._vhost.delete_group(name)
         self._connection.reply_when_durable(correlation, reply)
 
     def _bind(self, correlation: int, fields: Fields, is_bind: bool) -> None:

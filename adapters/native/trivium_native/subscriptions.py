@@ -42,6 +42,14 @@ class Subscription:
         """Deliveries ``first`` to ``last`` were not wanted. Raises UnknownDelivery for none."""
         raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
 
+    def check_unsettled(self, first: int, last: int) -> None:
+        """Whether there is something to settle in this range. Raises UnknownDelivery."""
+        raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
+
+    def take(self, first: int, last: int) -> list[QueueEntry]:
+        """The unsettled deliveries of a range, which are now the caller's to settle."""
+        return []
+
     def end(self) -> None:
         """The client, or its connection, leaves: release everything."""
         raise NotImplementedError
@@ -189,20 +197,33 @@ class QueueSubscription(Subscription):
 
     def settle(self, first: int, last: int) -> None:
         queue = self._queue
-        for entry in self._take(first, last):
+        for entry in self._take_some(first, last):
             queue.settle(entry)
         queue.dispatch()
 
     def give_back(self, first: int, last: int, requeue: bool) -> None:
         queue = self._queue
-        for entry in self._take(first, last):
+        for entry in self._take_some(first, last):
             if requeue:
                 queue.requeue(entry)
             else:
                 queue.reject(entry)
         queue.dispatch()
 
-    def _take(self, first: int, last: int) -> list[QueueEntry]:
+    def check_unsettled(self, first: int, last: int) -> None:
+        if not self._tags(first, last):
+            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
+
+    def take(self, first: int, last: int) -> list[QueueEntry]:
+        return [self._unsettled.pop(tag) for tag in self._tags(first, last)]
+
+    def _take_some(self, first: int, last: int) -> list[QueueEntry]:
+        entries = self.take(first, last)
+        if not entries:
+            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
+        return entries
+
+    def _tags(self, first: int, last: int) -> list[int]:
         unsettled = self._unsettled
         if last - first < len(unsettled):
             tags = [tag for tag in range(first, last + 1) if tag in unsettled]

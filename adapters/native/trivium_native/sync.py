@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, TypeVar
 
-from trivium_native import operations
+from trivium_native import group_operations, operations
 from trivium_native.errors import ConnectionFailed, NativeError
 from trivium_native.operations import Operation
 from trivium_native.protocol import ClientProtocol, Closed, Reply
@@ -26,6 +26,8 @@ from trivium_native.url import Target, parse_url
 from trivium_native.values import (
     Fetched,
     GroupOffset,
+    Membership,
+    OffsetCommit,
     Producer,
     Publication,
     QueueInfo,
@@ -140,15 +142,22 @@ class SyncClient:
         offsets: Mapping[int, int],
         *,
         incarnation: str | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """Commit a group's next offsets by partition; returns once they are durable."""
-        self._run(operations.commit(group, stream, offsets, incarnation))
+        """Commit a group's next offsets by partition; returns once they are durable.
+
+        While the group has members or a holder only they commit, by their ``membership``. Raises
+        NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
+        """
+        self._run(
+            group_operations.commit(OffsetCommit(group, stream, offsets, incarnation, membership))
+        )
 
     def committed(
         self, group: str, stream: str, *, incarnation: str | None = None
     ) -> list[GroupOffset]:
         """How far a group is, for all partitions in order."""
-        return self._run(operations.committed(group, stream, incarnation))
+        return self._run(group_operations.committed(group, stream, incarnation))
 
     # Publishing
 
@@ -189,12 +198,12 @@ class SyncClient:
             return error
         return None
 
-    def open_producer(self, name: str) -> Producer:
+    def open_producer(self, name: str, *, transactional: bool = False) -> Producer:
         """Start a new epoch of an idempotent producer; whoever published in an older one is fenced.
 
-        The result says at which number its messages go on.
+        The result says at which number it goes on: of its messages, or of its transactions.
         """
-        return self._run(operations.open_producer(name))
+        return self._run(operations.open_producer(name, transactional))
 
     # Topology
 

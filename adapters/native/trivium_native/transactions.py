@@ -1,0 +1,139 @@
+"""TX: publishes, settlements and offset commits that happen together or not at all.
+
+A transaction is one request: it begins and is given up within the client, and the broker holds
+nothing of an open one. It is checked as a whole, then applied within one turn, which is one batch
+of the storage.
+
+With a transactional producer it is idempotent: the producer's row says which number was committed
+last, in the same batch. So a commit that is repeated, because its answer was lost, is known and
+answered the same, whatever has happened to its queues and streams since.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.exchanges import Destination, Route
+from trivium.message import EXACTLY_ONCE, Message
+from trivium.producers import FENCED
+from trivium.queues import Queue, QueueEntry
+from trivium.vhost import VirtualHost
+from trivium_native.commits import Commit
+from trivium_native.entries import TX_HEAD, TX_HEAD_SIZE, TX_REJECT, TX_REQUEUE, TX_SETTLE
+from trivium_native.errors import Fenced, InvalidArgument, Malformed, Rejected, UnknownDelivery
+from trivium_native.fields import Fields
+from trivium_native.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
+from trivium_native.publishing import MAX_MESSAGES, Publisher
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+#: Streams of groups in one transaction.
+MAX_COMMITS: Final = 1024
+
+_MAX_EPOCH: Final = 0xFFFF_FFFF
+_MAX_SEQUENCE: Final = (1 << 62) - 1
+
+
+class Transactions:
+    """Carries out the transactions of one connection."""
+
+    def __init__(
+        self, connection: NativeConnection, vhost: VirtualHost, publisher: Publisher
+    ) -> None:
+        self._connection = connection
+        self._vhost = vhost
+        self._publisher = publisher
+
+    def handle(self, frame: Frame) -> None:
+        """Check, apply and answer one transaction.
+
+        Raises what refuses it: then nothing of it has been done.
+        """
+        body = frame.body
+        if len(body) < TX_HEAD_SIZE:
+            raise Malformed("TX is cut")
+        size, count = TX_HEAD.unpack_from(body)
+        at = TX_HEAD_SIZE + size
+        if size > MAX_FIELDS_BYTES or at > len(body) or count > MAX_MESSAGES:
+            raise Malformed("TX has a wrong size or too many messages")
+        fields = Fields(body[TX_HEAD_SIZE:at])
+        name = fields.optional_text("producer")
+        producer = b""
+        epoch = sequence = 0
+        if name is not None:
+            producer = name.encode()
+            epoch = fields.integer("epoch", 0, _MAX_EPOCH)
+            sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
+            known = self._vhost.transactional.check(producer, epoch, sequence)
+            if known == FENCED:
+                raise Fenced("the transactional producer is not open, or was opened again since")
+            if known > 0:
+                # Committed already, and perhaps not durable yet.
+                self._connection.reply_when_durable(frame.correlation, {})
+                return
+        settlements = fields.rows("settle", MAX_ITEMS, 4)
+        commits = [Commit(self._vhost, one) for one in fields.maps("commits", MAX_COMMITS)]
+        fields.finish()
+        publisher = self._publisher
+        routes, messages = publisher.read(body, at, count)
+        self._check_messages(routes, messages)
+        self._check_settlements(settlements)
+        for commit in commits:
+            commit.check()
+        # From here on nothing refuses.
+        self._settle(settlements)
+        publisher.publish_read(routes, messages)
+        for commit in commits:
+            commit.apply()
+        if name is not None:
+            self._vhost.transactional.advance(producer, epoch, sequence + 1)
+        self._connection.reply_when_durable(frame.correlation, {})
+
+    def _check_messages(self, routes: list[Route], messages: list[Message]) -> None:
+        """Whether all can be published. Raises Blocked, Unroutable, Rejected."""
+        self._publisher.check_read(routes, messages)
+        counts: dict[Destination, int] = {}
+        sizes: dict[Destination, int] = {}
+        for index, message in enumerate(messages):
+            if message.persistent:
+                # Nobody sees it before it is certain.
+                message.mode = EXACTLY_ONCE
+            route = routes[index]
+            if route.depends_on_message:
+                route = route.resolve(message)
+            for destination in route.destinations:
+                counts[destination] = counts.get(destination, 0) + 1
+                sizes[destination] = sizes.get(destination, 0) + len(message.payload)
+        for destination, count in counts.items():
+            if not destination.has_room(count, sizes[destination]):
+                raise Rejected(f"'{destination.name}' has no room for the transaction")
+
+    def _check_settlements(self, settlements: list[list[int]]) -> None:
+        for number, action, first, last in settlements:
+            if action > TX_REJECT or first > last:
+                raise InvalidArgument("'settle' has an unknown action or an empty range")
+            subscription = self._connection.subscriptions.get(number)
+            if subscription is None:
+                raise UnknownDelivery(f"no subscription {number}")
+            subscription.check_unsettled(first, last)
+
+    def _settle(self, settlements: list[list[int]]) -> None:
+        # All are taken before any is done: what is delivered meanwhile is not among them.
+        taken: list[tuple[int, list[QueueEntry]]] = []
+        for number, action, first, last in settlements:
+            subscription = self._connection.subscriptions[number]
+            taken.append((action, subscription.take(first, last)))
+        queues: dict[Queue, None] = {}
+        for action, entries in taken:
+            for entry in entries:
+                queue = entry.queue
+                queues[queue] = None
+                if action == TX_SETTLE:
+                    queue.settle(entry)
+                elif action == TX_REQUEUE:
+                    queue.requeue(entry)
+                else:
+                    queue.reject(entry)
+        for queue in queues:
+            queue.dispatch()

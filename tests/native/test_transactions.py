@@ -1,0 +1,558 @@
+"""TX: all or nothing, at every crash point; repeated, fenced, and refused as a whole."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.native.harness import (
+    LateStorage,
+    Received,
+    Site,
+    Wire,
+    deliveries,
+    entry,
+    payloads,
+    publish,
+)
+from trivium.config import Config, LimitsConfig, Listen
+from trivium.exchanges import Binding
+from trivium.records import PAYLOAD, RecordBatch
+from trivium_native import frames
+
+CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
+
+PRODUCER: dict[str, Any] = {"producer": "p", "epoch": 0, "sequence": 0}
+DONE, REQUEUE, REJECT = 0, 1, 2
+
+State = tuple[int, int, list[bytes], dict[int, int]]
+
+
+def tx(*entries: bytes, **fields: Any) -> bytes:
+    packed: bytes = msgpack.packb(fields)
+    return struct.pack("<II", len(packed), len(entries)) + packed + b"".join(entries)
+
+
+def into(name: bytes, payload: bytes, flags: int = 5) -> bytes:
+    """A message for a queue or a stream by its name."""
+    return entry(payload, name, b"", flags)
+
+
+def commit(offset: int, **fields: Any) -> dict[str, Any]:
+    return {"group": "g", "stream": "s", "offsets": [[0, offset]]} | fields
+
+
+def add_topology(site: Site) -> Site:
+    """Stream ``s`` with the records 0 and 1; queue ``in`` with i0 to i2; queue ``out``."""
+    vhost = site.vhost
+    vhost.declare_stream("s")
+    for name in ("in", "out"):
+        vhost.declare_queue(name, durable=True)
+    wire = site.client()
+    inputs = [into(b"in", b"i%d" % number) for number in range(3)]
+    wire.send(frames.PUBLISH, 0, publish(into(b"s", b"0"), into(b"s", b"1"), *inputs))
+    wire.send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
+    return site
+
+
+@pytest.fixture
+def site() -> Site:
+    return add_topology(Site(None, CONFIG))
+
+
+@pytest.fixture
+def disk() -> Site:
+    site = add_topology(Site(LateStorage(), CONFIG))
+    site.sync()
+    return site
+
+
+def consume(wire: Wire, queue: str, credit: int = 10, number: int = 1) -> list[Received]:
+    fields = {"subscription": number, "mode": "queue", "queue": queue, "credit": credit}
+    return wire.send(frames.SUBSCRIBE, 0, fields)
+
+
+def records(site: Site, stream: str = "s") -> list[bytes]:
+    """The payloads of all that can be read."""
+    partition = site.vhost.stream(stream).partitions[0]
+    found: list[bytes] = []
+    for _, batch in partition.read(0, 1 << 30):
+        view = RecordBatch(batch)
+        found += [view.binary(PAYLOAD, row) or b"" for row in range(view.count)]
+    return found
+
+
+def state(site: Site) -> State:
+    """Ready and unsettled in ``in``, ready in ``out``, the stream, the group's offsets."""
+    vhost = site.vhost
+    waiting = vhost.queues["in"]
+    committed = vhost.groups.committed("g", vhost.stream("s"))
+    return (
+        len(waiting) + waiting.unsettled,
+        len(vhost.queues["out"]),
+        records(site),
+        committed,
+    )
+
+
+BEFORE: State = (3, 0, [b"0", b"1"], {})
+AFTER: State = (1, 1, [b"0", b"1", b"2"], {0: 2})
+WORK = (into(b"out", b"o"), into(b"s", b"2"))
+FIELDS: dict[str, Any] = {"settle": [[1, DONE, 1, 2]], "commits": [commit(2)]}
+
+
+def ok(received: list[Received], correlation: int = 5) -> bool:
+    return (frames.OK, correlation, b"\x80") in received
+
+
+def code(received: list[Received]) -> int:
+    ((kind, _, body),) = received
+    assert kind == frames.ERROR, received
+    found: int = msgpack.unpackb(body)[0]
+    return found
+
+
+# Applied
+
+
+def test_publishes_settlements_and_commits_happen_together(site: Site) -> None:
+    wire = site.client()
+    assert payloads(consume(wire, "in")) == [b"i0", b"i1", b"i2"]
+    assert state(site) == BEFORE
+    assert ok(wire.send(frames.TX, 5, tx(*WORK, **FIELDS)))
+    assert state(site) == AFTER
+    wire.lose()
+    assert payloads(consume(site.client(), "in")) == [b"i2"]
+
+
+def test_an_empty_transaction_is_one_too(site: Site) -> None:
+    wire = site.client()
+    assert ok(wire.send(frames.TX, 5, tx()))
+    assert ok(wire.send(frames.TX, 5, tx(**PRODUCER)))
+    assert site.vhost.transactional.expected(b"p") == 1
+
+
+def test_deliveries_can_be_returned_and_rejected(site: Site) -> None:
+    wire = site.client()
+    consume(wire, "in")
+    settle = [[1, REJECT, 1, 1], [1, REQUEUE, 2, 2], [1, DONE, 3, 3]]
+    received = wire.send(frames.TX, 5, tx(settle=settle))
+    assert ok(received)
+    (again,) = deliveries(received)
+    assert (again.payload, again.flags, again.returns) == (b"i1", 1, 1)
+    assert state(site)[0] == 1
+
+
+def test_what_is_delivered_meanwhile_is_not_settled(site: Site) -> None:
+    wire = site.client()
+    assert payloads(consume(wire, "in", credit=1)) == [b"i0"]
+    received = wire.send(frames.TX, 5, tx(into(b"in", b"i3"), settle=[[1, DONE, 1, 1 << 40]]))
+    assert ok(received)
+    assert payloads(received) == [b"i1"]
+    assert state(site)[0] == 3
+
+
+def test_the_answer_comes_once_it_is_durable(disk: Site) -> None:
+    wire = disk.client()
+    consume(wire, "in")
+    consumer = disk.client()
+    consume(consumer, "out")
+    consumer.take()
+    assert wire.send(frames.TX, 5, tx(*WORK, **FIELDS)) == []
+    # Nor does anybody see it before.
+    assert consumer.take() == []
+    assert records(disk) == [b"0", b"1"]
+    disk.sync()
+    assert wire.take() == [(frames.OK, 5, b"\x80")]
+    assert payloads(consumer.take()) == [b"o"]
+    assert records(disk) == [b"0", b"1", b"2"]
+
+
+def test_a_member_commits_as_such(site: Site) -> None:
+    wire = site.client()
+    joined = wire.ask(frames.JOIN, group="g", member="a", streams=["s"])
+    assert code(wire.send(frames.TX, 5, tx(commits=[commit(2)]))) == 302
+    stale = commit(2, member="a", generation=joined["generation"] + 1)
+    assert code(wire.send(frames.TX, 5, tx(commits=[stale]))) == 312
+    mine = commit(2, member="a", generation=joined["generation"])
+    assert ok(wire.send(frames.TX, 5, tx(commits=[mine])))
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("expected", "entries", "fields"),
+    [
+        (301, [entry(b"x", b"k", b"nowhere")], {}),
+        (306, [entry(b"x", b"k", b"", flags=5 | 16)], {}),
+        (307, [into(b"out", b"x" * 1001)], {}),
+        (300, [entry(b"x", b"k", b"amq.direct", flags=5 | 8)], {}),
+        (400, [into(b"full", b"1"), into(b"full", b"2")], {}),
+        (308, [], {"settle": [[1, DONE, 4, 9]]}),
+        (308, [], {"settle": [[2, DONE, 1, 1]]}),
+        (308, [], {"settle": [[3, DONE, 1, 1]]}),
+        (300, [], {"settle": [[1, 3, 1, 1]]}),
+        (300, [], {"settle": [[1, DONE, 2, 1]]}),
+        (300, [], {"settle": [[1, DONE, 1]]}),
+        (300, [], {"settle": [[1, DONE, 1, -1]]}),
+        (302, [], {"commits": [commit(3)]}),
+        (301, [], {"commits": [commit(1), commit(1, stream="nowhere")]}),
+        (305, [], {"commits": [commit(1, incarnation="other")]}),
+        (312, [], {"commits": [commit(1, member="a", generation=1)]}),
+        (300, [], {"commits": [commit(1) | {"more": 1}]}),
+        (300, [], {"commits": [1]}),
+        (300, [], {"more": 1}),
+        (309, [], PRODUCER | {"epoch": 1}),
+        (309, [], PRODUCER | {"producer": "never opened"}),
+        (300, [], {"producer": "p", "epoch": 0}),
+        (300, [], {"producer": "p", "sequence": 0}),
+    ],
+)
+def test_what_is_refused_has_done_nothing(
+    site: Site, expected: int, entries: list[bytes], fields: dict[str, Any]
+) -> None:
+    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    site.vhost.declare_queue("full", durable=True, arguments=arguments)
+    wire = site.client()
+    consume(wire, "in")
+    live = {"subscription": 3, "mode": "pubsub", "exchange": "amq.topic", "pattern": b"#"}
+    wire.send(frames.SUBSCRIBE, 0, live)
+    merged = {"settle": FIELDS["settle"], "commits": FIELDS["commits"]}
+    for name, value in fields.items():
+        known = merged.get(name, [])
+        merged[name] = known + value if isinstance(value, list) else value
+    received = wire.send(frames.TX, 5, tx(*WORK, *entries, **merged))
+    assert code(received) == expected
+    assert state(site) == BEFORE
+    assert len(site.vhost.queues["full"]) == 0
+    assert site.vhost.transactional.expected(b"p") == 0
+    # It can be put right and sent again.
+    assert ok(wire.send(frames.TX, 6, tx(*WORK, **FIELDS, **PRODUCER)), 6)
+    assert state(site) == AFTER
+
+
+def test_a_queue_takes_what_it_has_room_for(site: Site) -> None:
+    arguments: dict[str, Any] = {"x-max-length-bytes": 10, "x-overflow": "reject-publish"}
+    site.vhost.declare_queue("full", durable=True, arguments=arguments)
+    wire = site.client()
+    messages = [into(b"full", b"12345"), into(b"full", b"123456")]
+    assert code(wire.send(frames.TX, 5, tx(*messages))) == 400
+    assert ok(wire.send(frames.TX, 5, tx(messages[0], messages[0])))
+    assert len(site.vhost.queues["full"]) == 2
+
+
+def test_destinations_of_a_headers_exchange_are_asked_too(site: Site) -> None:
+    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    full = site.vhost.declare_queue("full", durable=True, arguments=arguments)
+    exchange = site.vhost.exchange("amq.headers")
+    site.vhost.bind(exchange, Binding(full, b"", {"x-match": "all", "a": 1}))
+    wire = site.client()
+    properties = msgpack.packb({14: [["a", 1]]})
+    matching = entry(b"x", b"k", b"amq.headers", 5 | 16, properties)
+    assert code(wire.send(frames.TX, 5, tx(matching, matching))) == 400
+    assert code(wire.send(frames.TX, 5, tx(entry(b"x", b"k", b"amq.headers", 5 | 16)))) == 306
+    assert ok(wire.send(frames.TX, 5, tx(matching)))
+    assert len(full) == 1
+
+
+def test_publishes_are_refused_while_publishing_is_paused(site: Site) -> None:
+    wire = site.client()
+    consume(wire, "in")
+    wire.connection.blocked("disk")
+    site.turn()
+    wire.take()
+    assert code(wire.send(frames.TX, 5, tx(*WORK, **FIELDS))) == 401
+    assert state(site) == BEFORE
+    # What takes nothing in goes on.
+    assert ok(wire.send(frames.TX, 5, tx(**FIELDS)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0\0\0\0\0\0\0",
+        struct.pack("<II", 0, 0),
+        struct.pack("<II", 2, 0) + b"\x80",
+        struct.pack("<II", 1, 1) + b"\x80",
+        struct.pack("<II", 1, 65_537) + b"\x80",
+        struct.pack("<II", 1, 0) + b"\x80" + into(b"out", b"x"),
+        struct.pack("<II", 1, 1) + b"\x80" + into(b"out", b"x") + b"\0",
+        struct.pack("<II", 1, 0) + b"\x90",
+        struct.pack("<II", 1 << 31, 0) + b"\x80",
+    ],
+)
+def test_malformed_transactions_cost_the_connection(site: Site, body: bytes) -> None:
+    wire = site.client()
+    assert code(wire.send(frames.TX, 5, body)) == 100
+    assert wire.is_closed
+    assert state(site) == BEFORE
+
+
+# Repeated, and fenced
+
+
+def test_a_repeated_commit_is_answered_the_same_and_not_applied(site: Site) -> None:
+    wire = site.client()
+    consume(wire, "in")
+    body = tx(*WORK, **FIELDS, **PRODUCER)
+    assert ok(wire.send(frames.TX, 5, body))
+    wire.lose()
+    # By another connection, which has no such subscription.
+    other = site.client()
+    assert other.send(frames.TX, 5, body) == [(frames.OK, 5, b"\x80")]
+    assert state(site) == AFTER
+    # Whatever has become of its stream, or of publishing.
+    other.connection.blocked("disk")
+    site.vhost.delete_stream("s")
+    site.turn()
+    other.take()
+    assert other.send(frames.TX, 5, body) == [(frames.OK, 5, b"\x80")]
+
+
+def test_a_repeated_commit_waits_for_the_first_to_be_durable(disk: Site) -> None:
+    body = tx(*WORK, **PRODUCER)
+    first, second = disk.client(), disk.client()
+    assert first.send(frames.TX, 5, body) == []
+    assert second.send(frames.TX, 5, body) == []
+    disk.sync()
+    assert (first.take(), second.take()) == ([(frames.OK, 5, b"\x80")], [(frames.OK, 5, b"\x80")])
+    assert state(disk)[1] == 1
+
+
+def test_numbers_may_be_left_out_but_not_go_back(site: Site) -> None:
+    wire = site.client()
+    for sequence in (3, 7, 5, 7, 0):
+        assert ok(wire.send(frames.TX, 5, tx(into(b"s", b"%d" % sequence), **at(sequence))))
+    assert records(site) == [b"0", b"1", b"3", b"7"]
+    reply = wire.ask(frames.PRODUCER, producer="p", transactional=True)
+    assert reply == {"epoch": 1, "sequence": 8}
+
+
+def at(sequence: int, epoch: int = 0) -> dict[str, Any]:
+    return PRODUCER | {"sequence": sequence, "epoch": epoch}
+
+
+def test_an_older_epoch_is_fenced_even_for_what_it_has_committed(site: Site) -> None:
+    wire, newer = site.client(), site.client()
+    assert ok(wire.send(frames.TX, 5, tx(into(b"s", b"2"), **at(0))))
+    newer.ask(frames.PRODUCER, producer="p", transactional=True)
+    for sequence in (0, 1):
+        assert code(wire.send(frames.TX, 5, tx(into(b"s", b"no"), **at(sequence)))) == 309
+    assert ok(newer.send(frames.TX, 5, tx(into(b"s", b"no"), **at(0, 1))))
+    assert ok(newer.send(frames.TX, 5, tx(into(b"s", b"3"), **at(1, 1))))
+    assert records(site) == [b"0", b"1", b"2", b"3"]
+
+
+def test_the_two_kinds_of_producers_share_no_names(site: Site) -> None:
+    wire = site.client()
+    assert wire.ask(frames.PRODUCER, producer="p") == {"epoch": 0, "sequence": 0}
+    assert ok(wire.send(frames.TX, 5, tx(**at(8))))
+    assert wire.ask(frames.PRODUCER, producer="p") == {"epoch": 1, "sequence": 0}
+
+
+# Crashes
+
+
+class Machine:
+    """A broker on a simulated disk; ``site`` is its process."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, seed: int = 0) -> None:
+        self.host = Host(disk, seed=seed)
+        self.site = Site(self.host.storage, CONFIG)
+        self.settle()
+
+    def settle(self) -> None:
+        """Everything is written and answered."""
+        self.site.turn()
+        self.host.commit()
+        self.site.turn()
+
+
+def crashes(
+    start: SimulatedDisk, machine: Machine, random_: random.Random
+) -> Iterator[tuple[int, SimulatedDisk]]:
+    """(operations done, disk) of kills and power cuts at every operation since ``start``."""
+    operations = machine.host.disk.operations
+    for done in range(len(operations) + 1):
+        killed = start.after(operations[:done])
+        yield done, killed
+        yield done, killed.power_cut(None)
+        yield done, killed.power_cut(random_)
+        if done < len(operations) and operations[done].kind == "write":
+            size = len(operations[done].data)
+            yield done, killed.torn(operations[done], random_.randint(0, size))
+
+
+def test_a_transaction_is_all_or_nothing_at_every_crash_point() -> None:
+    machine = Machine()
+    add_topology(machine.site)
+    machine.settle()
+    wire = machine.site.client()
+    consume(wire, "in")
+    machine.settle()
+    wire.take()
+    start = machine.host.disk.copy()
+    machine.host.disk.operations.clear()
+    body = tx(*WORK, **FIELDS, **PRODUCER)
+    wire.send(frames.TX, 5, body)
+    machine.settle()
+    assert wire.take() == [(frames.OK, 5, b"\x80")]
+    count = len(machine.host.disk.operations)
+    seen: set[bool] = set()
+    for done, disk in crashes(start, machine, random.Random(1)):
+        after = Machine(disk.copy(), seed=2)
+        is_applied = state(after.site) == AFTER
+        assert is_applied or state(after.site) == BEFORE
+        # It was answered once all was written.
+        assert is_applied or done < count
+        seen.add(is_applied)
+        # Sent again: known if it was applied; else its deliveries are not there any more.
+        again = after.site.client()
+        again.send(frames.TX, 5, body)
+        after.settle()
+        received = again.take()
+        if is_applied:
+            assert received == [(frames.OK, 5, b"\x80")]
+        else:
+            assert received == [] or code(received) == 308
+            consume(again, "in")
+            after.settle()
+            again.take()
+            again.send(frames.TX, 5, body)
+            after.settle()
+            assert (frames.OK, 5, b"\x80") in again.take()
+        assert state(after.site) == AFTER
+    assert seen == {True, False}
+
+
+class Processor:
+    """Moves messages from queue ``in`` by stream ``mid`` to queue ``out``, exactly once.
+
+    Two steps, each a transaction: take from the queue and put into the stream; read the stream from
+    the group's offset on, put into the queue and commit the offset. The process outlives the
+    broker: what was not answered is sent again.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.sequence = 0
+        self.pending: bytes | None = None
+        self.wire: Wire
+
+    def connect(self, machine: Machine) -> None:
+        self.machine = machine
+        self.wire = machine.site.client()
+        self.is_waiting = False
+        self.tags: list[tuple[int, bytes]] = []
+        self.received = consume(self.wire, "in", credit=3)
+
+    def poll(self) -> list[Received]:
+        """What has come that is not a delivery."""
+        others: list[Received] = []
+        arrived, self.received = self.received + self.wire.take(), []
+        for received in arrived:
+            if received[0] == frames.DELIVER:
+                (delivered,) = deliveries([received])
+                self.tags.append((delivered.tag, delivered.payload))
+            else:
+                others.append(received)
+        return others
+
+    def step(self) -> bool:
+        """Do what can be done now; whether there was anything."""
+        for kind, _, body in self.poll():
+            if kind == frames.OK and self.epoch < 0:
+                reply = msgpack.unpackb(body)
+                self.epoch, self.sequence = reply["epoch"], reply["sequence"]
+            elif kind == frames.OK:
+                self.pending = None
+                self.sequence += 1
+            else:
+                # Its deliveries are not this connection's: so it was not applied.
+                assert msgpack.unpackb(body)[0] in (308, 302)
+                self.pending = None
+            self.is_waiting = False
+        if self.is_waiting:
+            return False
+        if self.epoch < 0:
+            self.ask(frames.PRODUCER, msgpack.packb({"producer": "p", "transactional": True}))
+        elif self.pending is not None:
+            self.ask(frames.TX, self.pending)
+        elif self.tags:
+            taken, self.tags = self.tags, []
+            settle = [[1, DONE, tag, tag] for tag, _ in taken]
+            messages = [into(b"mid", payload) for _, payload in taken]
+            self.send(tx(*messages, settle=settle, **at(self.sequence, self.epoch)))
+        else:
+            vhost = self.machine.site.vhost
+            offset = vhost.groups.committed("g", vhost.stream("mid")).get(0, 0)
+            found = records(self.machine.site, "mid")[offset : offset + 2]
+            if not found:
+                return False
+            commits = [commit(offset + len(found), stream="mid")]
+            messages = [into(b"out", payload) for payload in found]
+            self.send(tx(*messages, commits=commits, **at(self.sequence, self.epoch)))
+        return True
+
+    def send(self, body: bytes) -> None:
+        self.pending = body
+        self.ask(frames.TX, body)
+
+    def ask(self, kind: int, body: bytes) -> None:
+        self.is_waiting = True
+        self.wire.feed(struct.pack("<IBQ", 9 + len(body), kind, 7) + body)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> None:
+    random_ = random.Random(seed)
+    machine = Machine(seed=seed)
+    vhost = machine.site.vhost
+    for name in ("in", "out"):
+        vhost.declare_queue(name, durable=True)
+    vhost.declare_stream("mid")
+    inputs = [b"i%d" % number for number in range(20)]
+    client = machine.site.client()
+    client.send(frames.PUBLISH, 0, publish(*[into(b"in", payload) for payload in inputs]))
+    machine.settle()
+    processor = Processor()
+    processor.connect(machine)
+    kills = 0
+    idle = 0
+    while idle < 40:
+        choice = random_.random()
+        if choice < 0.02 and kills < 12:
+            kills += 1
+            disk = machine.host.disk.copy()
+            if random_.random() < 0.7:
+                disk = disk.power_cut(random_ if random_.random() < 0.7 else None)
+            machine = Machine(disk, seed=seed * 100 + kills)
+            if random_.random() < 0.3:
+                # The processor too: it begins anew, and an older one would be fenced.
+                processor = Processor()
+            processor.connect(machine)
+        elif choice < 0.04:
+            # The connection alone breaks.
+            processor.wire.lose()
+            processor.connect(machine)
+        elif choice < 0.4:
+            idle = 0 if processor.step() else idle + 1
+        else:
+            machine.host.step_one(random_)
+            machine.site.turn()
+    machine.settle()
+    assert kills > 0
+    processor.wire.lose()
+    out = machine.site.client()
+    found = payloads(consume(out, "out", credit=100))
+    assert sorted(records(machine.site, "mid")) == sorted(inputs)
+    assert sorted(found) == sorted(inputs)
+    assert len(machine.site.vhost.queues["in"]) == 0
