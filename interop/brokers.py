@@ -66,8 +66,9 @@ def free_restart_ports(count: int) -> list[int]:
 class TriviumProcess:
     """One ``trivium serve``. ``ports`` maps each protocol to its port once it has started.
 
-    ``module`` is run with ``python -m``. With ``restartable`` the ports are fixed from the start,
-    so that clients find a restarted broker where the killed one was.
+    ``module`` is run with ``python -m``, behind the words of ``prefix``. With ``restartable`` the
+    ports are fixed from the start, so that clients find a restarted broker where the killed one
+    was.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TriviumProcess:
         protocols: tuple[str, ...] = PROTOCOLS,
         environment: Mapping[str, str] | None = None,
         module: str = "trivium",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.data = directory / "data"
         self.log = directory / "broker.log"
@@ -86,6 +88,7 @@ class TriviumProcess:
         self.ports = dict(zip(protocols, ports, strict=True))
         self.process: subprocess.Popen[str] | None = None
         self._module = module
+        self._prefix = prefix
         self._environment = dict(os.environ) | dict(environment or {})
         # ./dev exports the path of the compiled build.
         self._environment.pop("PYTHONPATH", None)
@@ -101,7 +104,11 @@ class TriviumProcess:
         ]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", self._module, "serve", "--data", str(self.data), *places],
+                [
+                    *self._prefix,
+                    *(sys.executable, "-m", self._module),
+                    *("serve", "--data", str(self.data), *places),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

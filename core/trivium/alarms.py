@@ -18,10 +18,8 @@ MARGIN: Final = 0.1
 #: arrives meanwhile must fit beyond the mark.
 USUAL_INTERVAL: Final = 1.0
 NEAR_INTERVAL: Final = 0.1
-#: Free disk beyond the mark that is used up within a second at most (1 GiB).
-NEAR_DISK: Final = 1 << 30
-#: Share of the memory mark from which on it is near.
-NEAR_MEMORY: Final = 0.8
+#: Room up to a mark that could be used up within the usual interval (1 GiB).
+NEAR_BYTES: Final = 1 << 30
 
 
 class Alarms:
@@ -47,17 +45,17 @@ class Alarms:
 
         The seconds after which to look again.
         """
+        is_near = False
         if self.memory_high and resident >= 0:
+            is_near = resident > self.memory_high - NEAR_BYTES
             limit = self.memory_high * (1 - MARGIN) if self.is_memory_short else self.memory_high
             was_short, self.is_memory_short = self.is_memory_short, resident > limit
             _tell("memory", was_short, self.is_memory_short, resident, self.memory_high)
         if self.disk_low and free >= 0:
+            is_near = is_near or free < self.disk_low + NEAR_BYTES
             limit = self.disk_low * (1 + MARGIN) if self.is_disk_short else self.disk_low
             was_short, self.is_disk_short = self.is_disk_short, free < limit
             _tell("free disk", was_short, self.is_disk_short, free, self.disk_low)
-        is_near = (self.memory_high and resident > self.memory_high * NEAR_MEMORY) or (
-            self.disk_low and 0 <= free < self.disk_low + NEAR_DISK
-        )
         return NEAR_INTERVAL if is_near else USUAL_INTERVAL
 
 

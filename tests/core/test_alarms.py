@@ -9,14 +9,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.core.harness import ManualDriver
 from trivium.adapter import Connection, Peer
-from trivium.alarms import MARGIN, NEAR_DISK, NEAR_INTERVAL, USUAL_INTERVAL, Alarms
+from trivium.alarms import MARGIN, NEAR_BYTES, NEAR_INTERVAL, USUAL_INTERVAL, Alarms
 from trivium.broker import MAX_PENDING_BYTES, Broker
 from trivium.config import Config, LimitsConfig
 from trivium.storage.memory import MemoryStorage
 
 MEMORY = 1_000_000
 DISK = 500_000
-PLENTY = DISK + NEAR_DISK
+PLENTY = DISK + NEAR_BYTES
 
 
 class Probe(ManualDriver):
@@ -175,11 +175,12 @@ def test_reasons_are_rabbitmqs() -> None:
 
 
 def test_figures_near_a_mark_are_looked_at_more_often() -> None:
-    alarms = Alarms(MEMORY, DISK)
-    assert alarms.check(0, PLENTY) == USUAL_INTERVAL
-    assert alarms.check(int(MEMORY * 0.9), PLENTY) == NEAR_INTERVAL
-    assert alarms.check(0, PLENTY - 1) == NEAR_INTERVAL
-    assert alarms.check(MEMORY * 2, 0) == NEAR_INTERVAL
+    high = MEMORY + NEAR_BYTES
+    alarms = Alarms(high, DISK)
+    assert alarms.check(MEMORY, PLENTY) == USUAL_INTERVAL
+    assert alarms.check(MEMORY + 1, PLENTY) == NEAR_INTERVAL
+    assert alarms.check(MEMORY, PLENTY - 1) == NEAR_INTERVAL
+    assert alarms.check(high + 1, 0) == NEAR_INTERVAL
 
 
 def test_each_alarm_logs_one_line_each_way(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trivium import __version__
-from trivium.cli import EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.security.passwords import verify_password
 
 COMMAND = [sys.executable, "-m", "trivium"]
@@ -148,6 +148,12 @@ def test_directory_of_a_killed_broker_can_be_used_again(tmp_path: Path) -> None:
         process.wait(timeout=30)
     with serve("--data", str(tmp_path), *NO_PROTOCOLS) as (_, line):
         assert line.startswith("trivium ready")
+
+
+def test_a_data_directory_that_cannot_be_used_is_exit_74(tmp_path: Path) -> None:
+    tmp_path.joinpath("file").write_text("not a directory")
+    result = run("serve", "--data", str(tmp_path / "file"), *NO_PROTOCOLS)
+    assert_one_line(result, EXIT_IO, "cannot open")
 
 
 def test_address_in_use_is_one_line_and_exit_1() -> None:

@@ -27,6 +27,7 @@ class LineConnection(Connection):
         super().__init__(broker, transport, peer)
         self.ticks = 0
         self.losses = 0
+        self.reasons: list[str] = []
         self.is_lost = asyncio.Event()
 
     def feed(self, data: bytes) -> None:
@@ -42,6 +43,9 @@ class LineConnection(Connection):
 
     def tick(self, now: float) -> None:
         self.ticks += 1
+
+    def blocked(self, reason: str) -> None:
+        self.reasons.append(reason)
 
     def lost(self) -> None:
         self.losses += 1
@@ -221,3 +225,28 @@ async def test_a_failed_disk_is_final_and_releases_the_directory(
     monkeypatch.setattr(trivium.server, "load_adapters", lambda listen: [])
     async with Broker(on_disk) as broker:
         assert broker.vhosts["/"].queues == {}
+
+
+async def test_the_memory_of_this_process_is_compared_with_its_mark() -> None:
+    async with Broker(config(memory_high_bytes=1)) as broker:
+        assert broker.unready() == "low on memory: publishers are paused"
+    async with Broker(config(memory_high_bytes=1 << 50)) as broker:
+        assert broker.unready() is None
+
+
+async def test_the_data_directorys_file_system_is_compared_with_its_mark(tmp_path: Path) -> None:
+    limits = LimitsConfig(disk_free_bytes=1 << 60)
+    storage = StorageConfig(data=tmp_path / "data")
+    async with Broker(Config(listen={}, limits=limits, storage=storage)) as broker:
+        assert broker.unready() == "low on disk: publishers are paused"
+    async with Broker(config(disk_free_bytes=1 << 60)) as broker:
+        assert broker.unready() is None, "memory storage needs no disk"
+
+
+async def test_who_connects_during_an_alarm_is_told() -> None:
+    async with Broker(config(memory_high_bytes=1)) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"e")
+        await reader.readexactly(1)
+        assert ADAPTER[-1].connections[0].reasons == ["low on memory"]
+        writer.close()
