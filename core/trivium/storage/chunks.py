@@ -126,6 +126,13 @@ class Chunk:
             return records[slot] is None
         return (self.removed >> slot) & 1 == 1
 
+    def holds_after(self, offset: int) -> bool:
+        """Whether a record that is not removed ends after ``offset``."""
+        for slot in range(max(self.first_slot_ending_after(offset), self.head), self.slots):
+            if not self.is_removed(slot):
+                return True
+        return False
+
     def remove(self, slot: int) -> bool:
         """Remove the record in ``slot``; False when it was removed before."""
         if self.is_removed(slot):
@@ -316,7 +323,9 @@ class ChunkedLog(Log):
             chunk = self._chunks[index]
             records = chunk.records
             if records is None:
-                break
+                if chunk.holds_after(offset):
+                    break
+                continue
             notes = chunk.notes
             for slot in range(max(chunk.first_slot_ending_after(offset), chunk.head), chunk.slots):
                 record = records[slot]
@@ -339,12 +348,8 @@ class ChunkedLog(Log):
         """The chunk that must be loaded before ``read(offset)`` can answer; None if none must."""
         for index in range(self._chunk_ending_after(offset), len(self._chunks)):
             chunk = self._chunks[index]
-            records = chunk.records
-            if records is None:
-                return chunk
-            for slot in range(max(chunk.first_slot_ending_after(offset), chunk.head), chunk.slots):
-                if records[slot] is not None:
-                    return None
+            if chunk.holds_after(offset):
+                return chunk if chunk.records is None else None
         return None
 
     def __len__(self) -> int:

@@ -202,6 +202,24 @@ def test_records_leave_memory_and_are_read_back() -> None:
     assert host_of(host.disk.copy(), 1).contents("l") == expected
 
 
+def test_a_chunk_with_nothing_left_behind_an_offset_is_not_needed_there() -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    for record in (b"a", b"b" * 1000, b"c" * 1000):
+        log.append(record)
+        if record[:1] != b"a":
+            checkpoint(host)
+    log.settle(1, 1)
+    host.commit()
+    host = host_of(host.disk.copy(), 1)
+    log = host.storage.log("l")
+    # One of the two chunks is all that the memory has room for.
+    log.load(1, 1, lambda: None)
+    host.step()
+    assert log.is_loaded(1)
+    assert log.read(1, 1, 1) == [(2, b"c" * 1000, b"")]
+
+
 def test_load_of_what_is_loaded_is_ready_at_once() -> None:
     host = host_of()
     host.storage.log("l").append(b"x")
