@@ -226,12 +226,8 @@ class QueueSubscription(Subscription):
     def _tags(self, first: int, last: int) -> list[int]:
         unsettled = self._unsettled
         if last - first < len(unsettled):
-            tags = [tag for tag in range(first, last + 1) if tag in unsettled]
-        else:
-            tags = [tag for tag in unsettled if first <= tag <= last]
-        if not tags:
-            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
-        return [unsettled.pop(tag) for tag in tags]
+            return [tag for tag in range(first, last + 1) if tag in unsettled]
+        return [tag for tag in unsettled if first <= tag <= last]
 
     def end(self) -> None:
         queue = self._queue
