@@ -183,24 +183,6 @@ class Requests:
             connection.fetches[fetch] = None
             connection.broker.timers.call_at(fetch.deadline_ms, connection.fetch_timer)
 
-    def _commit(self, correlation: int, fields: Fields) -> None:
-        stream = self._stream(fields)
-        group = fields.text("group")
-        offsets = fields.pairs("offsets", MAX_ITEMS)
-        fields.finish()
-        self._vhost.groups.commit(group, stream, offsets)
-        self._connection.reply_when_durable(correlation, {})
-
-    def _committed(self, correlation: int, fields: Fields) -> None:
-        stream = self._stream(fields)
-        group = fields.text("group")
-        fields.finish()
-        rows = [
-            [lag.partition, None if lag.committed < 0 else lag.committed, lag.lag]
-            for lag in self._vhost.groups.lag(group, stream)
-        ]
-        self._connection.reply(correlation, {"incarnation": stream.incarnation, "partitions": rows})
-
     def _metadata(self, correlation: int, fields: Fields) -> None:
         names = fields.texts("streams", MAX_STREAMS)
         fields.finish()
