@@ -115,6 +115,11 @@ class Partition(DurabilityWaiter):
         self._codec = settings.codec
         self._retention.apply(settings)
 
+    @property
+    def last_offset(self) -> int:
+        """Offset of the newest record that readers may see; ``high_watermark`` when none is."""
+        return max(self.high_watermark - 1, self.first_offset)
+
     # Writing
 
     def add(self, message: Message, described: Described) -> None:

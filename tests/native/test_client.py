@@ -426,3 +426,19 @@ async def test_a_compressed_stream_reads_like_any_other(client: Client, codec: s
     async with client.read("s", 0, "first") as batches:
         batch = await anext(batches)
     assert [record.payload for record in batch.records()] == expected
+
+
+async def test_a_stream_is_read_from_its_last_record_or_a_time(client: Client) -> None:
+    await make_stream(client)
+    for n in range(3):
+        await client.publish(b"%d" % n, routing_key="a")
+    async with client.read("s", 0, "last") as batches:
+        assert batches.offset == 2
+        assert [record.payload for record in (await anext(batches)).records(2)] == [b"2"]
+    (first, *_) = await all_records(client)
+    async with client.read("s", 0, timestamp=first.timestamp) as batches:
+        assert batches.offset == 0
+    async with client.read("s", 0, timestamp=1 << 60) as batches:
+        assert batches.offset == 3
+    fetched = await client.fetch("s", 0, "last")
+    assert [batch.base_offset for batch in fetched.batches] == [2]

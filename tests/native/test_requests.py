@@ -70,6 +70,17 @@ def test_fetch_hands_over_whole_batches(wire: Wire) -> None:
     assert fetched(fetch(wire, 3)) == (0, 4, [(3, [b"3"])])
 
 
+@pytest.mark.parametrize(
+    ("word", "bases"), [("first", [0, 2, 3]), ("last", [3]), ("next", []), ("newest", None)]
+)
+def test_fetch_knows_words_for_offsets(wire: Wire, word: str, bases: list[int] | None) -> None:
+    received = wire.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": word})
+    if bases is None:
+        assert (received[0][0], msgpack.unpackb(received[0][2])[0]) == (frames.ERROR, 300)
+    else:
+        assert [base for base, _ in fetched(received)[2]] == bases
+
+
 def test_fetch_of_few_bytes_gives_one_batch(wire: Wire) -> None:
     assert fetched(fetch(wire, 0, max_bytes=0)) == (0, 4, [(0, [b"0", b"1"])])
 

@@ -26,6 +26,7 @@ from trivium.config import Config, Listen
 from trivium.exchanges import Binding
 from trivium.message import (
     PROTOCOL_AMQP,
+    PROTOCOL_NATIVE,
     Address,
     Message,
     Properties,
@@ -130,7 +131,21 @@ def test_a_number_in_use_is_refused(wire: Wire) -> None:
         ({"mode": "log", "stream": "none", "partition": 0, "offset": 0, "credit": 1}, 301),
         ({"mode": "log", "stream": "s", "partition": 9, "offset": 0, "credit": 1}, 301),
         ({"mode": "log", "stream": "s", "partition": 0, "offset": 5, "credit": 1}, 304),
-        ({"mode": "log", "stream": "s", "partition": 0, "offset": "last", "credit": 1}, 300),
+        ({"mode": "log", "stream": "s", "partition": 0, "offset": "newest", "credit": 1}, 300),
+        ({"mode": "log", "stream": "s", "partition": 0, "credit": 1}, 300),
+        ({"mode": "log", "stream": "s", "partition": 0, "timestamp": 1}, 300),
+        ({"mode": "log", "stream": "s", "partition": 0, "timestamp": -1, "credit": 1}, 300),
+        (
+            {
+                "mode": "log",
+                "stream": "s",
+                "partition": 0,
+                "timestamp": 1,
+                "offset": 0,
+                "credit": 1,
+            },
+            300,
+        ),
         ({"mode": "tail"}, 300),
     ],
 )
@@ -415,8 +430,28 @@ def read(wire: Wire, offset: int | str, credit: int = 1 << 20) -> list[Received]
     fields = {"subscription": 1, "mode": "log", "stream": "s", "partition": 0}
     reply, *rest = wire.send(frames.SUBSCRIBE, 9, fields | {"offset": offset, "credit": credit})
     assert reply[:2] == (frames.OK, 9)
-    assert msgpack.unpackb(reply[2]) == {"offset": {"first": 0, "next": 3}.get(str(offset), offset)}
+    words = {"first": 0, "last": 2, "next": 3}
+    assert msgpack.unpackb(reply[2]) == {"offset": words.get(str(offset), offset)}
     return rest
+
+
+def read_from(wire: Wire, timestamp: int) -> list[Received]:
+    fields = {"subscription": 1, "mode": "log", "stream": "s", "partition": 0, "credit": 1 << 20}
+    return wire.send(frames.SUBSCRIBE, 9, fields | {"timestamp": timestamp})
+
+
+def aged_stream(site: Site) -> int:
+    """Three batches, a second apart; when the first one came."""
+    started = site.broker.now_ms
+    add_stream(site)
+    for n in range(3):
+        site.broker.now_ms = started + 1000 * n
+        stream = site.vhost.stream("s")
+        address = Address("amq.topic", b"a")
+        arrived = site.broker.now_ms
+        stream.accept(Message(PROTOCOL_NATIVE, address, b"", b"%d" % n, 1, True, arrived))
+        site.broker.end_turn()
+    return started
 
 
 @pytest.mark.parametrize(
@@ -425,6 +460,7 @@ def read(wire: Wire, offset: int | str, credit: int = 1 << 20) -> list[Received]
         ("first", [(0, [b"0", b"1"]), (2, [b"2"])]),
         (1, [(0, [b"0", b"1"]), (2, [b"2"])]),
         (2, [(2, [b"2"])]),
+        ("last", [(2, [b"2"])]),
         ("next", []),
     ],
 )
@@ -508,6 +544,46 @@ def test_log_reads_old_records_from_the_disk(site: Site, wire: Wire) -> None:
         found += records(wire.take())
     assert found == [(0, [b"0"]), (1, [b"1"]), (2, [b"2"])]
     assert [offset for offset, _ in cold.loads] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("after", "offset"), [(-5, 0), (0, 0), (1, 1), (2000, 2), (2001, 3)])
+def test_log_starts_at_a_time(site: Site, wire: Wire, after: int, offset: int) -> None:
+    started = aged_stream(site)
+    (kind, correlation, body), *rest = read_from(wire, started + after)
+    assert (kind, correlation, msgpack.unpackb(body)) == (frames.OK, 9, {"offset": offset})
+    assert records(rest) == [(n, [b"%d" % n]) for n in range(offset, 3)]
+
+
+def test_log_from_a_time_waits_for_the_disk_and_then_for_credit(site: Site, wire: Wire) -> None:
+    started = aged_stream(site)
+    partition = site.vhost.stream("s").partitions[0]
+    cold = ColdLog(partition._log)
+    partition._log = cold
+    assert read_from(wire, started + 1) == []
+    assert wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1)) == []
+    received: list[Received] = []
+    while len(received) < 3:
+        cold.finish_load()
+        site.turn()
+        received += wire.take()
+    assert received[0][:2] == (frames.OK, 9)
+    assert records(received[1:]) == [(1, [b"1"]), (2, [b"2"])]
+
+
+def test_a_reader_may_leave_while_its_time_is_searched(site: Site, wire: Wire) -> None:
+    started = aged_stream(site)
+    partition = site.vhost.stream("s").partitions[0]
+    cold = ColdLog(partition._log)
+    partition._log = cold
+    assert read_from(wire, started) == []
+    wire.ask(frames.UNSUBSCRIBE, subscription=1)
+    received: list[Received] = []
+    while not received:
+        cold.finish_load()
+        site.turn()
+        received = wire.take()
+    assert [(kind, correlation) for kind, correlation, _ in received] == [(frames.OK, 9)]
+    assert not partition._readers
 
 
 def test_a_reader_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> None:

@@ -190,17 +190,25 @@ class Client:
         partition: int = 0,
         offset: int | str = "first",
         *,
+        timestamp: int | None = None,
         incarnation: str | None = None,
         credit: int = LOG_CREDIT,
     ) -> AsyncIterator[Batches]:
-        """Mode ``log``: record batches from an offset (or ``first``, or ``next``) on.
+        """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on.
 
-        The first batch may begin before the offset. ``credit`` is how many bytes the broker may be
-        ahead of the reader.
+        With ``timestamp`` (milliseconds since the epoch) from the first record on that arrived then
+        or later, instead of the offset. The first batch may begin before that. ``credit`` is how
+        many bytes the broker may be ahead of the reader.
         """
         batches = Batches(self._link, self._link.next_number())
         operation = operations.subscribe_log(
-            batches.number, stream, partition, offset, credit, incarnation
+            batches.number,
+            stream,
+            partition,
+            offset if timestamp is None else None,
+            timestamp,
+            credit,
+            incarnation,
         )
         async with self._link.subscribed(batches, operation) as start:
             batches.offset = start
@@ -216,7 +224,7 @@ class Client:
         self,
         stream: str,
         partition: int,
-        offset: int,
+        offset: int | str,
         *,
         incarnation: str | None = None,
         max_bytes: int | None = None,
@@ -225,8 +233,9 @@ class Client:
     ) -> Fetched:
         """Whole record batches from the one that holds ``offset`` on.
 
-        Waits up to ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises
-        NotFound, OffsetOutOfRange, StreamChanged.
+        The offset may also be ``first``, ``last`` (the newest record) or ``next``. Waits up to
+        ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises NotFound,
+        OffsetOutOfRange, StreamChanged.
         """
         return await self._link.run(
             operations.fetch(

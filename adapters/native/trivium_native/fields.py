@@ -160,13 +160,13 @@ class Fields:
         return value
 
     def offset(self, name: str) -> int | str:
-        """An offset, or the word ``first`` or ``next``."""
+        """An offset, or the word ``first``, ``last`` or ``next``."""
         value = self._take(name)
-        if isinstance(value, str) and value in ("first", "next"):
+        if isinstance(value, str) and value in ("first", "last", "next"):
             return value
         if isinstance(value, int) and _is_count(value):
             return value
-        raise InvalidArgument(f"'{name}' must be an offset, 'first' or 'next'")
+        raise InvalidArgument(f"'{name}' must be an offset, 'first', 'last' or 'next'")
 
     def finish(self) -> None:
         """All fields were read: refuse any other."""

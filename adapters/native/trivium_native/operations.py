@@ -169,7 +169,8 @@ def subscribe_log(
     subscription: int,
     stream: str,
     partition: int,
-    offset: int | str,
+    offset: int | str | None,
+    timestamp: int | None,
     credit: int,
     incarnation: str | None,
 ) -> Operation[int]:
@@ -182,6 +183,7 @@ def subscribe_log(
         stream=stream,
         partition=partition,
         offset=offset,
+        timestamp=timestamp,
         credit=credit,
         incarnation=incarnation,
     )
@@ -215,7 +217,7 @@ def _fetched(body: bytes) -> Fetched:
 def fetch(
     stream: str,
     partition: int,
-    offset: int,
+    offset: int | str,
     *,
     incarnation: str | None = None,
     max_bytes: int | None = None,

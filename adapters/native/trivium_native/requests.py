@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium.exchanges import Binding, HeadersExchange, valid_headers_match
@@ -105,10 +106,15 @@ class Requests:
             subscription = consuming
         else:
             partition = self._partition(fields)
+            timestamp = fields.integer("timestamp", 0, _MAX_OFFSET, -1)
+            if timestamp >= 0:
+                self._subscribe_at(correlation, number, partition, timestamp, fields)
+                return
             offset = self._offset(partition, fields.offset("offset"))
             credit = fields.integer("credit", 0, _MAX_OFFSET)
             fields.finish()
-            subscription = LogSubscription(connection, number, partition, offset)
+            subscription = LogSubscription(connection, number, partition)
+            subscription.start(offset)
             reply["offset"] = offset
         connection.subscriptions[number] = subscription
         # The answer first, then what it is about.
@@ -122,6 +128,24 @@ class Requests:
         no_local = fields.boolean("no_local")
         fields.finish()
         return LiveSubscription(self._connection, number, exchange, pattern, no_local)
+
+    def _subscribe_at(
+        self, correlation: int, number: int, partition: Partition, timestamp: int, fields: Fields
+    ) -> None:
+        """Mode ``log`` from a time on: the answer waits until its offset is found."""
+        credit = fields.integer("credit", 0, _MAX_OFFSET)
+        fields.finish()
+        self._check_searches()
+        connection = self._connection
+        subscription = LogSubscription(connection, number, partition)
+        connection.subscriptions[number] = subscription
+
+        def found(offset: int) -> None:
+            connection.reply(correlation, {"offset": offset})
+            subscription.start(offset)
+            subscription.add_credit(credit)
+
+        self._search(partition, timestamp, found)
 
     def _unsubscribe(self, correlation: int, fields: Fields) -> None:
         number = fields.integer("subscription", 0, _MAX_U32)
@@ -145,6 +169,8 @@ class Requests:
     def _offset(self, partition: Partition, offset: int | str) -> int:
         if offset == "first":
             return partition.first_offset
+        if offset == "last":
+            return partition.last_offset
         if offset == "next":
             return partition.high_watermark
         assert isinstance(offset, int)
@@ -162,7 +188,7 @@ class Requests:
     def _fetch(self, correlation: int, fields: Fields) -> None:
         connection = self._connection
         partition = self._partition(fields)
-        offset = self._offset(partition, fields.integer("offset", 0, _MAX_OFFSET))
+        offset = self._offset(partition, fields.offset("offset"))
         max_bytes = fields.integer("max_bytes", 0, _MAX_OFFSET, MAX_FETCH_BYTES)
         min_bytes = fields.integer("min_bytes", 0, _MAX_OFFSET, 1)
         max_wait = fields.integer("max_wait_ms", 0, _MAX_OFFSET, 0)
@@ -212,17 +238,27 @@ class Requests:
         partition = self._partition(fields)
         timestamp = fields.integer("timestamp", 0, _MAX_OFFSET)
         fields.finish()
+        self._check_searches()
         connection = self._connection
-        if connection.searches >= MAX_FETCHES:
+        self._search(
+            partition, timestamp, lambda offset: connection.reply(correlation, {"offset": offset})
+        )
+
+    def _check_searches(self) -> None:
+        if self._connection.searches >= MAX_FETCHES:
             raise TooManyRequests(f"a connection has at most {MAX_FETCHES} searches under way")
+
+    def _search(self, partition: Partition, timestamp: int, found: Callable[[int], None]) -> None:
+        """Call ``found`` with the offset for a time, unless the client has left by then."""
+        connection = self._connection
         connection.searches += 1
 
-        def found(offset: int) -> None:
+        def finished(offset: int) -> None:
             connection.searches -= 1
             if not connection.is_closed:
-                connection.reply(correlation, {"offset": offset})
+                found(offset)
 
-        partition.offset_for_timestamp(timestamp, found)
+        partition.offset_for_timestamp(timestamp, finished)
 
     def _producer(self, correlation: int, fields: Fields) -> None:
         producer = fields.text("producer").encode()

@@ -264,16 +264,21 @@ class LogSubscription(Subscription):
         connection: NativeConnection,
         number: int,
         partition: Partition,
-        offset: int,
     ) -> None:
         super().__init__(connection, number)
         self._partition = partition
-        self._offset = offset
+        self._offset = 0
         self._credit = 0
         self._reader = _LogReader(self)
+        self._is_started = False
         self._is_waiting = False
         self._is_loading = False
         self._is_ended = False
+
+    def start(self, offset: int) -> None:
+        """Read from ``offset`` on, as there is credit."""
+        self._offset = offset
+        self._is_started = True
 
     def pump(self) -> None:
         """Send what there is, until credit, output or records are used up."""
@@ -281,6 +286,7 @@ class LogSubscription(Subscription):
         connection = self.connection
         while (
             self._credit > 0
+            and self._is_started
             and not (self._is_waiting or self._is_loading or self._is_ended)
             and connection.has_room()
         ):

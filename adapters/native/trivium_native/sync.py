@@ -106,7 +106,7 @@ class SyncClient:
         self,
         stream: str,
         partition: int,
-        offset: int,
+        offset: int | str,
         *,
         incarnation: str | None = None,
         max_bytes: int | None = None,
@@ -115,8 +115,9 @@ class SyncClient:
     ) -> Fetched:
         """Whole record batches from the one that holds ``offset`` on.
 
-        Waits up to ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises
-        NotFound, OffsetOutOfRange, StreamChanged.
+        The offset may also be ``first``, ``last`` (the newest record) or ``next``. Waits up to
+        ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises NotFound,
+        OffsetOutOfRange, StreamChanged.
         """
         operation = operations.fetch(
             stream,
