@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hypothesis import given
+from hypothesis import strategies as st
 from pamqp import frame
 from pamqp.base import Frame
-from pamqp.commands import Basic, Connection, Tx
+from pamqp.commands import Basic, Confirm, Connection, Tx
 from pamqp.heartbeat import Heartbeat
 
 from tests.amqp.harness import Client, Server, bodies, names, publish_frames
@@ -214,3 +216,32 @@ def test_a_client_that_does_not_read_its_answers_is_held_for_both(server: Server
     server.end_turn()
     assert not is_paused(client)
     assert reader.counts("q") == (1, 0)
+
+
+@given(
+    st.lists(st.sampled_from([b"x", b"yy", b"z" * 30]), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(1, 120), st.booleans()), max_size=20),
+)
+def test_pauses_at_any_moment_change_neither_what_arrives_nor_its_order(
+    payloads: list[bytes], pauses: list[tuple[int, bool]]
+) -> None:
+    server = Server()
+    client = server.open()
+    client.declare("q")
+    assert client.ask(Confirm.Select()).name == "Confirm.SelectOk"
+    data = b"".join(publish_frames("q", payload) for payload in payloads)
+    is_paused_now = False
+    for size, is_pause in pauses:
+        if is_pause != is_paused_now:
+            is_paused_now = is_pause
+            (pause if is_pause else resume)(server)
+        client.feed(data[:size])
+        data = data[size:]
+    if is_paused_now:
+        resume(server)
+    client.feed(data)
+    confirmed = [one.delivery_tag for one in client.take() if one.name == "Basic.Ack"]
+    assert confirmed[-1] == len(payloads)
+    reader = server.open()
+    assert [reader.get("q") for _ in payloads] == payloads
+    assert reader.get("q") is None

@@ -7,7 +7,8 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.core.harness import ManualDriver
+from tests.core.harness import ManualDriver, message
+from tests.core.storage.simulated import Host
 from trivium.adapter import Connection, Peer
 from trivium.alarms import MARGIN, NEAR_BYTES, NEAR_INTERVAL, USUAL_INTERVAL, Alarms
 from trivium.broker import MAX_PENDING_BYTES, Broker
@@ -307,3 +308,27 @@ def test_a_pause_during_an_alarm_outlasts_it() -> None:
     assert site.wait_for_disk(MAX_PENDING_BYTES + 1) == []
     assert site.look(free=PLENTY) == [None, ""]
     assert site.wait_for_disk(0) == [None]
+
+
+def test_publishers_pause_until_a_stalled_writer_has_caught_up() -> None:
+    host = Host(journal_file_size=1 << 20)
+    broker = Broker()
+    broker.open(host.storage, Probe(), [])
+    client = Listener(broker)
+    broker.add_connection(client)
+    host.commit()
+    queue = broker.vhosts["/"].declare_queue("q", durable=True)
+    broker.end_turn()
+    published = 0
+    while not client.told:
+        queue.accept(message(b"%d" % published * (1 << 20)))
+        broker.end_turn()
+        published += 1
+    # One batch of a message is with the writer, the rest waits.
+    assert published <= 66
+    while client.told == [""]:
+        host.step()
+        broker.end_turn()
+    assert client.told == ["", None]
+    assert host.storage.pending_bytes == 0
+    assert len(queue) == published

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.mqtt.harness import (
     Bench,
@@ -230,3 +232,32 @@ def test_what_waits_goes_with_its_connection() -> None:
     sender.lose()
     again.send(publish("t", b"x", 1, dup=True))
     assert receiver.received() == publish("t", b"x")
+
+
+@given(
+    st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30),
+)
+def test_pauses_at_any_moment_change_neither_what_arrives_nor_its_order(
+    kinds: list[int], pauses: list[tuple[int, bool]]
+) -> None:
+    sender, receiver = pair()
+    data = b"".join(
+        publish("t", b"%d." % number, qos, number) for number, qos in enumerate(kinds, 1)
+    )
+    is_paused_now = False
+    for size, is_pause in pauses:
+        if is_pause != is_paused_now:
+            is_paused_now = is_pause
+            if is_pause:
+                sender.connection.blocked("low on disk")
+            else:
+                resume(sender)
+        sender.send(data[:size])
+        data = data[size:]
+    if is_paused_now:
+        resume(sender)
+    sender.send(data)
+    count = len(kinds)
+    assert [body[3:] for _, body in receiver.packets()] == [b"%d." % n for n in range(1, count + 1)]
+    assert sender.received() == b"".join(puback(n) for n, qos in enumerate(kinds, 1) if qos)

@@ -25,6 +25,8 @@ from trivium_native import frames
 CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
 
 
+#: a transaction of one message: no fields, one entry
+TRANSACTION = struct.pack("<II", 1, 1) + b"\x80" + entry()
 REJECTING: dict[str, Any] = {"x-overflow": "reject-publish"}
 
 
@@ -262,13 +264,28 @@ def test_consumers_go_on_and_acknowledge_while_publishing_is_paused(memory: Site
     assert (len(queue), queue.unsettled) == (0, 0)
 
 
-def test_a_pause_for_a_moment_refuses_nothing_but_reads_publishers_no_more(memory: Site) -> None:
+def test_while_publishing_is_paused_transactions_are_refused(memory: Site) -> None:
+    queue = add_queue(memory)
+    wire = memory.client()
+    wire.connection.blocked("low on disk")
+    memory.turn()
+    wire.take()
+    assert error(wire.send(frames.TX, 1, TRANSACTION))[1] == 401
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [(frames.PUBLISH, publish(entry())), (frames.TX, TRANSACTION)]
+)
+def test_a_pause_for_a_moment_refuses_nothing_but_reads_publishers_no_more(
+    memory: Site, kind: int, body: bytes
+) -> None:
     queue = add_queue(memory)
     publisher, consumer = memory.client(), memory.client(heartbeat=1)
     for wire in (publisher, consumer):
         wire.connection.blocked("")
     memory.turn()
-    assert confirms(publisher.send(frames.PUBLISH, 1, publish(entry()))) == [(1, 1)]
+    assert [reply for reply, _, _ in publisher.send(kind, 1, body)] != [frames.ERROR]
     assert len(consumer.send(frames.PING, 1, b"")) == 1
     assert [wire.is_reading for wire in (publisher, consumer)] == [False, True]
     for wire in (publisher, consumer):

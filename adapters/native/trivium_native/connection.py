@@ -309,6 +309,8 @@ class NativeConnection(Connection):
         kind = frame.kind
         correlation = frame.correlation
         try:
+            if self._is_slowed and (kind == frames.PUBLISH or kind == frames.TX):
+                self._pause(BEHIND_ALL)
             if kind == frames.PUBLISH:
                 self._publish(frame)
             elif kind == frames.ACK or kind == frames.NACK:
@@ -338,8 +340,6 @@ class NativeConnection(Connection):
 
     def _publish(self, frame: Frame) -> None:
         correlation = frame.correlation
-        if self._is_slowed:
-            self._pause(BEHIND_ALL)
         try:
             batch = self._publisher.publish(frame)
         except (Rejected, Unroutable) as error:
