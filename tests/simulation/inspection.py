@@ -1,0 +1,259 @@
+"""What is in a broker, read by clients of all three protocols, and how it differs from the model.
+
+Reading takes the messages out, so a broker that is to go on is inspected on a copy of its disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+from pamqp import commands
+
+from tests.simulation.reference import DEAD, Entry, Reference, backlog_of
+from tests.simulation.wires import (
+    CONSUMING,
+    AmqpWire,
+    MqttWire,
+    NativeWire,
+    number_in,
+    read_fetched,
+)
+from tests.simulation.world import World
+from trivium_native import frames
+
+#: Longer than any message lives and any delivery is put off.
+LATER_MS = 60_000
+
+
+@dataclass
+class Delivery:
+    number: int
+    is_redelivered: bool
+    packet_id: int = 0
+    qos: int = 0
+
+
+@dataclass
+class Contents:
+    """Times of reading are ``now`` and a good while later, for what was not to be had at once."""
+
+    now: int
+    queues: dict[str, list[Delivery]] = field(default_factory=dict)
+    streams: dict[str, list[list[int]]] = field(default_factory=dict)
+    groups: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    retained: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, int] = field(default_factory=dict)
+    #: what cannot be, whatever the model says
+    faults: list[str] = field(default_factory=list)
+
+
+def inspect(world: World, reference: Reference, clients: dict[str, int]) -> Contents:
+    """Read everything that ``reference`` knows of; ``clients`` maps MQTT clients to versions.
+
+    Raises StorageError when the storage finds damage on the way.
+    """
+    world.settle()
+    contents = Contents(world.broker.now_ms)
+    vhost = world.broker.vhosts["/"]
+    for name in vhost.queues:
+        contents.queues[name] = []
+    _read_streams(world, reference, contents)
+    _read_retained(world, contents)
+    _read_sessions(world, reference, contents, clients)
+    _read_queues(world, contents)
+    if world.has_failed:
+        raise world.host.errors[0]
+    return contents
+
+
+def _settled(world: World) -> None:
+    world.settle()
+    if world.has_failed:
+        raise world.host.errors[0]
+
+
+def _read_queues(world: World, contents: Contents) -> None:
+    wire = AmqpWire(world)
+    # DEAD comes last: it is to have what the others give up while they are read.
+    for name in sorted(contents.queues, key=lambda name: name == DEAD):
+        if not name.startswith("amq."):
+            wire.send(commands.Basic.Consume(queue=name, consumer_tag=name), CONSUMING)
+    for wait in (0, LATER_MS):
+        world.advance(wait)
+        _settled(world)
+        for _, method, body in wire.receive():
+            if isinstance(method, commands.Basic.Deliver):
+                assert method.consumer_tag is not None
+                delivery = Delivery(number_in(body), bool(method.redelivered))
+                contents.queues[method.consumer_tag].append(delivery)
+
+
+def _read_sessions(
+    world: World, reference: Reference, contents: Contents, clients: dict[str, int]
+) -> None:
+    for client, version in clients.items():
+        wire = MqttWire(world, client, version)
+        _settled(world)
+        found: list[Delivery] = []
+        for first, data in wire.receive():
+            kind = first & 0xF0
+            if kind == 0x20:
+                is_present = data[0] == 1
+                if is_present != (client in reference.sessions):
+                    contents.faults.append(f"session {client}: present is {is_present}")
+            elif kind == 0x30:
+                _, packet_id, payload = wire.read_publish(first, data)
+                delivery = Delivery(number_in(payload), first & 8 != 0, packet_id, first >> 1 & 3)
+                found.append(delivery)
+        contents.queues[backlog_of(client)] = found
+
+
+def _read_retained(world: World, contents: Contents) -> None:
+    wire = MqttWire(world, "inspector", 5, is_clean=True)
+    wire.subscribe("#", 0, 1, retained=True)
+    _settled(world)
+    for first, data in wire.receive():
+        if first & 0xF0 == 0x30:
+            topic, _, payload = wire.read_publish(first, data)
+            key = topic.replace("/", ".")
+            if key in contents.retained:
+                contents.faults.append(f"retained {key}: twice")
+            contents.retained[key] = number_in(payload)
+    wire.lose()
+
+
+def _ask(world: World, wire: NativeWire, kind: int, **fields: Any) -> tuple[int, bytes]:
+    wire.receive()
+    correlation = wire.request(kind, fields)
+    _settled(world)
+    for reply, found, body in wire.receive():
+        if found == correlation:
+            return reply, body
+    raise AssertionError("no reply")
+
+
+def _read_streams(world: World, reference: Reference, contents: Contents) -> None:
+    wire = NativeWire(world)
+    _settled(world)
+    for name, stream in world.broker.vhosts["/"].streams.items():
+        contents.streams[name] = [
+            _read_partition(world, wire, name, index, contents)
+            for index in range(len(stream.partitions))
+        ]
+    for group, name in sorted({(group, name) for group, name, _ in reference.groups}):
+        reply, body = _ask(world, wire, frames.COMMITTED, group=group, stream=name)
+        if reply == frames.OK:
+            for partition, offset, _ in msgpack.unpackb(body)["partitions"]:
+                if offset is not None:
+                    contents.groups[group, name, partition] = offset
+    for name in reference.producers:
+        _, body = _ask(world, wire, frames.PRODUCER, producer=name)
+        contents.producers[name] = msgpack.unpackb(body)["sequence"]
+    wire.lose()
+
+
+def _read_partition(
+    world: World, wire: NativeWire, name: str, index: int, contents: Contents
+) -> list[int]:
+    numbers: list[int] = []
+    while True:
+        reply, body = _ask(
+            world, wire, frames.FETCH, stream=name, partition=index, offset=len(numbers)
+        )
+        if reply != frames.FETCHED:
+            contents.faults.append(f"stream {name}/{index}: {msgpack.unpackb(body)}")
+            return numbers
+        mark, batches = read_fetched(body)
+        for base, found in batches:
+            if base != len(numbers):
+                contents.faults.append(f"stream {name}/{index}: {base}, not {len(numbers)}")
+                return numbers
+            numbers += found
+        if len(numbers) >= mark or not batches:
+            return numbers
+
+
+def differences(
+    reference: Reference, contents: Contents, delivered: set[tuple[str, int]]
+) -> list[str]:
+    """Where what was found is not what the model says; ``delivered`` was seen by consumers."""
+    found = list(contents.faults)
+    now = contents.now
+    if set(contents.queues) != set(reference.queues):
+        found.append(f"queues are {sorted(contents.queues)}, not {sorted(reference.queues)}")
+        return found
+    moved = _moved(reference, contents)
+    for name in reference.queues:
+        found += _queue_differences(reference, contents, delivered, moved, name)
+    for what, is_, should in (
+        ("streams", contents.streams, reference.streams),
+        ("groups", contents.groups, reference.groups),
+        ("retained", contents.retained, reference.retained),
+        ("producers", contents.producers, {n: at for n, (_, at) in reference.producers.items()}),
+    ):
+        if is_ != should:
+            found.append(f"{what} at {now}: {is_}, not {should}")
+    return found
+
+
+def _moved(reference: Reference, contents: Contents) -> dict[int, str]:
+    """What is in DEAD because another queue gave it up by itself, with that queue."""
+    moved: dict[int, str] = {}
+    for delivery in contents.queues.get(DEAD, []):
+        number = delivery.number
+        if number not in reference.queues[DEAD]:
+            for name, entries in reference.queues.items():
+                later = contents.now + LATER_MS
+                if number in entries and reference.may_move(name, entries[number], later):
+                    moved[number] = name
+    return moved
+
+
+def _queue_differences(
+    reference: Reference,
+    contents: Contents,
+    delivered: set[tuple[str, int]],
+    moved: dict[int, str],
+    name: str,
+) -> list[str]:
+    found: list[str] = []
+    entries: dict[int, Entry] = reference.queues[name]
+    deliveries = contents.queues[name]
+    numbers = [delivery.number for delivery in deliveries]
+    if len(set(numbers)) != len(numbers):
+        found.append(f"{name}: duplicates in {numbers}")
+    for delivery in deliveries:
+        number = delivery.number
+        entry = entries.get(number)
+        if entry is None:
+            if not (name == DEAD and number in moved):
+                found.append(f"{name}: {number} is settled, or never was there")
+            continue
+        if entry.qos and entry.qos != delivery.qos:
+            found.append(f"{name}: {number} has QoS {delivery.qos}")
+        if moved.get(number) == name:
+            found.append(f"{name}: {number} is in {DEAD} too")
+        # What a client may have it gets again, however late.
+        if 0 < entry.expires <= contents.now and not (entry.qos and delivery.is_redelivered):
+            found.append(f"{name}: {number} expired at {entry.expires}")
+        if (name, number) in delivered and not delivery.is_redelivered:
+            found.append(f"{name}: {number} is not flagged as redelivered")
+    for number in entries:
+        if number in numbers or moved.get(number) == name:
+            continue
+        if not reference.may_be_gone(name, number, contents.now) or reference.may_move(
+            name, entries[number], contents.now
+        ):
+            found.append(f"{name}: {number} is lost")
+    if name == DEAD:
+        # When other queues gave up what is in it the model does not know.
+        return found
+    for qos in (0, 1, 2):
+        # In MQTT, messages of different quality of service may overtake each other.
+        there = [number for number in numbers if number in entries and entries[number].qos == qos]
+        expected = [number for number in reference.order(name) if number in set(there)]
+        if there != expected:
+            found.append(f"{name}: {there} are not in the order {expected}")
+    return found

@@ -1,0 +1,260 @@
+"""An MQTT client with a session that is kept, and a memory of its own that survives everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.mqtt import harness as mqtt
+from tests.simulation.actors import KEYS, Actor
+from tests.simulation.reference import TOPICS, Session, backlog_of
+from tests.simulation.wires import MqttWire, number_in, payload_of
+
+if TYPE_CHECKING:
+    from tests.simulation.inspection import Contents
+    from tests.simulation.simulation import Simulation
+
+#: filters, and the patterns that the model has for them
+FILTERS = {"a/+": "a.*", "+/b": "*.b", "#": "#", "b/a": "b.a"}
+
+
+class _Sent:
+    """A QoS 2 message under way to the broker."""
+
+    def __init__(self, number: int, key: str, payload: bytes, retain: bool) -> None:
+        self.number = number
+        self.key = key
+        self.payload = payload
+        self.retain = retain
+        self.is_released = False
+        self.batch = -1
+
+
+class MqttActor(Actor):
+    def __init__(self, simulation: Simulation, name: str, version: int) -> None:
+        super().__init__(simulation, name)
+        self.version = version
+        self.packet_id = 0
+        #: QoS 2 messages under way to the broker, by packet identifier
+        self.outgoing: dict[int, _Sent] = {}
+        #: QoS 2 messages under way from the broker, by packet identifier
+        self.incoming: dict[int, int] = {}
+        #: batches of PUBRECs whose PUBREL did not come
+        self.received_in: dict[int, int] = {}
+        #: QoS 2 messages that it got: each once
+        self.completed: set[int] = set()
+        self.forget()
+        self.actions = [
+            (self._publish_live, 5),
+            (self._publish_acknowledged, 15),
+            (self._publish_once, 15),
+            (self._release_one, 12),
+            (self._subscribe, 5),
+            (self._unsubscribe, 1),
+            (self._acknowledge, 20),
+            (self._confirm, 12),
+            (self._leave, 1),
+        ]
+
+    def forget(self) -> None:
+        #: batches of what waits for an answer, by first byte of the answer and packet identifier
+        self.waiting: dict[tuple[int, int], int] = {}
+        #: QoS 1 messages that it did not acknowledge, by packet identifier
+        self.unacknowledged: dict[int, int] = {}
+        #: packet identifiers of QoS 2 messages that it has not answered on this connection
+        self.unconfirmed: list[int] = []
+
+    def restarted(self) -> None:
+        super().restarted()
+        self.received_in.clear()
+
+    @property
+    def mqtt(self) -> MqttWire:
+        assert isinstance(self.wire, MqttWire)
+        return self.wire
+
+    @property
+    def backlog(self) -> str:
+        return backlog_of(self.name)
+
+    def connect(self) -> None:
+        self.reference.sessions.setdefault(self.name, Session())
+        self.reference.declare_queue(self.backlog)
+        self.wire = MqttWire(self.simulation.world, self.name, self.version)
+        # What it does not know to be complete it sends again (MQTT-4.4.0-1).
+        for packet_id, sent in self.outgoing.items():
+            if sent.is_released:
+                self._send_release(packet_id, sent)
+            else:
+                self._send_once(packet_id, sent, dup=True)
+
+    def unanswered(self) -> str:
+        return str(self.waiting or "")
+
+    def _next_packet_id(self) -> int:
+        # Few of them, so that they are used again and again.
+        while True:
+            self.packet_id = self.packet_id % 40 + 1
+            taken = any(known == self.packet_id for _, known in self.waiting)
+            if self.packet_id not in self.outgoing and not taken:
+                return self.packet_id
+
+    # To the broker
+
+    def _model(self, number: int, key: str, mode: int, retain: bool) -> int:
+        durable = self.reference.publish(number, TOPICS, key, mode, self.now, retain=retain)
+        return self.simulation.published(number, durable)
+
+    def _publish_live(self) -> None:
+        number, key = self.simulation.new_message(), self.random.choice(KEYS)
+        self.note(f"publishes {number} to {key} at QoS 0")
+        self._model(number, key, 0, False)
+        self.mqtt.publish(key.replace(".", "/"), payload_of(number, self.size()), 0, 0)
+
+    def _publish_acknowledged(self) -> None:
+        number, key = self.simulation.new_message(), self.random.choice(KEYS)
+        retain = self.random.random() < 0.2
+        packet_id = self._next_packet_id()
+        self.note(f"publishes {number} to {key} at QoS 1, retain {retain}")
+        self.waiting[0x40, packet_id] = self._model(number, key, 1, retain)
+        payload = payload_of(number, self.size())
+        self.mqtt.publish(key.replace(".", "/"), payload, 1, packet_id, retain=retain)
+
+    def _publish_once(self) -> None:
+        if len(self.outgoing) > 20:
+            return
+        number, key = self.simulation.new_message(), self.random.choice(KEYS)
+        sent = _Sent(number, key, payload_of(number, self.size()), self.random.random() < 0.1)
+        packet_id = self._next_packet_id()
+        self.outgoing[packet_id] = sent
+        self._send_once(packet_id, sent, dup=False)
+
+    def _send_once(self, packet_id: int, sent: _Sent, dup: bool) -> None:
+        self.note(f"publishes {sent.number} to {sent.key} at QoS 2 as {packet_id}, dup {dup}")
+        known = self.reference.sessions[self.name].incoming
+        if packet_id not in known:
+            known[packet_id] = sent.number
+            self._model(sent.number, sent.key, 2, sent.retain)
+        elif known[packet_id] != sent.number:
+            self.simulation.fail(f"{self.name} used {packet_id} again too early")
+        # The identifier is durable with the message, so in any case PUBREC waits for the disk.
+        self.waiting[0x50, packet_id] = self.simulation.batches[sent.number]
+        topic = sent.key.replace(".", "/")
+        self.mqtt.publish(topic, sent.payload, 2, packet_id, retain=sent.retain, dup=dup)
+
+    def _release_one(self) -> None:
+        for packet_id, sent in self.outgoing.items():
+            if not sent.is_released and (0x50, packet_id) not in self.waiting:
+                self._send_release(packet_id, sent)
+                return
+
+    def _send_release(self, packet_id: int, sent: _Sent) -> None:
+        self.note(f"releases {packet_id}")
+        sent.is_released = True
+        if self.reference.sessions[self.name].incoming.pop(packet_id, None) is not None:
+            sent.batch = self.batch
+        self.waiting[0x70, packet_id] = sent.batch
+        self.mqtt.feed(mqtt.pubrel(packet_id))
+
+    def _subscribe(self) -> None:
+        if self.version == 4:
+            # Retained messages come with it, which the model leaves out.
+            return
+        topic_filter = self.random.choice(list(FILTERS))
+        qos = self.random.randint(0, 2)
+        packet_id = self._next_packet_id()
+        self.note(f"subscribes to {topic_filter} at QoS {qos}")
+        self.reference.sessions[self.name].subscriptions[FILTERS[topic_filter]] = qos
+        self.waiting[0x90, packet_id] = self.batch
+        self.mqtt.subscribe(topic_filter, qos, packet_id, retained=False)
+
+    def _unsubscribe(self) -> None:
+        topic_filter = self.random.choice(list(FILTERS))
+        packet_id = self._next_packet_id()
+        self.note(f"unsubscribes from {topic_filter}")
+        known = self.reference.sessions[self.name].subscriptions
+        existed = known.pop(FILTERS[topic_filter], None) is not None
+        self.waiting[0xB0, packet_id] = self.batch if existed else -1
+        self.mqtt.feed(mqtt.unsubscribe(topic_filter, packet_id, self.version))
+
+    def _leave(self) -> None:
+        self.note("disconnects")
+        self.mqtt.feed(b"\xe0\x00")
+        self.lose()
+
+    # From the broker
+
+    def _acknowledge(self) -> None:
+        for packet_id in list(self.unacknowledged)[: self.random.randint(1, 3)]:
+            number = self.unacknowledged.pop(packet_id)
+            self.note(f"acknowledges {number}")
+            self.reference.settle(self.backlog, number)
+            self.simulation.holders.pop((self.backlog, number), None)
+            self.mqtt.feed(mqtt.puback(packet_id))
+
+    def _confirm(self) -> None:
+        if self.unconfirmed:
+            packet_id = self.unconfirmed.pop(0)
+            number = self.incoming[packet_id]
+            self.note(f"has received {number} as {packet_id}")
+            self.received_in.setdefault(packet_id, self.batch)
+            self.reference.settle(self.backlog, number)
+            self.simulation.holders.pop((self.backlog, number), None)
+            self.mqtt.feed(mqtt.pubrec(packet_id))
+
+    def receive(self) -> None:
+        for first, data in self.mqtt.receive():
+            kind = first & 0xF0
+            if kind == 0x30:
+                self._got(first, data)
+            elif kind == 0x60:
+                self._got_release(int.from_bytes(data[:2]))
+            elif kind != 0x20:
+                self._answered(kind, int.from_bytes(data[:2]))
+
+    def _answered(self, kind: int, packet_id: int) -> None:
+        batch = self.waiting.pop((kind, packet_id), None)
+        if batch is None:
+            self.simulation.fail(f"{self.name} got {kind:#x} of {packet_id}")
+            return
+        self.simulation.acknowledged(batch)
+        if kind == 0x70:
+            del self.outgoing[packet_id]
+
+    def _got(self, first: int, data: bytes) -> None:
+        _, packet_id, payload = self.mqtt.read_publish(first, data)
+        number = number_in(payload)
+        qos = first >> 1 & 3
+        if qos == 0:
+            return
+        self.note(f"got {number} at QoS {qos} as {packet_id}, dup {first & 8 != 0}")
+        if qos == 2:
+            known = self.incoming.get(packet_id)
+            if known is not None:
+                if known != number:
+                    self.simulation.fail(f"{self.name} has {known} as {packet_id}, got {number}")
+            elif number in self.completed:
+                self.simulation.fail(f"{self.name} got {number} at QoS 2 twice")
+            self.incoming[packet_id] = number
+            self.completed.add(number)
+            self.unconfirmed.append(packet_id)
+            self.simulation.acknowledged(self.simulation.batches[number])
+        else:
+            self.unacknowledged[packet_id] = number
+        self.simulation.received(self, self.backlog, number, first & 8 != 0)
+
+    def _got_release(self, packet_id: int) -> None:
+        self.simulation.acknowledged(self.received_in.pop(packet_id, -1))
+        number = self.incoming.pop(packet_id, None)
+        self.note(f"is done with {number} as {packet_id}")
+        self.mqtt.feed(mqtt.pubcomp(packet_id))
+
+    def check(self, contents: Contents) -> list[str]:
+        found: list[str] = []
+        for delivery in contents.queues.get(self.backlog, []):
+            if delivery.qos == 2:
+                known = self.incoming.get(delivery.packet_id)
+                if known is None and delivery.number in self.completed:
+                    found.append(f"{self.name} would get {delivery.number} at QoS 2 twice")
+                elif known is not None and known != delivery.number:
+                    found.append(f"{self.name} would take {delivery.number} for {known}")
+        return found

@@ -1,0 +1,278 @@
+"""The broker as a few dictionaries: what must be there after each batch, whatever happens.
+
+Messages are numbers, rising in the order of their publishing. Only what outlives a connection is
+modelled; which consumer holds what is not. The state after each batch is kept, so a restart must
+show exactly the state after the last batch that it found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+from zlib import crc32
+
+TOPICS: Final = "amq.topic"
+#: takes what other queues give up
+DEAD: Final = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message in a queue."""
+
+    persistent: bool = True
+    priority: int = 0
+    #: time from which it may not be delivered any more; 0 for never
+    expires: int = 0
+    #: quality of service toward the client of a session
+    qos: int = 0
+    #: the broker may have refused it or given it up
+    is_unsure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a queue does beyond first in, first out."""
+
+    name: str
+    ttl: int = -1
+    max_length: int = -1
+    rejects: bool = False
+    max_priority: int = 0
+    delivery_limit: int = -1
+    #: what it gives up goes to DEAD
+    has_dead_letters: bool = False
+    #: consumers do not acknowledge: what a crash finds on its way to them may be gone
+    is_lossy: bool = False
+    durable: bool = True
+
+    @property
+    def arguments(self) -> dict[str, str | int]:
+        """Of its declaration."""
+        found: dict[str, str | int] = {}
+        if self.ttl >= 0:
+            found["x-message-ttl"] = self.ttl
+        if self.max_length >= 0:
+            found["x-max-length"] = self.max_length
+        if self.rejects:
+            found["x-overflow"] = "reject-publish"
+        if self.max_priority:
+            found["x-max-priority"] = self.max_priority
+        if self.delivery_limit >= 0:
+            found["x-delivery-limit"] = self.delivery_limit
+        if self.has_dead_letters:
+            found["x-dead-letter-exchange"] = ""
+            found["x-dead-letter-routing-key"] = DEAD
+        return found
+
+
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind("q0"),
+        Kind("q1"),
+        Kind(DEAD),
+        Kind("priority", max_priority=2),
+        Kind("ttl", ttl=5000, has_dead_letters=True),
+        Kind("rejected", has_dead_letters=True),
+        Kind("limit", delivery_limit=2, has_dead_letters=True),
+        Kind("newest", max_length=4),
+        Kind("full", max_length=4, rejects=True),
+        Kind("lossy", is_lossy=True),
+        Kind("transient", durable=False),
+    )
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """What the broker keeps of an MQTT client. Its backlog is the queue of its name."""
+
+    #: topic filter, as a pattern, to quality of service
+    subscriptions: dict[str, int] = field(default_factory=dict)
+    #: packet identifiers of QoS 2 messages that were not released, to the messages
+    incoming: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> Session:
+        return Session(dict(self.subscriptions), dict(self.incoming))
+
+
+def backlog_of(client: str) -> str:
+    """The name of the queue of a client's session."""
+    return f"amq.mqtt-session.{client}"
+
+
+def matches(pattern: list[str], levels: list[str]) -> bool:
+    """Whether an AMQP topic pattern matches a key."""
+    if not pattern:
+        return not levels
+    if pattern[0] == "#":
+        return matches(pattern[1:], levels) or (bool(levels) and matches(pattern, levels[1:]))
+    return bool(levels) and pattern[0] in ("*", levels[0]) and matches(pattern[1:], levels[1:])
+
+
+class Reference:
+    def __init__(self) -> None:
+        self.queues: dict[str, dict[int, Entry]] = {}
+        #: by partition, what is in it
+        self.streams: dict[str, list[list[int]]] = {}
+        #: pattern and queue or stream, bound to the topic exchange
+        self.bindings: set[tuple[str, str]] = set()
+        self.sessions: dict[str, Session] = {}
+        #: group, stream and partition to the committed offset
+        self.groups: dict[tuple[str, str, int], int] = {}
+        self.retained: dict[str, int] = {}
+        #: epoch and next sequence number
+        self.producers: dict[str, tuple[int, int]] = {}
+        #: given up in this turn: published again when it ends
+        self.given_up: list[tuple[int, Entry]] = []
+
+    def copy(self) -> Reference:
+        copy = Reference()
+        copy.queues = {name: dict(entries) for name, entries in self.queues.items()}
+        copy.streams = {
+            name: [list(partition) for partition in partitions]
+            for name, partitions in self.streams.items()
+        }
+        copy.bindings = set(self.bindings)
+        copy.sessions = {name: session.copy() for name, session in self.sessions.items()}
+        copy.groups = dict(self.groups)
+        copy.retained = dict(self.retained)
+        copy.producers = dict(self.producers)
+        return copy
+
+    def restarted(self) -> Reference:
+        """What a restart leaves."""
+        copy = self.copy()
+        for name in list(copy.queues):
+            if name in KINDS and not KINDS[name].durable:
+                copy.delete_queue(name)
+            else:
+                entries = copy.queues[name]
+                for number in [each for each in entries if not entries[each].persistent]:
+                    del entries[number]
+        return copy
+
+    # Topology
+
+    def declare_queue(self, name: str) -> None:
+        self.queues.setdefault(name, {})
+
+    def delete_queue(self, name: str) -> None:
+        self.queues.pop(name, None)
+        self.bindings = {each for each in self.bindings if each[1] != name}
+
+    def declare_stream(self, name: str, partitions: int) -> None:
+        self.streams.setdefault(name, [[] for _ in range(partitions)])
+
+    def delete_stream(self, name: str) -> None:
+        self.streams.pop(name, None)
+        self.bindings = {each for each in self.bindings if each[1] != name}
+        self.groups = {each: at for each, at in self.groups.items() if each[1] != name}
+
+    # Publishing
+
+    def publish(
+        self,
+        number: int,
+        exchange: str,
+        key: str,
+        mode: int,
+        now: int,
+        priority: int = 0,
+        lifetime: int = 0,
+        retain: bool = False,
+    ) -> bool:
+        """Route a message; whether anything durable took it. ``mode`` is 0, 1 or 2."""
+        if exchange == TOPICS:
+            levels = key.split(".")
+            names = sorted(
+                {to for pattern, to in self.bindings if matches(pattern.split("."), levels)}
+            )
+        else:
+            names = [key]
+        is_durable = retain
+        if retain:
+            self.retained[key] = number
+        for name in names:
+            if name in self.streams:
+                partitions = self.streams[name]
+                partitions[crc32(key.encode()) % len(partitions)].append(number)
+                is_durable = True
+            elif name in self.queues:
+                kind = KINDS[name]
+                ends = [now + each for each in (lifetime, kind.ttl) if each > 0]
+                self.queues[name][number] = Entry(
+                    mode > 0,
+                    min(priority, kind.max_priority),
+                    min(ends, default=0),
+                    is_unsure=kind.rejects,
+                )
+                if kind.max_length >= 0 and not kind.rejects:
+                    self._overflow(self.queues[name], kind.max_length)
+                is_durable |= mode > 0 and kind.durable
+        if exchange == TOPICS:
+            for client, session in self.sessions.items():
+                granted = [
+                    qos
+                    for pattern, qos in session.subscriptions.items()
+                    if matches(pattern.split("."), levels)
+                ]
+                if granted and min(mode, max(granted)) > 0:
+                    expires = now + lifetime if lifetime else 0
+                    entry = Entry(qos=min(mode, max(granted)), expires=expires)
+                    self.queues[backlog_of(client)][number] = entry
+                    is_durable = True
+        return is_durable
+
+    @staticmethod
+    def _overflow(entries: dict[int, Entry], limit: int) -> None:
+        """The newest stay, since there are never more than the limit of them ready."""
+        for number in list(entries)[:-limit]:
+            entries[number] = replace(entries[number], is_unsure=True)
+
+    # Settlement
+
+    def settle(self, queue: str, number: int) -> None:
+        self.queues.get(queue, {}).pop(number, None)
+
+    def reject(self, queue: str, number: int) -> None:
+        entry = self.queues.get(queue, {}).pop(number, None)
+        if entry is not None and KINDS[queue].has_dead_letters:
+            self.given_up.append((number, entry))
+
+    def end_turn(self) -> None:
+        """What was given up is published to DEAD."""
+        for number, entry in self.given_up:
+            self.queues[DEAD][number] = Entry(entry.persistent)
+        self.given_up.clear()
+
+    def move(self, number: int, now: int) -> bool:
+        """DEAD has a message: take it from the queue that gave it up by itself, if one may have."""
+        for name, entries in self.queues.items():
+            if number in entries and self.may_move(name, entries[number], now):
+                self.queues[DEAD][number] = Entry(entries.pop(number).persistent)
+                return True
+        return False
+
+    # What is not certain
+
+    def may_move(self, queue: str, entry: Entry, now: int) -> bool:
+        """Whether the broker may have given an entry up by itself, so that it is in DEAD."""
+        kind = KINDS.get(queue)
+        if kind is None or not kind.has_dead_letters:
+            return False
+        return kind.delivery_limit >= 0 or 0 < entry.expires <= now
+
+    def may_be_gone(self, queue: str, number: int, now: int) -> bool:
+        """Whether an entry may be missing, and nowhere else."""
+        entry = self.queues[queue][number]
+        kind = KINDS.get(queue)
+        if entry.is_unsure or 0 < entry.expires <= now:
+            return True
+        return kind is not None and kind.is_lossy
+
+    def order(self, queue: str) -> list[int]:
+        """The entries in the order of their delivery."""
+        entries = self.queues[queue]
+        return sorted(entries, key=lambda number: -entries[number].priority)

@@ -1,0 +1,362 @@
+"""A run from one seed: lives of a broker between crashes, and what each start must find.
+
+The reference model is changed when the broker is fed, and kept as it was after each batch. Clients
+note which batch an acknowledgement was about: no start may find less than the newest of those.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from tests.core.storage.simulated import SimulatedDisk
+from tests.simulation.actors import Actor
+from tests.simulation.amqp_actor import AmqpActor
+from tests.simulation.inspection import Contents, differences, inspect
+from tests.simulation.mqtt_actor import MqttActor
+from tests.simulation.native_actor import NativeActor
+from tests.simulation.reference import DEAD, KINDS, Reference
+from tests.simulation.world import START_MS, Crash, Faults, World
+from trivium.storage.errors import StorageError
+
+#: Ways to end a life, and how often each is taken.
+ENDINGS = {
+    "kill": 3,
+    "kill within an operation": 4,
+    "power cut": 3,
+    "power cut within an operation": 5,
+    "failed sync": 2,
+    "full disk": 2,
+    "clean stop": 1,
+}
+LONGEST_LIFE = 120
+TRACE = 400
+
+
+class Failure(AssertionError):
+    """The broker broke a promise."""
+
+
+class Simulation:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.reference = Reference()
+        #: the model after each batch
+        self.states: dict[int, Reference] = {-1: self.reference.copy()}
+        #: the newest batch that an acknowledgement was about
+        self.floor = -1
+        #: queue and message that some consumer has seen
+        self.delivered: set[tuple[str, int]] = set()
+        #: who holds a message unsettled
+        self.holders: dict[tuple[str, int], Actor] = {}
+        #: went with their queue; may still be on their way to a consumer
+        self.dropped: set[tuple[str, int]] = set()
+        #: by message: its place in the order of publishing, and its batch
+        self.ranks: dict[int, int] = {}
+        self.batches: dict[int, int] = {}
+        #: offset up to which a partition was seen to be readable
+        self.marks: dict[tuple[str, int], int] = {}
+        self.next_number = 0
+        self._rank = 0
+        self.counts: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.now = START_MS
+        self.disk = SimulatedDisk()
+        self.actors: list[Actor] = [
+            AmqpActor(self, "amqp0"),
+            AmqpActor(self, "amqp1"),
+            MqttActor(self, "mqtt0", 5),
+            MqttActor(self, "mqtt1", 5),
+            MqttActor(self, "mqtt2", 4),
+            NativeActor(self, "native0"),
+            NativeActor(self, "native1"),
+        ]
+        self.world: World
+        self.faults: Faults
+
+    # Run
+
+    def run(self, operations: int) -> None:
+        """Live and crash until so many operations were done. Raises Failure."""
+        while self.counts["operations"] < operations:
+            self._start()
+            ending = self.random.choices(list(ENDINGS), list(ENDINGS.values()))[0]
+            self.counts[ending] += 1
+            self._live(ending, self.random.randint(3, LONGEST_LIFE))
+            self._check_disk()
+        self._start()
+        self._audit()
+
+    def fail(self, text: str) -> None:
+        """Raise Failure."""
+        trace = "\n".join(self.trace[-TRACE:])
+        raise Failure(f"{trace}\nseed {self.seed}: {text}")
+
+    def note(self, text: str) -> None:
+        """Add to the trace."""
+        self.trace.append(text)
+
+    def _start(self) -> None:
+        """Open the broker on the disk; where it dies on the way, on what is left, again."""
+        while True:
+            self.faults = Faults(self.disk, self.random)
+            if self.random.random() < 0.3:
+                self.faults.dies_in = self.random.randint(0, 8)
+            try:
+                self.world = World(self.disk, self.random.getrandbits(32), self.now)
+            except Crash:
+                self.counts["crash during recovery"] += 1
+                self.note("crash during recovery")
+                self._lose_power_or_not(self.random.random() < 0.5)
+                self._check_disk()
+                continue
+            break
+        found = self.world.recovered_batch
+        self.faults.dies_in = -1
+        self.states = {found: self.reference.copy()}
+        self.floor = found
+        self.marks.clear()
+        self.note(f"start at batch {found}")
+        for actor in self.actors:
+            actor.restarted()
+        if DEAD not in self.reference.queues:
+            self._declare()
+
+    def _declare(self) -> None:
+        actor = self.actors[0]
+        assert isinstance(actor, AmqpActor)
+        actor.connect()
+        for name in KINDS:
+            actor.declare(name)
+
+    def _live(self, ending: str, operations: int) -> None:
+        random_ = self.random
+        is_within = "within" in ending
+        if is_within:
+            self.faults.dies_in = random_.randint(0, 3 * operations)
+        try:
+            for done in range(operations):
+                if done == operations // 2 and ending == "failed sync":
+                    self.faults.sync_fails = True
+                if done == operations // 2 and ending == "full disk":
+                    self.disk.capacity = self.disk.used() + random_.randint(0, 6000)
+                self._operate()
+                if self.world.has_failed:
+                    self._go_on_failed()
+                    break
+            if ending == "clean stop":
+                self._stop()
+        except Crash:
+            self.counts["died within"] += 1
+        self.note(f"{ending}, batch {self.world.storage.durable} is durable")
+        self.now = self.world.broker.now_ms
+        self._lose_power_or_not("power" in ending or random_.random() < 0.3)
+
+    def _operate(self) -> None:
+        random_ = self.random
+        self.counts["operations"] += 1
+        actor = random_.choice(self.actors)
+        if actor.wire is None:
+            if random_.random() < 0.7:
+                self.note(f"{actor.name} connects")
+                actor.connect()
+        elif random_.random() < 0.015:
+            self._turn()
+            self.note(f"{actor.name} loses its connection")
+            actor.lose()
+        else:
+            actor.act()
+        if random_.random() < 0.02:
+            self.world.advance(random_.choice((10, 1000, 4000)))
+        if random_.random() < 0.6:
+            self._turn()
+        for _ in range(random_.randint(0, 2)):
+            self.world.step(random_)
+            if random_.random() < 0.5:
+                self._turn()
+
+    def _turn(self) -> None:
+        """End turns until nobody asks for more; after each, clients read what came."""
+        storage = self.world.storage
+        for _ in range(4):
+            batch = storage.batch
+            self.reference.end_turn()
+            self.world.end_turn()
+            for actor in self.actors:
+                if actor.wire is not None:
+                    actor.receive()
+            if storage.batch != batch:
+                self.states[batch] = self.reference.copy()
+            if not self.world.wants_turn:
+                return
+
+    def _go_on_failed(self) -> None:
+        """The storage gave up: what still happens must not acknowledge anything."""
+        durable = self.world.storage.durable
+        for _ in range(3):
+            self._turn()
+            self.world.host.step()
+        if self.world.storage.durable != durable:
+            self.fail("a batch became durable after the storage failed")
+
+    def _stop(self) -> None:
+        self._turn()
+        self.world.end_turn()
+        batch = self.world.storage.batch
+        self.states[batch] = self.reference.copy()
+        self.world.storage.close()
+        self.floor = batch
+        # Only a crash makes the broker flag what it may have delivered.
+        self.delivered.clear()
+
+    def _lose_power_or_not(self, is_power_cut: bool) -> None:
+        self.disk = self.disk.power_cut(self.random) if is_power_cut else self.disk.copy()
+
+    # Checks
+
+    def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference]:
+        """The batch that a start on ``disk`` finds, what is there, and what should be."""
+        world = World(disk, 0, self.now)
+        found = world.recovered_batch
+        batch = max(each for each in self.states if each <= found)
+        state = self.states[batch].restarted()
+        clients = {
+            actor.name: actor.version
+            for actor in self.actors
+            if isinstance(actor, MqttActor) and actor.name in state.sessions
+        }
+        contents = inspect(world, state, clients)
+        return found, contents, state
+
+    def _check_disk(self) -> None:
+        """Whether a start finds a state that may be, and the model goes on from there."""
+        found, contents, state = self._inspect(self.disk.copy())
+        if found < self.floor:
+            self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
+        faults = differences(state, contents, self.delivered)
+        for actor in self.actors:
+            faults += actor.check(contents)
+        if faults:
+            self.fail(f"after batch {found}: " + "; ".join(faults))
+        if self.random.random() < 0.5:
+            self._check_damaged(found)
+        for name, entries in state.queues.items():
+            there = {delivery.number for delivery in contents.queues[name]}
+            kind = KINDS.get(name)
+            for number in list(entries):
+                if number in there or (entries[number].expires and not entries[number].is_unsure):
+                    continue
+                if state.may_be_gone(name, number, self.now):
+                    del entries[number]
+                elif kind is not None and kind.delivery_limit >= 0:
+                    state.move(number, self.now)
+        self.reference = state
+
+    def _check_damaged(self, last: int) -> None:
+        """A bit changes on the disk: either a start sees that, or nothing else is different.
+
+        The end of the journal is the exception: nothing says that its last batch had been whole.
+        """
+        disk = self.disk.copy()
+        paths = [path for path in sorted(disk.files) if disk.content(path)]
+        if not paths:
+            return
+        path = self.random.choice(paths)
+        content = disk.content(path)
+        at = self.random.randrange(len(content))
+        content[at] ^= 1 << self.random.randrange(8)
+        self.counts["bit flips"] += 1
+        self.note(f"a bit of {path} changes at byte {at}")
+        try:
+            found, contents, state = self._inspect(disk)
+        except StorageError:
+            self.counts["bit flips noticed"] += 1
+            return
+        if found < min(self.floor, last - 1):
+            self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
+        faults = differences(state, contents, set())
+        if faults:
+            self.fail(f"damaged, after batch {found}: " + "; ".join(faults))
+
+    def _audit(self) -> None:
+        """The broker as it runs: everything is answered, and there."""
+        for _ in range(self.random.randint(0, LONGEST_LIFE)):
+            self._operate()
+        for _ in range(50):
+            self._turn()
+            self.world.host.step()
+        self.world.settle()
+        self._turn()
+        for actor in self.actors:
+            if actor.wire is not None:
+                unanswered = actor.unanswered()
+                if unanswered:
+                    self.fail(f"{actor.name} waits for {unanswered}")
+                actor.lose()
+        self.world.settle()
+        clients = {
+            actor.name: actor.version
+            for actor in self.actors
+            if isinstance(actor, MqttActor) and actor.name in self.reference.sessions
+        }
+        faults = differences(
+            self.reference, inspect(self.world, self.reference, clients), self.delivered
+        )
+        if faults:
+            self.fail("running: " + "; ".join(faults))
+
+    # What actors report
+
+    def acknowledged(self, batch: int) -> None:
+        """The broker said that what was done in ``batch`` is safe."""
+        self.floor = max(self.floor, batch)
+
+    def new_message(self) -> int:
+        """The number of the next message."""
+        self.next_number += 1
+        return self.next_number
+
+    def published(self, number: int, is_durable: bool) -> int:
+        """A message was fed; the batch that its acknowledgement is about, -1 for none."""
+        self._rank += 1
+        self.ranks[number] = self._rank
+        self.batches[number] = self.world.storage.batch
+        return self.world.storage.batch if is_durable else -1
+
+    def deleted(self, queue: str) -> None:
+        """A queue is about to be deleted."""
+        for number in self.reference.queues.get(queue, ()):
+            self.dropped.add((queue, number))
+            self.holders.pop((queue, number), None)
+
+    def stream_deleted(self, stream: str) -> None:
+        """A stream is about to be deleted."""
+        for place in [place for place in self.marks if place[0] == stream]:
+            del self.marks[place]
+
+    def received(self, actor: Actor, queue: str, number: int, is_flagged: bool) -> None:
+        """A consumer got a message."""
+        place = (queue, number)
+        if place in self.dropped:
+            return
+        entries = self.reference.queues.get(queue)
+        if entries is None or number not in entries:
+            is_moved = queue == DEAD and self.reference.move(number, self.world.broker.now_ms)
+            if not is_moved:
+                self.fail(f"{actor.name} got {number} of {queue}, which is settled")
+        if place in self.delivered and not is_flagged:
+            self.fail(f"{actor.name} got {number} of {queue} again, not flagged")
+        self.delivered.add(place)
+        holder = self.holders.get(place)
+        if holder is not None:
+            self.fail(f"{actor.name} got {number} of {queue}, which {holder.name} holds")
+        if not (queue in KINDS and KINDS[queue].is_lossy):
+            self.holders[place] = actor
+        if not is_flagged and queue not in (DEAD, "priority"):
+            # In MQTT, messages of different quality of service may overtake each other.
+            kind = (queue, self.reference.queues[queue][number].qos)
+            rank = self.ranks[number]
+            if rank <= actor.last_ranks.get(kind, -1):
+                self.fail(f"{actor.name} got {number} of {queue} out of order")
+            actor.last_ranks[kind] = rank

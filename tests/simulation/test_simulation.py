@@ -1,0 +1,29 @@
+"""Seeds of the simulation: known ones, and new ones for a while."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.simulation.__main__ import OPERATIONS, run_seconds
+from tests.simulation.simulation import Simulation
+
+SECONDS = float(os.environ.get("TRIVIUM_SIM_SECONDS", "60"))
+
+
+def test_a_seed_reproduces_a_run() -> None:
+    traces = []
+    for _ in range(2):
+        simulation = Simulation(7)
+        simulation.run(400)
+        traces.append(simulation.trace)
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 400
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_new_seeds() -> None:
+    total = run_seconds(random.SystemRandom().getrandbits(32), OPERATIONS, SECONDS)
+    assert total["seeds"] > 0
