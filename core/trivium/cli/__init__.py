@@ -65,6 +65,33 @@ newline.
 {_EXIT_CODES}"""
 
 
+_CHECK_EPILOG: Final = f"""\
+The broker must not run. Every checksum is verified and every message decoded; nothing is changed.
+One line for each log (the messages of a queue, a partition of a stream) says what it holds, then
+one for each damage, and for each range of offsets that is lost by it.
+
+exit codes:
+  {EXIT_OK}  in order
+  {EXIT_FAILED}  damaged, or not readable
+  {EXIT_USAGE}  wrong arguments
+  {EXIT_LOCKED}  a broker uses the data directory
+  {EXIT_DAMAGED}  of an unknown version
+"""
+
+_REPAIR_EPILOG: Final = f"""\
+The broker must not run. Damaged files are copied to DIR/quarantine-TIME with a report, what can be
+saved is written anew, and the lines say what is lost. It may be interrupted and run again. A
+directory in order is left as it is.
+
+exit codes:
+  {EXIT_OK}  in order now
+  {EXIT_FAILED}  not readable or writable
+  {EXIT_USAGE}  wrong arguments
+  {EXIT_LOCKED}  a broker uses the data directory
+  {EXIT_DAMAGED}  of an unknown version
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
 
@@ -132,6 +159,12 @@ def _parser() -> argparse.ArgumentParser:
             "--exchange", default="amq.topic", help="amqp, trivium: default amq.topic"
         )
 
+    for name, summary, epilog in (
+        ("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG),
+        ("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG),
+    ):
+        add(name, summary, epilog).add_argument("directory", metavar="DIR")
+
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser
 
@@ -153,6 +186,10 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import serve
 
         return serve.run(options)
+    if options.command in ("check", "repair"):
+        from trivium.cli import data_directory
+
+        return data_directory.run(options)
     if options.command in ("pub", "sub"):
         from trivium.cli import clients
 

@@ -52,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
             return _fail(EXIT_USAGE, error)
         except StorageLocked as error:
             return _fail(EXIT_LOCKED, error)
-        except (StorageDamaged, StorageVersionMismatch) as error:
+        except StorageDamaged as error:
+            advice = f"to save what can be saved, run: trivium repair {config.storage.data}"
+            return _fail(EXIT_DAMAGED, f"{error}; {advice}")
+        except StorageVersionMismatch as error:
             return _fail(EXIT_DAMAGED, error)
         except StorageError as error:
             return _fail(EXIT_IO, error)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from trivium.storage.chunks import Chunk
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
@@ -19,7 +20,6 @@ from trivium.storage.segments import Segments, offsets_from_bytes, offsets_to_by
 from trivium.storage.table import DiskTable
 
 if TYPE_CHECKING:
-    from trivium.storage.checkpoint import Checkpoint
     from trivium.storage.recovery import Recovered
 
 VERSION: Final = 1
@@ -38,6 +38,10 @@ _SCHEMA: Final = (
     " checksum INTEGER NOT NULL, PRIMARY KEY (key_table, key)) WITHOUT ROWID",
 )
 
+_POSITIONS: Final = frozenset(
+    ("checkpoint_batch", "needed_batch", "first_file", "next_log", "next_segment")
+)
+
 _ChunkRow = tuple[int, int, int, int, int, int, int, int, bytes, bytes, bytes]
 
 
@@ -54,6 +58,27 @@ def _bits(removed: int) -> bytes:
     return removed.to_bytes((removed.bit_length() + 7) // 8, "little")
 
 
+class CatalogChanges:
+    """What one transaction writes. Chunks: log, chunk, segment, position, length, removed."""
+
+    def __init__(self) -> None:
+        self.positions: list[tuple[str, int]] = []
+        self.logs: list[tuple[int, str, int]] = []
+        self.chunks: list[tuple[int, Chunk, int, int, int, int]] = []
+        self.tables: list[tuple[int, str]] = []
+        self.rows: list[tuple[int, bytes, bytes]] = []
+        self.deleted: list[tuple[int, bytes]] = []
+        #: chunks without a record: log, first offset, segment
+        self.dead: list[tuple[int, int, int]] = []
+        #: numbers of removed logs
+        self.dropped: list[int] = []
+
+
+def refuse(damage: StorageDamaged) -> None:
+    """What a start does about damage."""
+    raise damage
+
+
 class Catalog:
     """The open database. Used by one thread at a time."""
 
@@ -66,12 +91,25 @@ class Catalog:
         except sqlite3.DatabaseError as error:
             raise StorageDamaged(path, 0, str(error)) from error
         self._connection = self._database.connection
+        self._damaged: Callable[[StorageDamaged], None] = refuse
+        #: whether it says where the journal goes on; not in a new directory
+        self.has_positions = False
+        #: rows of chunks with a wrong checksum, and whether more rows than these may be missing
+        self.damaged_chunks: list[tuple[Any, ...]] = []
+        self.is_unreadable = False
 
-    def load(self, recovered: Recovered, segments: Segments) -> None:
+    def load(
+        self,
+        recovered: Recovered,
+        segments: Segments,
+        damaged: Callable[[StorageDamaged], None] = refuse,
+    ) -> None:
         """Build logs and tables as the last checkpoint has them, and count the segments' chunks.
 
-        Raises StorageDamaged, StorageVersionMismatch.
+        ``damaged`` is told of whatever is wrong; when it returns, the rest is loaded. Logs whose
+        name is lost are then called "". Raises StorageVersionMismatch and what ``damaged`` raises.
         """
+        self._damaged = damaged
         try:
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
@@ -80,32 +118,73 @@ class Catalog:
                 raise StorageVersionMismatch(
                     f"{self._path} has format {version}, this version reads {VERSION}"
                 )
-            self._load_positions(recovered, segments)
-            self._load_logs(recovered, segments)
-            self._load_tables(recovered)
-        except (sqlite3.Error, TypeError, ValueError, KeyError) as error:
-            raise StorageDamaged(self._path, 0, str(error)) from error
+        except sqlite3.Error as error:
+            self._report(str(error))
+            return
+        for load in (
+            self._load_positions,
+            self._load_logs,
+            self._load_chunks,
+            self._load_tables,
+        ):
+            try:
+                load(recovered, segments)
+            except (sqlite3.Error, TypeError, ValueError, KeyError) as error:
+                self._report(str(error))
+
+    def _report(self, reason: str) -> None:
+        self._damaged(StorageDamaged(self._path, 0, reason))
+
+    def _rows(self, table: str, key: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a table in order; past damage, those that can be reached from the end."""
+        last: tuple[Any, ...] = ()
+        columns = key.count(",") + 1
+        try:
+            for row in self._connection.execute(f"SELECT * FROM {table} ORDER BY {key}"):  # noqa: S608
+                yield row
+                last = row[:columns]
+            return
+        except sqlite3.Error as error:
+            self._report(f"{table}: {error}")
+            self.is_unreadable = True
+        backwards = ", ".join(f"{name} DESC" for name in key.split(", "))
+        try:
+            for row in self._connection.execute(f"SELECT * FROM {table} ORDER BY {backwards}"):  # noqa: S608
+                if row[:columns] == last:
+                    return
+                yield row
+        except sqlite3.Error:
+            return
 
     def _load_positions(self, recovered: Recovered, segments: Segments) -> None:
         values: dict[str, int] = {}
-        for name, value, checksum in self._connection.execute("SELECT * FROM position"):
-            self._check((name, value), checksum)
-            values[name] = value
+        for name, value, checksum in self._rows("position", "name"):
+            if self._check((name, value), checksum):
+                values[name] = value
+        missing = _POSITIONS - values.keys()
+        if missing:
+            self._report(f"the position {min(missing)} is missing")
+            return
         recovered.checkpoint_batch = values["checkpoint_batch"]
         recovered.needed_batch = values["needed_batch"]
         recovered.first_file = values["first_file"]
         recovered.next_log = values["next_log"]
         segments.next_segment = values["next_segment"]
+        self.has_positions = True
 
     def _load_logs(self, recovered: Recovered, segments: Segments) -> None:
-        for number, name, next_offset, checksum in self._connection.execute("SELECT * FROM log"):
-            self._check((number, name, next_offset), checksum)
-            log = DiskLog(number, name, recovered.changes, segments)
-            recovered.logs[number] = log
-            log.next_offset = log.first_offset = next_offset
+        for number, name, next_offset, checksum in self._rows("log", "number"):
+            if self._check((number, name, next_offset), checksum):
+                log = DiskLog(number, name, recovered.changes, segments)
+                recovered.logs[number] = log
+                log.next_offset = log.first_offset = next_offset
+
+    def _load_chunks(self, recovered: Recovered, segments: Segments) -> None:
         sizes: dict[int, int] = {}
-        for row in self._connection.execute("SELECT * FROM chunk ORDER BY log, first"):
-            self._check(row[:-1], row[-1])
+        for row in self._rows("chunk", "log, first"):
+            if not self._check(row[:-1], row[-1]):
+                self.damaged_chunks.append(row)
+                continue
             number, first, end, slots, size, segment, position, length, removed = row[:9]
             chunk = Chunk(first)
             chunk.end = end
@@ -121,29 +200,53 @@ class Catalog:
             if row[9]:
                 chunk.offsets = offsets_from_bytes(row[9])
                 chunk.ends = offsets_from_bytes(row[10])
-            recovered.logs[number].adopt(chunk)
+            log = recovered.logs.get(number)
+            if log is None:
+                self._report(f"the name of log {number} is missing")
+                log = recovered.nameless(number)
+            if not log.adopt(chunk):
+                self._report(f"a chunk of log {number} overlaps others")
+                continue
             segments.chunks[segment] = segments.chunks.get(segment, 0) + 1
             sizes[segment] = max(sizes.get(segment, 0), position + length)
         for segment, needed in sizes.items():
-            segments.check(segment, needed)
+            try:
+                segments.check(segment, needed)
+            except StorageDamaged as damage:
+                self._damaged(damage)
 
-    def _load_tables(self, recovered: Recovered) -> None:
+    def _load_tables(self, recovered: Recovered, segments: Segments) -> None:
         tables = recovered.tables
-        for number, name, checksum in self._connection.execute("SELECT * FROM key_table"):
-            self._check((number, name), checksum)
-            tables[number] = DiskTable(number, name, recovered.changes)
-            recovered.next_table = max(recovered.next_table, number + 1)
-        for number, key, value, checksum in self._connection.execute("SELECT * FROM key_value"):
-            if checksum != zlib.crc32(value, zlib.crc32(key, number)):
-                raise StorageDamaged(self._path, 0, "a row has a wrong checksum")
-            tables[number].load(key, value)
+        for number, name, checksum in self._rows("key_table", "number"):
+            if self._check((number, name), checksum):
+                tables[number] = DiskTable(number, name, recovered.changes)
+                recovered.next_table = max(recovered.next_table, number + 1)
+        for number, key, value, checksum in self._rows("key_value", "key_table, key"):
+            table = tables.get(number)
+            if table is None:
+                self._report(f"the name of table {number} is missing")
+            elif checksum != zlib.crc32(value, zlib.crc32(key, number)):
+                self._report(f"a row of table {table.name} has a wrong checksum: {key!r}")
+            else:
+                table.load(key, value)
 
-    def _check(self, row: tuple[int | str | bytes, ...], checksum: int) -> None:
-        if checksum_of(row) != checksum:
-            raise StorageDamaged(self._path, 0, "a row has a wrong checksum")
+    def _check(self, row: tuple[int | str | bytes, ...], checksum: int) -> bool:
+        if checksum_of(row) == checksum:
+            return True
+        self._report("a row has a wrong checksum")
+        return False
 
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Apply a checkpoint. Raises sqlite3.Error."""
+    def verify(self) -> str:
+        """What SQLite itself finds wrong with the file; nothing when it is in order."""
+        try:
+            rows = self._connection.execute("PRAGMA integrity_check(1)").fetchall()
+        except sqlite3.Error as error:
+            return str(error)
+        found = str(rows[0][0])
+        return "" if found == "ok" else found
+
+    def write(self, changes: CatalogChanges) -> None:
+        """Apply all of it or nothing. Raises sqlite3.Error."""
         execute = self._connection.execute
         executemany = self._connection.executemany
         execute("BEGIN IMMEDIATE")
@@ -153,35 +256,35 @@ class Catalog:
             execute(f"PRAGMA user_version = {VERSION}")
         executemany(
             "INSERT OR REPLACE INTO log VALUES (?, ?, ?, ?)",
-            ((*row, checksum_of(row)) for row in checkpoint.log_rows),
+            ((*row, checksum_of(row)) for row in changes.logs),
         )
         executemany(
             "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            ((*row, checksum_of(row)) for row in map(_chunk_row, checkpoint.chunk_states())),
+            ((*row, checksum_of(row)) for row in map(_chunk_row, changes.chunks)),
         )
         # Removals come last: what was looked at early may have been removed since.
         executemany(
             "DELETE FROM chunk WHERE log = ? AND first = ?",
-            ((log, first) for log, first, _ in checkpoint.dead),
+            ((log, first) for log, first, _ in changes.dead),
         )
-        for number in checkpoint.dropped:
+        for number in changes.dropped:
             execute("DELETE FROM chunk WHERE log = ?", (number,))
             execute("DELETE FROM log WHERE number = ?", (number,))
         executemany(
             "INSERT OR REPLACE INTO key_table VALUES (?, ?, ?)",
-            ((*row, checksum_of(row)) for row in checkpoint.table_rows),
+            ((*row, checksum_of(row)) for row in changes.tables),
         )
-        executemany("DELETE FROM key_value WHERE key_table = ? AND key = ?", checkpoint.deleted)
+        executemany("DELETE FROM key_value WHERE key_table = ? AND key = ?", changes.deleted)
         executemany(
             "INSERT OR REPLACE INTO key_value VALUES (?, ?, ?, ?)",
             (
                 (number, key, value, zlib.crc32(value, zlib.crc32(key, number)))
-                for number, key, value in checkpoint.rows
+                for number, key, value in changes.rows
             ),
         )
         executemany(
             "INSERT OR REPLACE INTO position VALUES (?, ?, ?)",
-            ((*row, checksum_of(row)) for row in checkpoint.positions()),
+            ((*row, checksum_of(row)) for row in changes.positions),
         )
         self._database.commit()
 

@@ -17,7 +17,7 @@ import logging
 import sqlite3
 from typing import Final
 
-from trivium.storage.catalog import Catalog
+from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
 from trivium.storage.executor import Completions, Work
@@ -71,13 +71,8 @@ class Checkpoint(Work):
         self.error: Exception | None = None
         #: whether the checkpoint came to nothing because there is no space
         self.is_abandoned = False
-        #: the rows for the catalog
-        self.log_rows: list[tuple[int, str, int]] = []
-        self.table_rows: list[tuple[int, str]] = []
-        self.rows: list[tuple[int, bytes, bytes]] = []
-        self.deleted: list[tuple[int, bytes]] = []
-        self.dead: list[tuple[int, int, int]] = []
-        self.dropped: list[int] = []
+        #: for the catalog
+        self._rows = CatalogChanges()
         self._images: list[ChunkImage] = []
         #: chunks in segments that have lost records: log, chunk, the lost ones
         self._changed: list[tuple[DiskLog, Chunk, int]] = []
@@ -114,9 +109,9 @@ class Checkpoint(Work):
                 key = keys.pop()
                 value = table.get(key)
                 if value is None:
-                    self.deleted.append((table.number, key))
+                    self._rows.deleted.append((table.number, key))
                 else:
-                    self.rows.append((table.number, key, value))
+                    self._rows.rows.append((table.number, key, value))
                 left -= _ROW_COST
             if not keys:
                 self._tables.pop()
@@ -128,20 +123,20 @@ class Checkpoint(Work):
             if chunk.live:
                 self._changed.append((log, chunk, chunk.removed))
         if not log.is_dropped:
-            self.log_rows.append((log.number, log.name, log.next_offset))
+            self._rows.logs.append((log.number, log.name, log.next_offset))
 
     def complete(self, needed_batch: int, tables: list[DiskTable]) -> None:
         """Everything was looked at. ``needed_batch`` is the last batch that may show in it."""
         self.is_complete = True
         self.needed_batch = needed_batch
-        self.dropped = self._changes.dropped
+        self._rows.dropped = self._changes.dropped
         self._changes.dropped = []
-        self.table_rows = [(table.number, table.name) for table in tables]
+        self._rows.tables = [(table.number, table.name) for table in tables]
         self._images = [image for image in self._images if image.chunk.live]
         segments = self._segments
-        self.dead = segments.dead
+        self._rows.dead = segments.dead
         segments.dead = []
-        for _, _, segment in self.dead:
+        for _, _, segment in self._rows.dead:
             segments.chunks[segment] -= 1
             if segments.chunks[segment] == 0:
                 del segments.chunks[segment]
@@ -159,26 +154,6 @@ class Checkpoint(Work):
             self._old_files.append(number)
         self._first_file = self._old_files.pop()
 
-    def positions(self) -> list[tuple[str, int]]:
-        """Named numbers for the catalog."""
-        return [
-            ("checkpoint_batch", self.base_batch),
-            ("needed_batch", self.needed_batch),
-            ("first_file", self._first_file),
-            ("next_log", self._next_log),
-            ("next_segment", self._next_segment),
-        ]
-
-    def chunk_states(self) -> list[tuple[int, Chunk, int, int, int, int]]:
-        """Chunks for the catalog: log, chunk, segment, position, length, removed records."""
-        states = [
-            (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
-            for image in self._images
-        ]
-        for log, chunk, removed in self._changed:
-            states.append((log.number, chunk, chunk.segment, chunk.position, chunk.length, removed))
-        return states
-
     def run(self) -> None:
         """On the checkpoint lane: write."""
         writer = SegmentWriter(self._filesystem, self._segment_directory, self._first_segment)
@@ -187,7 +162,8 @@ class Checkpoint(Work):
                 writer.write(image)
             writer.finish()
             self._next_segment = writer.next_segment
-            self._catalog.write(self)
+            self._complete_rows()
+            self._catalog.write(self._rows)
             self._drop_journal()
             for number in self._empty_segments:
                 self._filesystem.remove(self._segments.path(number))
@@ -196,6 +172,24 @@ class Checkpoint(Work):
             if _is_disk_full(error):
                 self._abandon(writer)
         self._completions.add(self)
+
+    def _complete_rows(self) -> None:
+        rows = self._rows
+        rows.positions = [
+            ("checkpoint_batch", self.base_batch),
+            ("needed_batch", self.needed_batch),
+            ("first_file", self._first_file),
+            ("next_log", self._next_log),
+            ("next_segment", self._next_segment),
+        ]
+        rows.chunks = [
+            (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
+            for image in self._images
+        ]
+        for log, chunk, removed in self._changed:
+            rows.chunks.append(
+                (log.number, chunk, chunk.segment, chunk.position, chunk.length, removed)
+            )
 
     def _drop_journal(self) -> None:
         assert self._journal is not None
@@ -258,14 +252,14 @@ class Checkpoint(Work):
         for log, chunk, _ in self._changed:
             if chunk.live and not chunk.changed:
                 log.note_changed(chunk)
-        for number, key in self.deleted:
+        for number, key in self._rows.deleted:
             self._seen_tables[number].mark(key)
-        for number, key, _ in self.rows:
+        for number, key, _ in self._rows.rows:
             self._seen_tables[number].mark(key)
-        for _, _, segment in self.dead:
+        for _, _, segment in self._rows.dead:
             segments.chunks[segment] = segments.chunks.get(segment, 0) + 1
-        segments.dead = self.dead + segments.dead
-        self._changes.dropped = self.dropped + self._changes.dropped
+        segments.dead = self._rows.dead + segments.dead
+        self._changes.dropped = self._rows.dropped + self._changes.dropped
 
 
 def _is_disk_full(error: Exception) -> bool:

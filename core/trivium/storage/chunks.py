@@ -152,6 +152,17 @@ class Chunk:
             self.head += 1
         return self.offset_at(self.head)
 
+    def detach(self, records: list[bytes | None], notes: dict[int, bytes] | None) -> None:
+        """Be a chunk that lies in no segment; its block's ``records`` and ``notes`` are given."""
+        for slot in range(self.slots):
+            if self.is_removed(slot):
+                records[slot] = None
+        self.records = records
+        self.notes = notes
+        self.segment = 0
+        self.fixed = False
+        self.removed = 0
+
     def pack(self) -> None:
         """Drop the slots of removed records. Not for a fixed chunk."""
         records = self.records

@@ -1,4 +1,4 @@
-"""The mark that says in which format a data directory is."""
+"""The parts of a data directory, and the mark that says in which format it is."""
 
 from __future__ import annotations
 
@@ -7,35 +7,48 @@ from typing import Final
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.filesystem import FileSystem
 
+LOCK_FILE: Final = "lock"
+JOURNAL_DIRECTORY: Final = "journal"
+SEGMENT_DIRECTORY: Final = "segments"
+CATALOG_FILE: Final = "catalog.sqlite"
+
 FORMAT_VERSION: Final = 1
 _FILE: Final = "format"
 _TEXT: Final = "trivium storage "
 
 
-def check_directory_format(filesystem: FileSystem, directory: str, content: str) -> None:
-    """Mark a new directory; a directory that has ``content`` must be marked, and as ours.
+def check_directory_format(filesystem: FileSystem, directory: str) -> None:
+    """Mark a new directory; a directory that has a journal must be marked, and as ours.
 
     Raises StorageDamaged, StorageVersionMismatch, OSError.
     """
+    if not filesystem.exists(f"{directory}/{_FILE}") and not filesystem.exists(
+        f"{directory}/{JOURNAL_DIRECTORY}"
+    ):
+        mark_directory_format(filesystem, directory)
+    read_directory_format(filesystem, directory)
+
+
+def read_directory_format(filesystem: FileSystem, directory: str) -> None:
+    """Raise StorageDamaged, StorageVersionMismatch, OSError unless the directory is ours."""
     path = f"{directory}/{_FILE}"
     if not filesystem.exists(path):
-        if filesystem.exists(f"{directory}/{content}"):
-            raise StorageDamaged(path, 0, "it is missing")
-        _mark(filesystem, directory, path)
-        return
+        raise StorageDamaged(path, 0, "it is missing")
     file = filesystem.open(path)
     text = file.read(0, 256).decode("ascii", "replace")
     file.close()
-    if not text.startswith(_TEXT) or not text.endswith("\n"):
+    version = text[len(_TEXT) : -1]
+    if text != f"{_TEXT}{version}\n" or not version.isdecimal():
         raise StorageDamaged(path, 0, "it does not name a storage format")
-    if text != f"{_TEXT}{FORMAT_VERSION}\n":
-        found = text[len(_TEXT) :].strip()
+    if version != str(FORMAT_VERSION):
         raise StorageVersionMismatch(
-            f"{directory} has storage format {found}, this version reads {FORMAT_VERSION}"
+            f"{directory} has storage format {version}, this version reads {FORMAT_VERSION}"
         )
 
 
-def _mark(filesystem: FileSystem, directory: str, path: str) -> None:
+def mark_directory_format(filesystem: FileSystem, directory: str) -> None:
+    """Write the mark. Raises OSError."""
+    path = f"{directory}/{_FILE}"
     file = filesystem.create(path + ".tmp")
     file.write([f"{_TEXT}{FORMAT_VERSION}\n".encode()], 0, False)
     file.sync()

@@ -18,7 +18,13 @@ from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.catalog import Catalog
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
 from trivium.storage.checkpoint import Checkpoint
-from trivium.storage.directory import check_directory_format
+from trivium.storage.directory import (
+    CATALOG_FILE,
+    JOURNAL_DIRECTORY,
+    LOCK_FILE,
+    SEGMENT_DIRECTORY,
+    check_directory_format,
+)
 from trivium.storage.errors import (
     StorageError,
     StorageFailed,
@@ -30,11 +36,6 @@ from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
-
-_LOCK_FILE: Final = "lock"
-JOURNAL_DIRECTORY: Final = "journal"
-SEGMENT_DIRECTORY: Final = "segments"
-CATALOG_FILE: Final = "catalog.sqlite"
 
 #: Names are stored with 16 bits of length.
 MAX_NAME: Final = 65_535
@@ -167,11 +168,11 @@ class DiskStorage(Storage):
         )
         try:
             self._filesystem.make_directory(directory)
-            self._lock = self._filesystem.lock(f"{directory}/{_LOCK_FILE}")
+            self._lock = self._filesystem.lock(f"{directory}/{LOCK_FILE}")
         except OSError as error:
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         try:
-            check_directory_format(self._filesystem, directory, JOURNAL_DIRECTORY)
+            check_directory_format(self._filesystem, directory)
             self._recover(journal_file_size, entropy)
         except OSError as error:
             self._lock.release()

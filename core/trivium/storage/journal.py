@@ -195,8 +195,8 @@ class JournalFile:
         self.is_torn = False
 
 
-def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile:
-    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch."""
+def read_header(path: str, data: bytes, number: int) -> tuple[int, bytes]:
+    """First batch and marker of a journal file. Raises StorageDamaged, StorageVersionMismatch."""
     if len(data) < FILE_HEADER_SIZE:
         raise StorageDamaged(path, len(data), "shorter than its header")
     (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEADER.size)
@@ -207,10 +207,16 @@ def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile
         raise StorageVersionMismatch(f"{path} has format {version}, this version reads {VERSION}")
     if stated != number:
         raise StorageDamaged(path, 0, f"the file header belongs to file {stated}")
+    return first_batch, marker
+
+
+def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile:
+    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch."""
+    first_batch, marker = read_header(path, data, number)
     file = JournalFile(path, data, first_batch)
     expected = first_batch
     while True:
-        found = _batch_at(data, file.end, marker)
+        found = batch_at(data, file.end, marker)
         if found is None or found[0] != expected:
             break
         body = file.end + BATCH_HEADER_SIZE
@@ -223,7 +229,7 @@ def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile
         file.is_torn = data.startswith(marker, file.end)
         position = data.find(marker, file.end)
         while position >= 0:
-            found = _batch_at(data, position, marker)
+            found = batch_at(data, position, marker)
             if found is not None and found[1] > expected:
                 raise StorageDamaged(
                     path, file.end, f"batch {expected} is wrong, but batch {found[0]} follows"
@@ -232,7 +238,7 @@ def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile
     return file
 
 
-def _batch_at(data: bytes, position: int, marker: bytes) -> tuple[int, int, int, int] | None:
+def batch_at(data: bytes, position: int, marker: bytes) -> tuple[int, int, int, int] | None:
     """Number, oldest unsynced batch, length, flags of the batch there; None if there is none."""
     body = position + BATCH_HEADER_SIZE
     if body > len(data) or not data.startswith(marker, position):

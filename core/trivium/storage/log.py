@@ -123,11 +123,20 @@ class DiskLog(ChunkedLog):
         # Whoever still holds the log may go on calling it, to no effect on the journal.
         self._changes = Changes()
 
-    def adopt(self, chunk: Chunk) -> None:
-        """A chunk in a segment, as the checkpoint has it; in order."""
-        self._chunks.append(chunk)
+    def adopt(self, chunk: Chunk) -> bool:
+        """A chunk in a segment, as the checkpoint has it; False when it overlaps another one."""
+        index = self._chunk_ending_after(chunk.first)
+        if index < len(self._chunks) and self._chunks[index].first < chunk.end:
+            return False
+        self._chunks.insert(index, chunk)
         self._count += chunk.live
         self.first_offset = self._chunks[0].oldest()
+        self.next_offset = max(self.next_offset, chunk.end)
+        return True
+
+    def chunks(self) -> list[Chunk]:
+        """All chunks with records, in order."""
+        return [chunk for chunk in self._chunks if chunk.live]
 
     def take_chunks(self, limit: int) -> tuple[list[Chunk], int]:
         """Fix chunks that no checkpoint has written, for the next one to write.

@@ -74,12 +74,16 @@ class Recovered:
         #: logs that have changes in the journal but no definition: removed before the checkpoint
         self._unknown: dict[int, str] = {}
 
+    def begin(self) -> None:
+        """The checkpoint is loaded; batches follow."""
+        self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
+
     def replay(self, filesystem: FileSystem, directory: str) -> None:
         """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError.
 
         Nothing on the disk changes before all of it was found to be in order.
         """
-        self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
+        self.begin()
         numbers: list[int] = []
         left_over: list[str] = []
         for name in filesystem.names(directory):
@@ -128,13 +132,22 @@ class Recovered:
             self.last_batch = batch
             self.was_clean = flags & STOPPED != 0
             if batch > self.checkpoint_batch:
-                self._apply(file, batch, start, end)
+                self.apply(file, batch, start, end)
         self.files.append((number, file.first_batch))
         self.journal_bytes += file.end
         self.next_file = number + 1
         return file
 
-    def _apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
+    def nameless(self, number: int) -> DiskLog:
+        """A log of which only the number is known."""
+        self.logs[number] = DiskLog(number, "", self.changes, self.segments)
+        return self.logs[number]
+
+    def apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
+        """Replay a batch, which lies in ``file`` from ``start`` to ``end``. Raises StorageDamaged.
+
+        All of it or, when it raises, a part.
+        """
         try:
             self._apply_records(file, start, end)
         except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongRecord) as error:

@@ -35,7 +35,8 @@ _CHECKSUM: Final = Struct("<I")
 FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
 BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
 
-_SPARSE: Final = 1
+#: flags of a block
+SPARSE: Final = 1
 _NOTES: Final = 2
 
 #: A file that has reached this size takes no further block, so that its space comes back soon.
@@ -56,6 +57,17 @@ _RECORD_OVERHEAD: Final = 41
 def segment_name(number: int) -> str:
     """The name of a segment file."""
     return f"{number:016x}{SUFFIX}"
+
+
+def segment_number(name: str) -> int | None:
+    """The number in the name of a segment file; None when it is another file."""
+    stem = name.removesuffix(SUFFIX)
+    if stem == name or len(stem) != 16:
+        return None
+    try:
+        return int(stem, 16)
+    except ValueError:
+        return None
 
 
 def _checksum_holding_the_lock(data: bytes) -> int:
@@ -92,7 +104,7 @@ class ChunkImage:
         flags = 0
         parts = [struct.pack(f"<{count}I", *map(len, records))]
         if chunk.offsets is not None and chunk.ends is not None:
-            flags |= _SPARSE
+            flags |= SPARSE
             parts.append(struct.pack(f"<{count}q", *chunk.offsets))
             parts.append(struct.pack(f"<{count}q", *chunk.ends))
         notes: list[bytes] = []
@@ -185,6 +197,29 @@ class SegmentWriter:
         self._buffered = 0
 
 
+def check_file_header(data: bytes, path: str, number: int) -> None:
+    """Raise StorageDamaged unless ``data`` begins as segment file ``number`` does."""
+    head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, number)
+    if not data.startswith(head + _CHECKSUM.pack(zlib.crc32(head))):
+        raise StorageDamaged(path, 0, "the file header is wrong")
+
+
+def block_header(data: bytes) -> tuple[int, int, int, int, int, int, int] | None:
+    """What the header of a block states, None when it is wrong.
+
+    Log, first offset, end offset, records, flags, length of the body, checksum of the body.
+    """
+    if len(data) < BLOCK_HEADER_SIZE:
+        return None
+    (checksum,) = _CHECKSUM.unpack_from(data, _BLOCK_HEADER.size)
+    if checksum != zlib.crc32(memoryview(data)[: _BLOCK_HEADER.size]):
+        return None
+    magic, log, first, end, count, flags, length, checksum = _BLOCK_HEADER.unpack_from(data)
+    if magic != _BLOCK_MAGIC:
+        return None
+    return log, first, end, count, flags, length, checksum
+
+
 def decode_block(
     data: bytes, path: str, log: int, chunk: Chunk
 ) -> tuple[list[bytes | None], dict[int, bytes] | None]:
@@ -192,21 +227,19 @@ def decode_block(
     position = chunk.position
     if len(data) < max(chunk.length, BLOCK_HEADER_SIZE):
         raise StorageDamaged(path, position + len(data), "the file is too short")
-    view = memoryview(data)
-    (checksum,) = _CHECKSUM.unpack_from(data, _BLOCK_HEADER.size)
-    if checksum != zlib.crc32(view[: _BLOCK_HEADER.size]):
+    header = block_header(data)
+    if header is None:
         raise StorageDamaged(path, position, "the header of a block is wrong")
-    magic, number, first, end, count, flags, length, checksum = _BLOCK_HEADER.unpack_from(data)
-    stated = (magic, number, first, end, count, length)
-    wanted = (_BLOCK_MAGIC, log, chunk.first, chunk.end, chunk.slots)
-    if stated != (*wanted, chunk.length - BLOCK_HEADER_SIZE):
+    number, first, end, count, flags, length, checksum = header
+    wanted = (log, chunk.first, chunk.end, chunk.slots, chunk.length - BLOCK_HEADER_SIZE)
+    if (number, first, end, count, length) != wanted:
         raise StorageDamaged(path, position, "the block of another chunk")
-    if checksum != zlib.crc32(view[BLOCK_HEADER_SIZE : chunk.length]):
+    if checksum != zlib.crc32(memoryview(data)[BLOCK_HEADER_SIZE : chunk.length]):
         raise StorageDamaged(path, position, "the content of a block is wrong")
     at = BLOCK_HEADER_SIZE
     sizes = struct.unpack_from(f"<{count}I", data, at)
     at += 4 * count
-    if flags & _SPARSE:
+    if flags & SPARSE:
         at += 16 * count
     note_sizes: tuple[int, ...] = ()
     if flags & _NOTES:
@@ -373,7 +406,7 @@ class Segments:
 
 
 def offsets_from_bytes(data: bytes) -> array[int]:
-    """The offsets or ends of a chunk as the catalog keeps them."""
+    """The offsets or ends of a chunk as catalog and blocks keep them."""
     return array("q", struct.unpack(f"<{len(data) // 8}q", data))
 
 

@@ -300,7 +300,7 @@ class SimulatedDatabase(Database):
         self._disk = disk
         self._path = path
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        if path in disk.files:
+        if path in disk.files and disk.content(path):
             self.connection.deserialize(bytes(disk.content(path)))
 
     def commit(self) -> None:

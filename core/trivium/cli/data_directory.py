@@ -1,0 +1,145 @@
+"""`trivium check` and `trivium repair`: the data directory of a broker that does not run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from typing import Final
+
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK
+from trivium.message import RecordError, decode_record
+from trivium.records import BatchError, RecordBatch
+from trivium.storage.directory import JOURNAL_DIRECTORY, LOCK_FILE
+from trivium.storage.errors import StorageError, StorageLocked, StorageVersionMismatch
+from trivium.storage.filesystem import RealFileSystem
+from trivium.storage.inspection import Inspection, Loss
+from trivium.storage.log import DiskLog
+from trivium.storage.repair import REPORT_FILE, repair
+
+_QUEUE: Final = re.compile(r"queue/(\d+):(.*)", re.DOTALL)
+_STREAM: Final = re.compile(r"stream/(.*)/([^/]*)/(\d+)", re.DOTALL)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check or repair as the options say; the exit code."""
+    directory = options.directory.rstrip("/") or "/"
+    filesystem = RealFileSystem()
+    if not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
+        return _fail(EXIT_FAILED, f"{directory} is no data directory")
+    try:
+        lock = filesystem.lock(f"{directory}/{LOCK_FILE}")
+        try:
+            inspection = Inspection(filesystem, directory, check_record)
+            if options.command == "check":
+                return _check(inspection)
+            return _repair(inspection)
+        finally:
+            lock.release()
+    except StorageLocked as error:
+        return _fail(EXIT_LOCKED, error)
+    except StorageVersionMismatch as error:
+        return _fail(EXIT_DAMAGED, error)
+    except (StorageError, OSError) as error:
+        return _fail(EXIT_FAILED, error)
+
+
+def _check(inspection: Inspection) -> int:
+    logs = inspection.logs()
+    lines = [summary(log) for log in logs] + findings(inspection)
+    damages = len(inspection.damages)
+    if damages:
+        verdict = f"damaged ({damages}); to save what can be saved, run: trivium repair"
+        lines.append(f"{verdict} {inspection.directory}")
+    else:
+        lines.append(f"{inspection.directory} is in order")
+    _say(lines)
+    return EXIT_FAILED if damages else EXIT_OK
+
+
+def _repair(inspection: Inspection) -> int:
+    directory = inspection.directory
+    lines = findings(inspection)
+    if not inspection.damages:
+        _say([*lines, f"{directory} is in order, nothing to repair"])
+        return EXIT_OK
+    base = f"{directory}/quarantine-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    quarantine, number = base, 1
+    while inspection.filesystem.exists(quarantine):
+        number += 1
+        quarantine = f"{base}-{number}"
+    repair(inspection, quarantine, lines)
+    _say(
+        [
+            *lines,
+            f"repaired; what was damaged is in {quarantine}, with these lines in {REPORT_FILE}",
+        ]
+    )
+    return EXIT_OK
+
+
+def summary(log: DiskLog) -> str:
+    """One line about a log."""
+    what = "batches" if log.name.startswith("stream/") else "messages"
+    if len(log) == 0:
+        return f"{describe(log.name)}: empty, next offset {log.next_offset}"
+    last = log.next_offset - 1
+    return f"{describe(log.name)}: {len(log)} {what}, offsets {log.first_offset} to {last}"
+
+
+def findings(inspection: Inspection) -> list[str]:
+    """What is wrong and what is lost, a line each."""
+    lines = [f"note: {note}" for note in inspection.notes]
+    lines += [f"damaged: {damage}" for damage in inspection.damages]
+    lines += [_loss(loss) for loss in inspection.losses]
+    return lines
+
+
+def _loss(loss: Loss) -> str:
+    log = describe(loss.log) if loss.log else f"log {loss.number}, whose name is lost"
+    where = f"offset {loss.first}"
+    if loss.last > loss.first:
+        where = f"offsets {loss.first} to {loss.last}"
+    count = f" ({loss.records} records)" if loss.records else ""
+    return f"{loss.fate}: {log}: {where}{count}"
+
+
+def describe(name: str) -> str:
+    """What a log is to its users."""
+    queue = _QUEUE.fullmatch(name)
+    if queue:
+        size = int(queue[1])
+        vhost, rest = queue[2][:size], queue[2][size + 1 :]
+        priority, _, queue_name = rest.partition("/")
+        shown = f"queue {queue_name!r} in vhost {vhost!r}"
+        return shown if priority == "0" else f"{shown}, priority {priority}"
+    stream = _STREAM.fullmatch(name)
+    if stream:
+        # Vhost and stream may both hold a slash, so they are shown as one.
+        return f"stream {stream[1]!r} partition {stream[3]}"
+    return f"log {name!r}"
+
+
+def check_record(log: str, record: bytes, count: int) -> str:
+    """What is wrong with a stored record; nothing when it can be decoded."""
+    try:
+        if log.startswith("stream/"):
+            batch = RecordBatch(record)
+            for row in range(batch.count):
+                batch.message(row)
+            return "" if batch.count == count else f"it holds {batch.count} messages, not {count}"
+        decode_record(record)
+    except (RecordError, BatchError, UnicodeDecodeError) as error:
+        return str(error)
+    return ""
+
+
+def _say(lines: list[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _fail(code: int, error: object) -> int:
+    print(f"trivium: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,302 @@
+"""What a stopped data directory holds, and everything that is wrong with it.
+
+Where a start stops at the first damage, an inspection goes on: past a wrong batch to the next one
+that is whole, past a wrong row, block or file to the rest. What it ends up with is all that can be
+saved, beside the places that are damaged and the offsets that are lost. It changes nothing.
+
+Damage is resolved towards keeping: when it is not known any more whether a record was removed, the
+record stays, and is listed among those that come back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trivium.storage.catalog import Catalog
+from trivium.storage.changes import Changes
+from trivium.storage.chunks import Chunk
+from trivium.storage.directory import (
+    CATALOG_FILE,
+    JOURNAL_DIRECTORY,
+    SEGMENT_DIRECTORY,
+    read_directory_format,
+)
+from trivium.storage.errors import StorageDamaged, StorageFailed
+from trivium.storage.executor import Completions, Lane
+from trivium.storage.filesystem import FileSystem
+from trivium.storage.inspected_journal import InspectedJournal
+from trivium.storage.journal import file_name
+from trivium.storage.log import DiskLog
+from trivium.storage.recovery import Recovered
+from trivium.storage.segments import (
+    BLOCK_HEADER_SIZE,
+    FILE_HEADER_SIZE,
+    SPARSE,
+    Segments,
+    block_header,
+    check_file_header,
+    decode_block,
+    offsets_from_bytes,
+    segment_number,
+)
+
+#: says what is wrong with a record of a log, "" for nothing; gets the log's name, the record, and
+#: how many offsets it spans
+CheckRecord = Callable[[str, bytes, int], str]
+
+LOST: Final = "lost"
+#: there may have been records, or the offsets were never given to any
+MAYBE_LOST: Final = "lost, if there was anything"
+#: whether the records had been removed is not known any more
+COMES_BACK: Final = "kept, even if removed before"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What became of offsets ``first`` to ``last`` of a log; ``records`` is 0 when not known.
+
+    ``log`` is "" when its name is lost; ``number`` is its number in the files.
+    """
+
+    log: str
+    number: int
+    first: int
+    last: int
+    records: int
+    fate: str
+
+
+class Inspection:
+    """The state of a directory. The caller holds its lock.
+
+    Raises StorageVersionMismatch, StorageFailed.
+    """
+
+    def __init__(self, filesystem: FileSystem, directory: str, check_record: CheckRecord) -> None:
+        self.filesystem = filesystem
+        self.directory = directory
+        self.journal_directory = f"{directory}/{JOURNAL_DIRECTORY}"
+        self.segment_directory = f"{directory}/{SEGMENT_DIRECTORY}"
+        self.catalog_path = f"{directory}/{CATALOG_FILE}"
+        self._check_record = check_record
+        #: each once, in the order of finding
+        self.damages: list[StorageDamaged] = []
+        self.losses: list[Loss] = []
+        #: what else is to be said
+        self.notes: list[str] = []
+        #: records without meaning: number of the log, offset, record
+        self.wrong_records: list[tuple[int, int, bytes]] = []
+        #: files that hold, beside others, what is lost or damaged
+        self.suspects: set[str] = set()
+        self.segments = Segments(
+            filesystem, self.segment_directory, 0, Lane(), Completions(_no_post), _no_failure
+        )
+        self.recovered = Recovered(Changes(), self.segments)
+        try:
+            self._inspect()
+        except OSError as error:
+            raise StorageFailed(f"cannot read {directory}: {error}") from error
+
+    def logs(self) -> list[DiskLog]:
+        """What is left of the logs, by name."""
+        return sorted(self.recovered.logs.values(), key=lambda log: log.name)
+
+    def _inspect(self) -> None:
+        try:
+            read_directory_format(self.filesystem, self.directory)
+        except StorageDamaged as damage:
+            self._damaged(damage)
+        has_positions = self._load_catalog()
+        recovered = self.recovered
+        recovered.begin()
+        journal = InspectedJournal(self.filesystem, self.journal_directory, recovered)
+        journal.read(has_positions or not self.damages)
+        for found in journal.damages:
+            self._damaged(found)
+        self.notes += journal.notes
+        for gap in journal.gaps:
+            log = recovered.logs.get(gap.number)
+            name = gap.name if log is None or not log.name else log.name
+            fate = LOST if gap.records else MAYBE_LOST
+            self.losses.append(Loss(name, gap.number, gap.first, gap.last, gap.records, fate))
+        if self.damages:
+            self.suspects.update(journal.paths)
+        for log in list(recovered.logs.values()):
+            if log.name:
+                self._check_log(log)
+            else:
+                self._lose_nameless(log)
+        for number, table in list(recovered.tables.items()):
+            if not table.name:
+                self._damaged(self._in_catalog(f"the name of table {number} is missing"))
+                self.notes.append(f"table {number}, whose name is lost: {len(table)} rows lost")
+                del recovered.tables[number]
+
+    def _damaged(self, damage: StorageDamaged) -> None:
+        if str(damage) not in map(str, self.damages):
+            self.damages.append(damage)
+        self.suspects.add(damage.file)
+
+    def _in_catalog(self, reason: str) -> StorageDamaged:
+        return StorageDamaged(self.catalog_path, 0, reason)
+
+    # The catalog
+
+    def _load_catalog(self) -> bool:
+        """Whether it says where the journal begins."""
+        names = self.filesystem.names(self.segment_directory)
+        numbers = [number for number in map(segment_number, names) if number is not None]
+        found = len(self.damages)
+        has_positions = False
+        damaged_chunks: list[tuple[Any, ...]] = []
+        is_unreadable = True
+        if self.filesystem.exists(self.catalog_path):
+            try:
+                catalog = Catalog(self.filesystem, self.catalog_path)
+            except StorageDamaged as damage:
+                self._damaged(damage)
+            else:
+                try:
+                    reason = catalog.verify()
+                    if reason:
+                        self._damaged(self._in_catalog(reason))
+                    catalog.load(self.recovered, self.segments, self._damaged)
+                finally:
+                    catalog.close()
+                has_positions = catalog.has_positions
+                damaged_chunks = catalog.damaged_chunks
+                is_unreadable = catalog.is_unreadable or bool(reason) or not has_positions
+        if not has_positions and len(self.damages) == found:
+            # It is made by the first checkpoint, and until then the journal is whole.
+            is_young = self.filesystem.exists(f"{self.journal_directory}/{file_name(1)}")
+            if numbers and not is_young:
+                self._damaged(self._in_catalog("it is missing, or empty"))
+        if any(damage.file == self.catalog_path for damage in self.damages[found:]):
+            self._find_chunks(damaged_chunks, is_unreadable, numbers)
+            unnamed = set(numbers) - self.segments.chunks.keys()
+            self.suspects.update(map(self.segments.path, unnamed))
+        self.segments.next_segment = max(self.segments.next_segment - 1, *numbers, 0) + 1
+        return has_positions
+
+    def _find_chunks(
+        self, damaged: list[tuple[Any, ...]], is_unreadable: bool, segments: list[int]
+    ) -> None:
+        """Take in chunks that the catalog does not tell about any more, as their blocks are."""
+        starts = {row[:2] for row in damaged}
+        places = {row[5:7] for row in damaged}
+        for segment in segments:
+            for number, chunk in self._blocks(segment):
+                is_named = (number, chunk.first) in starts or (segment, chunk.position) in places
+                if not is_named and not is_unreadable:
+                    continue
+                log = self.recovered.logs.get(number)
+                if log is None:
+                    log = self.recovered.nameless(number)
+                if log.adopt(chunk):
+                    self.segments.chunks[segment] = self.segments.chunks.get(segment, 0) + 1
+                    if log.name:
+                        self._lose(log, chunk.first, chunk.end - 1, chunk.live, COMES_BACK)
+
+    def _blocks(self, segment: int) -> Iterator[tuple[int, Chunk]]:
+        """All blocks of a segment file, as chunks of which nothing was removed."""
+        file = self.filesystem.open(self.segments.path(segment))
+        position = FILE_HEADER_SIZE
+        while (header := block_header(file.read(position, BLOCK_HEADER_SIZE))) is not None:
+            number, first, end, count, flags, length, _ = header
+            chunk = Chunk(first)
+            chunk.end = end
+            chunk.slots = chunk.live = count
+            chunk.segment = segment
+            chunk.position = position
+            chunk.length = BLOCK_HEADER_SIZE + length
+            chunk.records = None
+            chunk.closed = chunk.fixed = True
+            at = position + BLOCK_HEADER_SIZE
+            chunk.size = sum(struct.unpack(f"<{count}I", file.read(at, 4 * count)))
+            if flags & SPARSE:
+                at += 4 * count
+                chunk.offsets = offsets_from_bytes(file.read(at, 8 * count))
+                chunk.ends = offsets_from_bytes(file.read(at + 8 * count, 8 * count))
+            yield number, chunk
+            position += chunk.length
+        file.close()
+
+    # Logs
+
+    def _lose(self, log: DiskLog, first: int, last: int, records: int, fate: str) -> None:
+        self.losses.append(Loss(log.name, log.number, first, last, records, fate))
+
+    def _lose_nameless(self, log: DiskLog) -> None:
+        self._damaged(self._in_catalog(f"the name of log {log.number} is missing"))
+        for chunk in log.chunks():
+            if chunk.segment:
+                self.suspects.add(self.segments.path(chunk.segment))
+        if len(log):
+            self._lose(log, log.first_offset, log.next_offset - 1, len(log), LOST)
+        log.drop()
+        del self.recovered.logs[log.number]
+
+    def _check_log(self, log: DiskLog) -> None:
+        """Read every record, and remove those that are damaged."""
+        for chunk in log.chunks():
+            records = chunk.records
+            if records is None:
+                try:
+                    records = self._read_chunk(log, chunk)
+                except StorageDamaged as damage:
+                    self._damaged(damage)
+                    self._lose_chunk(log, chunk)
+                    continue
+            for slot in range(chunk.slots):
+                record = records[slot]
+                if record is None or chunk.is_removed(slot):
+                    continue
+                offset = chunk.offset_at(slot)
+                count = 1 if chunk.ends is None else chunk.ends[slot] - offset
+                reason = self._check_record(log.name, record, count)
+                if reason:
+                    path = self.journal_directory
+                    if chunk.segment:
+                        path = self.segments.path(chunk.segment)
+                    what = f"the record of {log.name} at offset {offset} has no meaning: {reason}"
+                    self._damaged(StorageDamaged(path, chunk.position, what))
+                    self.wrong_records.append((log.number, offset, record))
+                    self._lose(log, offset, offset + count - 1, 1, LOST)
+        for number, offset, _ in self.wrong_records:
+            if number == log.number:
+                log.restore_settled(offset, offset)
+
+    def _read_chunk(self, log: DiskLog, chunk: Chunk) -> list[bytes | None]:
+        path = self.segments.path(chunk.segment)
+        if not self.filesystem.exists(path):
+            raise StorageDamaged(path, 0, "it is missing")
+        file = self.filesystem.open(path)
+        head = file.read(0, FILE_HEADER_SIZE)
+        data = file.read(chunk.position, chunk.length)
+        file.close()
+        records, notes = decode_block(data, path, log.number, chunk)
+        try:
+            check_file_header(head, path, chunk.segment)
+        except StorageDamaged as damage:
+            # The blocks speak for themselves, but in another file from now on.
+            self._damaged(damage)
+            chunk.detach(records, notes)
+        return records
+
+    def _lose_chunk(self, log: DiskLog, chunk: Chunk) -> None:
+        slots = [slot for slot in range(chunk.slots) if not chunk.is_removed(slot)]
+        last = chunk.offset_at(slots[-1])
+        end = last + 1 if chunk.ends is None else chunk.ends[slots[-1]]
+        self._lose(log, chunk.offset_at(slots[0]), end - 1, len(slots), LOST)
+        log.restore_settled(chunk.first, last)
+
+
+def _no_post(call: Callable[[], None]) -> None:
+    """Nothing is done beside an inspection, so nothing comes back."""
+
+
+def _no_failure(error: Exception) -> None:
+    raise error

@@ -1,0 +1,391 @@
+"""Inspection and repair: whatever is damaged is found, kept aside, and said; the rest is served."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.core.storage.simulated import Host, SimulatedDisk
+from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
+from trivium.storage.inspection import COMES_BACK, LOST, Inspection, Loss
+from trivium.storage.journal import BATCH_HEADER_SIZE, FILE_HEADER_SIZE
+from trivium.storage.repair import repair
+
+CATALOG = "data/catalog.sqlite"
+QUARANTINE = "data/quarantine-1"
+
+
+@dataclass
+class Written:
+    """A disk, everything that was ever appended, and what is removed again."""
+
+    disk: SimulatedDisk
+    appended: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    removed: dict[str, set[int]] = field(default_factory=dict)
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+
+    def kept(self, name: str) -> dict[int, bytes]:
+        return {
+            at: record for at, record in self.appended[name].items() if at not in self.removed[name]
+        }
+
+
+def written(*, is_clean: bool = True, tail: int = 12) -> Written:
+    """Two logs and a table: two checkpoints, several journal files behind them."""
+    host = Host(seed=3, journal_file_size=900, checkpoint_size=1 << 30, memory_size=600)
+    result = Written(host.disk)
+    storage = host.storage
+
+    def step(number: int) -> None:
+        for name in ("a", "b"):
+            record = b"%s %d " % (name.encode(), number) + bytes(number % 7)
+            offset = storage.log(name).append(record, 3 if name == "b" else 1, b"n" * (number % 2))
+            result.appended.setdefault(name, {})[offset] = record
+            removed = result.removed.setdefault(name, set())
+            if number % 3 == 0:
+                removed.add(offset)
+                storage.log(name).settle(offset, offset)
+        key, value = b"k%d" % (number % 4), b"v%d" % number
+        storage.table("t").put(key, value)
+        result.rows[key] = value
+        host.commit()
+
+    for number in range(20):
+        step(number)
+        if number in (8, 15):
+            storage._journal_bytes = 1 << 40
+            host.commit()
+    for number in range(20, 20 + tail):
+        step(number)
+    if is_clean:
+        storage.close()
+    result.disk = host.disk.copy()
+    return result
+
+
+def paths(disk: SimulatedDisk, directory: str) -> list[str]:
+    return [f"{directory}/{name}" for name in disk.names(directory)]
+
+
+def journals(disk: SimulatedDisk) -> list[str]:
+    return [path for path in paths(disk, "data/journal") if path.endswith(".journal")]
+
+
+def inspect(disk: SimulatedDisk) -> Inspection:
+    return Inspection(disk, "data", lambda log, record, count: "")
+
+
+def repaired(disk: SimulatedDisk) -> Inspection:
+    inspection = inspect(disk)
+    repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
+    return inspection
+
+
+def content(host: Host, name: str) -> dict[int, bytes]:
+    return {at: record for at, (record, _) in host.contents(name).items()}
+
+
+def is_told(losses: list[Loss], names: tuple[str, ...], offset: int) -> bool:
+    return any(
+        loss.log in names and loss.fate != COMES_BACK and loss.first <= offset <= loss.last
+        for loss in losses
+    )
+
+
+def assert_nothing_is_dropped_silently(before: Written, disk: SimulatedDisk) -> Inspection:
+    inspection = inspect(disk)
+    if inspection.damages:
+        repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
+    assert inspect(disk).damages == []
+    host = Host(disk, seed=8)
+    for name, appended in before.appended.items():
+        found = content(host, name) if name in host.storage.log_names() else {}
+        assert found.items() <= appended.items()
+        missing = before.kept(name).keys() - found.keys()
+        if any("can be told" in note for note in inspection.notes):
+            missing -= set(range(max(found, default=0), max(appended) + 1))
+        untold = [at for at in sorted(missing) if not is_told(inspection.losses, (name, ""), at)]
+        assert untold == [], (name, inspection.damages, inspection.losses)
+        if found:
+            assert (
+                host.storage.log(name).next_offset >= max(appended) + 1
+                or missing
+                or inspection.notes
+            )
+    return inspection
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_directory_in_order_has_no_damage(is_clean: bool) -> None:
+    before = written(is_clean=is_clean)
+    content_before = {path: bytes(before.disk.content(path)) for path in before.disk.files}
+    inspection = inspect(before.disk)
+    assert (inspection.damages, inspection.losses) == ([], [])
+    assert [(log.name, len(log), log.next_offset) for log in inspection.logs()] == [
+        ("a", len(before.kept("a")), 32),
+        ("b", len(before.kept("b")), 96),
+    ]
+    assert {path: bytes(before.disk.content(path)) for path in before.disk.files} == content_before
+
+
+def test_a_torn_end_is_no_damage_but_noted() -> None:
+    before = written(is_clean=False)
+    path = journals(before.disk)[-1]
+    data = before.disk.content(path)
+    end = data.rfind(bytes(data[32:40]))
+    data[end + BATCH_HEADER_SIZE + 3 :] = bytes(len(data) - end - BATCH_HEADER_SIZE - 3)
+    inspection = inspect(before.disk)
+    assert inspection.damages == []
+    assert f"{path}: the last write was interrupted at byte {end}" in inspection.notes[0]
+
+
+def test_any_flipped_bit_of_the_journal_is_found_and_nothing_is_dropped_silently() -> None:
+    before = written()
+    random_ = random.Random(1)
+    for path in journals(before.disk):
+        size = len(before.disk.content(path))
+        for position in sorted(random_.sample(range(size), 60)):
+            disk = before.disk.copy()
+            disk.content(path)[position] ^= 1 << random_.randrange(8)
+            assert_nothing_is_dropped_silently(before, disk)
+
+
+def test_any_flipped_bit_of_a_segment_is_found_and_nothing_is_dropped_silently() -> None:
+    before = written()
+    for path in paths(before.disk, "data/segments"):
+        for position in range(0, len(before.disk.content(path)), 3):
+            disk = before.disk.copy()
+            disk.content(path)[position] ^= 1 << position % 8
+            damages = assert_nothing_is_dropped_silently(before, disk).damages
+            assert [damage.file for damage in damages] == [path]
+
+
+def test_any_flipped_bit_of_the_catalog_is_found_and_nothing_is_dropped_silently() -> None:
+    before = written()
+    random_ = random.Random(1)
+    size = len(before.disk.content(CATALOG))
+    found = 0
+    for _ in range(400):
+        disk = before.disk.copy()
+        disk.content(CATALOG)[random_.randrange(size)] ^= 1 << random_.randrange(8)
+        try:
+            found += assert_nothing_is_dropped_silently(before, disk).damages != []
+        except StorageVersionMismatch:
+            continue
+    assert found > 5
+
+
+def test_any_page_of_the_catalog_may_be_overwritten() -> None:
+    before = written()
+    size = len(before.disk.content(CATALOG))
+    for start in range(0, size, 4096):
+        disk = before.disk.copy()
+        disk.content(CATALOG)[start : start + 4096] = random.Random(start).randbytes(4096)
+        inspection = assert_nothing_is_dropped_silently(before, disk)
+        assert CATALOG in {damage.file for damage in inspection.damages}
+
+
+def test_any_missing_file_is_found_and_nothing_is_dropped_silently() -> None:
+    before = written()
+    for path in [*journals(before.disk), *paths(before.disk, "data/segments"), CATALOG]:
+        if path == journals(before.disk)[-1]:
+            continue
+        disk = before.disk.copy()
+        disk.files.pop(path)
+        inspection = assert_nothing_is_dropped_silently(before, disk)
+        assert path in {damage.file for damage in inspection.damages}
+
+
+def test_a_missing_last_journal_file_that_the_checkpoint_needs() -> None:
+    before = written(tail=0)
+    for path in journals(before.disk):
+        before.disk.files.pop(path)
+    inspection = assert_nothing_is_dropped_silently(before, before.disk)
+    assert "missing" in str(inspection.damages[0])
+    assert "batches from 17 on" in inspection.notes[0]
+
+
+@pytest.mark.parametrize("cut", [0, 10, FILE_HEADER_SIZE, 300])
+def test_any_short_file_is_found_and_nothing_is_dropped_silently(cut: int) -> None:
+    before = written()
+    for path in [*journals(before.disk)[:-1], *paths(before.disk, "data/segments"), CATALOG]:
+        disk = before.disk.copy()
+        del disk.content(path)[cut:]
+        assert assert_nothing_is_dropped_silently(before, disk).damages
+
+
+def test_a_damaged_payload_costs_exactly_its_batch() -> None:
+    before = written()
+    disk = before.disk
+    path = next(path for path in journals(disk) if b"a 25 " in disk.content(path))
+    at = disk.content(path).index(b"a 25 ")
+    disk.content(path)[at] ^= 1
+    inspection = repaired(disk)
+    assert [damage.file for damage in inspection.damages] == [path]
+    assert [
+        (loss.log, loss.first, loss.last, loss.records, loss.fate) for loss in inspection.losses
+    ] == [
+        ("a", 25, 25, 1, LOST),
+        ("b", 75, 77, 1, LOST),
+    ]
+    host = Host(disk, seed=8)
+    kept = before.kept("a")
+    del kept[25]
+    assert content(host, "a") == kept
+    assert dict(host.storage.table("t").items()).keys() == before.rows.keys()
+
+
+def test_a_damaged_block_costs_exactly_its_chunk() -> None:
+    before = written()
+    path = paths(before.disk, "data/segments")[0]
+    block = before.disk.content(path)
+    block[block.index(b"a 1 ")] ^= 1
+    inspection = repaired(before.disk)
+    (loss,) = inspection.losses
+    assert (loss.log, loss.first, loss.fate) == ("a", 1, LOST)
+    host = Host(before.disk, seed=8)
+    kept = {at: each for at, each in before.kept("a").items() if not 1 <= at <= loss.last}
+    assert content(host, "a") == kept
+    assert content(host, "b") == before.kept("b")
+    assert dict(host.storage.table("t").items()) == before.rows
+
+
+def test_a_row_of_a_chunk_that_is_wrong_brings_its_records_back() -> None:
+    before = written()
+    data = before.disk.content(CATALOG)
+    host = Host(before.disk.copy(), seed=5)
+    chunk = host.storage.log("a").chunks()[0]  # type: ignore[attr-defined]
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(bytes(data))
+    connection.execute(
+        "UPDATE chunk SET removed = x'02' WHERE log = 1 AND first = ?", (chunk.first,)
+    )
+    data[:] = connection.serialize()
+    inspection = repaired(before.disk)
+    (loss,) = inspection.losses
+    assert (loss.log, loss.first, loss.fate) == ("a", chunk.first, COMES_BACK)
+    found = content(Host(before.disk, seed=8), "a")
+    assert before.kept("a").items() <= found.items() <= before.appended["a"].items()
+
+
+def test_a_record_without_meaning_is_taken_out() -> None:
+    before = written()
+
+    def check(log: str, record: bytes, count: int) -> str:
+        return "a fault" if record.startswith((b"a 1 ", b"b 25 ")) else ""
+
+    inspection = Inspection(before.disk, "data", check)
+    assert len(inspection.damages) == 2
+    repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
+    assert Inspection(before.disk, "data", check).damages == []
+    assert [(loss.log, loss.first, loss.last) for loss in inspection.losses] == [
+        ("a", 1, 1),
+        ("b", 75, 77),
+    ]
+    records = {
+        path: bytes(before.disk.content(path))
+        for path in paths(before.disk, f"{QUARANTINE}/records")
+    }
+    assert records == {
+        f"{QUARANTINE}/records/1-1": before.appended["a"][1],
+        f"{QUARANTINE}/records/2-75": before.appended["b"][75],
+    }
+
+
+def test_what_is_damaged_is_kept_in_the_quarantine() -> None:
+    before = written()
+    path = journals(before.disk)[1]
+    before.disk.content(path)[60] ^= 1
+    damaged = bytes(before.disk.content(path))
+    repaired(before.disk)
+    assert before.disk.content(path.replace("data", QUARANTINE, 1)) == damaged
+    assert before.disk.content(f"{QUARANTINE}/report.txt") == b"report\n"
+    survivor = before.disk.power_cut(None)
+    assert survivor.content(path.replace("data", QUARANTINE, 1)) == damaged
+
+
+def flip_journal(disk: SimulatedDisk) -> None:
+    disk.content(journals(disk)[1])[70] ^= 1
+
+
+def flip_segment(disk: SimulatedDisk) -> None:
+    disk.content(paths(disk, "data/segments")[0])[90] ^= 1
+
+
+def break_catalog(disk: SimulatedDisk) -> None:
+    disk.content(CATALOG)[0] ^= 1
+
+
+@pytest.mark.parametrize("damage", [flip_journal, flip_segment, break_catalog])
+def test_a_repair_may_be_interrupted_at_any_operation(
+    damage: Callable[[SimulatedDisk], None],
+) -> None:
+    before = written()
+    damage(before.disk)
+    for inode in before.disk.inodes.values():
+        inode.durable = bytes(inode.content)
+        inode.pending.clear()
+    start = before.disk.copy()
+    done = before.disk.copy()
+    repaired(done)
+    host = Host(done.copy(), seed=8)
+    expected = {name: content(host, name) for name in host.storage.log_names()}
+    rows = dict(host.storage.table("t").items())
+    random_ = random.Random(0)
+    disk = start.copy()
+    for operation in done.operations:
+        for crashed in (disk.copy(), disk.power_cut(None), disk.power_cut(random_)):
+            inspection = inspect(crashed)
+            if inspection.damages:
+                repair(inspection, "data/quarantine-2", ["report"], random.Random(7).randbytes)
+            again = Host(crashed, seed=9)
+            assert {name: content(again, name) for name in again.storage.log_names()} == expected
+            assert dict(again.storage.table("t").items()) == rows
+        disk.apply(operation)
+
+
+def test_a_repaired_directory_goes_on() -> None:
+    before = written()
+    break_catalog(before.disk)
+    repaired(before.disk)
+    host = Host(before.disk, seed=8, journal_file_size=900, checkpoint_size=1500)
+    for number in range(40):
+        host.storage.log("new").append(b"%d" % number)
+        host.commit()
+    host.storage.close()
+    again = Host(host.disk.copy(), seed=9)
+    assert len(again.storage.log("new")) == 40
+    assert again.storage.was_clean
+    assert inspect(host.disk.copy()).damages == []
+
+
+def test_another_version_is_refused() -> None:
+    before = written()
+    header = before.disk.content(journals(before.disk)[-1])
+    header[8] = 9
+    header[44:48] = zlib.crc32(header[:44]).to_bytes(4, "little")
+    with pytest.raises(StorageVersionMismatch):
+        inspect(before.disk)
+
+
+def test_a_start_names_what_the_inspection_names() -> None:
+    """The first damage that stops a start is among those that an inspection finds."""
+    before = written()
+    random_ = random.Random(4)
+    for path in [*journals(before.disk), CATALOG]:
+        for position in random_.sample(range(len(before.disk.content(path))), 40):
+            disk = before.disk.copy()
+            disk.content(path)[position] ^= 1 << random_.randrange(8)
+            try:
+                Host(disk.copy(), seed=1)
+            except StorageDamaged as damage:
+                found = {each.file for each in inspect(disk).damages}
+                if damage.file not in found:
+                    pytest.fail(f"{damage} is not among {found}")
+            except StorageVersionMismatch:
+                continue

@@ -1,0 +1,164 @@
+"""`trivium check` and `trivium repair` on directories of real brokers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.core.storage.directory_writer import DirectoryWriter
+from tests.core.test_cli import run, serve
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli.data_directory import check_record, describe
+from trivium.vhost import queue_log_name
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A queue with 6 of 10 messages in a segment and 5 in the journal, a stream with as many."""
+    directory = tmp_path_factory.mktemp("stopped") / "data"
+    writer = DirectoryWriter(directory)
+    writer.vhost.declare_queue("orders", durable=True)
+    writer.vhost.declare_stream("events", 1)
+    for number in range(10):
+        writer.publish("orders", b"order %d" % number)
+        writer.publish("events", b"event %d" % number)
+    writer.settle_down()
+    queue = writer.vhost.queues["orders"]
+    for _ in range(4):
+        entry = queue.get()
+        assert entry is not None
+        queue.settle(entry)
+    writer.checkpoint()
+    for number in range(10, 15):
+        writer.publish("orders", b"order %d" % number)
+        writer.publish("events", b"event %d" % number)
+        writer.settle_down()
+    writer.storage.close()
+    return directory
+
+
+@pytest.fixture
+def directory(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "data"))
+
+
+def flip(directory: Path, text: bytes, pattern: str) -> Path:
+    """Change a bit of ``text``, wherever a file that matches holds it."""
+    for path in sorted(directory.glob(pattern)):
+        data = bytearray(path.read_bytes())
+        at = data.find(text)
+        if at >= 0:
+            data[at] ^= 1
+            path.write_bytes(data)
+            return path
+    raise AssertionError(f"{text!r} is in no file")
+
+
+def check(directory: Path) -> tuple[int, list[str]]:
+    result = run("check", str(directory))
+    assert result.stderr == ""
+    return result.returncode, result.stdout.splitlines()
+
+
+def repair(directory: Path) -> list[str]:
+    result = run("repair", str(directory))
+    assert (result.returncode, result.stderr) == (EXIT_OK, "")
+    return result.stdout.splitlines()
+
+
+def test_check_lists_what_a_directory_holds(directory: Path) -> None:
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert check(directory) == (
+        EXIT_OK,
+        [
+            "queue 'orders' in vhost '/': 11 messages, offsets 4 to 14",
+            "stream '//events' partition 0: 6 batches, offsets 0 to 14",
+            f"{directory} is in order",
+        ],
+    )
+    after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_check_of_a_directory_in_use_is_refused(directory: Path) -> None:
+    writer = DirectoryWriter(directory)
+    for command in ("check", "repair"):
+        result = run(command, str(directory))
+        assert result.returncode == EXIT_LOCKED
+        assert result.stderr == f"trivium: {directory} is in use by another process\n"
+    writer.storage.close()
+
+
+def test_what_is_no_data_directory_is_refused_and_not_made(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nothing"):
+        result = run("check", str(place))
+        assert result.returncode == EXIT_FAILED
+        assert result.stderr == f"trivium: {place} is no data directory\n"
+    assert list(tmp_path.iterdir()) == []
+    assert run("check").returncode == EXIT_USAGE
+
+
+def test_another_version_is_refused(directory: Path) -> None:
+    (directory / "format").write_text("trivium storage 9\n")
+    for command in ("check", "repair"):
+        result = run(command, str(directory))
+        assert result.returncode == EXIT_DAMAGED
+        assert "storage format 9" in result.stderr
+
+
+def test_serve_names_repair_and_serves_after_it(directory: Path) -> None:
+    flip(directory, b"order 11", "journal/*.journal")
+    refused = run("serve", "--data", str(directory), "--mqtt", "0", "--http", "off")
+    assert refused.returncode == EXIT_DAMAGED
+    assert f"run: trivium repair {directory}" in refused.stderr
+    assert check(directory)[0] == EXIT_FAILED
+    lines = repair(directory)
+    assert "lost: queue 'orders' in vhost '/': offset 11 (1 records)" in lines
+    assert "lost: stream '//events' partition 0: offset 11 (1 records)" in lines
+    with serve("--data", str(directory)) as (_, line):
+        assert "trivium ready" in line
+    assert check(directory)[0] == EXIT_OK
+
+
+def test_repair_keeps_the_rest_and_what_was_damaged(directory: Path) -> None:
+    path = flip(directory, b"order 5", "segments/*.segment")
+    damaged = path.read_bytes()
+    code, lines = check(directory)
+    assert code == EXIT_FAILED
+    (damage,) = [line for line in lines if line.startswith("damaged:")]
+    assert damage.startswith(f"damaged: {path} is damaged at byte ")
+    assert damage.endswith(": the content of a block is wrong")
+    assert "lost: queue 'orders' in vhost '/': offsets 4 to 9 (6 records)" in lines
+    assert lines[-1] == f"damaged (1); to save what can be saved, run: trivium repair {directory}"
+    reported = repair(directory)
+    (quarantine,) = directory.glob("quarantine-*")
+    assert (quarantine / "segments" / path.name).read_bytes() == damaged
+    assert (quarantine / "report.txt").read_text().splitlines() == reported[:-1]
+    assert reported[-1].startswith(f"repaired; what was damaged is in {quarantine}")
+    assert check(directory)[0] == EXIT_OK
+    assert repair(directory) == [f"{directory} is in order, nothing to repair"]
+    writer = DirectoryWriter(directory)
+    assert writer.drain("orders") == [b"order %d" % n for n in range(10, 15)]
+    assert writer.vhost.streams["events"].partitions[0].next_offset == 15
+    writer.storage.close()
+
+
+def test_a_queue_whose_name_is_lost_is_reported_by_number(directory: Path) -> None:
+    (directory / "catalog.sqlite").write_bytes(b"not SQLite" * 500)
+    lines = repair(directory)
+    assert "lost: log 1, whose name is lost: offsets 4 to 14 (11 records)" in lines
+    assert check(directory) == (EXIT_OK, [f"{directory} is in order"])
+
+
+def test_logs_are_shown_as_their_users_know_them() -> None:
+    assert describe(queue_log_name("a/b", "q/1", 3)) == "queue 'q/1' in vhost 'a/b', priority 3"
+    assert describe(queue_log_name("/", "q")) == "queue 'q' in vhost '/'"
+    assert describe("stream///s/0123abcd/2") == "stream '//s' partition 2"
+    assert describe("other") == "log 'other'"
+
+
+def test_records_without_meaning_are_found() -> None:
+    assert check_record(queue_log_name("/", "q"), b"", 1)
+    assert check_record("stream///s/0123abcd/2", b"TRVB", 1)
