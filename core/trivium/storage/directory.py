@@ -22,9 +22,10 @@ def check_directory_format(filesystem: FileSystem, directory: str) -> None:
 
     Raises StorageDamaged, StorageVersionMismatch, OSError.
     """
-    if not filesystem.exists(f"{directory}/{_FILE}") and not filesystem.exists(
-        f"{directory}/{JOURNAL_DIRECTORY}"
-    ):
+    if filesystem.exists(f"{directory}/{_FILE}"):
+        # A killed process may have left its name in the system's cache only.
+        filesystem.sync_directory(directory)
+    elif not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
         mark_directory_format(filesystem, directory)
     read_directory_format(filesystem, directory)
 

@@ -117,3 +117,14 @@ def test_a_clean_stop_keeps_everything_and_is_known(seed: int) -> None:
     assert host.storage.was_clean
     assert_equal(host, scenario.model)
     assert all(host.storage.log(name).recovered_offset == 0 for name in host.storage.log_names())
+
+
+def test_a_crash_during_the_first_start_and_a_power_cut_in_the_second_life() -> None:
+    disk = SimulatedDisk()
+    for operation in Host().disk.operations:
+        disk.apply(operation)
+        host = Host(disk.copy())
+        host.storage.table("t").put(b"k", b"v")
+        host.commit()
+        again = Host(host.disk.power_cut(None), seed=1)
+        assert again.storage.table("t").get(b"k") == b"v"
