@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 import time
+import traceback
 from collections import Counter
 
 from tests.simulation.simulation import Failure, Simulation
@@ -44,6 +45,8 @@ def main() -> int:
         else:
             total = run_seconds(options.seed, options.operations, options.seconds)
     except Failure as failure:
+        if failure.__cause__ is not None:
+            traceback.print_exception(failure.__cause__)
         print(failure)
         return 1
     for what, count in total.items():

@@ -79,6 +79,14 @@ class Simulation:
 
     def run(self, operations: int) -> None:
         """Live and crash until so many operations were done. Raises Failure."""
+        try:
+            self._run(operations)
+        except Exception as error:
+            if isinstance(error, Failure):
+                raise
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+
+    def _run(self, operations: int) -> None:
         while self.counts["operations"] < operations:
             self._start()
             ending = self.random.choices(list(ENDINGS), list(ENDINGS.values()))[0]
@@ -90,8 +98,11 @@ class Simulation:
 
     def fail(self, text: str) -> None:
         """Raise Failure."""
+        raise self._failure(text)
+
+    def _failure(self, text: str) -> Failure:
         trace = "\n".join(self.trace[-TRACE:])
-        raise Failure(f"{trace}\nseed {self.seed}: {text}")
+        return Failure(f"{trace}\nseed {self.seed}: {text}")
 
     def note(self, text: str) -> None:
         """Add to the trace."""
@@ -252,6 +263,8 @@ class Simulation:
                 elif kind is not None and kind.delivery_limit >= 0:
                     state.move(number, self.now)
         self.reference = state
+        # Numbers of batches that are not there are used again by the next start.
+        self.states = {batch: each for batch, each in self.states.items() if batch <= found}
 
     def _check_damaged(self, last: int) -> None:
         """A bit changes on the disk: either a start sees that, or nothing else is different.
