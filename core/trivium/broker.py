@@ -204,11 +204,8 @@ class Broker:
     def end_turn(self) -> None:
         """Call what is due, write, commit, send."""
         due_at = self.timers.next_at()
-        if due_at:
-            if due_at <= self.now_ms:
-                self.timers.run(self.now_ms)
-                due_at = self.timers.next_at()
-            self.driver.wake_at(due_at)
+        if due_at and due_at <= self.now_ms:
+            self.timers.run(self.now_ms)
         while self._dead_letters:
             # Publishing may fill other queues, which may give up others. It ends, since a message
             # does not come round twice without being rejected.
@@ -226,6 +223,10 @@ class Broker:
             self._unflushed = []
             for item in items:
                 item.flush_turn()
+        # Last, since anything above may have set a time.
+        due_at = self.timers.next_at()
+        if due_at:
+            self.driver.wake_at(due_at)
         self.storage.commit()
         if self._dirty:
             connections = self._dirty
@@ -312,6 +313,12 @@ class Broker:
             [
                 *process_samples(),
                 *self._pause_samples(),
+                Sample(
+                    "delayed_messages",
+                    "gauge",
+                    "Messages that are routed later",
+                    sum(len(vhost.delays) for vhost in vhosts),
+                ),
                 Sample("queues", "gauge", "Queues", len(queues)),
                 Sample("streams", "gauge", "Streams", len(streams)),
                 Sample(

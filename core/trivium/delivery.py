@@ -13,6 +13,12 @@ from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, HeaderVal
 #: The delivery mode that the publisher insists on, whatever queues and policies say.
 DELIVERY_HEADER: Final = "x-delivery"
 
+#: Milliseconds until a message is routed (AMQP, MQTT 5; a native message has a field for it).
+DELAY_HEADER: Final = "x-delay"
+
+#: Longest delay, 100 years, so that sums of times stay small.
+MAX_DELAY: Final = 100 * 365 * 24 * 3600 * 1000
+
 #: The words of every configuration, argument, policy and header.
 DELIVERY_MODES: Final = {
     "at-most-once": AT_MOST_ONCE,
@@ -24,3 +30,10 @@ DELIVERY_MODES: Final = {
 def delivery_mode(value: HeaderValue) -> int:
     """The delivery mode that a word means; -1 for anything else."""
     return DELIVERY_MODES.get(value, -1) if isinstance(value, str) else -1
+
+
+def delay_of(value: HeaderValue) -> int:
+    """The delay in milliseconds that a value means; -1 for what is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DELAY:
+        return value
+    return -1

@@ -13,6 +13,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from trivium.errors import PreconditionFailed
 from trivium.message import Address, HeaderValue, Message
 from trivium.topics import PatternTree, filter_pattern, hides_dollar, key_pattern, levels_of
 
@@ -20,6 +21,9 @@ ACCEPTED: Final = 0
 """Result of a publish that waits for nothing. A positive result is the batch to wait for."""
 REJECTED: Final = -1
 """Result of a publish that a destination refused (length limit with reject-publish)."""
+
+#: The exchange type of RabbitMQ's plugin for delayed messages.
+DELAYED_TYPE: Final = "x-delayed-message"
 
 _HEADER_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
@@ -322,7 +326,10 @@ def make_exchange(
     internal: bool = False,
     arguments: dict[str, HeaderValue] | None = None,
 ) -> Exchange | None:
-    """A new exchange of the type called ``kind``; None when there is no such type."""
+    """A new exchange of the type called ``kind``; None when there is no such type.
+
+    Raises PreconditionFailed for a delayed exchange (``x-delayed-message``) of no known type.
+    """
     if kind == "direct":
         return DirectExchange(name, durable, auto_delete, internal, arguments)
     if kind == "fanout":
@@ -331,6 +338,18 @@ def make_exchange(
         return TopicExchange(name, durable, auto_delete, internal, arguments)
     if kind == "headers":
         return HeadersExchange(name, durable, auto_delete, internal, arguments)
+    if kind == DELAYED_TYPE:
+        # Any exchange delays messages. The type is for clients that know it from elsewhere.
+        inner = None if arguments is None else arguments.get("x-delayed-type")
+        made: Exchange | None = None
+        if isinstance(inner, str) and inner != DELAYED_TYPE:
+            made = make_exchange(inner, name, durable, auto_delete, internal, arguments)
+        if made is None:
+            raise PreconditionFailed(
+                "invalid argument 'x-delayed-type': it must be an exchange type"
+            )
+        made.kind = DELAYED_TYPE
+        return made
     return None
 
 

@@ -74,6 +74,7 @@ class Properties:
         app_id: str | None = None,
         payload_is_text: bool = False,
         key: bytes | None = None,
+        delay: int | None = None,
         headers: list[tuple[str, HeaderValue]] | None = None,
     ) -> None:
         self.content_type = content_type
@@ -92,6 +93,8 @@ class Properties:
         self.payload_is_text = payload_is_text
         #: partitioning and compaction key
         self.key = key
+        #: milliseconds between its publishing and its routing
+        self.delay = delay
         self.headers: list[tuple[str, HeaderValue]] = [] if headers is None else headers
 
     def header(self, name: str) -> HeaderValue:

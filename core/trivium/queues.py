@@ -144,8 +144,8 @@ class Queue(Destination):
 
         ``note`` is kept with the entry, also over a restart.
         """
-        if not self._is_plain or message.expires or message.deliver_at or message.insists:
-            return self._put_special(message, note)
+        if not self._is_plain or message.expires or message.insists:
+            return self.put_special(message, note)
         self.published += 1
         lane = self._lane
         entry = QueueEntry(self, lane, message, note)
@@ -169,7 +169,8 @@ class Queue(Destination):
         """See ``Destination``."""
         return self.settings.overflow == DROP_HEAD or not self._is_over_limit(messages, size)
 
-    def _put_special(self, message: Message, note: bytes) -> int:
+    def put_special(self, message: Message, note: bytes) -> int:
+        """``put`` for messages and queues that are out of the ordinary, delayed messages too."""
         settings = self.settings
         if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):
             if settings.overflow == REJECT_PUBLISH_DLX:
@@ -231,7 +232,12 @@ class Queue(Destination):
             self._storage.wait(self._release)
 
     def set_expiry(self, entry: QueueEntry) -> None:
-        """Work out when an entry expires: by its message or by the queue's TTL."""
+        """Work out when an entry expires: by its message or by the queue's TTL.
+
+        A delayed message lives from when it is routed.
+        """
+        if entry.message.deliver_at:
+            return
         expires = entry.message.expires
         ttl = self.settings.message_ttl
         if ttl >= 0:
@@ -466,6 +472,11 @@ class Queue(Destination):
             lane.flush()
 
     # Time
+
+    def postpone(self, entry: QueueEntry, until: int) -> None:
+        """Return an entry that a consumer cannot use before ``until`` (ms since the epoch)."""
+        self.unsettled -= 1
+        self._delay(entry, until)
 
     def delay(self, entry: QueueEntry) -> bool:
         """Whether an entry's message is for later; then it is kept until its time has come."""

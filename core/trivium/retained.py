@@ -6,9 +6,14 @@ levels of the keys answers a new subscription.
 
 from __future__ import annotations
 
+from typing import Final
+
 from trivium.message import Message, decode_record
 from trivium.storage.base import Table
 from trivium.topics import MANY, ONE, levels_of
+
+#: The exchange whose messages can be retained: the one that MQTT clients publish to.
+RETAINING_EXCHANGE: Final = "amq.topic"
 
 
 class _Level:

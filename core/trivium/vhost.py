@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from trivium.delays import Delays
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
     Binding,
@@ -113,6 +114,7 @@ class VirtualHost:
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
+        self.delays = Delays(self)
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
@@ -120,6 +122,7 @@ class VirtualHost:
             assert exchange is not None
             self.exchanges[exchange_name] = exchange
         self._restore()
+        self.delays.restore()
 
     # Exchanges
 
@@ -535,6 +538,18 @@ class VirtualHost:
             found = self.resolve(exchange, address, None)
         self._routes[place] = found
         return found
+
+    def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
+        """The route of a message with several routing keys: each destination once."""
+        first = self.route(exchange, keys[0]).resolve(message)
+        if len(keys) == 1:
+            return first
+        found = list(first.destinations)
+        for key in keys[1:]:
+            for destination in self.route(exchange, key).resolve(message).destinations:
+                if destination not in found:
+                    found.append(destination)
+        return Route(first.address, found, self.generation)
 
     def resolve(self, exchange: Exchange, address: Address, message: Message | None) -> Route:
         """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""

@@ -36,7 +36,7 @@ def put(queue: Queue, payload: bytes, **kwargs: int) -> int:
     sent.priority = kwargs.pop("priority", 0)
     sent.deliver_at = kwargs.pop("deliver_at", 0)
     sent.timestamp = queue.vhost.broker.now_ms
-    return queue.put(sent, b"")
+    return queue.put_special(sent, b"") if sent.deliver_at else queue.put(sent, b"")
 
 
 def pass_time(vhost: VirtualHost, milliseconds: int) -> None:

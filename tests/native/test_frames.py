@@ -322,7 +322,10 @@ def test_properties_come_back_and_are_what_msgpack_says(properties: Properties) 
     "fields",
     [
         [],
-        {15: 1},
+        {15: -1},
+        {15: "1"},
+        {15: (100 * 365 * 86_400_000) + 1},
+        {16: 1},
         {"1": "x"},
         {True: "x"},
         {1: b"bytes"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.delivery import DELIVERY_HEADER, delivery_mode
+from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
 from trivium.exchanges import Exchange, Route
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
@@ -56,6 +56,7 @@ class ContentHeader:
         retain: bool,
         copies: list[bytes],
         delivery: int = -1,
+        delay: int = 0,
     ) -> None:
         #: property bytes as they came; equal ones mean an equal header
         self.received = received
@@ -74,6 +75,8 @@ class ContentHeader:
         self.retain = retain
         #: further routing keys (the headers CC and BCC)
         self.copies = copies
+        #: milliseconds until it is routed (header x-delay)
+        self.delay = delay
 
 
 class Repeated:
@@ -129,6 +132,14 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
             raise ChannelException(
                 PRECONDITION_FAILED, f"invalid header '{DELIVERY_HEADER}': it is no delivery mode"
             )
+    delay = 0
+    if DELAY_HEADER in basic.headers:
+        delay = delay_of(basic.headers[DELAY_HEADER])
+        if delay < 0:
+            raise ChannelException(
+                PRECONDITION_FAILED,
+                f"invalid header '{DELAY_HEADER}': it is no number of milliseconds",
+            )
     copies = _routing_keys(basic, CC)
     if BCC in basic.headers:
         copies += _routing_keys(basic, BCC)
@@ -142,6 +153,7 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
         basic.headers.get(RETAIN_HEADER) is True,
         copies,
         delivery,
+        delay,
     )
 
 

@@ -12,8 +12,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
-from trivium.exchanges import ACCEPTED, REJECTED, Destination, Route
+from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import PROTOCOL_AMQP, Message
+from trivium.retained import RETAINING_EXCHANGE
 from trivium_amqp import methods
 from trivium_amqp.consumer import cut_key, header_bytes
 from trivium_amqp.content import ContentHeader, Repeated, Target, read_header
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 #: Targets that a connection remembers; emptied when full, so that a client which publishes to ever
 #: new routing keys does not make it grow.
 MAX_TARGETS: Final = 1024
-#: Exchange whose messages the header x-retain makes retained ones: the one that MQTT uses.
-RETAIN_EXCHANGE: Final = "amq.topic"
 
 _PUBLISH_ID: Final = U32.pack(methods.BASIC_PUBLISH)
 
@@ -274,12 +273,15 @@ class Publisher:
             self._connection,
             insists=header.insists,
         )
+        if header.delay:
+            message.deliver_at = now_ms + header.delay
+            return self._route_later(target, header, message)
         if header.copies:
-            route = self._with_copies(target, header, message)
+            route = self._vhost.route_all(target.exchange, [target.key, *header.copies], message)
         elif route.depends_on_message:
             route = route.resolve(message)
         result = route.publish(message)
-        if header.retain and target.exchange.name == RETAIN_EXCHANGE:
+        if header.retain and target.exchange.name == RETAINING_EXCHANGE:
             self._vhost.retained.keep(message)
             if result == ACCEPTED:
                 result = self._storage.batch
@@ -289,15 +291,15 @@ class Publisher:
                 self._return(message)
         return result
 
-    def _with_copies(self, target: Target, header: ContentHeader, message: Message) -> Route:
-        """The destinations of all routing keys, each once."""
-        found: list[Destination] = []
-        for key in [target.key, *header.copies]:
-            route = self._vhost.route(target.exchange, key).resolve(message)
-            for destination in route.destinations:
-                if destination not in found:
-                    found.append(destination)
-        return Route(message.address, found, self._vhost.generation)
+    def _route_later(self, target: Target, header: ContentHeader, message: Message) -> int:
+        """Keep a delayed message, unless it is mandatory and nobody would want it now."""
+        if target.mandatory:
+            keys = [target.key, *header.copies]
+            if not self._vhost.route_all(target.exchange, keys, message).destinations:
+                self._metrics.messages_unroutable += 1
+                self._return(message)
+                return ACCEPTED
+        return self._vhost.delays.add(message, header.copies)
 
     def _return(self, message: Message) -> None:
         """basic.return of an unroutable mandatory message; precedes its confirm."""

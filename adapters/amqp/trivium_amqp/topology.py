@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.exchanges import Binding, Destination, valid_headers_match
+from trivium.exchanges import Binding, Destination, HeadersExchange, valid_headers_match
 from trivium.message import HeaderValue
 from trivium.queues import Queue
 from trivium_amqp import methods
@@ -207,7 +207,7 @@ def _bind(
     """Bind; whether the binding may be one that is kept over a restart."""
     _refuse_default(source)
     exchange = channel.vhost.exchange(source)
-    if exchange.kind == "headers" and not valid_headers_match(options):
+    if isinstance(exchange, HeadersExchange) and not valid_headers_match(options):
         raise ChannelException(
             PRECONDITION_FAILED,
             f"Invalid x-match field value '{options['x-match']}';"

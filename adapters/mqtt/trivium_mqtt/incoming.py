@@ -291,6 +291,7 @@ class Incoming:
         has_properties = False
         mode = qos
         insists = False
+        deliver_at = 0
         if self._is_v5:
             if after < end and data[after] == 0:
                 after += 1
@@ -305,6 +306,8 @@ class Incoming:
                 if found.delivery >= 0:
                     mode = found.delivery
                     insists = True
+                if found.delay:
+                    deliver_at = now_ms + found.delay
                 if TOPIC_ALIAS in found.numbers:
                     topic = self._alias(found.numbers[TOPIC_ALIAS], topic)
             if not topic:
@@ -345,6 +348,7 @@ class Incoming:
             retain,
             0,
             connection.client_id,
+            deliver_at,
             insists=insists,
         )
         self._publish(message, route, qos, packet_id)
@@ -355,20 +359,23 @@ class Incoming:
         sessions = self._sessions
         storage = sessions.broker.storage
         batch = ACCEPTED
-        if message.retain:
-            sessions.vhost.retained.keep(message)
-            if storage.is_durable:
-                batch = storage.batch
-        if route.depends_on_message:
-            route = route.resolve(message)
-        result = route.publish(message)
+        if message.deliver_at:
+            result = sessions.vhost.delays.add(message, [])
+        else:
+            if message.retain:
+                sessions.vhost.retained.keep(message)
+                if storage.is_durable:
+                    batch = storage.batch
+            if route.depends_on_message:
+                route = route.resolve(message)
+            result = route.publish(message)
         reason = 0
         if result < 0:
             self._metrics.messages_dropped += 1
             reason = QUOTA_EXCEEDED
         elif result > batch:
             batch = result
-        if not route.destinations:
+        if not route.destinations and not message.deliver_at:
             self._metrics.messages_unroutable += 1
             reason = NO_MATCHING_SUBSCRIBERS
         if not self._is_v5:

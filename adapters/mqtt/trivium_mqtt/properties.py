@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from trivium.delivery import DELIVERY_HEADER, delivery_mode
+from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
 from trivium.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
 from trivium.metrics import ProtocolMetrics
 from trivium.topics import key_of, topic_of
@@ -102,6 +102,10 @@ _TYPES: Final = {
 }
 
 _DELIVERY: Final = DELIVERY_HEADER.encode()
+_DELAY: Final = DELAY_HEADER.encode()
+
+#: Digits of a number in a user property; longer ones are out of range anyway.
+MAX_DIGITS: Final = 18
 
 # Zero is a protocol error for these (3.1.2.11.3, 3.1.2.11.4, 3.8.2.1.2).
 _NON_ZERO: Final = frozenset((RECEIVE_MAXIMUM, MAXIMUM_PACKET_SIZE, SUBSCRIPTION_ID))
@@ -182,6 +186,8 @@ class PacketProperties:
         #: the delivery mode that the publisher insists on (user property x-delivery); -1 for none.
         #: Set by ``check_message_properties``.
         self.delivery = -1
+        #: milliseconds until the message is routed (user property x-delay), set by the same
+        self.delay = 0
         #: offset behind the properties
         self.end = 0
         #: the bytes without their length, topic alias and will delay
@@ -271,6 +277,14 @@ def check_message_properties(found: PacketProperties) -> None:
             found.delivery = delivery_mode(value.decode())
             if found.delivery < 0:
                 raise RemoteError(IMPLEMENTATION_SPECIFIC, "x-delivery is no delivery mode")
+        elif name == _DELAY and found.delay == 0:
+            found.delay = delay_of(int(value)) if _is_number(value) else -1
+            if found.delay < 0:
+                raise RemoteError(IMPLEMENTATION_SPECIFIC, "x-delay is no number of milliseconds")
+
+
+def _is_number(text: bytes) -> bool:
+    return 0 < len(text) <= MAX_DIGITS and text.isdigit()
 
 
 class MqttCodec(PropertyCodec):

@@ -291,6 +291,7 @@ class Sessions:
         expires = 0
         mode = will.qos
         insists = False
+        deliver_at = 0
         if will.header:
             block = varint(len(will.header)) + will.header
             found = read_properties(block, 0, len(block), IN_PUBLISH)
@@ -298,6 +299,8 @@ class Sessions:
             if found.delivery >= 0:
                 mode = found.delivery
                 insists = True
+            if found.delay:
+                deliver_at = self.broker.now_ms + found.delay
             if MESSAGE_EXPIRY in found.numbers:
                 expires = self.broker.now_ms + found.numbers[MESSAGE_EXPIRY] * 1000
         message = Message(
@@ -312,8 +315,12 @@ class Sessions:
             will.retain,
             0,
             client_id,
+            deliver_at,
             insists=insists,
         )
+        if deliver_at:
+            self.vhost.delays.add(message, [])
+            return
         if will.retain:
             self.vhost.retained.keep(message)
         if route.depends_on_message:

@@ -97,6 +97,7 @@ def _try_encode(properties: Properties, headers: list[tuple[str, HeaderValue]]) 
         properties.app_id,
         properties.payload_is_text,
         properties.key,
+        None,
         headers,
     )
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from trivium.delivery import delay_of
 from trivium.message import HeaderValue, Properties, PropertyCodec
 from trivium_native.errors import InvalidArgument, Malformed
 from trivium_native.frames import pack, unpack
@@ -26,6 +27,7 @@ APP_ID: Final = 11
 PAYLOAD_IS_TEXT: Final = 12
 KEY: Final = 13
 HEADERS: Final = 14
+DELAY: Final = 15
 
 #: Most headers of a message, and the longest partitioning key.
 MAX_HEADERS: Final = 1024
@@ -68,6 +70,8 @@ def encode_properties(properties: Properties) -> bytes:
         fields[PAYLOAD_IS_TEXT] = True
     if properties.key is not None:
         fields[KEY] = properties.key
+    if properties.delay is not None:
+        fields[DELAY] = properties.delay
     if properties.headers:
         fields[HEADERS] = [[name, value] for name, value in properties.headers]
     return pack(fields) if fields else b""
@@ -108,6 +112,9 @@ def _set(properties: Properties, field: object, value: object) -> bool:
     if field == EXPIRATION:
         properties.expiration = value
         return 0 <= value <= MAX_EXPIRATION
+    if field == DELAY:
+        properties.delay = value
+        return delay_of(value) >= 0
     if field == TIMESTAMP:
         properties.timestamp = value
         return 0 <= value < 1 << 63

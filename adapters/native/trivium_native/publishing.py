@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.delivery import DELIVERY_HEADER, delivery_mode
-from trivium.exchanges import REJECTED, Route
+from trivium.exchanges import ACCEPTED, REJECTED, Route
 from trivium.message import AT_MOST_ONCE, PROTOCOL_NATIVE, Message, Properties
 from trivium.producers import FENCED, GAP
+from trivium.retained import RETAINING_EXCHANGE
 from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
 from trivium_native.entries import (
@@ -45,9 +46,6 @@ from trivium_native.properties import decode_properties
 if TYPE_CHECKING:
     from trivium_native.connection import NativeConnection
 
-#: Where retained messages live: MQTT publishes and subscribes there.
-RETAINING_EXCHANGE: Final = "amq.topic"
-
 #: Messages of one request: what they cost in memory must not depend on how small they are.
 MAX_MESSAGES: Final = 65_536
 #: Indexes of refused messages that an error names.
@@ -72,6 +70,7 @@ class Publisher:
         self._route: Route | None = None
         self._raw_properties = b""
         self._delivery = -1
+        self._delay = 0
         self._expiration = -1
         # Indexes of the mandatory messages among those that were read last.
         self._mandatory: set[int] = set()
@@ -162,6 +161,7 @@ class Publisher:
             expires = 0
             persistent = flags & PERSISTENT != 0
             insists = False
+            deliver_at = 0
             if header_size:
                 header = self._check_properties(body[header_at:payload_at])
                 if self._expiration >= 0:
@@ -170,6 +170,8 @@ class Publisher:
                     mode = self._delivery
                     persistent = mode != AT_MOST_ONCE
                     insists = True
+                if self._delay:
+                    deliver_at = now + self._delay
             if flags & RETAIN and route.address.exchange != RETAINING_EXCHANGE:
                 raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
             if flags & MANDATORY:
@@ -188,6 +190,7 @@ class Publisher:
                     flags & RETAIN != 0,
                     priority,
                     self._connection,
+                    deliver_at,
                     insists=insists,
                 )
             )
@@ -218,7 +221,7 @@ class Publisher:
         return route
 
     def _check_properties(self, header: bytes) -> bytes:
-        """The properties, once they are known to be right; sets ``_expiration``, ``_delivery``."""
+        """The properties, once they are known to be right; sets what they say."""
         if header == self._raw_properties:
             return self._raw_properties
         properties = decode_properties(header)
@@ -226,6 +229,7 @@ class Publisher:
         delivery = _delivery_of(properties)
         self._expiration = -1 if expiration is None else expiration
         self._delivery = delivery
+        self._delay = properties.delay or 0
         self._raw_properties = header
         return header
 
@@ -269,17 +273,24 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(message)
-            if not route.destinations:
+            is_delayed = message.deliver_at > 0
+            is_routable = len(route.destinations) > 0
+            if not is_routable and (not is_delayed or index in self._mandatory):
                 metrics.messages_unroutable += 1
                 unroutable.append(index)
-            result = route.publish(message)
+            if not is_delayed:
+                result = route.publish(message)
+            elif is_routable or index not in self._mandatory:
+                result = self._vhost.delays.add(message, [])
+            else:
+                result = ACCEPTED
             if result == REJECTED:
                 rejected.append(index)
                 if skip >= 0:
                     break
             elif result:
                 wait = result
-            if message.retain:
+            if message.retain and not is_delayed:
                 self._vhost.retained.keep(message)
                 if storage.is_durable:
                     wait = storage.batch

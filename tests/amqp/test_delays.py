@@ -1,0 +1,88 @@
+"""Delayed messages: the header x-delay and the exchange type x-delayed-message."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp.commands import Confirm, Exchange
+
+from tests.amqp.harness import Client, Server, bodies, names, publish_frames
+from tests.amqp.test_durability import Process
+from tests.core.storage.simulated import Host
+
+
+def pass_time(server: Server, milliseconds: int) -> None:
+    # The clock of these tests is the real one; delays are long enough for that not to matter.
+    server.broker.now_ms += milliseconds
+    server.end_turn()
+
+
+def test_x_delay_delays_on_any_exchange(server: Server, client: Client) -> None:
+    client.declare("q")
+    client.consume("q", no_ack=True)
+    client.publish("q", b"later", headers={"x-delay": 3_600_000})
+    client.publish("q", b"now", headers={"x-delay": 0})
+    assert bodies(client.take()) == [b"now"]
+    pass_time(server, 3_600_000)
+    received = client.take()
+    assert bodies(received) == [b"later"]
+    assert received[1].properties.headers == {"x-delay": 3_600_000}
+
+
+def test_a_delayed_exchange_is_declared_bound_and_published_to(
+    server: Server, client: Client
+) -> None:
+    client.exchange("x", "x-delayed-message", arguments={"x-delayed-type": "topic"})
+    client.declare("q")
+    client.bind("q", "x", "a.#")
+    client.publish("a.b", b"m", "x", headers={"x-delay": 3_600_000})
+    assert client.counts("q")[0] == 0
+    pass_time(server, 3_600_000)
+    assert client.get("q") == b"m"
+
+
+def test_further_routing_keys_are_delayed_too(server: Server, client: Client) -> None:
+    for name in ("q", "cc", "bcc"):
+        client.declare(name)
+    headers = {"x-delay": 3_600_000, "CC": ["cc"], "BCC": ["bcc"]}
+    client.publish("q", b"m", headers=headers)
+    pass_time(server, 3_600_000)
+    assert [client.get(name) for name in ("q", "cc", "bcc")] == [b"m"] * 3
+
+
+def test_the_confirm_waits_for_the_disk_and_the_message_survives() -> None:
+    process = Process(Host())
+    client = process.open()
+    client.declare("q", durable=True)
+    client.call(Confirm.Select())
+    client.feed(publish_frames("q", b"m", delivery_mode=2, headers={"x-delay": 3_600_000}))
+    assert client.take() == []
+    process.settle()
+    assert names(client.take()) == ["Basic.Ack"]
+    process = process.crash()
+    pass_time(process.server, 3_600_001)
+    assert process.open().get("q") == b"m"
+
+
+def test_mandatory_is_decided_when_it_is_published(server: Server, client: Client) -> None:
+    client.publish("nobody", b"m", mandatory=True, headers={"x-delay": 3_600_000})
+    assert client.take()[0].reply_code == 312
+    assert len(server.vhost.delays) == 0
+    client.declare("q")
+    client.publish("q", b"m", mandatory=True, headers={"x-delay": 3_600_000})
+    assert client.take() == []
+    assert len(server.vhost.delays) == 1
+
+
+@pytest.mark.parametrize("value", [-1, "100", True, 1.5, 1 << 60])
+def test_a_value_that_is_no_delay_is_406(client: Client, value: object) -> None:
+    client.publish("q", headers={"x-delay": value})
+    (answer,) = client.take()
+    assert (answer.reply_code, answer.reply_text) == (
+        406,
+        "PRECONDITION_FAILED - invalid header 'x-delay': it is no number of milliseconds",
+    )
+
+
+def test_a_delayed_exchange_without_a_type_is_406(client: Client) -> None:
+    answer = client.ask(Exchange.Declare(exchange="x", exchange_type="x-delayed-message"))
+    assert answer.reply_code == 406

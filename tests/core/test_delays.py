@@ -1,0 +1,281 @@
+"""Delayed messages: kept out of reach, routed when their time has come, as if published then."""
+
+from __future__ import annotations
+
+import pytest
+
+import trivium.delays
+from tests.core.harness import ManualDriver, drain, message, open_vhost
+from tests.core.storage.simulated import Host
+from tests.core.test_queues import HeldStorage
+from trivium.broker import Broker
+from trivium.errors import PreconditionFailed
+from trivium.exchanges import ACCEPTED, Binding, Destination
+from trivium.message import Address, HeaderValue, Message
+from trivium.policies import Policy
+from trivium.queues import Queue
+from trivium.vhost import VirtualHost
+
+START = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    found = open_vhost()
+    found.broker.now_ms = START
+    found.broker.end_turn()
+    return found
+
+
+def bound(
+    vhost: VirtualHost, name: str = "q", key: bytes = b"k", **arguments: HeaderValue
+) -> Queue:
+    named = {f"x-{argument.replace('_', '-')}": value for argument, value in arguments.items()}
+    queue = vhost.declare_queue(name, durable=True, arguments=named)
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, key))
+    return queue
+
+
+def delayed(
+    vhost: VirtualHost,
+    payload: bytes = b"m",
+    delay: int = 100,
+    key: bytes = b"k",
+    exchange: str = "amq.topic",
+    lifetime: int = 0,
+    mode: int = 1,
+) -> Message:
+    now = vhost.broker.now_ms
+    sent = message(payload, key, mode=mode, persistent=mode > 0)
+    sent.address = Address(exchange, key)
+    sent.timestamp = now
+    sent.deliver_at = now + delay
+    sent.expires = now + lifetime if lifetime else 0
+    return sent
+
+
+def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
+    vhost.broker.now_ms += milliseconds
+    vhost.broker.end_turn()
+
+
+class Live(Destination):
+    """A live subscription."""
+
+    def __init__(self) -> None:
+        self.name = "live"
+        self.got: list[Message] = []
+
+    def accept(self, message: Message) -> int:
+        self.got.append(message)
+        return ACCEPTED
+
+
+def test_messages_come_at_their_times_and_not_before(vhost: VirtualHost) -> None:
+    queue = bound(vhost)
+    vhost.delays.add(delayed(vhost, b"later", 100), [])
+    vhost.delays.add(delayed(vhost, b"sooner", 50), [])
+    pass_time(vhost, 49)
+    assert (len(queue), len(vhost.delays)) == (0, 2)
+    pass_time(vhost, 1)
+    assert drain(queue) == [b"sooner"]
+    pass_time(vhost, 50)
+    assert drain(queue) == [b"later"]
+    assert len(vhost.delays) == 0
+
+
+def test_the_driver_is_asked_to_wake_the_broker_in_time() -> None:
+    wakes: list[int] = []
+
+    class Driver(ManualDriver):
+        def wake_at(self, at: int) -> None:
+            wakes.append(at)
+
+    broker = Broker()
+    broker.open(HeldStorage(), Driver(), [])
+    vhost = broker.vhosts["/"]
+    broker.end_turn()
+    vhost.delays.add(delayed(vhost, delay=HOUR), [])
+    broker.end_turn()
+    # What is set while dead letters are published counts as well.
+    vhost.declare_queue("retry", arguments={"x-message-ttl": 50})
+    give_up = vhost.declare_queue(
+        "q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "retry"}
+    )
+    broker.end_turn()
+    assert wakes[-1] == broker.now_ms + HOUR
+    give_up.put(message(b"m"), b"")
+    entry = give_up.get()
+    assert entry is not None
+    give_up.reject(entry)
+    broker.end_turn()
+    assert wakes[-1] == broker.now_ms + 50
+
+
+def test_it_is_routed_by_the_bindings_of_its_time(vhost: VirtualHost) -> None:
+    before = bound(vhost, "before")
+    vhost.delays.add(delayed(vhost), [])
+    vhost.delete_queue(before)
+    after = bound(vhost, "after")
+    pass_time(vhost, 100)
+    assert drain(after) == [b"m"]
+
+
+def test_live_subscriptions_streams_and_retained_messages_get_it_then(vhost: VirtualHost) -> None:
+    live = Live()
+    vhost.bind(vhost.exchange("amq.topic"), Binding(live, b"k"))
+    stream = vhost.declare_stream("s")
+    vhost.bind(vhost.exchange("amq.topic"), Binding(stream, b"k"))
+    sent = delayed(vhost)
+    sent.retain = True
+    vhost.delays.add(sent, [])
+    vhost.broker.end_turn()
+    assert (live.got, stream.published, vhost.retained.get(b"k")) == ([], 0, None)
+    pass_time(vhost, 100)
+    assert [got.timestamp for got in live.got] == [START + 100]
+    assert stream.published == 1
+    assert vhost.retained.get(b"k") is live.got[0]
+
+
+def test_its_life_begins_when_it_is_routed(vhost: VirtualHost) -> None:
+    queue = bound(vhost, message_ttl=80)
+    vhost.delays.add(delayed(vhost, b"own", 100, lifetime=60), [])
+    vhost.delays.add(delayed(vhost, b"queue", 100), [])
+    pass_time(vhost, 100)
+    assert len(queue) == 2
+    pass_time(vhost, 59)
+    assert len(queue) == 2
+    pass_time(vhost, 1)
+    assert (len(queue), queue.expired) == (1, 1)
+    pass_time(vhost, 20)
+    assert (len(queue), queue.expired) == (0, 2)
+
+
+def test_further_routing_keys_count_and_each_queue_gets_it_once(vhost: VirtualHost) -> None:
+    both, other = bound(vhost, "both", b"#"), bound(vhost, "other", b"copy")
+    vhost.delays.add(delayed(vhost), [b"copy"])
+    pass_time(vhost, 100)
+    assert (drain(both), drain(other)) == ([b"m"], [b"m"])
+
+
+def test_without_its_exchange_it_is_dropped(vhost: VirtualHost) -> None:
+    vhost.declare_exchange("x", "fanout")
+    vhost.delays.add(delayed(vhost, exchange="x"), [])
+    vhost.delete_exchange("x")
+    pass_time(vhost, 100)
+    assert len(vhost.delays) == 0
+
+
+def test_a_full_queue_gets_it_later_and_the_others_get_it_once(vhost: VirtualHost) -> None:
+    free = bound(vhost, "free")
+    full = bound(vhost, "full", max_length=0, overflow="reject-publish")
+    vhost.delays.add(delayed(vhost), [])
+    pass_time(vhost, 100)
+    assert (drain(free), drain(full)) == ([b"m"], [])
+    assert len(vhost.delays) == 1
+    pass_time(vhost, trivium.delays.FULL_DELAY)
+    vhost.set_policy(Policy("p", "full", {"max-length": 1}))
+    vhost.delete_queue(full)
+    wide = bound(vhost, "full", max_length=5, overflow="reject-publish")
+    assert drain(free) == []
+    pass_time(vhost, trivium.delays.FULL_DELAY)
+    # The one that was full is gone; another of its name is none of those that are left.
+    assert (drain(free), drain(wide), len(vhost.delays)) == ([], [], 0)
+
+
+def test_a_queue_that_has_room_again_gets_what_it_refused(vhost: VirtualHost) -> None:
+    full = bound(vhost, "full", max_length=1, overflow="reject-publish")
+    full.put(message(b"first"), b"")
+    vhost.delays.add(delayed(vhost), [])
+    pass_time(vhost, 100)
+    assert drain(full) == [b"first"]
+    pass_time(vhost, trivium.delays.FULL_DELAY)
+    assert drain(full) == [b"m"]
+    assert len(vhost.delays) == 0
+
+
+def test_many_of_one_time_do_not_come_in_one_turn(vhost: VirtualHost) -> None:
+    queue = bound(vhost)
+    for number in range(trivium.delays.BURST + 3):
+        vhost.delays.add(delayed(vhost, b"%d" % number), [])
+    pass_time(vhost, 100)
+    assert len(queue) == trivium.delays.BURST
+    pass_time(vhost, 1)
+    assert drain(queue) == [b"%d" % number for number in range(trivium.delays.BURST + 3)]
+
+
+def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
+    host = Host()
+    vhost = open_vhost(host.storage)
+    bound(vhost)
+    assert vhost.delays.add(delayed(vhost, b"kept", HOUR), []) == host.storage.batch
+    assert vhost.delays.add(delayed(vhost, b"gone", HOUR, mode=0), []) == ACCEPTED
+    vhost.broker.end_turn()
+    host.commit()
+
+    host = Host(host.disk.power_cut(None))
+    vhost = open_vhost(host.storage)
+    assert len(vhost.delays) == 1
+    vhost.broker.now_ms += HOUR - 1000
+    vhost.broker.end_turn()
+    assert len(vhost.queues["q"]) == 0
+    pass_time(vhost, 2000)
+    assert len(vhost.queues["q"]) == 1
+    host.commit()
+
+    vhost = open_vhost(Host(host.disk.power_cut(None)).storage)
+    pass_time(vhost, 2 * HOUR)
+    assert drain(vhost.queues["q"]) == [b"kept"]
+    assert len(vhost.delays) == 0
+
+
+def test_it_is_in_its_queue_or_still_delayed_whenever_the_power_fails() -> None:
+    host = Host()
+    vhost = open_vhost(host.storage)
+    bound(vhost)
+    vhost.delays.add(delayed(vhost, b"m", HOUR), [])
+    vhost.broker.end_turn()
+    host.commit()
+    at = vhost.broker.now_ms + HOUR
+    start, done = host.disk.copy(), len(host.disk.operations)
+    vhost.broker.now_ms = at
+    vhost.broker.end_turn()
+    host.commit()
+    for count in range(len(host.disk.operations) - done + 1):
+        disk = start.after(host.disk.operations[done : done + count])
+        again = open_vhost(Host(disk.power_cut(None)).storage)
+        again.broker.now_ms = at
+        again.broker.end_turn()
+        assert drain(again.queues["q"]) == [b"m"], count
+
+
+# The exchange type of RabbitMQ's plugin
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers"])
+def test_a_delayed_exchange_routes_like_the_type_that_it_names(kind: str) -> None:
+    vhost = open_vhost()
+    arguments: dict[str, HeaderValue] = {"x-delayed-type": kind}
+    exchange = vhost.declare_exchange("x", "x-delayed-message", True, arguments=arguments)
+    queue = vhost.declare_queue("q")
+    vhost.bind(exchange, Binding(queue, b"#" if kind == "topic" else b"k"))
+    sent = delayed(vhost)
+    found = vhost.route(exchange, b"k").resolve(sent).destinations
+    assert found == [queue]
+    assert vhost.declare_exchange("x", "x-delayed-message", True, arguments=arguments) is exchange
+    assert exchange.routes_by_key == (kind != "headers")
+
+
+def test_a_delayed_exchange_comes_back() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    vhost.declare_exchange("x", "x-delayed-message", True, arguments={"x-delayed-type": "topic"})
+    again = open_vhost(storage).exchange("x")
+    assert (again.kind, again.arguments) == ("x-delayed-message", {"x-delayed-type": "topic"})
+
+
+@pytest.mark.parametrize("kind", [None, "", "cats", 1, "x-delayed-message"])
+def test_a_delayed_exchange_of_no_type_is_refused(kind: HeaderValue) -> None:
+    with pytest.raises(PreconditionFailed, match="x-delayed-type"):
+        open_vhost().declare_exchange("x", "x-delayed-message", arguments={"x-delayed-type": kind})
