@@ -215,6 +215,8 @@ class RealDatabase(Database):
     """A SQLite file with a rollback journal."""
 
     def __init__(self, path: str) -> None:
+        # SQLite would let everybody read it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
         self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         # EXTRA also syncs the directory once the rollback journal is removed: without it a power
         # cut can bring the journal back and with it the state before the commit.

@@ -12,7 +12,7 @@ from trivium.storage.errors import StorageError
 
 
 class DirectoryWriter:
-    def __init__(self, directory: Path, checkpoint_size: int = 1 << 30) -> None:
+    def __init__(self, directory: Path, journal_file_size: int = 1 << 16) -> None:
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.errors: list[StorageError] = []
         self._is_awake = False
@@ -21,8 +21,7 @@ class DirectoryWriter:
             post=self._posted.put,
             wake=self._wake,
             on_fatal=self.errors.append,
-            checkpoint_size=checkpoint_size,
-            journal_file_size=1 << 16,
+            journal_file_size=journal_file_size,
         )
         self.broker = open_broker(self.storage)
         self.vhost = self.broker.vhosts["/"]

@@ -1,0 +1,61 @@
+"""Directories that earlier versions left are read exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.core.storage.directory_writer import DirectoryWriter
+from tests.core.storage.fixtures.make import HERE, contents
+from trivium.cli.data_directory import check_record
+from trivium.storage.filesystem import RealFileSystem
+from trivium.storage.inspection import Inspection
+
+FIXTURES = sorted(path.parent for path in HERE.glob("*/expected.json"))
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda path: str(path.name))
+def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(request.param, tmp_path / "fixture"))
+
+
+def test_there_is_one_for_each_version() -> None:
+    assert [path.name for path in FIXTURES] == ["v1"]
+
+
+def test_it_is_in_order(fixture: Path) -> None:
+    inspection = Inspection(RealFileSystem(), str(fixture / "data"), check_record)
+    assert (inspection.damages, inspection.losses, inspection.notes) == ([], [], [])
+
+
+@pytest.mark.parametrize("more_lives", [0, 2])
+def test_it_is_read_exactly(fixture: Path, more_lives: int) -> None:
+    """At once, and once this version has moved all of it by checkpoints of its own."""
+    expected = json.loads((fixture / "expected.json").read_text())
+    writer = DirectoryWriter(fixture / "data")
+    assert not writer.storage.was_clean
+    for _ in range(more_lives):
+        writer.checkpoint()
+        writer.storage.close()
+        writer = DirectoryWriter(fixture / "data")
+    assert contents(writer.storage, writer.settle_down) == expected
+    writer.storage.close()
+
+
+def test_a_broker_works_with_it(fixture: Path) -> None:
+    writer = DirectoryWriter(fixture / "data")
+    assert writer.drain("plain") == [
+        *(b"plain %d" % number for number in (1, 3, 5, 7, *range(8, 20))),
+        b"bound",
+    ]
+    assert writer.drain("priority") == [b"priority %d" % number for number in range(3)]
+    assert "logs" in writer.vhost.exchanges
+    kept = writer.vhost.retained.get(b"a.b")
+    assert kept is not None
+    assert kept.payload == b"kept"
+    stream = writer.vhost.streams["events"]
+    assert sum(partition.next_offset for partition in stream.partitions) == 23
+    writer.storage.close()
