@@ -34,6 +34,7 @@ LOOP_MODULES = {
     "trivium_mqtt.command",
     "trivium_native.client",
     "trivium_native.command",
+    "trivium_native.consumer",
     "trivium_native.link",
     "trivium_native.receiving",
     "trivium_native.sync",

@@ -16,16 +16,19 @@ bounded by their credit. A cancelled call leaves the connection usable: its answ
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native import group_operations, operations
+from trivium_native.consumer import Callback, GroupConsumer
 from trivium_native.errors import ConnectionFailed, TimedOut
 from trivium_native.link import Link
 from trivium_native.protocol import ClientProtocol
 from trivium_native.receiving import Batches, Deliveries, LiveMessages
+from trivium_native.transaction import Transaction
 from trivium_native.url import Target, parse_url
 from trivium_native.values import (
     Fetched,
@@ -44,6 +47,11 @@ CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_HEARTBEAT: Final = 30
 #: Publish requests that may wait for their confirmation; more wait to be sent.
 DEFAULT_WINDOW: Final = 1024
+#: Seconds for which a member of a group may be silent, and may keep what it is to let go.
+SESSION_TIMEOUT: Final = 30.0
+REBALANCE_TIMEOUT: Final = 60.0
+#: Bytes of batches, per partition, that a member of a group may be ahead of its reader.
+GROUP_CREDIT: Final = 1 << 20
 #: Bytes of batches that a ``log`` subscription may be ahead of its reader.
 LOG_CREDIT: Final = 8 << 20
 
@@ -276,6 +284,90 @@ class Client:
     ) -> list[GroupOffset]:
         """How far a group is, for all partitions in order."""
         return await self._link.run(group_operations.committed(group, stream, incarnation))
+
+    @asynccontextmanager
+    async def join(
+        self,
+        group: str,
+        streams: Sequence[str],
+        *,
+        member: str | None = None,
+        strategy: str | None = None,
+        start: str = "first",
+        session_timeout: float = SESSION_TIMEOUT,
+        rebalance_timeout: float = REBALANCE_TIMEOUT,
+        credit: int = GROUP_CREDIT,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+    ) -> AsyncIterator[GroupConsumer]:
+        """Be a member of a group, and read the partitions that the broker assigns, in the block.
+
+        ``strategy`` is ``sticky`` (unless said otherwise), ``range`` or ``round-robin``, the same
+        for all members. A partition without a committed offset, or whose offset does not exist any
+        more, begins at ``start``: ``first``, ``last`` or ``next``. ``member`` takes the place of a
+        member of that name, such as this one before its connection broke; by default it is made
+        up. ``credit`` is how many bytes the broker may be ahead per partition.
+
+        ``on_revoked`` is awaited before partitions are let go: the place to commit.
+
+        Raises NotFound, PreconditionFailed, ResourceLocked (while held exclusively).
+        """
+        consumer = GroupConsumer(
+            self._link,
+            group,
+            secrets.token_hex(8) if member is None else member,
+            streams,
+            strategy=strategy,
+            start=start,
+            session_timeout=session_timeout,
+            rebalance_timeout=rebalance_timeout,
+            credit=credit,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+        )
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            consumer.stop()
+
+    async def join_exclusively(self, group: str, member: str) -> Membership:
+        """Hold a group, as long as nobody holds it after: its members and former holder are fenced.
+
+        The holder commits with the result, checks with ``check_membership`` that it still is the
+        holder, and leaves with ``leave``; there is no time-out.
+        """
+        return await self._link.run(group_operations.join_exclusively(group, member))
+
+    async def check_membership(self, membership: Membership) -> None:
+        """Whether this still is the holder of the group. Raises Fenced, StaleMember."""
+        await self._link.run(group_operations.heartbeat(membership))
+
+    async def leave(self, membership: Membership) -> None:
+        """Leave a group. Raises Fenced, StaleMember."""
+        await self._link.run(group_operations.leave(membership))
+
+    # Transactions
+
+    @asynccontextmanager
+    async def transaction(self, producer: Producer | None = None) -> AsyncIterator[Transaction]:
+        """A transaction that is committed at the end of the block, or given up if that raises.
+
+        See ``commit_transaction`` for what is raised then.
+        """
+        transaction = Transaction(producer)
+        yield transaction
+        await self.commit_transaction(transaction)
+
+    async def commit_transaction(self, transaction: Transaction) -> None:
+        """Commit a transaction; returns once it is durable.
+
+        With a transactional producer (``open_producer(name, transactional=True)``) it may be
+        repeated after ConnectionFailed, on any connection. Every other error means that nothing of
+        it was done; UnknownDelivery after a repetition, that the first attempt was not either, and
+        the deliveries come again. Raises what publishing, settling and committing offsets raise.
+        """
+        await self._link.run(transaction.operation())
 
     # Topology
 

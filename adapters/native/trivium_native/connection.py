@@ -85,7 +85,6 @@ class NativeConnection(Connection):
         self._publisher: Publisher
         self._requests: Requests
         self._transactions: Transactions
-        self._transactions: Transactions
         # Why publishing is refused; and whether a client that publishes is not read, for a moment.
         self._blocked: str | None = None
         self._is_slowed = False

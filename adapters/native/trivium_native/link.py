@@ -16,6 +16,7 @@ from trivium_native.protocol import (
     ClientProtocol,
     Closed,
     Event,
+    HeartbeatWanted,
     PublishingPaused,
     Ready,
     Reply,
@@ -41,6 +42,16 @@ class Sink(Protocol):
         """Nothing more will come."""
 
 
+class GroupMember(Protocol):
+    """A member of a group that speaks through the connection."""
+
+    def called(self) -> None:
+        """The broker wants a heartbeat."""
+
+    def ended(self, error: NativeError) -> None:
+        """The connection is over."""
+
+
 class Link(asyncio.Protocol):
     """One connection. Once it has failed, every call raises the error it failed with."""
 
@@ -54,6 +65,8 @@ class Link(asyncio.Protocol):
         self.requests: dict[int, asyncio.Future[Reply]] = {}
         #: live subscriptions, by number
         self.sinks: dict[int, Sink] = {}
+        #: members of groups, by group and name
+        self.members: dict[tuple[str, str], GroupMember] = {}
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -178,6 +191,8 @@ class Link(asyncio.Protocol):
                 future.set_exception(error)
         for sink in self.sinks.values():
             sink.end(error)
+        for member in self.members.values():
+            member.ended(error)
         self._can_write.set()
         self.can_publish.set()
         if self._heartbeat is not None:
@@ -237,6 +252,10 @@ class Link(asyncio.Protocol):
             sink = self.sinks.pop(event.subscription, None)
             if sink is not None:
                 sink.end(NotFound(event.reason))
+        elif isinstance(event, HeartbeatWanted):
+            member = self.members.get((event.group, event.member))
+            if member is not None:
+                member.called()
         elif isinstance(event, PublishingPaused):
             if event.reason is None:
                 self.can_publish.set()

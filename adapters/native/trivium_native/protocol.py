@@ -80,13 +80,30 @@ class PublishingPaused:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatWanted:
+    """The assignment of a member has changed: it should send a heartbeat now."""
+
+    group: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """The broker closes the connection."""
 
     error: NativeError
 
 
-Event = Ready | Reply | Delivery | BatchArrived | Cancelled | PublishingPaused | Closed
+Event = (
+    Ready
+    | Reply
+    | Delivery
+    | BatchArrived
+    | Cancelled
+    | PublishingPaused
+    | HeartbeatWanted
+    | Closed
+)
 
 
 class ClientProtocol:
@@ -207,6 +224,9 @@ class ClientProtocol:
         elif kind == frames.CANCELLED:
             fields = unpack(frame.body)
             events.append(Cancelled(int(fields["subscription"]), str(fields["reason"])))
+        elif kind == frames.REBALANCE:
+            fields = unpack(frame.body)
+            events.append(HeartbeatWanted(str(fields["group"]), str(fields["member"])))
         elif kind == frames.BLOCKED:
             events.append(PublishingPaused(str(unpack(frame.body)["reason"])))
         elif kind == frames.UNBLOCKED:

@@ -22,6 +22,7 @@ from trivium_native import group_operations, operations
 from trivium_native.errors import ConnectionFailed, NativeError
 from trivium_native.operations import Operation
 from trivium_native.protocol import ClientProtocol, Closed, Reply
+from trivium_native.transaction import Transaction
 from trivium_native.url import Target, parse_url
 from trivium_native.values import (
     Fetched,
@@ -205,6 +206,33 @@ class SyncClient:
         The result says at which number it goes on: of its messages, or of its transactions.
         """
         return self._run(operations.open_producer(name, transactional))
+
+    # Groups held exclusively, and transactions
+
+    def join_exclusively(self, group: str, member: str) -> Membership:
+        """Hold a group, as long as nobody holds it after: its members and former holder are fenced.
+
+        The holder commits with the result, checks with ``check_membership`` that it still is the
+        holder, and leaves with ``leave``; there is no time-out.
+        """
+        return self._run(group_operations.join_exclusively(group, member))
+
+    def check_membership(self, membership: Membership) -> None:
+        """Whether this still is the holder of the group. Raises Fenced, StaleMember."""
+        self._run(group_operations.heartbeat(membership))
+
+    def leave(self, membership: Membership) -> None:
+        """Leave a group. Raises Fenced, StaleMember."""
+        self._run(group_operations.leave(membership))
+
+    def commit_transaction(self, transaction: Transaction) -> None:
+        """Commit a transaction; returns once it is durable.
+
+        With a transactional producer (``open_producer(name, transactional=True)``) it may be
+        repeated after ConnectionFailed, on any connection. Every other error means that nothing of
+        it was done. Raises what publishing and committing offsets raise.
+        """
+        self._run(transaction.operation())
 
     # Topology
 

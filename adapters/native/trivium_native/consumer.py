@@ -1,0 +1,355 @@
+"""A member of a consumer group: reads the partitions that the broker assigns to it.
+
+One task sends heartbeats and carries out what their answers say. A partition that is assigned no
+more is let go once the batch that was handed out last is done with, which is when the next one is
+asked for; meanwhile heartbeats go on and the partition stays this member's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trivium_native import group_operations, operations
+from trivium_native.errors import (
+    NativeError,
+    NotFound,
+    OffsetOutOfRange,
+    StaleMember,
+    StreamChanged,
+)
+from trivium_native.link import Link
+from trivium_native.values import (
+    AssignedPartition,
+    Membership,
+    OffsetCommit,
+    Record,
+    StoredBatch,
+)
+
+#: Called with partitions, before they are read or when they are let go.
+Callback = Callable[[list[AssignedPartition]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """Records of one partition, from ``offset`` on."""
+
+    stream: str
+    partition: int
+    offset: int
+    batch: StoredBatch
+
+    def records(self) -> Iterator[Record]:
+        """The records. Raises trivium.records.BatchError."""
+        return self.batch.records(self.offset)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after its last record."""
+        return self.batch.base_offset + self.batch.view().count
+
+
+class _Reader:
+    """The subscription to one partition."""
+
+    def __init__(self, consumer: GroupConsumer, number: int, assigned: AssignedPartition) -> None:
+        self.number = number
+        self.assigned = assigned
+        self.key = _key(assigned)
+        #: the next offset to hand out, and what the group has committed
+        self.position = 0
+        self.committed = -1
+        self.is_revoked = False
+        self._consumer = consumer
+        # What came before it was known where it begins.
+        self._early: list[StoredBatch] | None = []
+
+    def begin(self, offset: int) -> None:
+        """The broker begins at this offset."""
+        self.position = self.committed = offset
+        early, self._early = self._early, None
+        for item in early or ():
+            self._consumer.arrived(self, item)
+
+    def put(self, item: StoredBatch) -> None:
+        if self._early is None:
+            self._consumer.arrived(self, item)
+        else:
+            self._early.append(item)
+
+    def end(self, error: NativeError) -> None:
+        self._consumer.ended(error)
+
+
+class GroupConsumer:
+    """An async iterator over the batches of all assigned partitions; see ``Client.join``.
+
+    It ends with the error that ended it: of the connection, of a callback, or Fenced.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        group: str,
+        member: str,
+        streams: Sequence[str],
+        *,
+        strategy: str | None,
+        start: str,
+        session_timeout: float,
+        rebalance_timeout: float,
+        credit: int,
+        on_assigned: Callback | None,
+        on_revoked: Callback | None,
+    ) -> None:
+        self.membership = Membership(group, member, 0)
+        self._link = link
+        self._join = group_operations.join(
+            group,
+            member,
+            streams,
+            strategy=strategy,
+            session_timeout=session_timeout,
+            rebalance_timeout=rebalance_timeout,
+        )
+        self._start = start
+        self._credit = credit
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._interval = session_timeout
+        self._readers: dict[tuple[str, str, int], _Reader] = {}
+        self._items: deque[tuple[_Reader, StoredBatch]] = deque()
+        # The reader whose batch is being worked on.
+        self._current: _Reader | None = None
+        self._wakeup = asyncio.Event()
+        self._is_called = asyncio.Event()
+        self._error: Exception | None = None
+        self._lost: StaleMember | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def assigned(self) -> list[AssignedPartition]:
+        """The partitions that this member reads."""
+        return [each.assigned for each in self._readers.values() if not each.is_revoked]
+
+    # Reading
+
+    def __aiter__(self) -> GroupConsumer:
+        return self
+
+    async def __anext__(self) -> GroupBatch:
+        if self._current is not None:
+            if self._current.is_revoked:
+                self._is_called.set()
+            self._current = None
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        reader, batch = self._items.popleft()
+        self._link.add_credit(reader.number, len(batch.data))
+        self._current = reader
+        assigned = reader.assigned
+        found = GroupBatch(assigned.stream, assigned.partition, reader.position, batch)
+        reader.position = found.next_offset
+        return found
+
+    def arrived(self, reader: _Reader, batch: StoredBatch) -> None:
+        """A batch of a partition came."""
+        self._items.append((reader, batch))
+        self._wakeup.set()
+
+    def ended(self, error: NativeError) -> None:
+        """A subscription, or the connection, is over."""
+        if self._link.error is not None:
+            self._fail(error)
+        else:
+            # The stream was deleted: the next answer says what to read instead.
+            self._is_called.set()
+
+    def called(self) -> None:
+        """The broker wants a heartbeat."""
+        self._is_called.set()
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        self._wakeup.set()
+
+    # Committing
+
+    def offsets(self) -> list[OffsetCommit]:
+        """What was handed out and is not committed, for a transaction. Then call ``committed``."""
+        by_stream: dict[tuple[str, str], dict[int, int]] = {}
+        for (stream, incarnation, partition), reader in self._readers.items():
+            if reader.position != reader.committed:
+                by_stream.setdefault((stream, incarnation), {})[partition] = reader.position
+        group = self.membership.group
+        return [
+            OffsetCommit(group, stream, offsets, incarnation, self.membership)
+            for (stream, incarnation), offsets in by_stream.items()
+        ]
+
+    def committed(self, commits: Sequence[OffsetCommit]) -> None:
+        """These were committed by a transaction."""
+        for commit in commits:
+            assert commit.incarnation is not None
+            for partition, offset in commit.offsets.items():
+                reader = self._readers.get((commit.stream, commit.incarnation, partition))
+                if reader is not None:
+                    reader.committed = offset
+
+    async def commit(self) -> None:
+        """Commit everything that was handed out; returns once it is durable.
+
+        Raises StaleMember when some of it was handed out before this member lost it: that will come
+        again, here or to another member.
+        """
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            raise lost
+        for commit in self.offsets():
+            await self._link.run(group_operations.commit(commit))
+            self.committed([commit])
+
+    # Membership
+
+    async def start(self) -> None:
+        """Join, and read what is assigned."""
+        place = (self.membership.group, self.membership.member)
+        self._link.members[place] = self
+        await self._assign(await self._joined())
+        self._task = asyncio.create_task(self._beat())
+
+    async def _joined(self) -> list[AssignedPartition]:
+        joined = await self._link.run(self._join)
+        self.membership = joined.membership
+        self._interval = joined.heartbeat
+        return joined.assigned
+
+    def stop(self) -> None:
+        """Stop reading and leave, without waiting."""
+        if self._task is not None:
+            self._task.cancel()
+        membership = self.membership
+        self._link.members.pop((membership.group, membership.member), None)
+        for reader in self._readers.values():
+            self._unsubscribe(reader)
+        self._readers.clear()
+        if self._link.error is None and membership.generation:
+            self._link.send(group_operations.leave(membership), False)
+
+    async def _beat(self) -> None:
+        try:
+            while True:
+                await self._wait()
+                await self._assign(await self._heartbeat())
+        except Exception as error:  # of the connection, or of a callback
+            self._fail(error)
+
+    async def _wait(self) -> None:
+        """Until the next heartbeat is due, or the broker or a reader asks for one."""
+        try:
+            async with asyncio.timeout(self._interval):
+                await self._is_called.wait()
+        except TimeoutError:
+            pass
+        self._is_called.clear()
+
+    async def _heartbeat(self) -> list[AssignedPartition]:
+        await self._let_go()
+        owned = [reader.assigned for reader in self._readers.values()]
+        try:
+            request = group_operations.heartbeat(self.membership, owned)
+            self.membership, assigned = await self._link.run(request)
+        except StaleMember as error:
+            await self._lose_everything(error)
+            assigned = await self._joined()
+        return assigned
+
+    async def _lose_everything(self, error: StaleMember) -> None:
+        """This member was taken for gone: what it read is others' by now."""
+        if self.offsets():
+            self._lost = error
+        self._current = None
+        for reader in self._readers.values():
+            self._revoke(reader)
+        await self._let_go()
+
+    async def _assign(self, assigned: list[AssignedPartition]) -> None:
+        """Begin with what is new; see to it that what is assigned no more is let go."""
+        wanted = {_key(each): each for each in assigned}
+        for key, reader in self._readers.items():
+            if key not in wanted and not reader.is_revoked:
+                self._revoke(reader)
+                self._is_called.set()
+        new = [
+            each
+            for key, each in wanted.items()
+            # What is still being let go may be assigned again meanwhile: then once it is gone.
+            if key not in self._readers
+        ]
+        if new and self._on_assigned is not None:
+            await self._on_assigned(new)
+        for each in new:
+            await self._subscribe(each)
+
+    def _revoke(self, reader: _Reader) -> None:
+        if not reader.is_revoked:
+            reader.is_revoked = True
+            self._unsubscribe(reader)
+            self._items = deque(item for item in self._items if item[0] is not reader)
+
+    async def _let_go(self) -> None:
+        """Forget the revoked partitions that nobody works on any more."""
+        gone = [
+            reader
+            for reader in self._readers.values()
+            if reader.is_revoked and reader is not self._current
+        ]
+        if gone and self._on_revoked is not None:
+            await self._on_revoked([reader.assigned for reader in gone])
+        for reader in gone:
+            del self._readers[reader.key]
+
+    async def _subscribe(self, assigned: AssignedPartition) -> None:
+        reader = _Reader(self, self._link.next_number(), assigned)
+        offset: int | str = self._start if assigned.committed is None else assigned.committed
+        self._link.sinks[reader.number] = reader
+        try:
+            try:
+                offset = await self._link.run(self._subscription(reader, offset))
+            except OffsetOutOfRange:
+                # Retention has removed what was committed.
+                offset = await self._link.run(self._subscription(reader, self._start))
+        except (NotFound, StreamChanged):
+            # Deleted since: the next answer says so.
+            self._link.sinks.pop(reader.number, None)
+            self._is_called.set()
+            return
+        self._readers[reader.key] = reader
+        reader.begin(offset)
+
+    def _subscription(self, reader: _Reader, offset: int | str) -> operations.Operation[int]:
+        assigned = reader.assigned
+        return operations.subscribe_log(
+            reader.number,
+            assigned.stream,
+            assigned.partition,
+            offset,
+            None,
+            self._credit,
+            assigned.incarnation,
+        )
+
+    def _unsubscribe(self, reader: _Reader) -> None:
+        if self._link.sinks.pop(reader.number, None) is not None and self._link.error is None:
+            self._link.send(operations.unsubscribe(reader.number), False)
+
+
+def _key(assigned: AssignedPartition) -> tuple[str, str, int]:
+    return assigned.stream, assigned.incarnation, assigned.partition

@@ -1,0 +1,51 @@
+"""What a client collects for one transaction; sent as a whole, by either client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trivium_native import operations
+from trivium_native.entries import TX_REJECT, TX_REQUEUE, TX_SETTLE
+from trivium_native.operations import Operation
+from trivium_native.values import Delivery, OffsetCommit, Producer, Publication, Settlement
+
+
+class Transaction:
+    """Publishes, settlements and offset commits that happen together or not at all.
+
+    Nothing is sent before the commit; to give a transaction up, forget it. With a transactional
+    ``producer`` a commit may be repeated, also on another connection: it is applied once. The
+    transaction's number is ``producer.sequence``.
+    """
+
+    def __init__(self, producer: Producer | None = None) -> None:
+        self.producer = producer
+        self._publications: list[Publication] = []
+        self._settlements: list[Settlement] = []
+        self._commits: list[OffsetCommit] = []
+
+    def publish(self, *publications: Publication) -> None:
+        """Publish messages."""
+        self._publications += publications
+
+    def ack(self, delivery: Delivery, *, multiple: bool = False) -> None:
+        """The delivery is done with; ``multiple``: and all before it."""
+        self._settle(delivery, TX_SETTLE, multiple)
+
+    def nack(self, delivery: Delivery, *, requeue: bool = True, multiple: bool = False) -> None:
+        """The delivery was not wanted: back to the queue, or away."""
+        self._settle(delivery, TX_REQUEUE if requeue else TX_REJECT, multiple)
+
+    def _settle(self, delivery: Delivery, action: int, multiple: bool) -> None:
+        first = 1 if multiple else delivery.tag
+        self._settlements.append(Settlement(delivery.subscription, action, first, delivery.tag))
+
+    def commit_offsets(self, commits: Iterable[OffsetCommit]) -> None:
+        """Commit offsets of groups, such as ``GroupConsumer.offsets()``."""
+        self._commits += commits
+
+    def operation(self) -> Operation[None]:
+        """The request that commits it."""
+        return operations.transaction(
+            self._publications, self._settlements, self._commits, self.producer
+        )
