@@ -324,6 +324,11 @@ class Stream(Destination):
         for partition in self.partitions:
             partition.apply(settings)
 
+    @property
+    def record_count(self) -> int:
+        """Number of records that can be read, in all partitions."""
+        return sum(each.high_watermark - each.first_offset for each in self.partitions)
+
     def accept(self, message: Message) -> int:
         """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
         self.published += 1

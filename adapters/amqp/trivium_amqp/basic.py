@@ -22,6 +22,7 @@ from trivium_amqp.errors import (
     ConnectionException,
 )
 from trivium_amqp.frames import content_frames, method_frame
+from trivium_amqp.stream_cursor import open_cursor
 from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def resolve_queue(channel: Channel, name: str) -> Queue:
     name = resolve_name(channel, name)
     if name in channel.vhost.streams:
         raise ConnectionException(
-            NOT_IMPLEMENTED, f"'{name}' is a stream; streams are read by the native protocol"
+            NOT_IMPLEMENTED, f"not supported by stream '{name}' in vhost '{channel.vhost.name}'"
         )
     return channel.vhost.queue(name, channel.connection)
 
@@ -78,7 +79,7 @@ def qos(channel: Channel, arguments: list[Any]) -> None:
 
 
 def consume(channel: Channel, arguments: list[Any]) -> None:
-    """basic.consume."""
+    """basic.consume, of a queue or a stream."""
     name, tag, _no_local, no_ack, exclusive, nowait, options = arguments
     priority = _consumer_priority(options)
     if tag in channel.consumers:
@@ -88,7 +89,11 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
     if name == REPLY_TO:
         queue = _make_reply_queue(channel, no_ack)
     else:
-        queue = resolve_queue(channel, name)
+        stream = channel.vhost.streams.get(resolve_name(channel, name))
+        if stream is None:
+            queue = resolve_queue(channel, name)
+        else:
+            queue = open_cursor(channel, stream, no_ack, exclusive, options)
     consumer = AmqpConsumer(channel, queue, tag, no_ack, channel.prefetch, priority)
     queue.add_consumer(consumer, exclusive)
     channel.consumers[tag] = consumer

@@ -194,7 +194,8 @@ def decode(method: int, data: bytes, start: int, end: int) -> list[Any]:
         elif letter == "k" or letter == "S":
             values.append(data[at:position])
         elif letter == "T":
-            values.append(decode_table(data, at, position))
+            # A time and a number mean different things where a consumer is to begin.
+            values.append(decode_table(data, at, position, method == BASIC_CONSUME))
         elif letter != "r" and letter != "c":
             values.append(int.from_bytes(data[at:position], "big"))
     if position != end:

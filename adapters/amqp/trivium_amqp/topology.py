@@ -68,10 +68,10 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     kind = options.pop("x-queue-type", "classic")
     _require_shared(kind, durable, exclusive)
     if kind == "stream":
-        channel.vhost.declare_stream(name, 1, options)
+        stream = channel.vhost.declare_stream(name, 1, options)
         channel.last_queue = name
         channel.connection.hold_output()
-        _declare_ok(channel, nowait, name, 0, 0)
+        _declare_ok(channel, nowait, name, stream.record_count, 0)
         return
     if kind != "classic":
         options["x-queue-type"] = kind
@@ -96,8 +96,10 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     if name == REPLY_TO:
         _declare_ok(channel, nowait, name, 0, 0)
         return
-    if name in channel.vhost.streams:
-        _declare_ok(channel, nowait, name, 0, 0)
+    stream = channel.vhost.streams.get(name)
+    if stream is not None:
+        channel.last_queue = name
+        _declare_ok(channel, nowait, name, stream.record_count, 0)
         return
     # Whoever answers a request may ask whether the requester still waits, though the queue of its
     # replies is not his.
