@@ -288,6 +288,13 @@ def test_tx_commit_of_acknowledgements_waits_for_the_batch(tx: Setup) -> None:
     assert names(tx.client.take()) == ["Tx.CommitOk"]
 
 
+def test_tx_commit_of_nothing_waits_for_the_commit_before(tx: Setup) -> None:
+    tx.publish("disk", delivery_mode=2)
+    assert tx.client.call(Tx.Commit(), Tx.Commit()) == []
+    tx.sync(1)
+    assert names(tx.client.take()) == ["Tx.CommitOk"] * 2
+
+
 def test_tx_rollback_drops_publishes(tx: Setup) -> None:
     tx.publish("memory", 3)
     assert tx.client.ask(Tx.Rollback()).name == "Tx.RollbackOk"

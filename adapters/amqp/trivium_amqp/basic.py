@@ -285,7 +285,8 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     channel.transaction = Transaction()
     if is_refused:
         raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
-    if is_stored:
+    if is_stored or channel.publisher.has_pending:
+        # Also where nothing is stored: the answer must not pass for that of an earlier commit.
         channel.publisher.await_commit()
     else:
         channel.connection.send(method_frame(channel.number, methods.TX_COMMIT_OK))

@@ -353,6 +353,11 @@ class Publisher:
             CONFIRM_FRAME.pack(METHOD, self._number, CONFIRM_SIZE, method, tag, multiple, FRAME_END)
         )
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether confirms, or answers to tx.commit, wait for the disk."""
+        return len(self._pending) > 0
+
     def await_commit(self) -> None:
         """Answer tx.commit when the current batch is durable."""
         self._pending.append((self._storage.batch, 0))
