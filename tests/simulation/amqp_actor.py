@@ -30,20 +30,20 @@ class AmqpActor(Actor):
         super().__init__(simulation, name)
         self.forget()
         self.actions = [
-            (self._publish, 30),
-            (self._publish_many, 5),
-            (self._acknowledge, 20),
-            (self._reject, 6),
-            (self._consume, 6),
-            (self._cancel, 1),
-            (self._get, 5),
-            (self._publish_in_transaction, 5),
-            (self._acknowledge_in_transaction, 4),
-            (self._commit, 4),
-            (self._roll_back, 1),
-            (self._declare, 4),
-            (self._bind, 4),
-            (self._delete, 1),
+            (self.publish, 30),
+            (self.publish_many, 5),
+            (self.acknowledge, 20),
+            (self.reject, 6),
+            (self.consume, 6),
+            (self.cancel, 1),
+            (self.get, 5),
+            (self.publish_in_transaction, 5),
+            (self.acknowledge_in_transaction, 4),
+            (self.commit, 4),
+            (self.roll_back, 1),
+            (self.declare_some, 4),
+            (self.bind, 4),
+            (self.delete, 1),
         ]
 
     def forget(self) -> None:
@@ -89,8 +89,8 @@ class AmqpActor(Actor):
             modelled["priority"] = properties["priority"] = self.random.randint(0, 2)
         return mode, properties, modelled
 
-    def _publish(self) -> None:
-        target = self.target()
+    def publish(self, target: tuple[str, str] | None = None) -> None:
+        target = target or self.target()
         if target is None:
             return
         number = self.simulation.new_message()
@@ -109,9 +109,9 @@ class AmqpActor(Actor):
         self.unconfirmed[self.tag] = (batch, target[1], number)
         self.amqp.publish(CONFIRMING, *target, payload_of(number, self.size()), **properties)
 
-    def _publish_many(self) -> None:
+    def publish_many(self) -> None:
         for _ in range(self.random.randint(2, 8)):
-            self._publish()
+            self.publish()
 
     def _confirmed(self, tag: int, multiple: bool, is_taken: bool) -> None:
         tags = [each for each in self.unconfirmed if each <= tag] if multiple else [tag]
@@ -130,8 +130,10 @@ class AmqpActor(Actor):
 
     # Consuming
 
-    def _consume(self) -> None:
-        queue = self.some(list(KINDS), lambda name: self.exists(name) and name not in self.consumes)
+    def consume(self, queue: str | None = None) -> None:
+        queue = queue or self.some(
+            list(KINDS), lambda name: self.exists(name) and name not in self.consumes
+        )
         if queue is None:
             return
         self.note(f"consumes {queue}")
@@ -142,7 +144,7 @@ class AmqpActor(Actor):
         )
         self._ask(consume, "Basic.ConsumeOk", CONSUMING)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         queue = self.some(list(KINDS), lambda name: name in self.consumes)
         if queue is not None:
             self.note(f"cancels {queue}")
@@ -150,8 +152,8 @@ class AmqpActor(Actor):
             cancel = commands.Basic.Cancel(consumer_tag=queue)
             self._ask(cancel, "Basic.CancelOk", CONSUMING)
 
-    def _get(self) -> None:
-        queue = self.some(list(KINDS), lambda name: self.exists(name) and name != "lossy")
+    def get(self, queue: str | None = None) -> None:
+        queue = queue or self.some(list(KINDS), lambda name: self.exists(name) and name != "lossy")
         if queue is not None and not self.gets:
             self.note(f"gets from {queue}")
             self.gets.append(queue)
@@ -165,7 +167,7 @@ class AmqpActor(Actor):
         self.simulation.holders.pop(place, None)
         return place
 
-    def _acknowledge(self) -> None:
+    def acknowledge(self) -> None:
         tags = self._held(CONSUMING)
         if not tags:
             return
@@ -177,12 +179,12 @@ class AmqpActor(Actor):
             self.reference.settle(queue, number)
         self.amqp.send(commands.Basic.Ack(tag, multiple), CONSUMING)
 
-    def _reject(self) -> None:
+    def reject(self, requeue: bool | None = None) -> None:
         tags = self._held(CONSUMING)
         if not tags:
             return
         tag = self.random.choice(tags)
-        requeue = self.random.random() < 0.5
+        requeue = self.random.random() < 0.5 if requeue is None else requeue
         queue, number = self._take(CONSUMING, tag)
         self.note(f"rejects {number} of {queue}, requeue {requeue}")
         if not requeue:
@@ -191,8 +193,8 @@ class AmqpActor(Actor):
 
     # Transactions
 
-    def _publish_in_transaction(self) -> None:
-        target = self.target()
+    def publish_in_transaction(self, target: tuple[str, str] | None = None) -> None:
+        target = target or self.target()
         if target is None or target[1] == "full":
             return
         number = self.simulation.new_message()
@@ -201,7 +203,7 @@ class AmqpActor(Actor):
         payload = payload_of(number, self.size())
         self.amqp.publish(TRANSACTIONAL, *target, payload, delivery_mode=2)
 
-    def _acknowledge_in_transaction(self) -> None:
+    def acknowledge_in_transaction(self) -> None:
         tags = self._held(TRANSACTIONAL)
         if tags:
             tag = self.random.choice(tags)
@@ -210,7 +212,10 @@ class AmqpActor(Actor):
             self.transaction.append((tag, place))
             self.amqp.send(commands.Basic.Ack(tag), TRANSACTIONAL)
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        if self.replies[TRANSACTIONAL]:
+            # A client waits for the answer to the method before.
+            return
         self.note("commits")
         is_durable = False
         settled: list[tuple[str, int]] = []
@@ -229,7 +234,9 @@ class AmqpActor(Actor):
         batch = self.batch if is_durable else -1
         self._ask(commands.Tx.Commit(), "Tx.CommitOk", TRANSACTIONAL, batch)
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
+        if self.replies[TRANSACTIONAL]:
+            return
         self.note("rolls back")
         for tag, where in self.transaction:
             if isinstance(where[1], int):
@@ -253,15 +260,17 @@ class AmqpActor(Actor):
         declare = commands.Queue.Declare(queue=name, durable=durable, arguments=arguments)
         self._ask(declare, "Queue.DeclareOk", batch=self.batch if durable else -1)
 
-    def _declare(self) -> None:
+    def declare_some(self) -> None:
         self.declare(self.random.choice([*KINDS, "s0"]))
 
-    def _bind(self) -> None:
-        name = self.some(BINDABLE, self.exists)
-        pattern = self.random.choice(PATTERNS)
+    def bind(self, name: str | None = None, pattern: str = "", is_bind: bool = True) -> None:
+        if name is None:
+            name = self.some(BINDABLE, self.exists)
+            pattern = self.random.choice(PATTERNS)
+            is_bind = self.random.random() < 0.7
         if name is None:
             return
-        if self.random.random() < 0.7:
+        if is_bind:
             self.note(f"binds {name} to {pattern}")
             self.reference.bindings.add((pattern, name))
             bind = commands.Queue.Bind(queue=name, exchange=TOPICS, routing_key=pattern)
@@ -272,8 +281,8 @@ class AmqpActor(Actor):
             unbind = commands.Queue.Unbind(queue=name, exchange=TOPICS, routing_key=pattern)
             self._ask(unbind, "Queue.UnbindOk", batch=self.batch)
 
-    def _delete(self) -> None:
-        name = self.some(DELETABLE, self.exists)
+    def delete(self, name: str | None = None) -> None:
+        name = name or self.some(DELETABLE, self.exists)
         if name is not None:
             self.note(f"deletes {name}")
             self.simulation.deleted(name)

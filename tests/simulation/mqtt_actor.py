@@ -44,15 +44,15 @@ class MqttActor(Actor):
         self.completed: set[int] = set()
         self.forget()
         self.actions = [
-            (self._publish_live, 5),
-            (self._publish_acknowledged, 15),
-            (self._publish_once, 15),
-            (self._release_one, 12),
-            (self._subscribe, 5),
-            (self._unsubscribe, 1),
-            (self._acknowledge, 20),
-            (self._confirm, 12),
-            (self._leave, 1),
+            (self.publish_live, 5),
+            (self.publish_acknowledged, 15),
+            (self.publish_once, 15),
+            (self.release_one, 12),
+            (self.subscribe, 5),
+            (self.unsubscribe, 1),
+            (self.acknowledge, 20),
+            (self.confirm, 12),
+            (self.leave, 1),
         ]
 
     def forget(self) -> None:
@@ -104,25 +104,26 @@ class MqttActor(Actor):
         durable = self.reference.publish(number, TOPICS, key, mode, self.now, retain=retain)
         return self.simulation.published(number, durable)
 
-    def _publish_live(self) -> None:
+    def publish_live(self) -> None:
         number, key = self.simulation.new_message(), self.random.choice(KEYS)
         self.note(f"publishes {number} to {key} at QoS 0")
         self._model(number, key, 0, False)
         self.mqtt.publish(key.replace(".", "/"), payload_of(number, self.size()), 0, 0)
 
-    def _publish_acknowledged(self) -> None:
-        number, key = self.simulation.new_message(), self.random.choice(KEYS)
-        retain = self.random.random() < 0.2
+    def publish_acknowledged(self, key: str = "", retain: bool = False) -> None:
+        if not key:
+            key, retain = self.random.choice(KEYS), self.random.random() < 0.2
+        number = self.simulation.new_message()
         packet_id = self._next_packet_id()
         self.note(f"publishes {number} to {key} at QoS 1, retain {retain}")
         self.waiting[0x40, packet_id] = self._model(number, key, 1, retain)
         payload = payload_of(number, self.size())
         self.mqtt.publish(key.replace(".", "/"), payload, 1, packet_id, retain=retain)
 
-    def _publish_once(self) -> None:
+    def publish_once(self, key: str = "") -> None:
         if len(self.outgoing) > 20:
             return
-        number, key = self.simulation.new_message(), self.random.choice(KEYS)
+        number, key = self.simulation.new_message(), key or self.random.choice(KEYS)
         sent = _Sent(number, key, payload_of(number, self.size()), self.random.random() < 0.1)
         packet_id = self._next_packet_id()
         self.outgoing[packet_id] = sent
@@ -141,7 +142,7 @@ class MqttActor(Actor):
         topic = sent.key.replace(".", "/")
         self.mqtt.publish(topic, sent.payload, 2, packet_id, retain=sent.retain, dup=dup)
 
-    def _release_one(self) -> None:
+    def release_one(self) -> None:
         for packet_id, sent in self.outgoing.items():
             if not sent.is_released and (0x50, packet_id) not in self.waiting:
                 self._send_release(packet_id, sent)
@@ -155,20 +156,20 @@ class MqttActor(Actor):
         self.waiting[0x70, packet_id] = sent.batch
         self.mqtt.feed(mqtt.pubrel(packet_id))
 
-    def _subscribe(self) -> None:
+    def subscribe(self, topic_filter: str = "", qos: int = 2) -> None:
         if self.version == 4:
             # Retained messages come with it, which the model leaves out.
             return
-        topic_filter = self.random.choice(list(FILTERS))
-        qos = self.random.randint(0, 2)
+        if not topic_filter:
+            topic_filter, qos = self.random.choice(list(FILTERS)), self.random.randint(0, 2)
         packet_id = self._next_packet_id()
         self.note(f"subscribes to {topic_filter} at QoS {qos}")
         self.reference.sessions[self.name].subscriptions[FILTERS[topic_filter]] = qos
         self.waiting[0x90, packet_id] = self.batch
         self.mqtt.subscribe(topic_filter, qos, packet_id, retained=False)
 
-    def _unsubscribe(self) -> None:
-        topic_filter = self.random.choice(list(FILTERS))
+    def unsubscribe(self, topic_filter: str = "") -> None:
+        topic_filter = topic_filter or self.random.choice(list(FILTERS))
         packet_id = self._next_packet_id()
         self.note(f"unsubscribes from {topic_filter}")
         known = self.reference.sessions[self.name].subscriptions
@@ -176,14 +177,14 @@ class MqttActor(Actor):
         self.waiting[0xB0, packet_id] = self.batch if existed else -1
         self.mqtt.feed(mqtt.unsubscribe(topic_filter, packet_id, self.version))
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         self.note("disconnects")
         self.mqtt.feed(b"\xe0\x00")
         self.lose()
 
     # From the broker
 
-    def _acknowledge(self) -> None:
+    def acknowledge(self) -> None:
         for packet_id in list(self.unacknowledged)[: self.random.randint(1, 3)]:
             number = self.unacknowledged.pop(packet_id)
             self.note(f"acknowledges {number}")
@@ -191,7 +192,7 @@ class MqttActor(Actor):
             self.simulation.holders.pop((self.backlog, number), None)
             self.mqtt.feed(mqtt.puback(packet_id))
 
-    def _confirm(self) -> None:
+    def confirm(self) -> None:
         if self.unconfirmed:
             packet_id = self.unconfirmed.pop(0)
             number = self.incoming[packet_id]

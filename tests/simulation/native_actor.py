@@ -29,20 +29,20 @@ class NativeActor(Actor):
         super().__init__(simulation, name)
         self.forget()
         self.actions = [
-            (self._publish, 20),
-            (self._open_producer, 2),
-            (self._publish_once, 12),
-            (self._publish_again, 4),
-            (self._publish_fenced, 1),
-            (self._subscribe, 4),
-            (self._unsubscribe, 1),
-            (self._settle, 16),
-            (self._fetch, 12),
-            (self._commit, 6),
-            (self._ask_committed, 2),
-            (self._declare, 3),
-            (self._bind, 3),
-            (self._delete, 1),
+            (self.publish, 20),
+            (self.open_producer, 2),
+            (self.publish_once, 12),
+            (self.publish_again, 4),
+            (self.publish_fenced, 1),
+            (self.subscribe, 4),
+            (self.unsubscribe, 1),
+            (self.settle, 16),
+            (self.fetch, 12),
+            (self.commit, 6),
+            (self.ask_committed, 2),
+            (self.declare, 3),
+            (self.bind, 3),
+            (self.delete, 1),
         ]
 
     def forget(self) -> None:
@@ -74,9 +74,9 @@ class NativeActor(Actor):
 
     # Publishing
 
-    def _entry(self) -> tuple[bytes, int]:
+    def _entry(self, target: tuple[str, str] | None = None) -> tuple[bytes, int]:
         """An encoded message that the model has taken, and the batch to wait for."""
-        target = self.target()
+        target = target or self.target()
         if target is None or target[1] == "full":
             target = (TOPICS, self.random.choice(KEYS))
         exchange, key = target
@@ -90,13 +90,13 @@ class NativeActor(Actor):
         payload = payload_of(number, self.size())
         return native.entry(payload, key.encode(), exchange.encode(), flags), batch
 
-    def _publish(self) -> None:
-        entries = [self._entry() for _ in range(self.random.choice((1, 1, 2, 5)))]
+    def publish(self, target: tuple[str, str] | None = None) -> None:
+        entries = [self._entry(target) for _ in range(self.random.choice((1, 1, 2, 5)))]
         batch = max(batch for _, batch in entries)
         data = native.publish(*[entry for entry, _ in entries])
         self._ask("publish", batch, frames.PUBLISH, data)
 
-    def _open_producer(self) -> None:
+    def open_producer(self) -> None:
         epoch, sequence = self.reference.producers.get(self.name, (-1, 0))
         self.note(f"opens its producer in epoch {epoch + 1}")
         self.reference.producers[self.name] = (epoch + 1, sequence)
@@ -105,25 +105,25 @@ class NativeActor(Actor):
         detail = {"epoch": epoch + 1, "sequence": sequence}
         self._ask("producer", self.batch, frames.PRODUCER, {"producer": self.name}, detail)
 
-    def _publish_once(self) -> None:
+    def publish_once(self, target: tuple[str, str] | None = None) -> None:
         if self.producer is None:
-            self._open_producer()
+            self.open_producer()
         assert self.producer is not None
         epoch, sequence = self.producer
         count = self.random.randint(1, 3)
-        entries = [self._entry()[0] for _ in range(count)]
+        entries = [self._entry(target)[0] for _ in range(count)]
         data = native.publish(*entries, producer=(self.name.encode(), epoch, sequence))
         self.producer = (epoch, sequence + count)
         self.reference.producers[self.name] = self.producer
         self.latest = (self.batch, data)
         self._ask("publish once", self.batch, frames.PUBLISH, data)
 
-    def _publish_again(self) -> None:
+    def publish_again(self) -> None:
         if self.latest is not None:
             self.note("repeats its latest request")
             self._ask("publish again", self.latest[0], frames.PUBLISH, self.latest[1])
 
-    def _publish_fenced(self) -> None:
+    def publish_fenced(self) -> None:
         if self.producer is not None and self.producer[0] > 0:
             self.note("publishes in an old epoch")
             entry = native.entry(payload_of(0, 0), b"a.a", TOPICS.encode())
@@ -133,8 +133,8 @@ class NativeActor(Actor):
 
     # Queues
 
-    def _subscribe(self) -> None:
-        queue = self.some(
+    def subscribe(self, queue: str | None = None) -> None:
+        queue = queue or self.some(
             list(KINDS),
             lambda name: (
                 self.exists(name) and name not in self.subscriptions.values() and name != "lossy"
@@ -153,7 +153,7 @@ class NativeActor(Actor):
         }
         self._ask("subscribe", -1, frames.SUBSCRIBE, fields)
 
-    def _unsubscribe(self) -> None:
+    def unsubscribe(self) -> None:
         if self.subscriptions:
             number = self.random.choice(list(self.subscriptions))
             queue = self.subscriptions.pop(number)
@@ -162,7 +162,7 @@ class NativeActor(Actor):
                 self.simulation.holders.pop((queue, self.unsettled.pop(place)), None)
             self._ask("unsubscribe", -1, frames.UNSUBSCRIBE, {"subscription": number})
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         if not self.unsettled:
             return
         subscription, tag = self.random.choice(list(self.unsettled))
@@ -191,7 +191,7 @@ class NativeActor(Actor):
         found: str | None = self.some(tuple(STREAMS), self.exists)
         return found
 
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
         stream = self._some_stream()
         if stream is None:
             return
@@ -203,7 +203,7 @@ class NativeActor(Actor):
         fields["max_bytes"] = self.random.choice((1, 1000, 1 << 20))
         self._ask("fetch", -1, frames.FETCH, fields, (stream, partition))
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         stream = self._some_stream()
         if stream is None:
             return
@@ -215,7 +215,7 @@ class NativeActor(Actor):
         fields = {"group": group, "stream": stream, "offsets": [[partition, offset]]}
         self._ask("commit", self.batch, frames.COMMIT, fields)
 
-    def _ask_committed(self) -> None:
+    def ask_committed(self) -> None:
         stream = self._some_stream()
         if stream is not None:
             group = self.random.choice(GROUPS)
@@ -228,14 +228,14 @@ class NativeActor(Actor):
 
     # Topology
 
-    def _declare(self) -> None:
-        name = self.random.choice([*KINDS, *STREAMS])
+    def declare(self, name: str = "") -> None:
+        name = name or self.random.choice([*KINDS, *STREAMS])
         self.note(f"declares {name}")
         if name in STREAMS:
             self.reference.declare_stream(name, STREAMS[name])
             fields: dict[str, Any] = {"kind": "stream", "partitions": STREAMS[name]}
             if name == "s0":
-                # As AMQP clients declare it.
+                # As AMQP clients declare it, who cannot give it more partitions.
                 fields["arguments"] = {}
         else:
             self.reference.declare_queue(name)
@@ -243,12 +243,13 @@ class NativeActor(Actor):
             fields = {"kind": "queue", "durable": kind.durable, "arguments": kind.arguments}
         self._ask("declare", self.batch, frames.DECLARE, {"name": name, **fields})
 
-    def _bind(self) -> None:
-        name = self.some(BINDABLE, self.exists)
+    def bind(self, name: str | None = None, pattern: str = "", is_bind: bool = True) -> None:
+        if name is None:
+            name = self.some(BINDABLE, self.exists)
+            pattern = self.random.choice(PATTERNS)
+            is_bind = self.random.random() < 0.7
         if name is None:
             return
-        pattern = self.random.choice(PATTERNS)
-        is_bind = self.random.random() < 0.7
         self.note(f"{'binds' if is_bind else 'unbinds'} {name} and {pattern}")
         if is_bind:
             self.reference.bindings.add((pattern, name))
@@ -262,9 +263,9 @@ class NativeActor(Actor):
         }
         self._ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
 
-    def _delete(self) -> None:
-        stream = self._some_stream()
-        if stream is None or self.random.random() < 0.5:
+    def delete(self, stream: str | None = None) -> None:
+        stream = stream or self._some_stream()
+        if stream is None:
             return
         self.note(f"deletes {stream}")
         self.reference.delete_stream(stream)
