@@ -248,3 +248,46 @@ async def test_offset_skips_what_comes_before_it_in_its_batch(broker: Running) -
         await client.publish_batch(publications)
     with broker.sub("trivium", "skip", "--from", "7", "--count", "3") as subscriber:
         assert finish(subscriber) == (0, "skip 7\nskip 8\nskip 9\n")
+
+
+def policy(broker: Running, action: str, *arguments: str, scheme: str = "trivium") -> list[str]:
+    """Run ``trivium policy``; exit code, standard output and standard error."""
+    done = subprocess.run(
+        [*COMMAND, "policy", action, broker.urls[scheme], *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert "Traceback" not in done.stderr
+    return [str(done.returncode), done.stdout, done.stderr]
+
+
+def test_policies_are_set_listed_and_deleted(broker: Running) -> None:
+    definition = '{"max-length": 5}'
+    options = ("--apply-to", "queues", "--priority", "2")
+    assert policy(broker, "set", "short", "^q", definition, *options) == ["0", "", ""]
+    assert policy(broker, "list") == [
+        "0",
+        '{"name": "short", "pattern": "^q", "definition": {"max-length": 5},'
+        ' "apply_to": "queues", "priority": 2}\n',
+        "",
+    ]
+    assert policy(broker, "delete", "short") == ["0", "", ""]
+    assert policy(broker, "list") == ["0", "", ""]
+
+
+def test_what_a_policy_cannot_be_is_said_in_one_line(broker: Running) -> None:
+    assert policy(broker, "delete", "none") == ["1", "", "trivium policy: no policy 'none'\n"]
+    assert policy(broker, "set", "p", "q", "5") == [
+        "2",
+        "",
+        "trivium policy: the definition is not a JSON object\n",
+    ]
+    code, out, error = policy(broker, "set", "p", "(", '{"max-length": 5}')
+    assert (code, out) == ("1", "")
+    assert error == "trivium policy: policy 'p' has a wrong pattern: missing )\n"
+    assert policy(broker, "list", scheme="mqtt") == [
+        "2",
+        "",
+        "trivium policy: policies are managed by trivium:// URLs\n",
+    ]

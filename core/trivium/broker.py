@@ -23,6 +23,7 @@ from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
 from trivium.message import Message
 from trivium.metrics import ProtocolMetrics, Sample, render
+from trivium.policies import Policy
 from trivium.process import process_samples
 from trivium.queues import Queue
 from trivium.security.authenticator import Authenticator
@@ -132,6 +133,12 @@ class Broker:
         names.add(DEFAULT_VHOST)
         for name in sorted(names):
             self.vhosts[name] = VirtualHost(self, name)
+        for name, given in self.config.policies.items():
+            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
+            vhost = self.declare_vhost(given.vhost)
+            known = vhost.policies.get(name)
+            if known is None or not known.is_same(policy):
+                vhost.set_policy(policy)
         for adapter in adapters:
             self.adapters[adapter.name] = adapter
         for adapter in adapters:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from trivium.errors import ConfigError
 from trivium.security.passwords import PasswordFormatError, check_stored_password
@@ -197,6 +197,21 @@ class UserConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """`[policies.NAME]`: one policy, set at each start; see `trivium.policies`."""
+
+    #: regular expression that the names of what it applies to match
+    pattern: str
+    #: keys such as `max-length` and their values
+    definition: Mapping[str, Any]
+    apply_to: Literal["all", "queues", "exchanges", "streams"] = "all"
+    #: of several policies that match, the one with the highest holds, alone
+    priority: int = 0
+    #: the virtual host, made when it is missing
+    vhost: str = "/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """`[log]`: what is written to standard error."""
 
@@ -222,4 +237,18 @@ class Config:
     limits: LimitsConfig = LimitsConfig()
     auth: AuthConfig = AuthConfig()
     users: Mapping[str, UserConfig] = field(default_factory=dict)
+    policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
+
+    def __post_init__(self) -> None:
+        if self.policies:
+            from trivium.errors import PreconditionFailed
+            from trivium.policies import Policy
+
+            for name, policy in self.policies.items():
+                try:
+                    Policy(
+                        name, policy.pattern, policy.definition, policy.apply_to, policy.priority
+                    )
+                except PreconditionFailed as error:
+                    raise ConfigError(f"[policies.{name}]: {error}") from None

@@ -7,7 +7,6 @@ durable and come back with the broker.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import msgpack
 
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.message import HeaderValue
+from trivium.patterns import Pattern, PatternError
 from trivium.queue_settings import POLICY_KEYS, check_value
 from trivium.storage.base import Table
 from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
@@ -27,8 +27,10 @@ ALL: Final = "all"
 
 _EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
-#: A pattern is an expression of the administrator's; longer ones are mistakes.
-MAX_PATTERN: Final = 1024
+#: Policies of a virtual host: each new queue is compared with all of them.
+MAX_POLICIES: Final = 256
+#: Longest name, also in what a policy defines, in UTF-8.
+MAX_NAME_BYTES: Final = 255
 
 
 class Policy:
@@ -47,18 +49,20 @@ class Policy:
         self.definition = dict(definition)
         self.apply_to = apply_to
         self.priority = priority
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise PreconditionFailed(f"a policy's name has 1 to {MAX_NAME_BYTES} bytes")
         if apply_to not in (QUEUES, EXCHANGES, STREAMS, ALL):
             raise PreconditionFailed(f"policy '{name}' cannot apply to '{apply_to}'")
         if not definition:
             raise PreconditionFailed(f"policy '{name}' defines nothing")
         try:
-            if len(pattern) > MAX_PATTERN:
-                raise re.error("it is too long")
-            self.expression = re.compile(pattern)
-        except re.error as error:
+            self._matcher = Pattern(pattern)
+        except PatternError as error:
             raise PreconditionFailed(f"policy '{name}' has a wrong pattern: {error}") from None
         for key, value in definition.items():
             what = f"'{key}' of policy '{name}'"
+            if isinstance(value, str) and len(value.encode()) > MAX_NAME_BYTES:
+                raise PreconditionFailed(f"invalid {what}: it is too long")
             if key in _EXCHANGE_KEYS:
                 if not isinstance(value, str):
                     raise PreconditionFailed(f"invalid {what}: text is needed")
@@ -69,6 +73,19 @@ class Policy:
             else:
                 raise PreconditionFailed(f"invalid {what}: it is not supported")
 
+    def matches(self, name: str) -> bool:
+        """Whether it holds for what is called ``name``."""
+        return self._matcher.matches(name)
+
+    def is_same(self, other: Policy) -> bool:
+        """Whether replacing one by the other would change nothing."""
+        return (
+            self.pattern == other.pattern
+            and self.definition == other.definition
+            and self.apply_to == other.apply_to
+            and self.priority == other.priority
+        )
+
 
 class Policies:
     """The policies of one virtual host. ``table`` may already hold rows: they are loaded."""
@@ -76,10 +93,13 @@ class Policies:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._policies: dict[str, Policy] = {}
+        # In the order in which they are tried.
+        self._ordered: list[Policy] = []
         for key, row in table.items():
             pattern, definition, apply_to, priority = _unpack(row)
             name = key.decode()
             self._policies[name] = Policy(name, pattern, definition, apply_to, priority)
+        self._order()
 
     def __len__(self) -> int:
         return len(self._policies)
@@ -89,35 +109,45 @@ class Policies:
         return [self._policies[name] for name in sorted(self._policies)]
 
     def set(self, policy: Policy) -> None:
-        """Add a policy, or replace the one of its name."""
+        """Add a policy, or replace the one of its name. Raises PreconditionFailed for too many."""
+        if len(self._policies) >= MAX_POLICIES and policy.name not in self._policies:
+            raise PreconditionFailed(f"a virtual host has at most {MAX_POLICIES} policies")
         self._policies[policy.name] = policy
         row: bytes = msgpack.packb(
             [policy.pattern, policy.definition, policy.apply_to, policy.priority]
         )
         self._table.put(policy.name.encode(), row)
+        self._order()
 
     def delete(self, name: str) -> None:
         """Remove the policy called ``name``. Raises NotFound."""
         if self._policies.pop(name, None) is None:
             raise NotFound(f"no policy '{name}'")
         self._table.delete(name.encode())
+        self._order()
+
+    def get(self, name: str) -> Policy | None:
+        """The policy called ``name``."""
+        return self._policies.get(name)
+
+    def _order(self) -> None:
+        self._ordered = sorted(self._policies.values(), key=_place)
 
     def match(self, name: str, kind: str) -> Policy | None:
         """The policy in force for the object of that kind and name."""
-        found: Policy | None = None
-        for policy in self.all():
-            if (
-                policy.apply_to in (kind, ALL)
-                and (found is None or policy.priority > found.priority)
-                and policy.expression.search(name) is not None
-            ):
-                found = policy
-        return found
+        for policy in self._ordered:
+            if policy.apply_to in (kind, ALL) and policy.matches(name):
+                return policy
+        return None
 
     def effective(self, name: str, kind: str) -> dict[str, HeaderValue]:
         """What the policy in force defines; empty when there is none."""
         found = self.match(name, kind)
         return {} if found is None else found.definition
+
+
+def _place(policy: Policy) -> tuple[int, str]:
+    return -policy.priority, policy.name
 
 
 def _unpack(row: bytes) -> Any:

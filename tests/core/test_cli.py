@@ -76,7 +76,7 @@ def test_without_command_help_goes_to_stderr() -> None:
     assert result.stderr.startswith("usage: trivium")
 
 
-@pytest.mark.parametrize("command", ["serve", "pub", "sub", "hash-password"])
+@pytest.mark.parametrize("command", ["serve", "pub", "sub", "policy", "hash-password"])
 def test_each_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == EXIT_OK

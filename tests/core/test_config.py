@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from trivium.cli.configuration import load
-from trivium.config import Config, Fsync, LimitsConfig, Listen, UserConfig, is_loopback
+from trivium.config import (
+    Config,
+    Fsync,
+    LimitsConfig,
+    Listen,
+    PolicyConfig,
+    UserConfig,
+    is_loopback,
+)
 from trivium.errors import ConfigError
 
 
@@ -212,6 +220,52 @@ def test_wrong_environment_names_the_variable(name: str, message: str) -> None:
     assert str(caught.value).startswith(name)
 
 
+POLICY = """
+[policies.short_queues]
+pattern = '^q\\.'
+priority = 2
+[policies.short_queues.definition]
+max-length = 5
+overflow = "reject-publish"
+"""
+
+
+def test_policies_from_file_and_environment(tmp_path: Path) -> None:
+    environment = {
+        "TRIVIUM_POLICIES__short_queues__PRIORITY": "7",
+        "TRIVIUM_POLICIES__Other__PATTERN": "x",
+        "TRIVIUM_POLICIES__Other__DEFINITION": '{"message-ttl": 10}',
+    }
+    policies = load(write(tmp_path, POLICY), environment).policies
+    assert policies == {
+        "short_queues": PolicyConfig(
+            pattern=r"^q\.",
+            definition={"max-length": 5, "overflow": "reject-publish"},
+            priority=7,
+        ),
+        "Other": PolicyConfig(pattern="x", definition={"message-ttl": 10}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[policies.p]\npattern = 'q'", "[policies.p] needs the key 'definition'"),
+        ("[policies.p]\ndefinition = 5", "[policies.p] definition = 5: not a table"),
+        ("[policies.p]\ndefinition = '['", "[policies.p] definition = '['"),
+        ("[policies.p]\napply_to = 'cats'", "[policies.p] apply_to = 'cats'"),
+        (
+            "[policies.p]\npattern = '('\ndefinition = { max-length = 5 }",
+            "[policies.p]: policy 'p' has a wrong pattern",
+        ),
+    ],
+)
+def test_wrong_policies_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
 def test_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
         load(Path("nowhere.toml"))
@@ -230,11 +284,14 @@ def test_configuration_reference_has_every_key() -> None:
         cells = [cell.strip(" `") for cell in row.split("|")]
         section = cells[0].strip("[]") or section
         documented.add((section.split(".")[0], cells[1]))
-    config = Config(users={"NAME": UserConfig(password="x")})
+    config = Config(
+        users={"NAME": UserConfig(password="x")},
+        policies={"NAME": PolicyConfig(pattern="q", definition={"max-length": 1})},
+    )
     keys: set[tuple[str, str]] = set()
     for name in Config.__dataclass_fields__:
         content = getattr(config, name)
-        if name == "users":
+        if name in ("users", "policies"):
             content = content["NAME"]
         names = content if isinstance(content, Mapping) else content.__dataclass_fields__
         keys |= {(name, key) for key in names}

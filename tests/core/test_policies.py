@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import drain, message, open_vhost
-from trivium.errors import NotFound, PreconditionFailed
+from tests.core.harness import ManualDriver, drain, message, open_vhost
+from tests.core.test_queues import HeldStorage
+from trivium.broker import Broker
+from trivium.config import Config, PolicyConfig
+from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.message import HeaderValue
-from trivium.policies import Policy
+from trivium.policies import MAX_POLICIES, Policy
 from trivium.storage.memory import MemoryStorage
 
 
@@ -79,6 +82,7 @@ def test_deleting_a_missing_policy_is_not_found() -> None:
         ("q", {"max-length": 1}, "cats"),
         ("q", {"alternate-exchange": 5}, "all"),
         ("q" * 2000, {"max-length": 1}, "all"),
+        ("q", {"dead-letter-exchange": "x" * 256}, "all"),
     ],
 )
 def test_wrong_policies_are_refused(
@@ -86,3 +90,66 @@ def test_wrong_policies_are_refused(
 ) -> None:
     with pytest.raises(PreconditionFailed):
         Policy("p", pattern, definition, apply_to)
+
+
+def test_a_policy_has_a_name() -> None:
+    for name in ("", "n" * 256):
+        with pytest.raises(PreconditionFailed):
+            Policy(name, "q", {"max-length": 1})
+
+
+def test_of_the_same_priority_the_first_by_name_holds() -> None:
+    vhost = open_vhost()
+    vhost.set_policy(Policy("b", "q", {"max-length": 2}))
+    vhost.set_policy(Policy("a", "q", {"max-length": 1}))
+    vhost.set_policy(Policy("s", "q", {"max-length": 3}, "streams", priority=9))
+    assert vhost.declare_queue("q").settings.max_length == 1
+
+
+def test_the_number_of_policies_is_bounded() -> None:
+    vhost = open_vhost()
+    for number in range(MAX_POLICIES):
+        vhost.policies.set(Policy(str(number), "q", {"max-length": 1}))
+    with pytest.raises(PreconditionFailed):
+        vhost.set_policy(Policy("more", "q", {"max-length": 1}))
+    vhost.set_policy(Policy("0", "q", {"max-length": 2}))
+
+
+def configured(storage: HeldStorage, **policies: PolicyConfig) -> Broker:
+    broker = Broker(Config(policies=policies))
+    broker.open(storage, ManualDriver(), [])
+    return broker
+
+
+def test_policies_of_the_configuration_are_set_at_the_start() -> None:
+    storage = HeldStorage()
+    given = PolicyConfig(pattern="^q", definition={"max-length": 3}, priority=2)
+    vhost = configured(storage, p=given).vhosts["/"]
+    assert vhost.declare_queue("q", durable=True).settings.max_length == 3
+    vhost.set_policy(Policy("other", "^q", {"max-length": 9}, priority=1))
+    vhost.delete_policy("p")
+    again = configured(storage, p=given).vhosts["/"]
+    assert again.queues["q"].settings.max_length == 3
+    assert [policy.name for policy in again.policies.all()] == ["other", "p"]
+
+
+def test_policies_of_the_configuration_have_a_virtual_host() -> None:
+    given = PolicyConfig(pattern="q", definition={"max-length": 3}, vhost="tenant")
+    broker = configured(HeldStorage(), p=given)
+    assert broker.vhost("tenant").declare_queue("q").settings.max_length == 3
+    assert broker.vhost("/").declare_queue("q").settings.max_length == -1
+
+
+def test_a_policy_that_is_set_already_is_not_written_again() -> None:
+    storage = HeldStorage()
+    given = PolicyConfig(pattern="q", definition={"max-length": 3})
+    configured(storage, p=given)
+    table = storage.table("policies//")
+    row = table.get(b"p")
+    configured(storage, p=given)
+    assert table.get(b"p") is row
+
+
+def test_a_wrong_policy_of_the_configuration_is_one_clear_line() -> None:
+    with pytest.raises(ConfigError, match=r"^\[policies\.p\]: .*'max-lenght'"):
+        Config(policies={"p": PolicyConfig(pattern="q", definition={"max-lenght": 3})})

@@ -16,7 +16,7 @@ from trivium_native import connect, errors, frames, receiving
 from trivium_native.client import Client
 from trivium_native.frames import encode_frame, pack
 from trivium_native.protocol import ClientProtocol
-from trivium_native.values import Publication, Record
+from trivium_native.values import PolicyInfo, Publication, Record
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -118,6 +118,14 @@ async def test_many_publishes_at_a_time(client: Client) -> None:
         *[client.publish(b"%d" % n, exchange="", routing_key="q") for n in range(3000)]
     )
     assert await client.purge("q") == 3000
+
+
+async def test_policies(client: Client) -> None:
+    policy = PolicyInfo(name="p", pattern="^q", definition={"max-length": 1}, priority=3)
+    await client.set_policy(policy)
+    assert await client.policies() == [policy]
+    await client.delete_policy("p")
+    assert await client.policies() == []
 
 
 async def test_a_live_backlog_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -439,3 +439,63 @@ def test_nothing_is_published_into_a_session(site: Site, wire: Wire) -> None:
     ((kind, _, body),) = wire.send(frames.PUBLISH, 5, publish(forged))
     assert (kind, msgpack.unpackb(body)[0]) == (frames.ERROR, 306)
     assert len(queue) == 0
+
+
+# Policies
+
+
+def test_policies_are_set_listed_and_deleted(site: Site, wire: Wire) -> None:
+    queue = site.vhost.declare_queue("q")
+    policy = {
+        "name": "p",
+        "pattern": "^q",
+        "definition": {"max-length": 5},
+        "apply_to": "queues",
+        "priority": 2,
+    }
+    assert wire.ask(frames.SET_POLICY, **policy) == {}
+    assert queue.settings.max_length == 5
+    assert wire.ask(frames.LIST_POLICIES) == {"policies": [policy]}
+    assert wire.ask(frames.DELETE_POLICY, name="p") == {}
+    assert queue.settings.max_length == -1
+    assert wire.ask(frames.LIST_POLICIES) == {"policies": []}
+
+
+def test_a_policy_is_answered_once_it_is_durable() -> None:
+    site = Site(LateStorage())
+    wire = site.client()
+    fields = {"name": "p", "pattern": "q", "definition": {"max-length": 5}}
+    assert wire.send(frames.SET_POLICY, 5, fields) == []
+    site.sync()
+    assert [(kind, number) for kind, number, _ in wire.take()] == [(frames.OK, 5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code"),
+    [
+        (frames.SET_POLICY, {"name": "p", "pattern": "q"}, 302),
+        (frames.SET_POLICY, {"name": "p", "pattern": "(", "definition": {"max-length": 1}}, 302),
+        (frames.SET_POLICY, {"name": "p", "pattern": "q", "definition": {"cats": 1}}, 302),
+        (frames.SET_POLICY, {"name": "", "pattern": "q", "definition": {"max-length": 1}}, 302),
+        (frames.SET_POLICY, {"pattern": "q", "definition": {"max-length": 1}}, 300),
+        (frames.SET_POLICY, {"name": "p", "pattern": 5, "definition": {"max-length": 1}}, 300),
+        (frames.SET_POLICY, {"name": "p", "pattern": "q", "definition": [1]}, 300),
+        (
+            frames.SET_POLICY,
+            {"name": "p", "pattern": "q", "definition": {"max-length": 1}, "apply_to": "cats"},
+            300,
+        ),
+        (
+            frames.SET_POLICY,
+            {"name": "p", "pattern": "q", "definition": {"max-length": 1}, "cats": 1},
+            300,
+        ),
+        (frames.DELETE_POLICY, {"name": "none"}, 301),
+        (frames.DELETE_POLICY, {}, 300),
+        (frames.LIST_POLICIES, {"name": "p"}, 300),
+    ],
+)
+def test_wrong_requests_about_policies(
+    wire: Wire, kind: int, fields: dict[str, Any], code: int
+) -> None:
+    assert wire.refused(kind, **fields) == code

@@ -35,6 +35,7 @@ from trivium_native.values import (
     GroupOffset,
     Membership,
     OffsetCommit,
+    PolicyInfo,
     Producer,
     Publication,
     QueueInfo,
@@ -450,6 +451,18 @@ class Client:
         await self._link.run(
             operations.bind(kind, name, exchange, _bytes(pattern), arguments, False)
         )
+
+    async def set_policy(self, policy: PolicyInfo) -> None:
+        """Add a policy, or replace the one of its name; in force at once."""
+        await self._link.run(operations.set_policy(policy))
+
+    async def delete_policy(self, name: str) -> None:
+        """Remove a policy."""
+        await self._link.run(operations.delete_policy(name))
+
+    async def policies(self) -> list[PolicyInfo]:
+        """All policies of the virtual host, by name."""
+        return await self._link.run(operations.policies())
 
     async def purge(self, queue: str) -> int:
         """Remove all ready messages of a queue; how many there were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 from trivium.cli.clients import (
     Client,
@@ -15,11 +16,12 @@ from trivium.cli.clients import (
     Subscription,
     UsageError,
 )
+from trivium.cli.policies import PolicyDefinition
 from trivium_native import client as native
 from trivium_native.errors import NativeError
 from trivium_native.frames import DEFAULT_PORT
 from trivium_native.url import Target
-from trivium_native.values import StreamInfo
+from trivium_native.values import PolicyInfo, StreamInfo
 
 
 class NativeClient:
@@ -61,6 +63,18 @@ class NativeClient:
                 async for message in messages:
                     if not handle(as_text(message.routing_key), message.payload):
                         return
+
+    async def set_policy(self, policy: PolicyDefinition) -> None:
+        """See `trivium.cli.policies.Administrator`."""
+        await self._client.set_policy(PolicyInfo(**asdict(policy)))
+
+    async def delete_policy(self, name: str) -> None:
+        """See `trivium.cli.policies.Administrator`."""
+        await self._client.delete_policy(name)
+
+    async def policies(self) -> list[PolicyDefinition]:
+        """See `trivium.cli.policies.Administrator`."""
+        return [PolicyDefinition(**asdict(policy)) for policy in await self._client.policies()]
 
     async def _read(
         self,

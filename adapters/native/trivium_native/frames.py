@@ -54,6 +54,9 @@ DELETE: Final = 0x41
 BIND: Final = 0x42
 UNBIND: Final = 0x43
 PURGE: Final = 0x44
+SET_POLICY: Final = 0x45
+DELETE_POLICY: Final = 0x46
+LIST_POLICIES: Final = 0x47
 
 # Transactions and members of groups
 TX: Final = 0x50

@@ -21,6 +21,7 @@ from trivium_native.values import (
     Fetched,
     OffsetCommit,
     PartitionInfo,
+    PolicyInfo,
     Producer,
     Publication,
     QueueInfo,
@@ -360,3 +361,31 @@ def bind(
 def purge(queue: str) -> Operation[int]:
     """Remove all ready messages of a queue; how many there were."""
     return request(frames.PURGE, lambda reply: int(reply["messages"]), name=queue)
+
+
+# Policies
+
+
+def set_policy(policy: PolicyInfo) -> Operation[None]:
+    """Add a policy, or replace the one of its name; in force at once."""
+    return request(
+        frames.SET_POLICY,
+        done,
+        name=policy.name,
+        pattern=policy.pattern,
+        definition=dict(policy.definition),
+        apply_to=policy.apply_to,
+        priority=policy.priority,
+    )
+
+
+def delete_policy(name: str) -> Operation[None]:
+    """Remove a policy; what then holds is in force at once."""
+    return request(frames.DELETE_POLICY, done, name=name)
+
+
+def policies() -> Operation[list[PolicyInfo]]:
+    """All policies of the virtual host, by name."""
+    return request(
+        frames.LIST_POLICIES, lambda reply: [PolicyInfo(**row) for row in reply["policies"]]
+    )

@@ -21,6 +21,7 @@ from trivium_native.errors import (
 from trivium_native.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
 from trivium_native.fields import Fields
 from trivium_native.grouping import GroupRequests
+from trivium_native.policy_requests import PolicyRequests
 from trivium_native.subscriptions import (
     LiveSubscription,
     LogSubscription,
@@ -49,6 +50,7 @@ class Requests:
         self._connection = connection
         self._vhost = vhost
         self._groups = GroupRequests(connection, vhost)
+        self._policies = PolicyRequests(connection, vhost)
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
         """Carry out one request and answer it; False when the frame type is not a request.
@@ -76,7 +78,9 @@ class Requests:
         elif kind == frames.PURGE:
             self._purge(correlation, fields)
         else:
-            return self._groups.handle(kind, correlation, fields)
+            return self._groups.handle(kind, correlation, fields) or self._policies.handle(
+                kind, correlation, fields
+            )
         return True
 
     # Subscriptions

@@ -171,6 +171,17 @@ class GroupOffset:
     lag: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInfo:
+    """A policy: what ``definition`` says of everything whose name ``pattern`` matches."""
+
+    name: str
+    pattern: str
+    definition: Mapping[str, object]
+    apply_to: str = "all"
+    priority: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
     """A queue as it was declared."""

@@ -91,6 +91,11 @@ exit codes:
   {EXIT_DAMAGED}  of an unknown version
 """
 
+_POLICY_EPILOG: Final = f"""\
+URL is trivium:// followed by [USER:PASSWORD@]HOST[:PORT][/VHOST].
+
+{_EXIT_CODES}"""
+
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
@@ -153,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="put the address before each payload; say on standard error when subscribed",
     )
+    _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
+
     for command in (pub, sub):
         command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
         command.add_argument(
@@ -167,6 +174,24 @@ def _parser() -> argparse.ArgumentParser:
 
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser
+
+
+def _add_policy(policy: argparse.ArgumentParser) -> None:
+    actions = policy.add_subparsers(dest="action", metavar="ACTION", required=True)
+    change = actions.add_parser("set", help="add a policy, or replace the one of its name")
+    change.add_argument("url", metavar="URL")
+    change.add_argument("name", metavar="NAME")
+    change.add_argument("pattern", metavar="PATTERN", help="regular expression for names")
+    change.add_argument("definition", metavar="DEFINITION", help='JSON, as in {"max-length": 10}')
+    change.add_argument(
+        "--apply-to", choices=("all", "queues", "exchanges", "streams"), default="all"
+    )
+    change.add_argument("--priority", type=int, default=0, help="the highest holds, alone")
+    remove = actions.add_parser("delete", help="remove a policy")
+    remove.add_argument("url", metavar="URL")
+    remove.add_argument("name", metavar="NAME")
+    show = actions.add_parser("list", help="print the policies, one JSON object per line")
+    show.add_argument("url", metavar="URL")
 
 
 def _positive(text: str) -> int:
@@ -190,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import data_directory
 
         return data_directory.run(options)
-    if options.command in ("pub", "sub"):
+    if options.command in ("pub", "sub", "policy"):
         from trivium.cli import clients
 
         return clients.run(options)

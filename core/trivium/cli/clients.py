@@ -1,4 +1,4 @@
-"""`trivium pub` and `trivium sub`, for any protocol that has a client here.
+"""The commands that are clients of a broker, for any protocol that has a client here.
 
 The entry-point group `trivium.clients` maps a URL's scheme to a function that takes a `Server` and
 returns a `Client`, so the core knows none of the protocols. Payloads go to standard output,
@@ -93,7 +93,7 @@ Connect = Callable[[Server], AbstractAsyncContextManager[Client]]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publish or subscribe as the options say; the exit code."""
+    """Do as a client what the options say; the exit code."""
     # The clients' libraries log what they also raise.
     logging.disable()
     try:
@@ -142,7 +142,7 @@ def _open(url: str) -> tuple[Server, Connect]:
 
 async def _run(options: argparse.Namespace, server: Server, connect: Connect) -> None:
     """The command, until it is done or a signal ends it."""
-    command = _publish if options.command == "pub" else _subscribe
+    command = {"pub": _publish, "sub": _subscribe, "policy": _manage_policies}[options.command]
     task = asyncio.create_task(command(options, server, connect))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,6 +176,13 @@ async def _publish(options: argparse.Namespace, server: Server, connect: Connect
                     tasks.create_task(publish(line))
         except* (ClientError, UsageError) as errors:
             raise errors.exceptions[0] from None
+
+
+async def _manage_policies(options: argparse.Namespace, server: Server, connect: Connect) -> None:
+    from trivium.cli import policies
+
+    async with connect(server) as client:
+        await policies.run(options, client)
 
 
 async def _lines() -> AsyncIterator[bytes]:

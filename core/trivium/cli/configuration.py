@@ -7,6 +7,7 @@ raises `ConfigError` with one line that says where it is.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 import typing
@@ -19,7 +20,6 @@ from trivium.config import (
     Config,
     Fsync,
     Listen,
-    UserConfig,
     default_listen,
 )
 from trivium.errors import ConfigError
@@ -54,7 +54,8 @@ def load(
                 raise ConfigError(f"{source}: {section} must be a section, not a value")
             known = sections.setdefault(section, {})
             if typing.get_origin(types_of[section]) is Mapping:
-                _read_named(source, section, content, known, protocols)
+                item_type = typing.get_args(types_of[section])[1]
+                _read_named(source, section, item_type, content, known, protocols)
             else:
                 _read_keys(source, f"[{section}]", types_of[section], content, known)
     return Config(**{name: _build(name, types_of[name], sections[name]) for name in sections})
@@ -76,8 +77,8 @@ def _read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
         path = name.removeprefix(ENVIRONMENT_PREFIX).split("__")
         if not name.startswith(ENVIRONMENT_PREFIX) or len(path) == 1:
             continue
-        if path[0].lower() == "users" and len(path) >= 3:
-            # A user's name may hold underscores and keeps its case.
+        if path[0].lower() in ("users", "policies") and len(path) >= 3:
+            # The name of a user or policy may hold underscores and keeps its case.
             path = [path[0].lower(), "__".join(path[1:-1]), path[-1].lower()]
         else:
             path = [part.lower() for part in path]
@@ -91,11 +92,12 @@ def _read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
 def _read_named(
     source: str,
     section: str,
+    item_type: Any,
     content: Mapping[str, Any],
     known: dict[str, Any],
     protocols: frozenset[str],
 ) -> None:
-    """Merge a section whose keys are names: protocols (`listen`) or users."""
+    """Merge a section whose keys are names: protocols (`listen`), users or policies."""
     for name, value in content.items():
         if section == "listen":
             if name not in protocols:
@@ -105,7 +107,7 @@ def _read_named(
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {section}.{name} must be a section, not a value")
             keys = known.setdefault(name, {})
-            _read_keys(source, f"[{section}.{name}]", UserConfig, value, keys)
+            _read_keys(source, f"[{section}.{name}]", item_type, value, keys)
 
 
 def _read_keys(
@@ -117,9 +119,9 @@ def _read_keys(
             raise ConfigError(f"{source}: {where} has no key {key!r}")
         known[key] = _convert(source, f"{where} {key}", types_of[key], value)
         # Checked with the key alone, so that the message names the source that is wrong.
-        required = {k: "x" for k in _required(section_type) if k not in known}
+        required = {k: known.get(k, "x") for k in _required(section_type)}
         try:
-            section_type(**{key: known[key], **required})
+            section_type(**{**required, key: known[key]})
         except ConfigError as error:
             raise ConfigError(f"{source}: {where} {error}") from None
 
@@ -135,12 +137,13 @@ def _required(section_type: Any) -> list[str]:
 def _build(section: str, section_type: Any, values: dict[str, Any]) -> Any:
     if section == "listen":
         return {**default_listen(), **values}
-    if section == "users":
+    if typing.get_origin(section_type) is Mapping:
+        item_type = typing.get_args(section_type)[1]
         for name, keys in values.items():
-            for key in _required(UserConfig):
+            for key in _required(item_type):
                 if key not in keys:
-                    raise ConfigError(f"[users.{name}] needs the key {key!r}")
-        return {name: UserConfig(**keys) for name, keys in values.items()}
+                    raise ConfigError(f"[{section}.{name}] needs the key {key!r}")
+        return {name: item_type(**keys) for name, keys in values.items()}
     return section_type(**values)
 
 
@@ -158,6 +161,12 @@ def _convert_value(wanted: Any, value: Any) -> Any:
         if value not in choices:
             raise ConfigError(f"not one of {', '.join(choices)}")
         return value
+    if typing.get_origin(wanted) is Mapping:
+        # The environment has JSON.
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, Mapping):
+            raise ConfigError("not a table")
+        return found
     if isinstance(value, bool) and wanted is not bool:
         raise ConfigError("must not be true or false")
     if wanted is bool:

@@ -1,0 +1,66 @@
+"""Requests about policies: set, delete, list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
+from trivium.vhost import VirtualHost
+from trivium_native import frames
+from trivium_native.errors import InvalidArgument
+from trivium_native.fields import Fields
+
+if TYPE_CHECKING:
+    from trivium_native.connection import NativeConnection
+
+_MAX_PRIORITY: Final = (1 << 31) - 1
+#: Longest pattern in bytes; the core has a limit in characters.
+_MAX_PATTERN_BYTES: Final = 4096
+
+
+class PolicyRequests:
+    """Carries out the requests about policies of one connection."""
+
+    def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
+        self._connection = connection
+        self._vhost = vhost
+
+    def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
+        """Carry out one request and answer it; False when it is none about policies."""
+        if kind == frames.SET_POLICY:
+            self._set(correlation, fields)
+        elif kind == frames.DELETE_POLICY:
+            name = fields.text("name")
+            fields.finish()
+            self._vhost.delete_policy(name)
+            self._connection.reply_when_durable(correlation, {})
+        elif kind == frames.LIST_POLICIES:
+            fields.finish()
+            self._connection.reply(
+                correlation, {"policies": [_described(p) for p in self._vhost.policies.all()]}
+            )
+        else:
+            return False
+        return True
+
+    def _set(self, correlation: int, fields: Fields) -> None:
+        name = fields.text("name")
+        pattern = fields.text("pattern", max_bytes=_MAX_PATTERN_BYTES)
+        definition = fields.arguments("definition")
+        apply_to = fields.text("apply_to", ALL)
+        priority = fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY, 0)
+        fields.finish()
+        if apply_to not in (ALL, QUEUES, EXCHANGES, STREAMS):
+            raise InvalidArgument("'apply_to' must be all, queues, exchanges or streams")
+        self._vhost.set_policy(Policy(name, pattern, definition, apply_to, priority))
+        self._connection.reply_when_durable(correlation, {})
+
+
+def _described(policy: Policy) -> dict[str, object]:
+    return {
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "definition": policy.definition,
+        "apply_to": policy.apply_to,
+        "priority": policy.priority,
+    }
