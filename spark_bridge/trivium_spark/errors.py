@@ -5,6 +5,7 @@
     TriviumSparkError
      +-- OptionError          the query: an option, a schema or a value in a row
      +-- DataLossError        nobody here: records that the query must read are gone
+     +-- GroupTakenOver       another query: it uses the same consumer group
      +-- BrokerUnavailable    the broker could not be reached within ``retryTimeout``
 
 Spark shows the class and the text of an error that ends a query inside its own
@@ -24,6 +25,10 @@ class OptionError(TriviumSparkError, ValueError):
 
 class DataLossError(TriviumSparkError):
     """Records between the query's checkpoint and the stream's end do not exist any more."""
+
+
+class GroupTakenOver(TriviumSparkError):
+    """Another query has begun to use the same consumer group; this one must stop."""
 
 
 class BrokerUnavailable(TriviumSparkError, ConnectionError):

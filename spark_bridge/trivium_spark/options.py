@@ -58,13 +58,15 @@ class ReadOptions:
 class WriteOptions:
     """Options of a write: to a stream, or (where ``stream`` is None) to an exchange by topic.
 
-    ``topic`` is the topic of the rows that have none of their own.
+    ``topic`` is the topic of the rows that have none of their own. ``exactly_once`` is for
+    streaming queries.
     """
 
     url: str = field(repr=False)
     exchange: str
     stream: str | None
     topic: str | None
+    exactly_once: bool
     retry_timeout: float
 
 
@@ -92,9 +94,10 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
     )
 
 
-def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
     known = ["url", "exchange", "stream", "topic", "retryTimeout"]
+    known += ["exactlyOnce"] if is_streaming else []
     values = _known_options(options, known, _SPARK_SINK_OPTIONS)
     if "stream" in values and ("exchange" in values or "topic" in values):
         raise OptionError("a sink publishes to a stream, or with a topic to an exchange, not both")
@@ -103,6 +106,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         exchange=values.get("exchange", "amq.topic"),
         stream=_optional(values, "stream"),
         topic=values.get("topic"),
+        exactly_once=is_streaming and _boolean(values, "exactlyOnce", True),
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
     )
 

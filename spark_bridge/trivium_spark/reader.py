@@ -86,13 +86,16 @@ class RangeReader:
                     self._lost(wanted, position, min(base, wanted.end))
                 if base >= wanted.end:
                     return
-                after = base + batch.count
+                after = base + batch.span
                 if after > position:
                     try:
-                        yield converter.convert(batch, base, max(position, base), wanted.end)
+                        rows = converter.convert(batch, base, max(position, base), wanted.end)
                     except pa.ArrowInvalid as error:
                         name = format_partition((wanted.stream, wanted.partition))
                         raise TriviumSparkError(f"{name} at offset {base}: {error}") from error
+                    # Of a compacted stream there may be none there.
+                    if rows.num_rows:
+                        yield rows
                     position = after
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:
@@ -158,6 +161,8 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         snapshot = self._snapshot()
+        if self._options.group is not None:
+            self._connected().hold(self._options.group)
         # Spark plans a batch once all before it is done, but calls commit only if there is a batch:
         # the group of an idle query would stay behind.
         self.commit(start)
@@ -183,10 +188,14 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.group is None or offsets == self._committed or offsets.is_initial:
             return
         self._committed = offsets
-        self._connected().commit(self._options.group, offsets)
+        session = self._connected()
+        if not session.is_holding:
+            session.hold(self._options.group)
+        session.commit(self._options.group, offsets)
 
     def stop(self) -> None:
         if self._session is not None:
+            self._session.release()
             self._session.close()
             self._session = None
 

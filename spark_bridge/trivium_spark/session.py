@@ -1,13 +1,14 @@
 """Talking to the broker: a connection of the native client that comes back after a failure.
 
 Every call is repeated while the broker is away, for ``retryTimeout`` at most. That is safe for what
-only reads and for commits; a publish that is repeated may publish twice.
+only reads, for commits and for transactions; a publish that is repeated may publish twice.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -17,18 +18,26 @@ from trivium.records import BatchError, RecordBatch
 from trivium_native.errors import (
     Blocked,
     ConnectionFailed,
+    Fenced,
     NativeError,
     NotFound,
     OffsetOutOfRange,
     RequestError,
     ShuttingDown,
+    StaleMember,
     StreamChanged,
     TimedOut,
     TooManyRequests,
 )
 from trivium_native.sync import SyncClient, connect
-from trivium_native.values import Publication
-from trivium_spark.errors import BrokerUnavailable, OptionError, TriviumSparkError
+from trivium_native.transaction import Transaction
+from trivium_native.values import Membership, Producer, Publication
+from trivium_spark.errors import (
+    BrokerUnavailable,
+    GroupTakenOver,
+    OptionError,
+    TriviumSparkError,
+)
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, Snapshot, StreamState
 from trivium_spark.options import format_partition
 
@@ -62,6 +71,8 @@ class Session:
         self._url = url
         self._retry_timeout = retry_timeout
         self._client: SyncClient | None = None
+        # The group that this session holds.
+        self._held: Membership | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -130,15 +141,57 @@ class Session:
         )
         return [(batch.base_offset, batch.view()) for batch in fetched.batches]
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether this session has taken a group over."""
+        return self._held is not None
+
+    def hold(self, group: str) -> None:
+        """Take a group over, or see to it that it is still this session's.
+
+        Raises GroupTakenOver when someone else has taken it over since.
+        """
+        held = self._held
+        try:
+            if held is None:
+                name = f"spark-{secrets.token_hex(8)}"
+                self._held = self._repeat(lambda client: client.join_exclusively(group, name))
+            else:
+                self._repeat(lambda client: client.check_membership(held))
+        except (Fenced, StaleMember) as error:
+            raise _taken_over(group, error) from error
+        except NativeError as error:
+            raise TriviumSparkError(f"group {group}: {error.text}") from error
+
+    def release(self) -> None:
+        """Leave the group that is held, if that is possible."""
+        held, self._held = self._held, None
+        if held is not None:
+            try:
+                self._connected().leave(held)
+            except NativeError as error:
+                logger.info("group %s: not left: %s", held.group, error)
+
     def commit(self, group: str, offsets: Offsets) -> None:
-        """Commit a group's offsets. It is a hint for others: a failure is logged, not raised."""
+        """Commit a group's offsets. It is a hint for others: a failure is logged, not raised.
+
+        Raises GroupTakenOver when the group was held and is not any more.
+        """
         by_stream: dict[str, dict[int, int]] = {stream: {} for stream in offsets.incarnations}
         for (stream, partition), offset in offsets.offsets.items():
             by_stream[stream][partition] = offset
         try:
             client = self._connected()
             for stream, committed in by_stream.items():
-                client.commit(group, stream, committed, incarnation=offsets.incarnations[stream])
+                client.commit(
+                    group,
+                    stream,
+                    committed,
+                    incarnation=offsets.incarnations[stream],
+                    membership=self._held,
+                )
+        except (Fenced, StaleMember) as error:
+            raise _taken_over(group, error) from error
         except (*_TRANSIENT, RequestError) as error:
             self.close()
             logger.warning("group %s: offsets not committed: %s", group, error)
@@ -149,6 +202,28 @@ class Session:
         """Publish messages, in order; returns once the broker has acknowledged all of them."""
         try:
             self._repeat(lambda client: client.publish_many(_requests(messages)))
+        except NativeError as error:
+            raise TriviumSparkError(f"messages were not published: {error.text}") from error
+
+    def open_producer(self, name: str) -> Producer:
+        """Open a transactional producer; whoever had it open is fenced."""
+        try:
+            return self._repeat(lambda client: client.open_producer(name, transactional=True))
+        except NativeError as error:
+            raise TriviumSparkError(f"producer {name}: {error.text}") from error
+
+    def max_transaction(self) -> int:
+        """Bytes of the longest request that the broker takes."""
+        return self._repeat(lambda client: client.max_request)
+
+    def commit_transaction(self, transaction: Transaction) -> None:
+        """Commit a transaction of a transactional producer, once however often it is sent."""
+        try:
+            self._repeat(lambda client: client.commit_transaction(transaction))
+        except Fenced as error:
+            raise TriviumSparkError(
+                "another attempt of this task has taken over, this one must not write"
+            ) from error
         except NativeError as error:
             raise TriviumSparkError(f"messages were not published: {error.text}") from error
 
@@ -178,6 +253,13 @@ class Session:
                     ) from error
                 time.sleep(pause)
                 delay = min(2 * delay, _LAST_DELAY)
+
+
+def _taken_over(group: str, error: NativeError) -> GroupTakenOver:
+    return GroupTakenOver(
+        f"{error.text}. A group belongs to one query: give each query a group of its own"
+        " (option group)"
+    )
 
 
 def _requests(messages: Sequence[Publication]) -> Iterator[list[Publication]]:

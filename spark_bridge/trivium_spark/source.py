@@ -37,7 +37,7 @@ class TriviumDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> TriviumWriter:
         if overwrite:
             raise OptionError('messages cannot be overwritten: use mode("append")')
-        return TriviumWriter(parse_write_options(self.options), schema)
+        return TriviumWriter(parse_write_options(self.options, is_streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TriviumStreamWriter:  # noqa: N802
-        return TriviumStreamWriter(parse_write_options(self.options), schema)
+        return TriviumStreamWriter(parse_write_options(self.options, is_streaming=True), schema)

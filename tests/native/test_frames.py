@@ -93,7 +93,10 @@ ENCODED = {
     "COMMIT": sent(group_operations.commit(COMMIT), 11),
     "TX": sent(
         operations.transaction(
-            [PUBLICATION], [Settlement(1, TX_SETTLE, 1, 5)], [COMMIT], Producer("p1", 2, 300)
+            [PUBLICATION.encode()],
+            [Settlement(1, TX_SETTLE, 1, 5)],
+            [COMMIT],
+            Producer("p1", 2, 300),
         ),
         12,
     ),

@@ -99,26 +99,32 @@ def test_streaming_option_in_a_batch_query(name: str) -> None:
 
 def test_url_is_never_shown() -> None:
     assert "secret" not in repr(parse_read_options(READ, is_streaming=True))
-    assert "secret" not in repr(parse_write_options({"url": URL}))
+    assert "secret" not in repr(parse_write_options({"url": URL}, is_streaming=True))
     with pytest.raises(OptionError) as error:
-        parse_write_options({"url": "http://user:secret@host"})
+        parse_write_options({"url": "http://user:secret@host"}, is_streaming=True)
     assert "secret" not in str(error.value)
 
 
 def test_write_options() -> None:
-    plain = parse_write_options({"url": URL, "checkpointLocation": "/x", "queryName": "q"})
+    plain = parse_write_options(
+        {"url": URL, "checkpointLocation": "/x", "queryName": "q"}, is_streaming=True
+    )
     assert (plain.exchange, plain.stream, plain.topic) == ("amq.topic", None, None)
-    assert parse_write_options({"url": URL, "stream": "orders"}).stream == "orders"
-    to_exchange = parse_write_options({"url": URL, "exchange": "", "topic": "a/b"})
+    assert (
+        parse_write_options({"url": URL, "stream": "orders"}, is_streaming=True).stream == "orders"
+    )
+    to_exchange = parse_write_options(
+        {"url": URL, "exchange": "", "topic": "a/b"}, is_streaming=True
+    )
     assert (to_exchange.exchange, to_exchange.topic) == ("", "a/b")
 
 
 def test_wrong_write_options() -> None:
     for other in ({"exchange": "b"}, {"topic": "b"}):
         with pytest.raises(OptionError, match="not both"):
-            parse_write_options({"url": URL, "stream": "a", **other})
+            parse_write_options({"url": URL, "stream": "a", **other}, is_streaming=True)
     with pytest.raises(OptionError, match="unknown option path"):
-        parse_write_options({"url": URL, "path": "/x"})
+        parse_write_options({"url": URL, "path": "/x"}, is_streaming=True)
 
 
 @pytest.mark.parametrize("partition", [("orders", 0), ("a/b", 17), ("a/0", 1), ("ü", 1023)])
@@ -129,3 +135,15 @@ def test_partition_text_is_a_round_trip(partition: tuple[str, int]) -> None:
 @pytest.mark.parametrize("text", ["", "orders", "/0", "orders/", "orders/-1", "orders/x", "a/²"])
 def test_text_that_is_no_partition(text: str) -> None:
     assert parse_partition(text) is None
+
+
+def test_a_streaming_sink_is_exactly_once_unless_told_otherwise() -> None:
+    given = {"url": URL, "topic": "a"}
+    assert parse_write_options(given, is_streaming=True).exactly_once
+    off = parse_write_options({**given, "exactlyOnce": "false"}, is_streaming=True)
+    assert not off.exactly_once
+    assert not parse_write_options(given, is_streaming=False).exactly_once
+    with pytest.raises(OptionError, match="unknown option exactlyOnce"):
+        parse_write_options({**given, "exactlyOnce": "true"}, is_streaming=False)
+    with pytest.raises(OptionError, match="exactlyOnce is true or false"):
+        parse_write_options({**given, "exactlyOnce": "yes"}, is_streaming=True)

@@ -7,14 +7,23 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, StructType
 
 from tests.spark.broker_process import BrokerProcess
-from trivium_native.errors import OffsetOutOfRange
+from trivium_native.errors import Fenced, OffsetOutOfRange
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, Publication
 from trivium_spark import session as module
-from trivium_spark.errors import BrokerUnavailable, OptionError, TriviumSparkError
+from trivium_spark.errors import (
+    BrokerUnavailable,
+    GroupTakenOver,
+    OptionError,
+    TriviumSparkError,
+)
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, StreamState
+from trivium_spark.options import parse_read_options
+from trivium_spark.reader import TriviumStreamReader
 from trivium_spark.session import Session, StreamGone
 
 
@@ -184,3 +193,76 @@ def test_commit_that_fails_is_a_warning(
     (record,) = caplog.records
     assert record.getMessage().startswith("group g: offsets not committed: ")
     assert client.committed("g", "s")[0].committed is None
+
+
+def reader(broker: BrokerProcess, group: str = "g") -> TriviumStreamReader:
+    given = {"url": broker.url, "stream": "s", "group": group, "startingOffsets": "earliest"}
+    options = parse_read_options(given, is_streaming=True)
+    return TriviumStreamReader(options, StructType().add("value", BinaryType()))
+
+
+def test_of_two_queries_with_one_group_the_older_one_ends(
+    broker: BrokerProcess, client: SyncClient, session: Session
+) -> None:
+    client.declare_stream("s", 1)
+    session.publish(messages(b"0", b"1"))
+    older, newer = reader(broker), reader(broker)
+    begin = older.initialOffset()
+    end = older.latestOffset(begin, ReadAllAvailable())
+    older.commit(end)
+    assert client.committed("g", "s")[0].committed == 2
+    assert newer.latestOffset(newer.initialOffset(), ReadAllAvailable())["offsets"] == {"s/0": 2}
+    with pytest.raises(GroupTakenOver, match="give each query a group of its own"):
+        older.latestOffset(end, ReadAllAvailable())
+    session.publish(messages(b"2"))
+    with pytest.raises(GroupTakenOver, match="taken over by 'spark-"):
+        older.commit({**end, "offsets": {"s/0": 3}})
+    # The newer one goes on, whatever the older one does when it ends.
+    older.stop()
+    end = newer.latestOffset(end, ReadAllAvailable())
+    newer.commit(end)
+    assert client.committed("g", "s")[0].committed == 3
+    newer.stop()
+
+
+def test_a_query_that_is_stopped_leaves_its_group(
+    broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    query = reader(broker)
+    query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    with pytest.raises(Fenced):
+        client.commit("g", "s", {0: 0})
+    query.stop()
+    client.commit("g", "s", {0: 0})
+
+
+def test_queries_with_groups_of_their_own_do_not_mind_each_other(
+    broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    queries = [reader(broker, group) for group in ("g", "h")]
+    for _ in range(2):
+        for query in queries:
+            query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    for query in queries:
+        query.stop()
+
+
+def test_a_group_stays_held_over_a_crash_of_the_broker(
+    broker: BrokerProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 1)
+    older, newer = reader(broker), reader(broker)
+    begin = older.initialOffset()
+    older.latestOffset(begin, ReadAllAvailable())
+    broker.kill()
+    broker.start()
+    older.latestOffset(begin, ReadAllAvailable())
+    newer.latestOffset(begin, ReadAllAvailable())
+    broker.kill()
+    broker.start()
+    with pytest.raises(GroupTakenOver):
+        older.latestOffset(begin, ReadAllAvailable())
+    for query in (older, newer):
+        query.stop()

@@ -299,6 +299,23 @@ def test_commit_is_the_offset_of_the_group(reading: Reading, client: SyncClient)
     assert (state.committed, state.lag) == (8, 0)
 
 
+def test_a_second_query_with_the_same_group_ends_the_first(
+    spark: SparkSession, reading: Reading, client: SyncClient, tmp_path: Path
+) -> None:
+    client.declare_stream("s", 1)
+    publish(client, "s", range(5))
+    reading.options["group"] = "spark"
+    first = reading.start()
+    first.processAllAvailable()
+    second = Reading(spark, tmp_path / "other", **reading.options)
+    assert second.run() == [0, 1, 2, 3, 4]
+    with pytest.raises(StreamingQueryException, match="GroupTakenOver: group 'spark'"):
+        first.awaitTermination(60)
+    publish(client, "s", range(5, 8))
+    assert second.run() == list(range(8))
+    assert client.committed("spark", "s")[0].committed == 8
+
+
 def test_progress_shows_the_latest_offset(reading: Reading, client: SyncClient) -> None:
     client.declare_stream("s", 1)
     publish(client, "s", range(5))

@@ -133,3 +133,41 @@ def test_streaming_write_goes_on_after_a_crash_of_the_broker(
     assert sorted((record.routing_key, int(record.payload)) for record in written) == sorted(
         (b"out.%d" % (n % 7), n) for n in range(100)
     )
+
+
+def test_a_micro_batch_that_is_repeated_is_written_once(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    client.declare_stream("source", 2)
+    client.declare_stream("copy", 1)
+    client.bind_stream("source", "amq.topic", "in.#")
+
+    def run(count: int) -> None:
+        """Another run of the query, with so many new rows."""
+        client.publish_many(
+            [[Publication(payload=b"x", routing_key=f"in.{n}")] for n in range(count)]
+        )
+        query = (
+            spark.readStream.format("trivium")
+            .options(url=broker.url, stream="source", startingOffsets="earliest")
+            .load()
+            .select("value", "key")
+            .writeStream.format("trivium")
+            .options(url=broker.url, stream="copy", checkpointLocation=str(tmp_path / "checkpoint"))
+            .start()
+        )
+        query.processAllAvailable()
+        query.stop()
+
+    run(50)
+    assert len(records(client, "copy")) == 50
+    # What a crash leaves between the last task and Spark's note that the batch is done.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    for name in (str(last), f".{last}.crc"):
+        (commits / name).unlink()
+    run(0)
+    assert (commits / str(last)).exists()
+    assert len(records(client, "copy")) == 50
+    run(20)
+    assert len(records(client, "copy")) == 70

@@ -108,12 +108,12 @@ def open_producer(name: str, transactional: bool = False) -> Operation[Producer]
 
 
 def transaction(
-    publications: Sequence[Publication],
+    entries: Sequence[bytes],
     settlements: Sequence[Settlement],
     commits: Sequence[OffsetCommit],
     producer: Producer | None = None,
 ) -> Operation[None]:
-    """All of it or nothing; answered once it is durable."""
+    """All of it or nothing; answered once it is durable. The messages are entries already."""
     fields: dict[str, object] = {}
     if producer is not None:
         fields["producer"] = producer.name
@@ -126,9 +126,8 @@ def transaction(
     if commits:
         fields["commits"] = [each.fields() for each in commits]
     packed = pack(fields)
-    parts = [TX_HEAD.pack(len(packed), len(publications)), packed]
-    parts += [publication.encode() for publication in publications]
-    return Operation(frames.TX, b"".join(parts), frames.OK, _nothing)
+    head = TX_HEAD.pack(len(packed), len(entries))
+    return Operation(frames.TX, b"".join((head, packed, *entries)), frames.OK, _nothing)
 
 
 # Receiving

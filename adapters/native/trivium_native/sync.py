@@ -97,6 +97,11 @@ class SyncClient:
                 pass
         self._socket.close()
 
+    @property
+    def max_request(self) -> int:
+        """Bytes of the longest request that the broker takes."""
+        return self._protocol.max_frame
+
     # Streams
 
     def metadata(self, streams: Sequence[str] | None = None) -> list[StreamInfo]:

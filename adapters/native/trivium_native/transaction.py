@@ -20,13 +20,21 @@ class Transaction:
 
     def __init__(self, producer: Producer | None = None) -> None:
         self.producer = producer
-        self._publications: list[Publication] = []
+        #: bytes of the messages, as they will be sent
+        self.size = 0
+        self._entries: list[bytes] = []
         self._settlements: list[Settlement] = []
         self._commits: list[OffsetCommit] = []
 
     def publish(self, *publications: Publication) -> None:
         """Publish messages."""
-        self._publications += publications
+        for publication in publications:
+            self.publish_encoded(publication.encode())
+
+    def publish_encoded(self, entry: bytes) -> None:
+        """Publish one message that is an entry already (``Publication.encode``)."""
+        self._entries.append(entry)
+        self.size += len(entry)
 
     def ack(self, delivery: Delivery, *, multiple: bool = False) -> None:
         """The delivery is done with; ``multiple``: and all before it."""
@@ -44,8 +52,12 @@ class Transaction:
         """Commit offsets of groups, such as ``GroupConsumer.offsets()``."""
         self._commits += commits
 
+    def __len__(self) -> int:
+        """Number of messages."""
+        return len(self._entries)
+
     def operation(self) -> Operation[None]:
         """The request that commits it."""
         return operations.transaction(
-            self._publications, self._settlements, self._commits, self.producer
+            self._entries, self._settlements, self._commits, self.producer
         )
