@@ -85,6 +85,7 @@ SPARK_USES = {
     "trivium.topics",
     "trivium_native.errors",
     "trivium_native.sync",
+    "trivium_native.transaction",
     "trivium_native.values",
 }
 
