@@ -321,6 +321,12 @@ class Broker:
                 *process_samples(),
                 *self._pause_samples(),
                 Sample(
+                    "deduplicated_messages_total",
+                    "counter",
+                    "Repetitions that were acknowledged and dropped",
+                    sum(vhost.deduplication.duplicates for vhost in vhosts),
+                ),
+                Sample(
                     "delayed_messages",
                     "gauge",
                     "Messages that are routed later",

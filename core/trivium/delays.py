@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgpack
 
-from trivium.exchanges import REJECTED, Destination
+from trivium.exchanges import Destination
 from trivium.lanes import QueueEntry
 from trivium.message import Message
 from trivium.queues import Consumer, Queue
@@ -125,12 +125,7 @@ class Delays(Consumer):
         earlier = self._left.pop(entry, None)
         if earlier is None and message.retain and exchange.name == RETAINING_EXCHANGE:
             vhost.retained.keep(message)
-        left: list[Destination] = []
-        for destination in route.destinations:
-            is_wanted = earlier is None or destination in earlier
-            if is_wanted and destination.accept(message) == REJECTED:
-                left.append(destination)
-        return left
+        return route.offer(message, earlier)
 
     def cancelled(self) -> None:
         """See ``Consumer``: never, for nobody can delete the queue."""

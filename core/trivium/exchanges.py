@@ -111,6 +111,21 @@ class Route:
                 result = accepted
         return result
 
+    def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
+        """Give ``message`` to every destination, or to those of them that are ``wanted``.
+
+        The ones that refused it are returned, to be offered it again.
+        """
+        return [
+            destination
+            for destination in self.destinations
+            if (wanted is None or destination in wanted) and destination.accept(message) == REJECTED
+        ]
+
+    def extended(self, destinations: list[Destination]) -> Route:
+        """This route with other destinations (those of further routing keys among them)."""
+        return Route(self.address, destinations, self.generation)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Exchange:

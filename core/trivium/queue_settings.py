@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from trivium.deduplication import DEFAULT_HEADER, DEFAULT_SIZE, MAX_SIZE, Settings
 from trivium.delivery import DELIVERY_MODES
 from trivium.errors import PreconditionFailed
 from trivium.message import HeaderValue
@@ -40,12 +41,14 @@ _NUMBERS: Final = {
     "delivery-limit": (-1, 1 << 31),
     "retry-delay": (1, MAX_MILLISECONDS),
     "retry-delay-max": (1, MAX_MILLISECONDS),
+    "cache-size": (1, MAX_SIZE),
+    "cache-ttl": (1, MAX_MILLISECONDS),
 }
 _TEXTS: Final = frozenset(
     {"dead-letter-exchange", "dead-letter-routing-key", "overflow", "queue-type", "storage"}
-    | {"delivery"}
+    | {"delivery", "deduplication-header"}
 )
-_FLAGS: Final = frozenset({"single-active-consumer"})
+_FLAGS: Final = frozenset({"single-active-consumer", "message-deduplication"})
 _QUEUE_TYPES: Final = frozenset({"classic", "quorum"})
 _STORAGE: Final = frozenset({"memory", "disk"})
 
@@ -66,7 +69,12 @@ IGNORED: Final = frozenset(
 )
 
 #: What a policy for queues may set.
-POLICY_KEYS: Final = (frozenset(_NUMBERS) | _TEXTS) - {"max-priority", "queue-type", "storage"}
+POLICY_KEYS: Final = (frozenset(_NUMBERS) | _TEXTS | _FLAGS) - {
+    "max-priority",
+    "queue-type",
+    "storage",
+    "single-active-consumer",
+}
 
 
 class QueueSettings:
@@ -87,6 +95,7 @@ class QueueSettings:
         self.single_active_consumer = False
         #: delivery mode that replaces the message's own; -1 for none
         self.delivery = -1
+        self.deduplication = Settings(False, DEFAULT_HEADER, DEFAULT_SIZE, -1)
 
     @property
     def has_limits(self) -> bool:
@@ -169,6 +178,12 @@ def settings_of(
     found.dead_letter_routing_key = _text("dead-letter-routing-key", arguments, policy)
     found.overflow = _OVERFLOW.get(_text("overflow", arguments, policy) or "", DROP_HEAD)
     found.delivery = DELIVERY_MODES.get(_text("delivery", arguments, policy) or "", delivery)
+    found.deduplication = Settings(
+        arguments.get("x-message-deduplication", policy.get("message-deduplication")) is True,
+        _text("deduplication-header", arguments, policy) or DEFAULT_HEADER,
+        _number("cache-size", arguments, policy, DEFAULT_SIZE),
+        _number("cache-ttl", arguments, policy, -1),
+    )
     found.single_active_consumer = arguments.get("x-single-active-consumer") is True
     return found
 

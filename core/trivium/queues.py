@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON
+from trivium.deduplication import QUEUE, deduplication_id
 from trivium.errors import AccessRefused
 from trivium.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.lanes import Lane, QueueEntry
@@ -130,6 +131,7 @@ class Queue(Destination):
             and settings.message_ttl < 0
             and not settings.has_limits
             and settings.delivery < 0
+            and not settings.deduplication.is_on
         )
         self._broker.timers.call_at(self._broker.now_ms, self._alarm)
 
@@ -172,6 +174,15 @@ class Queue(Destination):
     def put_special(self, message: Message, note: bytes) -> int:
         """``put`` for messages and queues that are out of the ordinary, delayed messages too."""
         settings = self.settings
+        is_replaced = settings.delivery >= 0 and not message.insists
+        mode = settings.delivery if is_replaced else message.mode
+        identity: bytes | None = None
+        if (settings.deduplication.is_on or mode == EXACTLY_ONCE) and not message.deliver_at:
+            identity = deduplication_id(message, settings.deduplication.header)
+            if identity is not None:
+                answer = self.vhost.deduplication.window(QUEUE, self.name).answer(identity)
+                if answer != REJECTED:
+                    return answer
         if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):
             if settings.overflow == REJECT_PUBLISH_DLX:
                 self._dead_letter(message, MAXLEN)
@@ -180,8 +191,6 @@ class Queue(Destination):
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
         entry = QueueEntry(self, lane, message, note)
         result = ACCEPTED
-        is_replaced = settings.delivery >= 0 and not message.insists
-        mode = settings.delivery if is_replaced else message.mode
         if mode != AT_MOST_ONCE if is_replaced else message.persistent:
             if lane.record(entry):
                 result = self._storage.batch
@@ -189,6 +198,9 @@ class Queue(Destination):
                     self._hold(entry)
         else:
             lane.skip(entry)
+        if identity is not None:
+            window = self.vhost.deduplication.window(QUEUE, self.name)
+            window.add(identity, settings.deduplication, entry.is_stored)
         self.set_expiry(entry)
         if message.deliver_at and self.delay(entry):
             return result

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from trivium.deduplication import (
+    EXCHANGE,
+    QUEUE,
+    DeduplicatedRoute,
+    Deduplication,
+    deduplication_id,
+    exchange_settings,
+)
 from trivium.delays import Delays
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
@@ -88,7 +96,16 @@ class MessageRoute(Route):
         self._exchange = exchange
 
     def resolve(self, message: Message) -> Route:
-        return self._vhost.resolve(self._exchange, self.address, message)
+        vhost = self._vhost
+        exchange = self._exchange
+        route = vhost.resolve(exchange, self.address, message)
+        if "x-message-deduplication" in exchange.arguments:
+            settings = exchange_settings(exchange.arguments, exchange.name)
+            identity = deduplication_id(message, settings.header) if settings.is_on else None
+            if identity is not None:
+                window = vhost.deduplication.window(EXCHANGE, exchange.name)
+                return DeduplicatedRoute(route, window, settings, identity)
+        return route
 
 
 class VirtualHost:
@@ -114,6 +131,7 @@ class VirtualHost:
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
+        self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
         self.delays = Delays(self)
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
@@ -122,6 +140,9 @@ class VirtualHost:
             assert exchange is not None
             self.exchanges[exchange_name] = exchange
         self._restore()
+        self.deduplication.keep_only(
+            {(EXCHANGE, name) for name in self.exchanges} | {(QUEUE, name) for name in self.queues}
+        )
         self.delays.restore()
 
     # Exchanges
@@ -163,6 +184,7 @@ class VirtualHost:
             return known
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        exchange_settings(wanted, f"exchange '{name}' in vhost '{self.name}'")
         made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
         if made is None:
             raise PreconditionFailed(f"unknown exchange type '{kind}'")
@@ -193,6 +215,7 @@ class VirtualHost:
         for binding in exchange.bindings():
             self._forget_binding(exchange, binding)
         self._unbind_everywhere(name, is_exchange=True, destination=None)
+        self.deduplication.drop(EXCHANGE, name)
         self.generation += 1
 
     # Queues
@@ -320,6 +343,7 @@ class VirtualHost:
             for log_name in self._log_names(queue.name, queue.arguments):
                 self.broker.storage.drop_log(log_name)
         self._unbind_everywhere(queue.name, is_exchange=False, destination=queue)
+        self.deduplication.drop(QUEUE, queue.name)
         self.generation += 1
         queue.deleted()
         return count
@@ -549,7 +573,7 @@ class VirtualHost:
             for destination in self.route(exchange, key).resolve(message).destinations:
                 if destination not in found:
                     found.append(destination)
-        return Route(first.address, found, self.generation)
+        return first.extended(found)
 
     def resolve(self, exchange: Exchange, address: Address, message: Message | None) -> Route:
         """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
@@ -584,7 +608,9 @@ class VirtualHost:
             if current.name in visited:
                 continue
             visited.add(current.name)
-            if not current.routes_by_key:
+            if not current.routes_by_key or (
+                current is exchange and "x-message-deduplication" in exchange.arguments
+            ):
                 return True
             for binding in current.exchange_bindings:
                 target = binding.destination

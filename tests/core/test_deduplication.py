@@ -1,0 +1,393 @@
+"""Deduplication by message id: what counts as a repetition, for how long, and after a crash."""
+
+from __future__ import annotations
+
+import pytest
+
+import trivium.message
+from tests.core.harness import drain, message, open_vhost
+from tests.core.storage.simulated import Host
+from tests.core.test_queues import HeldStorage
+from trivium.errors import PreconditionFailed
+from trivium.exchanges import ACCEPTED, REJECTED, Binding, Exchange
+from trivium.message import HeaderValue, Message, Properties, PropertyCodec
+from trivium.policies import Policy
+from trivium.queues import Queue
+from trivium.storage.memory import MemoryStorage
+from trivium.vhost import VirtualHost
+
+START = 1_700_000_000_000
+PROTOCOL = 99
+
+
+class Headers(PropertyCodec):
+    """Headers as ``name=value`` in the property bytes."""
+
+    def decode(self, header: bytes) -> Properties:
+        name, _, value = header.decode().partition("=")
+        return Properties(headers=[(name, value)] if name else [])
+
+
+@pytest.fixture(autouse=True)
+def codec() -> None:
+    trivium.message.register_codec(PROTOCOL, Headers())
+
+
+def sent(
+    identity: str | None,
+    payload: bytes = b"m",
+    header: str = "x-deduplication-header",
+    mode: int = 1,
+) -> Message:
+    made = message(payload, b"k", mode=mode, persistent=mode > 0)
+    made.protocol = PROTOCOL
+    made.header = b"" if identity is None else f"{header}={identity}".encode()
+    return made
+
+
+def declare(vhost: VirtualHost, name: str = "q", **arguments: HeaderValue) -> Queue:
+    named = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+    return vhost.declare_queue(name, durable=True, arguments=named)
+
+
+def exchange_of(vhost: VirtualHost, kind: str = "direct", **arguments: HeaderValue) -> Exchange:
+    named = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+    return vhost.declare_exchange("x", kind, durable=True, arguments=named)
+
+
+def publish(vhost: VirtualHost, message: Message, exchange: str = "x") -> int:
+    return vhost.route(vhost.exchange(exchange), b"k").resolve(message).publish(message)
+
+
+def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
+    vhost.broker.now_ms += milliseconds
+    vhost.broker.end_turn()
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    found = open_vhost()
+    found.broker.now_ms = START
+    return found
+
+
+# Queues
+
+
+def test_a_queue_takes_an_id_once(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True)
+    for identity in ("a", "b", "a", None, None):
+        assert queue.put(sent(identity, str(identity).encode()), b"") == ACCEPTED
+    assert drain(queue) == [b"a", b"b", b"None", b"None"]
+    # An id is remembered also when its message is gone.
+    queue.put(sent("a"), b"")
+    assert drain(queue) == []
+    assert vhost.deduplication.duplicates == 2
+
+
+def test_queues_do_not_share_their_ids(vhost: VirtualHost) -> None:
+    for name in ("one", "two"):
+        queue = declare(vhost, name, message_deduplication=True)
+        queue.put(sent("a"), b"")
+        assert len(queue) == 1
+
+
+def test_without_the_argument_nothing_is_deduplicated(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=False)
+    queue.put(sent("a"), b"")
+    queue.put(sent("a"), b"")
+    assert len(queue) == 2
+
+
+def test_an_exactly_once_queue_deduplicates_what_has_an_id() -> None:
+    queue = declare(open_vhost(HeldStorage()), delivery="exactly-once")
+    queue.put(sent("a"), b"")
+    queue.put(sent("a"), b"")
+    assert len(queue) == 1
+
+
+def test_a_message_that_insists_on_exactly_once_is_deduplicated_in_any_queue(
+    vhost: VirtualHost,
+) -> None:
+    queue = declare(vhost)
+    for _ in range(2):
+        made = sent("a", mode=2)
+        made.insists = True
+        queue.put(made, b"")
+    assert len(queue) == 1
+
+
+def test_by_policy(vhost: VirtualHost) -> None:
+    queue = declare(vhost)
+    vhost.set_policy(Policy("p", "q", {"message-deduplication": True, "cache-size": 1}))
+    for identity in ("a", "a", "b", "a"):
+        queue.put(sent(identity), b"")
+    assert len(queue) == 3
+
+
+def test_the_header_can_have_another_name(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, deduplication_header="my-id")
+    for _ in range(2):
+        queue.put(sent("a", header="my-id"), b"")
+        queue.put(sent("a"), b"")
+    assert len(queue) == 3
+
+
+@pytest.mark.parametrize("size", [128, 129, 100_000])
+def test_ids_may_be_long(vhost: VirtualHost, size: int) -> None:
+    queue = declare(vhost, message_deduplication=True)
+    for end in ("1", "2", "1"):
+        queue.put(sent("x" * (size - 1) + end), b"")
+    assert len(queue) == 2
+
+
+# The window
+
+
+def test_an_id_is_forgotten_when_its_time_is_over(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, cache_ttl=100)
+    queue.put(sent("a"), b"")
+    pass_time(vhost, 99)
+    queue.put(sent("a"), b"")
+    assert len(queue) == 1
+    pass_time(vhost, 1)
+    assert len(vhost.deduplication.window("queue", "q")) == 0
+    queue.put(sent("a"), b"")
+    assert len(queue) == 2
+
+
+def test_a_repetition_does_not_prolong_the_time_of_an_id(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, cache_ttl=100)
+    queue.put(sent("a"), b"")
+    for _ in range(3):
+        vhost.broker.now_ms += 40
+        queue.put(sent("a"), b"")
+    assert len(queue) == 2
+
+
+def test_a_window_holds_the_latest_ids(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, cache_size=2)
+    for identity in ("a", "b", "c", "b", "c", "a"):
+        queue.put(sent(identity, identity.encode()), b"")
+    assert drain(queue) == [b"a", b"b", b"c", b"a"]
+    assert len(vhost.deduplication.window("queue", "q")) == 2
+
+
+def test_a_refused_message_may_come_again(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, max_length=1, overflow="reject-publish")
+    assert queue.put(sent("a"), b"") == ACCEPTED
+    assert queue.put(sent("b"), b"") == REJECTED
+    # A repetition of what is there is no new message, so it is not refused.
+    assert queue.put(sent("a"), b"") == ACCEPTED
+    drain(queue)
+    assert queue.put(sent("b"), b"") == ACCEPTED
+    assert len(queue) == 1
+
+
+def test_a_dead_letter_that_comes_back_is_no_repetition(vhost: VirtualHost) -> None:
+    queue = declare(vhost, message_deduplication=True, dead_letter_exchange="")
+    made = sent("a")
+    made.address = trivium.message.Address("", b"q")
+    queue.put(made, b"")
+    entry = queue.get()
+    assert entry is not None
+    queue.reject(entry)
+    vhost.broker.end_turn()
+    assert drain(queue) == [b"m"]
+
+
+# Exchanges
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers"])
+def test_an_exchange_takes_an_id_once(vhost: VirtualHost, kind: str) -> None:
+    exchange = exchange_of(vhost, kind, message_deduplication=True)
+    queues = [declare(vhost, name) for name in ("one", "two")]
+    for queue in queues:
+        vhost.bind(exchange, Binding(queue, b"k"))
+    for identity in ("a", "a", "b", None, None):
+        assert publish(vhost, sent(identity)) == ACCEPTED
+    assert [len(queue) for queue in queues] == [4, 4]
+
+
+def test_an_exchange_forgets_as_queues_do(vhost: VirtualHost) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True, cache_ttl=100, cache_size=2)
+    queue = declare(vhost)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    for identity in ("a", "b", "c", "a"):
+        publish(vhost, sent(identity))
+    assert len(queue) == 4
+    pass_time(vhost, 100)
+    publish(vhost, sent("a"))
+    assert len(queue) == 5
+
+
+def test_what_nobody_got_may_come_again(vhost: VirtualHost) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True)
+    publish(vhost, sent("a"))
+    queue = declare(vhost)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    publish(vhost, sent("a"))
+    assert len(queue) == 1
+
+
+def test_what_a_queue_refused_may_come_again(vhost: VirtualHost) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True)
+    queue = declare(vhost, max_length=0, overflow="reject-publish")
+    vhost.bind(exchange, Binding(queue, b"k"))
+    assert publish(vhost, sent("a")) == REJECTED
+    vhost.delete_queue(queue)
+    queue = declare(vhost)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    assert publish(vhost, sent("a")) == ACCEPTED
+    assert len(queue) == 1
+
+
+def test_further_routing_keys_are_part_of_the_same_message(vhost: VirtualHost) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True)
+    one, two = declare(vhost, "one"), declare(vhost, "two")
+    vhost.bind(exchange, Binding(one, b"k"))
+    vhost.bind(exchange, Binding(two, b"copy"))
+    for _ in range(2):
+        made = sent("a")
+        vhost.route_all(exchange, [b"k", b"copy"], made).publish(made)
+    assert (len(one), len(two)) == (1, 1)
+
+
+def test_repetitions_of_delayed_messages_are_dropped_when_they_are_routed(
+    vhost: VirtualHost,
+) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True)
+    queue = declare(vhost)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    for _ in range(2):
+        made = sent("a")
+        made.address = trivium.message.Address("x", b"k")
+        made.deliver_at = START + 50
+        vhost.delays.add(made, [])
+    pass_time(vhost, 50)
+    assert (len(queue), len(vhost.delays)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-message-deduplication": 1},
+        {"x-cache-size": 0},
+        {"x-cache-size": 1 << 21},
+        {"x-cache-size": "5"},
+        {"x-cache-ttl": 0},
+        {"x-cache-ttl": True},
+        {"x-deduplication-header": 5},
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue]) -> None:
+    vhost = open_vhost()
+    with pytest.raises(PreconditionFailed):
+        vhost.declare_exchange("x", "direct", arguments=arguments)
+    with pytest.raises(PreconditionFailed):
+        vhost.declare_queue("q", arguments=arguments)
+
+
+# Durability
+
+
+def test_a_repetition_waits_for_the_batch_of_the_first() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, message_deduplication=True)
+    assert queue.put(sent("a"), b"") == storage.batch
+    vhost.broker.end_turn()
+    assert queue.put(sent("a"), b"") == storage.batch, "the first is not durable yet"
+    vhost.broker.end_turn()
+    storage.complete()
+    assert queue.put(sent("a"), b"") == ACCEPTED
+
+
+def test_what_is_not_stored_has_no_row() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, message_deduplication=True)
+    exchange = exchange_of(vhost, message_deduplication=True)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    assert publish(vhost, sent("a", mode=0)) == ACCEPTED
+    assert publish(vhost, sent("a", mode=0)) == ACCEPTED
+    assert len(queue) == 1
+    assert len(storage.table("deduplication//")) == 0
+
+
+@pytest.mark.parametrize("level", ["queue", "exchange"])
+def test_ids_survive_a_crash_with_their_messages(level: str) -> None:
+    host = Host()
+    vhost = setup(host, level)
+    start, done = host.disk.copy(), len(host.disk.operations)
+    assert publish(vhost, sent("a")) == host.storage.batch
+    vhost.broker.end_turn()
+    host.commit()
+    seen: set[int] = set()
+    for count in range(len(host.disk.operations) - done + 1):
+        disk = start.after(host.disk.operations[done : done + count]).power_cut(None)
+        again = open_vhost(Host(disk).storage)
+        seen.add(len(again.queues["q"]))
+        publish(again, sent("a"))
+        again.broker.end_turn()
+        assert len(again.queues["q"]) == 1, count
+    assert seen == {0, 1}, "the crash must fall before and behind the batch"
+
+
+def setup(host: Host, level: str) -> VirtualHost:
+    vhost = open_vhost(host.storage)
+    exchange = exchange_of(vhost, message_deduplication=level == "exchange")
+    queue = declare(vhost, message_deduplication=level == "queue", cache_ttl=10_000_000)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    vhost.broker.end_turn()
+    host.commit()
+    return vhost
+
+
+def test_a_window_goes_on_after_a_restart_as_it_was() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, message_deduplication=True, cache_size=2, cache_ttl=1000)
+    start = vhost.broker.now_ms
+    for identity in ("b", "a"):
+        queue.put(sent(identity), b"")
+        pass_time(vhost, 10)
+    again = open_vhost(storage)
+    again.broker.now_ms = start + 20
+    queue = again.queues["q"]
+    queue.put(sent("c"), b"")
+    # The oldest had to make room.
+    queue.put(sent("a"), b"")
+    assert len(queue) == 3
+    queue.put(sent("b"), b"")
+    assert len(queue) == 4
+    pass_time(again, 1000)
+    assert len(storage.table("deduplication//")) == 0
+
+
+@pytest.mark.parametrize("storage", [HeldStorage(), MemoryStorage()], ids=["disk", "memory"])
+def test_ids_go_with_their_queue_and_their_exchange(storage: MemoryStorage) -> None:
+    vhost = open_vhost(storage)
+    exchange = exchange_of(vhost, message_deduplication=True)
+    queue = declare(vhost, message_deduplication=True)
+    vhost.bind(exchange, Binding(queue, b"k"))
+    publish(vhost, sent("a"))
+    assert len(storage.table("deduplication//")) == (2 if storage.is_durable else 0)
+    vhost.delete_queue(queue)
+    vhost.delete_exchange("x")
+    assert len(storage.table("deduplication//")) == 0
+    queue = declare(vhost, message_deduplication=True)
+    queue.put(sent("a"), b"")
+    assert len(queue) == 1
+
+
+def test_ids_of_what_did_not_come_back_are_forgotten() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    exchange = vhost.declare_exchange("x", "direct", arguments={"x-message-deduplication": True})
+    vhost.bind(exchange, Binding(declare(vhost), b"k"))
+    publish(vhost, sent("a"))
+    assert len(storage.table("deduplication//")) == 1
+    open_vhost(storage)
+    assert len(storage.table("deduplication//")) == 0

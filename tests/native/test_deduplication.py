@@ -1,0 +1,26 @@
+"""Deduplication by the header x-deduplication-header or the property message id."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from tests.native.harness import Site, entry, publish
+from trivium.exchanges import Binding
+from trivium_native import frames
+
+
+@pytest.mark.parametrize("field", ["header", "message id"])
+def test_a_repetition_is_confirmed_and_dropped(field: str) -> None:
+    site = Site()
+    queue = site.vhost.declare_queue("q", arguments={"x-message-deduplication": True})
+    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(queue, b"k"))
+    wire = site.client()
+    for value in ("a", "a", "b"):
+        fields: dict[int, object] = {7: value}
+        if field == "header":
+            fields = {14: [["x-deduplication-header", value]]}
+        body = publish(entry(properties=msgpack.packb(fields)))
+        ((kind, _, _),) = wire.send(frames.PUBLISH, 5, body)
+        assert kind == frames.CONFIRM
+    assert len(queue) == 2
