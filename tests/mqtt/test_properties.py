@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.mqtt.harness import Bench, publish, subscribe, text
+from tests.mqtt.harness import NOW_MS, Bench, publish, subscribe, text
 from trivium.exchanges import Binding
 from trivium.message import (
     AT_LEAST_ONCE,
@@ -403,3 +403,49 @@ def test_subscribe_may_carry_user_properties() -> None:
     client = Bench().connect("c", 5)
     client.send(subscribe("a", 0, 3, 5, b"\x26" + text("a") + text("b")))
     assert client.received() == b"\x90\x04\x00\x03\x00\x00"
+
+
+def test_a_dead_letter_tells_its_history_as_user_properties() -> None:
+    bench = Bench(now_ms=NOW_MS)
+    receiver = bench.connect("r", 5)
+    receiver.subscribe("dead", 1)
+    vhost = bench.broker.vhosts["/"]
+    queue = vhost.declare_queue(
+        "q",
+        arguments={
+            "x-dead-letter-exchange": "amq.topic",
+            "x-dead-letter-routing-key": "dead",
+        },
+    )
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    own = b"\x26" + text("colour") + text("blue")
+    bench.connect("s", 5).send(publish("t", b"x", 1, 7, 5, properties=own))
+    entry = queue.get()
+    assert entry is not None
+    queue.reject(entry)
+    bench.settle()
+    history = (
+        '[{"count":1,"reason":"rejected","queue":"q","time":"2027-01-15T08:00:00+00:00",'
+        '"exchange":"amq.topic","routing-keys":["t"]}]'
+    )
+    expected = b""
+    for name, value in (
+        ("x-first-death-reason", "rejected"),
+        ("x-first-death-queue", "q"),
+        ("x-first-death-exchange", "amq.topic"),
+        ("x-last-death-reason", "rejected"),
+        ("x-last-death-queue", "q"),
+        ("x-last-death-exchange", "amq.topic"),
+        ("x-death", history),
+        ("colour", "blue"),
+    ):
+        expected += b"\x26" + text(name) + text(value)
+    assert receiver.received() == publish("dead", b"x", 1, 1, 5, properties=expected)
+    assert bench.adapter.metrics.properties_dropped == 0
+
+
+@pytest.mark.parametrize("value", [[b"bytes"], {"at": [{1: b""}]}, [float("nan")]])
+def test_a_history_that_is_no_json_is_dropped_and_counted(value: HeaderValue) -> None:
+    metrics = ProtocolMetrics()
+    assert encode_neutral(Properties(headers=[("x-death", value)]), metrics) == b""
+    assert metrics.properties_dropped == 1

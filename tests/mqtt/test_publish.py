@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.harness import drain
 from tests.mqtt.harness import (
     Bench,
     Client,
@@ -419,3 +420,37 @@ def test_rejected_by_a_full_queue() -> None:
     assert sender.received() == acknowledge(0x50, 4, 0x97)
     sender.send(pubrel(4))
     assert sender.received() == acknowledge(0x70, 4, 0x92)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_mqtt_3_has_no_refusal_so_a_refused_message_is_not_acknowledged_and_the_connection_ends(
+    version: int, qos: int
+) -> None:
+    bench = Bench()
+    vhost = bench.broker.vhosts["/"]
+    queue = vhost.declare_queue("q", arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    sender = bench.connect("s", version, clean=False)
+    sender.send(b"".join(publish("t", b"%d" % number, qos, number) for number in (1, 2, 3, 4)))
+    answer = puback if qos == 1 else pubrec
+    assert sender.received() == answer(1) + answer(2)
+    assert sender.is_closed
+    assert bench.adapter.metrics.protocol_errors == 0
+    assert drain(queue) == [b"1", b"2"]
+    sender.lose()
+    # What was not acknowledged comes again, and nothing takes it for a repetition.
+    sender = bench.connect("s", version, clean=False)
+    sender.send(publish("t", b"3", qos, 3, dup=True) + publish("t", b"4", qos, 4, dup=True))
+    assert sender.received() == answer(3) + answer(4)
+    assert drain(queue) == [b"3", b"4"]
+
+
+def test_a_refused_message_at_qos_0_is_dropped() -> None:
+    bench = Bench()
+    vhost = bench.broker.vhosts["/"]
+    queue = vhost.declare_queue("q", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    sender = bench.connect("s", 4)
+    sender.send(publish("t", b"x"))
+    assert not sender.is_closed

@@ -37,6 +37,7 @@ from trivium_mqtt.reasons import (
     SESSION_TAKEN_OVER,
     MalformedPacket,
     ProtocolError,
+    Refused,
     RemoteError,
 )
 from trivium_mqtt.replay import Replay
@@ -359,7 +360,8 @@ class MqttConnection(Reader):
         self.close()
 
     def fail(self, error: RemoteError) -> None:
-        self.metrics.protocol_errors += 1
+        if not isinstance(error, Refused):
+            self.metrics.protocol_errors += 1
         logger.info("%s: %s", self.peer.address, error)
         if self._state == IS_CONNECTED:
             self._end(error.reason)

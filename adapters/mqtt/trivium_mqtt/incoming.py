@@ -29,6 +29,7 @@ from trivium_mqtt.reasons import (
     TOPIC_ALIAS_INVALID,
     MalformedPacket,
     ProtocolError,
+    Refused,
     RemoteError,
 )
 from trivium_mqtt.session import Delivery
@@ -210,6 +211,7 @@ class Incoming:
         batch = ACCEPTED
         room = connection.room()
         acknowledgements: list[bytes] = []
+        is_refused = False
         while True:
             after = at + size
             packet_id = data[at + skip : at + skip + 2]
@@ -241,10 +243,10 @@ class Incoming:
             at = after
             if result < 0:
                 self._metrics.messages_dropped += 1
-                if is_v5:
-                    acknowledgements.append(b"\x40\x03" + packet_id + bytes((QUOTA_EXCEEDED,)))
-                else:
-                    acknowledgements.append(_PUBACK_HEAD + packet_id)
+                if not is_v5:
+                    is_refused = True
+                    break
+                acknowledgements.append(b"\x40\x03" + packet_id + bytes((QUOTA_EXCEEDED,)))
             else:
                 if result > batch:
                     batch = result
@@ -253,9 +255,12 @@ class Incoming:
                 break
         count = len(acknowledgements)
         self._metrics.messages_received += count
-        connection.answer(
-            batch, acknowledgements[0] if count == 1 else b"".join(acknowledgements), count
-        )
+        if count:
+            connection.answer(
+                batch, acknowledgements[0] if count == 1 else b"".join(acknowledgements), count
+            )
+        if is_refused:
+            raise Refused
         return at
 
     def take(self, data: bytes, start: int, at: int, end: int) -> int:
@@ -372,6 +377,8 @@ class Incoming:
         reason = 0
         if result < 0:
             self._metrics.messages_dropped += 1
+            if qos > 0 and not self._is_v5:
+                raise Refused
             reason = QUOTA_EXCEEDED
         elif result > batch:
             batch = result

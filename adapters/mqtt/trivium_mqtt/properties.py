@@ -8,6 +8,7 @@ message expiry interval is left out there: what is forwarded is the time remaini
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Final
 
@@ -103,6 +104,9 @@ _TYPES: Final = {
 
 _DELIVERY: Final = DELIVERY_HEADER.encode()
 _DELAY: Final = DELAY_HEADER.encode()
+
+#: The history of a dead letter: nested, so it becomes JSON text.
+X_DEATH: Final = "x-death"
 
 #: Digits of a number in a user property; longer ones are out of range anyway.
 MAX_DIGITS: Final = 18
@@ -376,13 +380,33 @@ def encode_neutral(neutral: Properties, metrics: ProtocolMetrics) -> bytes:
             parts.append(bytes((RESPONSE_TOPIC,)) + binary(topic))
     for name, value in neutral.headers:
         name_text = _text_of(name)
-        value_text = _text_of(value)
+        value_text = _text_of(_as_json(value) if name == X_DEATH else value)
         if name_text is None or value_text is None:
             dropped += 1
         else:
             parts.append(bytes((USER_PROPERTY,)) + binary(name_text) + binary(value_text))
     metrics.properties_dropped += dropped
     return b"".join(parts)
+
+
+def _as_json(value: HeaderValue) -> HeaderValue:
+    """A nested value as JSON text, times in ISO 8601; itself when it has no such form."""
+    try:
+        return json.dumps(
+            value,
+            default=_time_text,
+            separators=(",", ":"),
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+    except (TypeError, ValueError, RecursionError):
+        return value
+
+
+def _time_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError
 
 
 def _text_of(value: HeaderValue) -> bytes | None:

@@ -6,6 +6,7 @@
      +-- RemoteError       the peer broke a rule; carries the reason code that answers it
           +-- MalformedPacket   bytes that cannot be parsed (0x81)
           +-- ProtocolError     parsed, but not allowed here (0x82)
+          +-- Refused           nobody's fault: what MQTT 3 has no other answer for (0x97)
 """
 
 from __future__ import annotations
@@ -77,3 +78,13 @@ class ProtocolError(RemoteError):
 
     def __init__(self, text: str) -> None:
         super().__init__(PROTOCOL_ERROR, text)
+
+
+class Refused(RemoteError):
+    """A queue refused a message of an MQTT 3 client, which has no negative acknowledgement.
+
+    The connection ends, so that the client knows: it sends the message again when it is back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(QUOTA_EXCEEDED, "a queue is full")
