@@ -77,6 +77,10 @@ class Simulation:
 
     # Run
 
+    def begin(self) -> None:
+        """A first start without faults, for a script to go on from."""
+        self._open()
+
     def run(self, operations: int) -> None:
         """Live and crash until so many operations were done. Raises Failure."""
         try:
@@ -111,11 +115,8 @@ class Simulation:
     def _start(self) -> None:
         """Open the broker on the disk; where it dies on the way, on what is left, again."""
         while True:
-            self.faults = Faults(self.disk, self.random)
-            if self.random.random() < 0.3:
-                self.faults.dies_in = self.random.randint(0, 8)
             try:
-                self.world = World(self.disk, self.random.getrandbits(32), self.now)
+                self._open(self.random.randint(0, 8) if self.random.random() < 0.3 else -1)
             except Crash:
                 self.counts["crash during recovery"] += 1
                 self.note("crash during recovery")
@@ -123,16 +124,21 @@ class Simulation:
                 self._check_disk()
                 continue
             break
-        found = self.world.recovered_batch
+        if DEAD not in self.reference.queues:
+            self._declare()
+
+    def _open(self, dies_in: int = -1) -> None:
+        self.faults = Faults(self.disk, self.random)
+        self.faults.dies_in = dies_in
+        self.world = World(self.disk, self.random.getrandbits(32), self.now)
         self.faults.dies_in = -1
+        found = self.world.recovered_batch
         self.states = {found: self.reference.copy()}
         self.floor = found
         self.marks.clear()
         self.note(f"start at batch {found}")
         for actor in self.actors:
             actor.restarted()
-        if DEAD not in self.reference.queues:
-            self._declare()
 
     def _declare(self) -> None:
         actor = self.actors[0]
@@ -173,7 +179,7 @@ class Simulation:
                 self.note(f"{actor.name} connects")
                 actor.connect()
         elif random_.random() < 0.015:
-            self._turn()
+            self.turn()
             self.note(f"{actor.name} loses its connection")
             actor.lose()
         else:
@@ -181,13 +187,13 @@ class Simulation:
         if random_.random() < 0.02:
             self.world.advance(random_.choice((10, 1000, 4000)))
         if random_.random() < 0.6:
-            self._turn()
+            self.turn()
         for _ in range(random_.randint(0, 2)):
             self.world.step(random_)
             if random_.random() < 0.5:
-                self._turn()
+                self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """End turns until nobody asks for more; after each, clients read what came."""
         storage = self.world.storage
         for _ in range(4):
@@ -206,13 +212,13 @@ class Simulation:
         """The storage gave up: what still happens must not acknowledge anything."""
         durable = self.world.storage.durable
         for _ in range(3):
-            self._turn()
+            self.turn()
             self.world.host.step()
         if self.world.storage.durable != durable:
             self.fail("a batch became durable after the storage failed")
 
     def _stop(self) -> None:
-        self._turn()
+        self.turn()
         self.world.end_turn()
         batch = self.world.storage.batch
         self.states[batch] = self.reference.copy()
@@ -297,10 +303,10 @@ class Simulation:
         for _ in range(self.random.randint(0, LONGEST_LIFE)):
             self._operate()
         for _ in range(50):
-            self._turn()
+            self.turn()
             self.world.host.step()
         self.world.settle()
-        self._turn()
+        self.turn()
         for actor in self.actors:
             if actor.wire is not None:
                 unanswered = actor.unanswered()

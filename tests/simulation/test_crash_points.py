@@ -1,0 +1,303 @@
+"""Short scenarios, crashed at every one of their disk operations, and again while they recover.
+
+Each scenario is scripted for one durable thing. After each operation, and within each write, the
+process dies or the power fails; each start that follows, and each start that is cut short itself,
+must find a state of the reference model that is new enough.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from tests.core.storage.simulated import SimulatedDisk
+from tests.simulation.amqp_actor import AmqpActor
+from tests.simulation.inspection import differences, inspect
+from tests.simulation.mqtt_actor import MqttActor
+from tests.simulation.native_actor import NativeActor
+from tests.simulation.reference import DEAD, Reference
+from tests.simulation.simulation import Simulation
+from tests.simulation.world import World
+
+#: A scenario with more operations than this is not short any more.
+MOST_OPERATIONS = 80
+
+
+@dataclass
+class Moment:
+    """What clients knew after some number of disk operations."""
+
+    operations: int
+    floor: int
+    delivered: set[tuple[str, int]]
+    now: int
+    #: of each MQTT client: messages under way by packet identifier, and those that it got
+    received: dict[str, tuple[dict[int, int], set[int]]]
+
+
+class Scenario:
+    """A broker and its clients, driven by a script."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(0)
+        self.simulation.begin()
+        actors = {actor.name: actor for actor in self.simulation.actors}
+        amqp, mqtt, sender, native = (
+            actors[name] for name in ("amqp0", "mqtt0", "mqtt2", "native0")
+        )
+        assert isinstance(amqp, AmqpActor)
+        assert isinstance(mqtt, MqttActor)
+        assert isinstance(sender, MqttActor)
+        assert isinstance(native, NativeActor)
+        self.amqp, self.mqtt, self.sender, self.native = amqp, mqtt, sender, native
+        #: operations of the first start, each of which has a test in the storage's tests
+        self.opened = len(self.simulation.disk.operations)
+        self.moments: list[Moment] = []
+        self._note()
+
+    def do(self, *actions: Callable[[], None]) -> None:
+        """Act in one turn, and let the disk work until everything is answered."""
+        for action in actions:
+            action()
+        world = self.simulation.world
+        while True:
+            self.simulation.turn()
+            self._note()
+            lanes = [lane for lane in world.host.executor.lanes.values() if lane.queue]
+            if not lanes and not world.wants_turn:
+                return
+            for lane in lanes:
+                lane.step()
+                world.host.run_calls()
+
+    def advance(self, milliseconds: int) -> None:
+        self.do(lambda: self.simulation.world.advance(milliseconds))
+
+    def _note(self) -> None:
+        simulation = self.simulation
+        received = {
+            actor.name: (dict(actor.incoming), set(actor.completed))
+            for actor in (self.mqtt, self.sender)
+        }
+        self.moments.append(
+            Moment(
+                len(simulation.disk.operations),
+                simulation.floor,
+                set(simulation.delivered),
+                simulation.world.broker.now_ms,
+                received,
+            )
+        )
+
+    def disks(self) -> Iterator[tuple[Moment, SimulatedDisk, bool]]:
+        """The disk after each operation, and (True) within each write, after a kill."""
+        disk = SimulatedDisk()
+        for done, operation in enumerate(self.simulation.disk.operations):
+            if done < self.opened:
+                disk.apply(operation)
+                continue
+            moment = max(
+                (moment for moment in self.moments if moment.operations <= done),
+                key=lambda moment: (moment.operations, moment.floor, moment.now),
+                default=self.moments[0],
+            )
+            yield moment, disk.copy(), False
+            if operation.kind == "write" and len(operation.data) > 1:
+                for size in (1, len(operation.data) // 2, len(operation.data) - 1):
+                    yield moment, disk.torn(operation, size), True
+            disk.apply(operation)
+        yield self.moments[-1], disk, False
+
+    def check(self, disk: SimulatedDisk, moment: Moment, found_before: int | None = None) -> int:
+        """Start on ``disk`` and compare; the batch that the start found."""
+        world = World(disk, 1, moment.now)
+        found = world.recovered_batch
+        assert found >= moment.floor
+        limit = found if found_before is None else min(found, found_before)
+        states = self.simulation.states
+        state: Reference = states[max(batch for batch in states if batch <= limit)].restarted()
+        clients = {
+            actor.name: actor.version
+            for actor in (self.mqtt, self.sender)
+            if actor.name in state.sessions
+        }
+        contents = inspect(world, state, clients)
+        faults = differences(state, contents, moment.delivered)
+        for actor in (self.mqtt, self.sender):
+            actor.incoming, actor.completed = moment.received[actor.name]
+            faults += actor.check(contents)
+        assert not faults, f"after batch {found}"
+        return found
+
+
+def starts(disk: SimulatedDisk, moment: Moment) -> Iterator[SimulatedDisk]:
+    """The disk after each operation of a start on it, after a kill."""
+    started = disk.copy()
+    World(started, 2, moment.now)
+    operations = started.operations
+    interrupted = disk.copy()
+    for operation in operations:
+        interrupted.apply(operation)
+        yield interrupted.copy()
+
+
+# Scripts
+
+
+def queue(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare("q0"))
+    run.do(*[lambda: run.amqp.publish(("", "q0"))] * 3)
+    run.do(lambda: run.amqp.consume("q0"))
+    run.do(run.amqp.acknowledge, lambda: run.amqp.publish(("", "q0")))
+    run.do(run.amqp.lose)
+
+
+def transaction(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare("q0"), lambda: run.amqp.declare("q1"))
+    run.do(*[lambda: run.amqp.publish(("", "q0"))] * 2)
+    run.do(lambda: run.amqp.get("q0"))
+    run.do(
+        run.amqp.acknowledge_in_transaction,
+        *[lambda: run.amqp.publish_in_transaction(("", "q1"))] * 2,
+        run.amqp.commit,
+    )
+
+
+def dead_letter(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare(DEAD), lambda: run.amqp.declare("rejected"))
+    run.do(*[lambda: run.amqp.publish(("", "rejected"))] * 2)
+    run.do(lambda: run.amqp.consume("rejected"))
+    run.do(lambda: run.amqp.reject(False))
+    run.do(lambda: run.amqp.reject(True))
+
+
+def expiry(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare(DEAD), lambda: run.amqp.declare("ttl"))
+    run.do(*[lambda: run.amqp.publish(("", "ttl"))] * 2)
+    run.advance(4000)
+    run.do(lambda: run.amqp.publish(("", "ttl")))
+    run.advance(1500)
+    run.do(lambda: run.amqp.consume(DEAD))
+
+
+def topology(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare("q0"), lambda: run.amqp.declare("priority"))
+    run.do(lambda: run.amqp.bind("q0", "a.*"), lambda: run.amqp.bind("priority", "#"))
+    run.do(lambda: run.amqp.publish(("amq.topic", "a.b")))
+    run.do(lambda: run.amqp.bind("priority", "#", is_bind=False))
+    run.do(lambda: run.amqp.publish(("amq.topic", "a.a")))
+    run.do(lambda: run.amqp.delete("q0"))
+    run.do(lambda: run.amqp.declare("q0"), lambda: run.amqp.publish(("", "q0")))
+
+
+def session(run: Scenario) -> None:
+    run.do(run.mqtt.connect, lambda: run.mqtt.subscribe("a/+", 1))
+    run.do(run.sender.connect)
+    run.do(*[lambda: run.sender.publish_acknowledged("a.a")] * 3)
+    run.do(run.mqtt.acknowledge)
+    run.do(run.mqtt.lose)
+    run.do(lambda: run.sender.publish_acknowledged("a.b"))
+    run.do(run.mqtt.connect, lambda: run.mqtt.unsubscribe("a/+"))
+    run.do(lambda: run.sender.publish_acknowledged("a.b"))
+
+
+def exactly_once(run: Scenario) -> None:
+    run.do(run.mqtt.connect, lambda: run.mqtt.subscribe("a/+", 2))
+    run.do(run.sender.connect, lambda: run.sender.publish_once("a.a"))
+    run.do(run.sender.release_one, run.mqtt.confirm)
+    run.do(lambda: run.sender.publish_once("a.b"))
+    run.do(run.mqtt.lose, run.sender.lose)
+    run.do(run.sender.connect, run.mqtt.connect)
+    run.do(run.mqtt.confirm, run.sender.release_one)
+
+
+def retained(run: Scenario) -> None:
+    run.do(run.sender.connect, lambda: run.sender.publish_acknowledged("a.a", True))
+    run.do(lambda: run.sender.publish_acknowledged("a.a", True))
+    run.do(lambda: run.sender.publish_acknowledged("b.b", True))
+
+
+def producer(run: Scenario) -> None:
+    run.do(run.native.connect, lambda: run.native.declare("q0"))
+    run.do(run.native.open_producer)
+    run.do(lambda: run.native.publish_once(("", "q0")))
+    run.do(run.native.publish_again, lambda: run.native.publish_once(("", "q0")))
+    run.do(run.native.open_producer, run.native.publish_fenced)
+    run.do(lambda: run.native.subscribe("q0"))
+    run.do(run.native.settle)
+
+
+def stream(run: Scenario) -> None:
+    run.do(run.native.connect, lambda: run.native.declare("s1"))
+    run.do(lambda: run.native.bind("s1", "#"))
+    for key in ("a.a", "a.b", "b.b"):
+        run.do(partial(run.native.publish, ("amq.topic", key)))
+    run.do(*[run.native.fetch] * 6)
+    run.do(*[run.native.commit] * 4)
+    run.do(lambda: run.native.publish(("amq.topic", "a.a")))
+    run.do(lambda: run.native.delete("s1"))
+
+
+def checkpoint(run: Scenario) -> None:
+    run.do(run.amqp.connect, lambda: run.amqp.declare("q0"), lambda: run.amqp.declare("q1"))
+    run.do(lambda: run.amqp.consume("q0"))
+    while not any(each.kind == "database" for each in run.simulation.disk.operations):
+        run.do(
+            *[lambda: run.amqp.publish(("", "q0"))] * 2,
+            *[lambda: run.amqp.publish(("", "q1"))] * 4,
+            run.amqp.acknowledge,
+        )
+    run.do(run.amqp.acknowledge, lambda: run.amqp.publish(("", "q1")))
+
+
+SCRIPTS = (
+    queue,
+    transaction,
+    dead_letter,
+    expiry,
+    topology,
+    session,
+    exactly_once,
+    retained,
+    producer,
+    stream,
+    checkpoint,
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_a_crash_at_any_operation(script: Callable[[Scenario], None]) -> None:
+    run = Scenario()
+    script(run)
+    assert len(run.simulation.disk.operations) < MOST_OPERATIONS
+    random_ = random.Random(0)
+    for moment, disk, is_torn in run.disks():
+        for first in (disk, disk.power_cut(None), disk.power_cut(random_)):
+            found = run.check(first.copy(), moment)
+            if is_torn:
+                continue
+            for second in starts(first, moment):
+                run.check(second.power_cut(random_), moment, found)
+                if random_.random() < 0.05:
+                    for third in starts(second, moment):
+                        run.check(third.power_cut(random_), moment, found)
+
+
+def test_scripts_do_what_they_say() -> None:
+    """Each has something to lose: acknowledgements, and what they were about."""
+    for script in SCRIPTS:
+        run = Scenario()
+        script(run)
+        assert run.simulation.floor > 2, script.__name__
+        last = run.simulation.reference
+        assert (
+            any(last.queues.values())
+            or last.retained
+            or last.producers
+            or last.streams
+            or (script is stream)
+        )
