@@ -135,7 +135,7 @@ class Storage:
 
     @property
     def pending_bytes(self) -> int:
-        """About the bytes in the batch that is being filled: what waits for the writer."""
+        """About the bytes that wait for the disk, more than is usual, and take memory meanwhile."""
         return 0
 
     def free_space(self) -> None:

@@ -34,8 +34,9 @@ STEP: Final = 2000
 _LOG_COST: Final = 4
 _ROW_COST: Final = 1
 
-#: Journal files kept to be used again, so that the next ones need no new blocks.
-_SPARES: Final = 2
+#: Journal files kept to be used again, so that the next ones need no new blocks: as many as were
+#: filled since the last checkpoint, but not more than this.
+_SPARES: Final = 8
 
 
 class Checkpoint(Work):
@@ -51,6 +52,7 @@ class Checkpoint(Work):
         catalog: Catalog,
         completions: Completions,
         base_batch: int,
+        is_space_short: bool,
     ) -> None:
         self._filesystem = filesystem
         self._journal_directory = journal_directory
@@ -59,6 +61,7 @@ class Checkpoint(Work):
         self._segments = segments
         self._catalog = catalog
         self._completions = completions
+        self._is_space_short = is_space_short
         #: every batch up to this one is in it
         self.base_batch = base_batch
         #: no batch after this one is in it, even in part; known once ``is_complete``
@@ -156,7 +159,13 @@ class Checkpoint(Work):
 
     def run(self) -> None:
         """On the checkpoint lane: write."""
-        writer = SegmentWriter(self._filesystem, self._segment_directory, self._first_segment)
+        assert self._journal is not None
+        writer = SegmentWriter(
+            self._filesystem,
+            self._segment_directory,
+            self._first_segment,
+            self._journal.written_size,
+        )
         try:
             for image in self._images:
                 writer.write(image)
@@ -194,9 +203,17 @@ class Checkpoint(Work):
     def _drop_journal(self) -> None:
         assert self._journal is not None
         spares = self._journal.spares
+        limit = 0 if self._is_space_short else min(len(self._old_files), _SPARES)
+        while len(spares) > limit:
+            try:
+                path = spares.pop()
+            except IndexError:
+                # The journal has just taken the last one.
+                break
+            self._filesystem.remove(path)
         for number in self._old_files:
             path = f"{self._journal_directory}/{file_name(number)}"
-            if len(spares) < _SPARES:
+            if len(spares) < limit:
                 self._filesystem.rename(path, path + SPARE_SUFFIX)
                 spares.append(path + SPARE_SUFFIX)
             else:

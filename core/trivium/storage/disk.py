@@ -155,6 +155,10 @@ class DiskStorage(Storage):
         self._checkpoint: Checkpoint | None = None
         #: bytes that went to the journal since a checkpoint was begun
         self._journal_bytes = 0
+        #: and before that, bytes of which no finished checkpoint knows
+        self._older_bytes = 0
+        #: whether ``free_space`` was called
+        self._is_space_short = False
         self._journal_lane = self.executor.lane("trivium-journal")
         self._checkpoint_lane = self.executor.lane("trivium-checkpoint")
         self._reader_lane = self.executor.lane("trivium-reader")
@@ -276,6 +280,7 @@ class DiskStorage(Storage):
         if self._checkpoint is not None:
             self._go_on(self._checkpoint)
         elif self._journal_bytes >= self._checkpoint_size:
+            self._older_bytes += self._journal_bytes
             self._journal_bytes = 0
             self._checkpoint = Checkpoint(
                 self._filesystem,
@@ -286,17 +291,21 @@ class DiskStorage(Storage):
                 self._catalog,
                 self.completions,
                 self.batch - 1,
+                self._is_space_short,
             )
+            self._is_space_short = False
             self._wake()
 
     @property
     def pending_bytes(self) -> int:
         """See ``Storage.pending_bytes``."""
-        return self._changes.size
+        waiting = self._older_bytes + self._journal_bytes - 2 * self._checkpoint_size
+        return self._changes.size + max(waiting, 0)
 
     def free_space(self) -> None:
         """See ``Storage.free_space``: a checkpoint drops journal files and empty segments."""
         if self._journal_bytes:
+            self._is_space_short = True
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
             self._wake()
 
@@ -308,6 +317,8 @@ class DiskStorage(Storage):
                 checkpoint.complete(last, list(self._tables.values()))
             self._wake()
         elif checkpoint.is_finished:
+            if not checkpoint.is_abandoned:
+                self._older_bytes = 0
             self._checkpoint = None
         elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
             if self.journal.synced < checkpoint.needed_batch:

@@ -23,7 +23,18 @@ from mypy_extensions import mypyc_attr
 
 from trivium.storage.errors import StorageLocked
 
+_HAS_DATA_SYNC: Final = hasattr(os, "fdatasync")
+#: what every system takes in one call (IOV_MAX)
+_MAX_PARTS: Final = 1024
 _WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)
+
+
+def _sync(descriptor: int) -> None:
+    """Make content and length durable; not the times, where the system can leave them out."""
+    if _HAS_DATA_SYNC:
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -143,6 +154,8 @@ class RealFile(File):
         # One system call where the system can write and sync in one: each call that waits gives
         # up the interpreter lock and has to win it back from a busy loop.
         flags = _WRITE_SYNCED if sync else 0
+        if len(parts) > _MAX_PARTS:
+            parts = [b"".join(parts)]
         try:
             written = os.pwritev(self._descriptor, parts, position, flags)
         except OSError as error:
@@ -156,7 +169,7 @@ class RealFile(File):
             while written < size:
                 written += os.pwritev(self._descriptor, [rest[written:]], position + written, flags)
         if sync and flags == 0:
-            os.fsync(self._descriptor)
+            _sync(self._descriptor)
 
     def read(self, position: int, size: int) -> bytes:
         """See ``File.read``."""
@@ -188,7 +201,7 @@ class RealFile(File):
 
     def sync(self) -> None:
         """See ``File.sync``."""
-        os.fsync(self._descriptor)
+        _sync(self._descriptor)
 
     def close(self) -> None:
         """See ``File.close``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -35,6 +35,12 @@ BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
 STARTED: Final = 1
 STOPPED: Final = 2
 
+#: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
+#: where a block for all of it would be taken from the system, and touched, for each batch.
+PIECE_SIZE: Final = 2 * 1024 * 1024
+#: Up to this size ``zlib.crc32`` keeps the interpreter lock.
+_LOCKED_CHECKSUM_SIZE: Final = 4096
+
 SUFFIX: Final = ".journal"
 TEMPORARY_SUFFIX: Final = ".tmp"
 SPARE_SUFFIX: Final = ".spare"
@@ -54,6 +60,32 @@ def file_number(name: str) -> int | None:
         return int(stem, 16)
     except ValueError:
         return None
+
+
+def checksum_holding_the_lock(data: bytes, checksum: int = 0) -> int:
+    """CRC-32 of ``data``, started with ``checksum``, without giving up the interpreter lock.
+
+    To win the lock back from a busy loop may take longer than the checksum; writing gives it up
+    often enough.
+    """
+    view = memoryview(data)
+    for at in range(0, len(data), _LOCKED_CHECKSUM_SIZE):
+        checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+    return checksum
+
+
+def pieces(parts: list[bytes], size: int) -> Iterator[bytes]:
+    """``parts`` joined to pieces of at least ``size`` bytes, but for the last."""
+    start = 0
+    joined = 0
+    for index, part in enumerate(parts):
+        joined += len(part)
+        if joined >= size:
+            yield b"".join(parts[start : index + 1])
+            start = index + 1
+            joined = 0
+    if joined:
+        yield b"".join(parts[start:])
 
 
 class FsyncPolicy:
@@ -99,6 +131,8 @@ class JournalWriter:
         self._position = 0
         #: newest batch written, and newest batch known to survive a power cut
         self.written = synced
+        #: size of the newest batch
+        self.written_size = 0
         self.synced = synced
         self.synced_at = 0.0
         #: number and first batch of each file, oldest first; a checkpoint drops the front
@@ -111,8 +145,8 @@ class JournalWriter:
 
         Raises OSError. After an error nothing more may be written.
         """
-        body = b"".join(parts)
-        size = BATCH_HEADER_SIZE + len(body)
+        length = sum(map(len, parts))
+        size = BATCH_HEADER_SIZE + length
         if self._file is None or (
             self._position > FILE_HEADER_SIZE and self._position + size > self._file_size
         ):
@@ -124,16 +158,32 @@ class JournalWriter:
             sync = sync or number - self.synced >= policy.every
         elif policy.seconds:
             sync = sync or now - self.synced_at >= policy.seconds
-        head = _BATCH_HEADER.pack(
-            self._marker, number, self.synced + 1, len(body), flags, zlib.crc32(body)
-        )
-        file.write([head, _CHECKSUM.pack(zlib.crc32(head)), body], self._position, sync)
+        if length <= PIECE_SIZE:
+            body = b"".join(parts)
+            head = self._head(number, length, flags, zlib.crc32(body))
+            file.write([head, body], self._position, sync)
+        else:
+            # Without its head it is no batch yet.
+            position = self._position + BATCH_HEADER_SIZE
+            checksum = 0
+            for piece in pieces(parts, PIECE_SIZE):
+                checksum = checksum_holding_the_lock(piece, checksum)
+                file.write([piece], position, False)
+                position += len(piece)
+            file.write([self._head(number, length, flags, checksum)], self._position, False)
+            if sync:
+                file.sync()
         self._position += size
         self.written = number
+        self.written_size = size
         if sync:
             self.synced = number
             self.synced_at = now
         return size
+
+    def _head(self, number: int, length: int, flags: int, checksum: int) -> bytes:
+        head = _BATCH_HEADER.pack(self._marker, number, self.synced + 1, length, flags, checksum)
+        return head + _CHECKSUM.pack(zlib.crc32(head))
 
     def sync(self, now: float) -> None:
         """Sync everything written. Raises OSError."""

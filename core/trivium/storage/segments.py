@@ -19,6 +19,7 @@ from trivium.storage.chunks import Chunk
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.executor import Completions, Lane, Work
 from trivium.storage.filesystem import File, FileSystem
+from trivium.storage.journal import checksum_holding_the_lock
 
 if TYPE_CHECKING:
     from trivium.storage.log import DiskLog
@@ -41,12 +42,11 @@ _NOTES: Final = 2
 
 #: A file that has reached this size takes no further block, so that its space comes back soon.
 SEGMENT_SIZE: Final = 64 * 1024 * 1024
-#: What is encoded, written and synced in one piece: little enough that neither the loop nor a batch
-#: waits long for it.
-_WRITE_SIZE: Final = 2 * 1024 * 1024
-#: Up to this size ``zlib.crc32`` keeps the interpreter lock.
-_LOCKED_CHECKSUM_SIZE: Final = 4096
-
+#: What is encoded, written and synced in one piece: little enough that no batch waits long for it,
+#: but as much as the batches themselves have, since a disk that is shared by writers of large and
+#: of small pieces leaves those of small ones behind.
+MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
+MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
 #: Chunks released in one turn: freeing their 500 records each takes a millisecond or so.
 _RELEASED_AT_ONCE: Final = 64
 
@@ -70,16 +70,6 @@ def segment_number(name: str) -> int | None:
         return None
 
 
-def _checksum_holding_the_lock(data: bytes) -> int:
-    # To give up the interpreter lock for each chunk, and win it back from a busy loop, would take
-    # many times longer than the checksum. Writing gives it up often enough.
-    view = memoryview(data)
-    checksum = 0
-    for at in range(0, len(data), _LOCKED_CHECKSUM_SIZE):
-        checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
-    return checksum
-
-
 class ChunkImage:
     """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
 
@@ -96,8 +86,8 @@ class ChunkImage:
         self.position = 0
         self.length = 0
 
-    def encoded(self) -> bytes:
-        """The block."""
+    def encoded(self) -> list[bytes]:
+        """The block, in parts."""
         chunk = self.chunk
         records = self.records
         count = len(records)
@@ -121,17 +111,24 @@ class ChunkImage:
             count,
             flags,
             len(body),
-            _checksum_holding_the_lock(body),
+            checksum_holding_the_lock(body),
         )
-        return b"".join((head, _CHECKSUM.pack(zlib.crc32(head)), body))
+        return [head, _CHECKSUM.pack(zlib.crc32(head)), body]
 
 
 class SegmentWriter:
     """Writes chunks to new segment files."""
 
-    def __init__(self, filesystem: FileSystem, directory: str, next_segment: int) -> None:
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        next_segment: int,
+        write_size: int = MIN_WRITE_SIZE,
+    ) -> None:
         self._filesystem = filesystem
         self._directory = directory
+        self._write_size = min(max(write_size, MIN_WRITE_SIZE), MAX_WRITE_SIZE)
         #: number of the next file; those before it, from the first given, are written
         self.next_segment = next_segment
         self._file: File | None = None
@@ -146,12 +143,12 @@ class SegmentWriter:
         block = image.encoded()
         image.segment = self.next_segment
         image.position = self._position + self._buffered
-        image.length = len(block)
+        image.length = sum(map(len, block))
         # Here and not all together on the loop's thread, where it would take milliseconds.
         image.records = []
-        self._parts.append(block)
-        self._buffered += len(block)
-        if self._buffered >= _WRITE_SIZE:
+        self._parts += block
+        self._buffered += image.length
+        if self._buffered >= self._write_size:
             self._flush()
             if self._position >= SEGMENT_SIZE:
                 self.finish()
@@ -191,7 +188,7 @@ class SegmentWriter:
     def _flush(self) -> None:
         assert self._file is not None
         if self._parts:
-            self._file.write([b"".join(self._parts)], self._position, True)
+            self._file.write(self._parts, self._position, True)
         self._position += self._buffered
         self._parts = []
         self._buffered = 0

@@ -34,6 +34,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == b""
 
 
+def test_any_number_of_parts_is_written(tmp_path: Path) -> None:
+    file = RealFileSystem().create(str(tmp_path / "file"))
+    parts = [b"%d " % number for number in range(5000)]
+    file.write(parts, 3, True)
+    assert file.read(3, 1 << 20) == b"".join(parts)
+    file.close()
+
+
 def test_a_write_that_the_system_does_in_pieces_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +69,7 @@ def test_a_system_that_cannot_write_and_sync_in_one_does_both(
 
     file = SYSTEM.create(str(tmp_path / "file"))
     monkeypatch.setattr(os, "pwritev", plain)
-    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     file.write([b"a"], 0, False)
     assert synced == []
     file.write([b"b"], 1, True)

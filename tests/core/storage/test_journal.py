@@ -13,6 +13,7 @@ from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.journal import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
+    PIECE_SIZE,
     FsyncPolicy,
     file_name,
     file_number,
@@ -259,3 +260,59 @@ def test_file_names() -> None:
 def test_a_wrong_fsync_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="fsync must be"):
         FsyncPolicy(text)
+
+
+def test_a_large_batch_is_written_in_pieces_and_its_head_last() -> None:
+    host = Host(journal_file_size=1 << 16)
+    random_ = random.Random(0)
+    records = [random_.randbytes(PIECE_SIZE // 3) for _ in range(8)]
+    for record in records:
+        host.storage.log("l").append(record)
+    start = len(host.disk.operations)
+    host.commit()
+    operations = [each for each in host.disk.operations[start:] if each.kind in ("write", "sync")]
+    # That of the file's header, the pieces, the head.
+    writes = [each for each in operations if each.kind == "write"]
+    assert [len(each.data) >= PIECE_SIZE for each in writes] == [False, True, True, False, False]
+    positions_ = [each.position for each in writes[1:]]
+    assert positions_ == [*sorted(positions_[:3]), FILE_HEADER_SIZE]
+    assert [each.kind for each in operations[-2:]] == ["write", "sync"]
+    path = next(path for path in host.disk.files if records[0] in host.disk.content(path))
+    body = bytes(host.disk.content(path)[FILE_HEADER_SIZE + BATCH_HEADER_SIZE :])
+    head = bytes(host.disk.content(path)[FILE_HEADER_SIZE:][:BATCH_HEADER_SIZE])
+    assert int.from_bytes(head[24:32], "little") == len(body)
+    assert int.from_bytes(head[36:40], "little") == zlib.crc32(body)
+    assert Host(host.disk.copy()).contents("l") == {
+        at: (each, b"") for at, each in enumerate(records)
+    }
+
+
+def test_a_crash_while_a_large_batch_is_written_leaves_the_one_before() -> None:
+    host = Host(journal_file_size=1 << 16)
+    host.storage.log("l").append(b"kept")
+    host.commit()
+    disk = host.disk.copy()
+    start = len(host.disk.operations)
+    for _ in range(4):
+        host.storage.log("l").append(bytes(PIECE_SIZE // 2))
+    host.commit()
+    random_ = random.Random(0)
+    for operation in host.disk.operations[start:-1]:
+        disk.apply(operation)
+        for crashed in (disk.copy(), disk.power_cut(None), disk.power_cut(random_)):
+            found = Host(crashed, seed=2).contents("l")
+            is_whole = operation.kind == "write" and len(operation.data) == BATCH_HEADER_SIZE
+            assert found[0] == (b"kept", b"")
+            assert len(found) == 1 or (is_whole and len(found) == 5)
+
+
+def test_a_weaker_policy_leaves_a_large_batch_to_a_later_sync() -> None:
+    host = Host(fsync="every_n:2", journal_file_size=1 << 26)
+    host.commit()
+    start = len(host.disk.operations)
+    for _ in range(4):
+        host.storage.log("l").append(bytes(PIECE_SIZE // 2))
+    host.storage.commit()
+    host.step()
+    assert "sync" not in {each.kind for each in host.disk.operations[start:]}
+    assert host.storage.durable == host.storage.batch - 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.core.storage.simulated import Host
+import errno
+
+from tests.core.storage.simulated import Host, Operation
 from trivium.storage.memory import MemoryStorage
 
 
@@ -30,6 +32,48 @@ def test_what_waits_for_the_writer_is_counted_until_the_writer_has_it() -> None:
     assert 15_000 <= host.storage.pending_bytes < 16_000
     host.commit()
     assert host.storage.pending_bytes == 0
+
+
+def test_what_waits_for_a_checkpoint_is_counted_beyond_twice_its_size() -> None:
+    """Publishing outruns the checkpoint: memory stays bounded by whoever heeds the count."""
+    host = Host(checkpoint_size=10_000)
+    log = host.storage.log("l")
+    journal = host.executor.lanes["trivium-journal"]
+
+    def publish(records: int) -> None:
+        for _ in range(records):
+            log.append(b"x" * 1000)
+            host.storage.commit()
+            journal.step()
+            host.run_calls()
+        host.storage.commit()
+
+    publish(17)
+    assert host.storage.pending_bytes == 0
+    publish(11)
+    assert 10_000 <= host.storage.pending_bytes < 12_000
+    host.commit()
+    assert host.storage.pending_bytes == 0
+
+
+def test_a_checkpoint_that_came_to_nothing_goes_on_counting() -> None:
+    host = Host(checkpoint_size=10_000)
+    log = host.storage.log("l")
+    host.disk.before = no_space_for_segments
+    for _ in range(40):
+        log.append(b"x" * 1000)
+        host.commit()
+    assert host.storage.pending_bytes > 20_000
+    host.disk.before = lambda operation: None
+    for _ in range(11):
+        log.append(b"x" * 1000)
+        host.commit()
+    assert host.storage.pending_bytes == 0
+
+
+def no_space_for_segments(operation: Operation) -> None:
+    if ".segment" in operation.path:
+        raise OSError(errno.ENOSPC, "no space left on device")
 
 
 def test_a_record_of_several_logs_waits_once() -> None:
