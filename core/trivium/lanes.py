@@ -54,9 +54,15 @@ class Lane:
     """See the module. ``log`` is None in memory; ``loaded`` is called when a read has arrived."""
 
     def __init__(
-        self, queue: Queue, log: Log | None, storage: Storage, loaded: Callable[[], None]
+        self,
+        queue: Queue,
+        log: Log | None,
+        storage: Storage,
+        loaded: Callable[[], None],
+        priority: int = 0,
     ) -> None:
         self.log = log
+        self.priority = priority
         self._queue = queue
         self._storage = storage
         self._notify_loaded = loaded
@@ -174,7 +180,14 @@ class Lane:
             if queue.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
                 # Its batch is not known any more; the one waited for last is as late as it can be.
                 entry.batch = queue.waiting_batch
-            if not entry.message.deliver_at or not queue.delay(entry):
+            until = 0
+            if offset < self._recovered_to and queue.returns is not None:
+                until = queue.restore_returns(entry)
+            if entry.message.deliver_at and queue.delay(entry):
+                pass
+            elif until > queue.vhost.broker.now_ms:
+                queue.delay_until(entry, until)
+            else:
                 self._append_window(entry)
                 if offset < self._recovered_to:
                     queue.ready_bytes += len(entry.message.payload)
@@ -222,12 +235,15 @@ class Lane:
 
     def purge(self) -> None:
         """Remove everything that is ready."""
-        for entry in self._ready:
+        queue = self._queue
+        ready = [*self._ready, *[entry for _, entry in self._returned]]
+        for entry in ready:
             if entry.is_stored:
                 self._to_settle.append(entry.offset)
-        for _, entry in self._returned:
-            if entry.is_stored:
-                self._to_settle.append(entry.offset)
+                if entry.returns:
+                    queue.forget_returns(entry)
+        if queue.returns is not None and self._spill_from >= 0:
+            queue.returns.clear_from(self.priority, self._spill_from)
         if self.log is not None and self._spill_from >= 0:
             # Everything from here on is ready: what is unsettled was taken from before it.
             self.log.settle(self._spill_from, self.log.next_offset - 1)

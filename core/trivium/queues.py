@@ -22,6 +22,7 @@ from trivium.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.lanes import Lane, QueueEntry
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
 from trivium.queue_settings import DROP_HEAD, REJECT_PUBLISH_DLX, QueueSettings, settings_of
+from trivium.returns import QueueReturns
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.timers import Timed
 
@@ -116,9 +117,13 @@ class Queue(Destination):
         self._delays = 0
         # By priority; a queue without priorities has just the one.
         self._lanes: list[Lane] = []
+        #: how often stored messages came back; None while none ever has
+        self.returns: QueueReturns | None = None
+        if logs and vhost.returns.has(name):
+            self.returns = vhost.returns.of(name)
         for priority in range(self.settings.max_priority + 1):
             log = logs[priority] if logs else None
-            self._lanes.append(Lane(self, log, self._storage, self._loaded))
+            self._lanes.append(Lane(self, log, self._storage, self._loaded, priority))
         self._lane = self._lanes[0]
         self._is_plain = True
         self.apply(self.settings)
@@ -430,6 +435,8 @@ class Queue(Destination):
         self.settled += 1
         if entry.is_stored and not self.is_deleted:
             entry.lane.settle(entry.offset)
+            if entry.returns:
+                self.forget_returns(entry)
             if not self._is_dirty:
                 self._is_dirty = True
                 self._broker.add_unsettled(self)
@@ -456,14 +463,38 @@ class Queue(Destination):
             if 0 <= settings.delivery_limit < entry.returns:
                 self._give_up(entry, DELIVERY_LIMIT)
                 return
+            until = 0
             if settings.retry_delay > 0:
                 delay = settings.retry_delay << min(entry.returns - 1, MAX_DOUBLINGS)
-                self.unsettled -= 1
-                self._delay(entry, self._broker.now_ms + min(delay, settings.retry_delay_max))
+                until = self._broker.now_ms + min(delay, settings.retry_delay_max)
+            if entry.is_stored:
+                self._keep_returns(entry, until)
+            if until:
+                self.postpone(entry, until)
                 return
         self.unsettled -= 1
         self.ready_bytes += len(entry.message.payload)
         entry.lane.put_back(entry)
+
+    def _keep_returns(self, entry: QueueEntry, until: int) -> None:
+        if self.returns is None:
+            self.returns = self.vhost.returns.of(self.name)
+        self.returns.put(entry.lane.priority, entry.offset, entry.returns, until)
+
+    def forget_returns(self, entry: QueueEntry) -> None:
+        """A stored entry that was returned is done with."""
+        if self.returns is not None:
+            self.returns.forget(entry.lane.priority, entry.offset)
+
+    def restore_returns(self, entry: QueueEntry) -> int:
+        """Give an entry from before a restart its returns; until when it waits, 0 for not."""
+        assert self.returns is not None
+        found = self.returns.find(entry.lane.priority, entry.offset)
+        if found is None:
+            return 0
+        entry.returns, until = found
+        entry.is_redelivered = True
+        return until
 
     def _give_up(self, entry: QueueEntry, reason: str) -> None:
         self._dead_letter(entry.message, reason)
@@ -488,16 +519,17 @@ class Queue(Destination):
     def postpone(self, entry: QueueEntry, until: int) -> None:
         """Return an entry that a consumer cannot use before ``until`` (ms since the epoch)."""
         self.unsettled -= 1
-        self._delay(entry, until)
+        self.delay_until(entry, until)
 
     def delay(self, entry: QueueEntry) -> bool:
         """Whether an entry's message is for later; then it is kept until its time has come."""
         if entry.message.deliver_at <= self._broker.now_ms:
             return False
-        self._delay(entry, entry.message.deliver_at)
+        self.delay_until(entry, entry.message.deliver_at)
         return True
 
-    def _delay(self, entry: QueueEntry, until: int) -> None:
+    def delay_until(self, entry: QueueEntry, until: int) -> None:
+        """Keep an entry that nobody holds until its time has come."""
         self._delays += 1
         heappush(self._delayed, (until, self._delays, entry))
         self._broker.timers.call_at(until, self._alarm)
@@ -571,6 +603,8 @@ class Queue(Destination):
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
         self._delayed.clear()
+        if self.returns is not None:
+            self.returns.clear()
         for lane in self._lanes:
             lane.forget()
             lane.log = None

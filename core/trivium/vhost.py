@@ -39,6 +39,7 @@ from trivium.producers import Producers
 from trivium.queue_settings import check_queue_arguments, settings_of
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
+from trivium.returns import Returns
 from trivium.storage.base import Log
 from trivium.stream_settings import check_stream_arguments, stream_settings_of
 from trivium.streams import MAX_PARTITIONS, Stream
@@ -131,6 +132,7 @@ class VirtualHost:
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
+        self.returns = Returns(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
         self.delays = Delays(self)
         self._routes: dict[tuple[str, bytes], Route] = {}

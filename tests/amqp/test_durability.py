@@ -222,3 +222,17 @@ def test_basic_get_that_waits_is_answered_when_the_queue_is_deleted_and_forgotte
     assert names(client.take()) == ["Basic.GetEmpty"]
     process.settle()
     assert closed.take() == []
+
+
+def test_x_delivery_count_goes_on_after_a_crash() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    client.publish("q", b"m", delivery_mode=2)
+    for _ in range(2):
+        received = client.call(Basic.Get(queue="q"))
+        client.call(Basic.Nack(received[0].delivery_tag))
+    process.settle()
+    client = process.crash().open()
+    header = client.call(Basic.Get(queue="q"))[1]
+    assert header.properties.headers == {"x-delivery-count": 2}
