@@ -29,7 +29,7 @@ from trivium.queues import Queue
 from trivium.security.authenticator import Authenticator
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
-from trivium.timers import Timers
+from trivium.timers import Timed, Timers
 from trivium.turns import EndOfTurn
 from trivium.vhost import VirtualHost
 
@@ -106,6 +106,8 @@ class Broker:
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
         self.timers = Timers()
+        #: the stream partition that is being compacted; one at a time bounds the memory for keys
+        self.compacting: Timed | None = None
         self.alarms = Alarms(0, 0)
         #: why publishers are paused: None they are not, empty for a moment only
         self.block_reason: str | None = None

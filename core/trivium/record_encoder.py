@@ -27,6 +27,7 @@ from trivium.record_layout import (
     KEY,
     MAGIC,
     NULLABLE,
+    OFFSET_DELTA,
     PAYLOAD,
     PERSISTENT,
     PLAIN,
@@ -35,6 +36,7 @@ from trivium.record_layout import (
     RETAIN,
     ROUTING_KEY,
     SOURCE_HEADER,
+    SPARSE,
     TIMESTAMP,
     VERSION,
 )
@@ -249,12 +251,16 @@ def encode_batch(
     messages: list[Message],
     described: list[Described] | None = None,
     codec: int = CODEC_NONE,
+    deltas: list[int] | None = None,
+    span: int = 0,
 ) -> bytes:
     """One record batch of at least one message.
 
     ``described`` holds what ``describe`` made of each message's properties; None says that no
-    message has any. The body is compressed by ``codec`` where that is worth it. All payloads,
-    keys, and headers together must stay below 2 GiB.
+    message has any. The body is compressed by ``codec`` where that is worth it. ``deltas`` are the
+    rising offsets of the messages relative to the batch's, and ``span`` how many offsets it spans,
+    where other messages between them are gone. All payloads, keys, and headers together must stay
+    below 2 GiB.
     """
     first = messages[0]
     address = first.address
@@ -303,6 +309,8 @@ def encode_batch(
     columns.add_bytes(FLAGS, flags)
     columns.add_bytes(PRIORITY, priorities)
     columns.add_longs(EXPIRES, expires)
+    if deltas is not None:
+        columns.add(OFFSET_DELTA, PLAIN, _int64s(deltas))
     body = columns.body()
     size = len(body)
     packed = compress(codec, body)
@@ -318,9 +326,9 @@ def encode_batch(
         len(messages),
         size,
         len(body),
-        0,
+        0 if deltas is None else SPARSE,
         min(timestamps),
         max(timestamps),
-        0,
+        0 if deltas is None else span,
     )
     return b"".join((header, CHECKSUM.pack(crc32(body, crc32(header))), body))

@@ -15,7 +15,7 @@ CODEC_ZSTD: Final = 2
 
 HEADER_SIZE: Final = 48
 #: magic, version, codec, columns, records, body size, stored size, flags, min and max timestamp,
-#: reserved
+#: span
 HEADER: Final = Struct("<4sBBHIIIIqqI")
 CHECKSUM: Final = Struct("<I")
 CHECKSUM_AT: Final = 44
@@ -26,7 +26,13 @@ OFFSET: Final = Struct("<i")
 LONG: Final = Struct("<q")
 COUNT: Final = Struct("<I")
 COUNT_AT: Final = 8
+FLAGS_AT: Final = 20
 MAX_TIMESTAMP_AT: Final = 32
+SPAN_AT: Final = 40
+
+#: flag of a batch that lacks some of the offsets it spans: column OFFSET_DELTA says which it has
+SPARSE: Final = 1
+MAX_SPAN: Final = 0xFFFF_FFFF
 
 # Column ids.
 TIMESTAMP: Final = 1
@@ -41,6 +47,7 @@ PROTOCOL: Final = 9
 FLAGS: Final = 10
 PRIORITY: Final = 11
 EXPIRES: Final = 12
+OFFSET_DELTA: Final = 13
 
 # Column kinds. A column that is not in the batch has its default in every row.
 CONSTANT: Final = 1
@@ -53,4 +60,4 @@ PERSISTENT: Final = 4
 RETAIN: Final = 8
 
 #: bytes per row of the fixed-width columns, by column id
-WIDTHS: Final = {TIMESTAMP: 8, PROTOCOL: 1, FLAGS: 1, PRIORITY: 1, EXPIRES: 8}
+WIDTHS: Final = {TIMESTAMP: 8, PROTOCOL: 1, FLAGS: 1, PRIORITY: 1, EXPIRES: 8, OFFSET_DELTA: 8}

@@ -7,6 +7,10 @@ by byte in docs/record-batch.md. ``encode_batch`` writes it; ``RecordBatch`` is 
 
 from __future__ import annotations
 
+import sys
+from array import array
+from bisect import bisect_left
+from typing import Final
 from zlib import crc32
 
 from trivium.compression import CompressionError, decompress
@@ -31,6 +35,7 @@ from trivium.record_layout import (
     EXCHANGE,
     EXPIRES,
     FLAGS,
+    FLAGS_AT,
     HEADER,
     HEADER_SIZE,
     HEADERS,
@@ -41,6 +46,7 @@ from trivium.record_layout import (
     MODE_MASK,
     NULLABLE,
     OFFSET,
+    OFFSET_DELTA,
     PAYLOAD,
     PERSISTENT,
     PLAIN,
@@ -49,6 +55,8 @@ from trivium.record_layout import (
     RETAIN,
     ROUTING_KEY,
     SOURCE_HEADER,
+    SPAN_AT,
+    SPARSE,
     TIMESTAMP,
     VERSION,
     WIDTHS,
@@ -67,6 +75,7 @@ __all__ = [
     "MAGIC",
     "MODE_MASK",
     "NULLABLE",
+    "OFFSET_DELTA",
     "PAYLOAD",
     "PERSISTENT",
     "PLAIN",
@@ -84,10 +93,14 @@ __all__ = [
     "RecordBatch",
     "batch_count",
     "batch_max_timestamp",
+    "batch_span",
     "describe",
     "encode_batch",
     "header_bytes",
 ]
+
+
+_IS_BIG_ENDIAN: Final = sys.byteorder == "big"
 
 
 class BatchError(ValueError):
@@ -130,12 +143,12 @@ class RecordBatch:
     def __init__(self, data: bytes | memoryview, verify: bool = True) -> None:
         if len(data) < HEADER_SIZE:
             raise BatchError("record batch is shorter than its header")
-        magic, version, codec, columns, count, size, stored, flags, oldest, newest, _ = (
+        magic, version, codec, columns, count, size, stored, flags, oldest, newest, span = (
             HEADER.unpack_from(data)
         )
         if magic != MAGIC or version != VERSION:
             raise BatchError("not a record batch of version 1")
-        if flags != 0:
+        if flags & ~SPARSE:
             raise BatchError(f"record batch flags {flags} are not supported")
         if len(data) != HEADER_SIZE + stored or count == 0:
             raise BatchError("record batch sizes do not add up")
@@ -152,6 +165,8 @@ class RecordBatch:
         self.data = data
         #: number of records, at least 1
         self.count: int = count
+        #: number of offsets from its own on that no other batch has; at least ``count``
+        self.span: int = span if flags & SPARSE else count
         #: smallest and largest arrival time, milliseconds since the epoch
         self.min_timestamp: int = oldest
         self.max_timestamp: int = newest
@@ -165,11 +180,39 @@ class RecordBatch:
             )
             if position + length > size or not CONSTANT <= kind <= NULLABLE:
                 raise BatchError(f"record batch column {id_} is cut or of an unknown kind")
-            if TIMESTAMP <= id_ <= EXPIRES:
+            if TIMESTAMP <= id_ <= EXPIRES or (id_ == OFFSET_DELTA and flags & SPARSE):
                 rows = 1 if kind == CONSTANT else count
                 column = Column(id_, kind, rows, nulls)
                 self._place(column, HEADER_SIZE + position, length)
                 self.columns[id_] = column
+        self._deltas = self._read_deltas() if flags & SPARSE else None
+
+    def _read_deltas(self) -> array[int]:
+        column = self.columns.get(OFFSET_DELTA)
+        if column is None or column.kind != PLAIN:
+            raise BatchError("record batch does not say which offsets it has")
+        deltas: array[int] = array("q")
+        deltas.frombytes(bytes(self.data[column.data_at : column.data_at + column.data_size]))
+        if _IS_BIG_ENDIAN:
+            deltas.byteswap()
+        last = -1
+        for delta in deltas:
+            if delta <= last:
+                raise BatchError("record batch offsets do not rise")
+            last = delta
+        if last >= self.span:
+            raise BatchError("record batch offsets are beyond its span")
+        return deltas
+
+    def delta(self, row: int) -> int:
+        """The offset of a row relative to that of the batch."""
+        return row if self._deltas is None else self._deltas[row]
+
+    def row_from(self, delta: int) -> int:
+        """The first row at or after an offset relative to that of the batch; ``count`` if none."""
+        if self._deltas is None:
+            return min(max(delta, 0), self.count)
+        return bisect_left(self._deltas, delta)
 
     def _place(self, column: Column, start: int, size: int) -> None:
         width = WIDTHS.get(column.id, 0)
@@ -286,6 +329,15 @@ class RecordBatch:
             self.integer(PRIORITY, row),
         )
 
+    def described(self, row: int) -> Described:
+        """What the batch shows of one record's properties."""
+        names: list[bytes] = []
+        values: list[bytes] = []
+        for name, value in self.headers(row):
+            names.append(name)
+            values.append(value)
+        return Described(self.binary(KEY, row), self.binary(CONTENT_TYPE, row), names, values)
+
     def first_at_or_after(self, timestamp: int) -> int:
         """The first row whose arrival time is at or after ``timestamp``; ``count`` if none is."""
         for row in range(self.count):
@@ -298,6 +350,13 @@ def batch_count(batch: bytes) -> int:
     """The number of records of a batch that is known to be one."""
     count: int = COUNT.unpack_from(batch, COUNT_AT)[0]
     return count
+
+
+def batch_span(batch: bytes) -> int:
+    """The number of offsets that a batch spans; it is known to be one."""
+    (flags,) = COUNT.unpack_from(batch, FLAGS_AT)
+    span: int = COUNT.unpack_from(batch, SPAN_AT if flags & SPARSE else COUNT_AT)[0]
+    return span
 
 
 def batch_max_timestamp(batch: bytes) -> int:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.records import batch_count, batch_max_timestamp
-from trivium.storage.base import Log
+from trivium.records import batch_max_timestamp, batch_span
 from trivium.stream_settings import StreamSettings
 from trivium.timers import Timed
 
@@ -32,11 +31,10 @@ _RECOUNT_SHIFT: Final = 6
 
 
 class Retention(Timed):
-    """The retention of one partition, whose log is ``log``."""
+    """The retention of one partition."""
 
-    def __init__(self, partition: Partition, log: Log) -> None:
+    def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._log = log
         self._broker = partition.stream.vhost.broker
         self._settings = StreamSettings()
         self._is_limited = False
@@ -78,7 +76,7 @@ class Retention(Timed):
     def _remove_beyond_length(self) -> bool:
         """Remove what number and size allow; whether there is more to do at once."""
         settings = self._settings
-        log = self._log
+        log = self._partition.log
         before = 0
         if settings.max_length >= 0:
             before = log.next_offset - settings.max_length
@@ -100,7 +98,7 @@ class Retention(Timed):
 
     def _remove_aged(self, now: int) -> None:
         """Remove what is too old, and come back when the next batch may be."""
-        log = self._log
+        log = self._partition.log
         first = log.first_offset
         if not log.is_loaded(first):
             self._is_loading = True
@@ -112,7 +110,7 @@ class Retention(Timed):
         next_look = 0
         batches = log.read(first, STEP_BATCHES, STEP_BYTES)
         for base, batch, _ in batches:
-            end = base + batch_count(batch)
+            end = base + batch_span(batch)
             if end >= log.next_offset:
                 # The newest batch; the next one that is appended has it looked at again.
                 break

@@ -21,12 +21,24 @@ QUEUE_TYPE: Final = "x-queue-type"
 
 MAX_AGE: Final = "max-age"
 COMPRESSION: Final = "compression"
+CLEANUP_POLICY: Final = "cleanup-policy"
+TOMBSTONE_RETENTION: Final = "tombstone-retention"
+
+_CLEANUP_POLICIES: Final = ("delete", "compact")
+
+#: Readers that are less than this behind learn that a key is gone.
+_TOMBSTONE_RETENTION_MS: Final = 24 * 3600 * 1000
 
 #: other limits: their largest values; the smallest is 1
 _LIMITS: Final = {"max-length": 1 << 62, "max-length-bytes": 1 << 62}
 
 #: What a policy for streams may set.
-POLICY_KEYS: Final = frozenset(_LIMITS) | {MAX_AGE, COMPRESSION}
+POLICY_KEYS: Final = frozenset(_LIMITS) | {
+    MAX_AGE,
+    COMPRESSION,
+    CLEANUP_POLICY,
+    TOMBSTONE_RETENTION,
+}
 
 #: Arguments that RabbitMQ has for its own streams: their segments and their cluster.
 _IGNORED: Final = IGNORED | {"stream-max-segment-size-bytes", "stream-filter-size-bytes"}
@@ -54,6 +66,9 @@ class StreamSettings:
         self.max_length_bytes = -1
         #: of record batches to come
         self.codec = CODEC_NONE
+        #: keep the last record of each key, and tombstones for so many milliseconds
+        self.is_compacted = False
+        self.tombstone_retention = _TOMBSTONE_RETENTION_MS
 
 
 def parse_age(value: HeaderValue, what: str) -> int:
@@ -82,8 +97,11 @@ def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
     if largest is not None:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
             raise PreconditionFailed(f"invalid {what}: a number from 1 to {largest} is needed")
-    elif key == MAX_AGE:
+    elif key in (MAX_AGE, TOMBSTONE_RETENTION):
         parse_age(value, what)
+    elif key == CLEANUP_POLICY:
+        if value not in _CLEANUP_POLICIES:
+            raise PreconditionFailed(f"invalid {what}: delete and compact are known")
     elif key == COMPRESSION:
         if not isinstance(value, str) or value not in CODECS:
             raise PreconditionFailed(f"invalid {what}: {', '.join(CODECS)} are known")
@@ -112,16 +130,34 @@ def stream_settings_of(
     The policy may have been written for queues too; what it says that a stream cannot do is left.
     """
     found = StreamSettings()
+    found.is_compacted = _own_or(CLEANUP_POLICY, arguments, policy) == "compact"
+    if found.is_compacted:
+        age = _own_or(TOMBSTONE_RETENTION, arguments, policy)
+        if age is not None:
+            found.tombstone_retention = parse_age(age, TOMBSTONE_RETENTION)
+    else:
+        _set_limits(found, arguments, policy)
+    codec = _own_or(COMPRESSION, arguments, policy)
+    if isinstance(codec, str):
+        found.codec = CODECS[codec]
+    return found
+
+
+def _set_limits(
+    found: StreamSettings, arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
+) -> None:
     found.max_length = _limit("max-length", arguments, policy)
     found.max_length_bytes = _limit("max-length-bytes", arguments, policy)
     for value in (arguments.get("x-" + MAX_AGE), policy.get(MAX_AGE)):
         if value is not None:
             age = parse_age(value, MAX_AGE)
             found.max_age = age if found.max_age < 0 else min(age, found.max_age)
-    codec = arguments.get("x-" + COMPRESSION, policy.get(COMPRESSION))
-    if isinstance(codec, str):
-        found.codec = CODECS[codec]
-    return found
+
+
+def _own_or(
+    key: str, arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
+) -> HeaderValue:
+    return arguments.get("x-" + key, policy.get(key))
 
 
 def _limit(

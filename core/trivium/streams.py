@@ -24,6 +24,7 @@ from zlib import crc32
 
 from mypy_extensions import mypyc_attr
 
+from trivium.compaction import Compaction
 from trivium.exchanges import ACCEPTED, Destination
 from trivium.message import HeaderValue, Message
 from trivium.record_layout import CODEC_NONE
@@ -36,7 +37,7 @@ from trivium.records import (
     encode_batch,
 )
 from trivium.retention import Retention
-from trivium.storage.base import DurabilityWaiter, Log
+from trivium.storage.base import DurabilityWaiter
 from trivium.stream_settings import StreamSettings
 from trivium.turns import EndOfTurn
 
@@ -81,17 +82,22 @@ class StreamReader:
 class Partition(DurabilityWaiter):
     """One partition of a stream."""
 
-    def __init__(self, stream: Stream, index: int, log: Log) -> None:
+    def __init__(self, stream: Stream, index: int, name: str) -> None:
         self.stream = stream
         self.index = index
+        storage = stream.vhost.broker.storage
+        log = storage.log(name)
+        self._compaction = Compaction(self, name, log)
+        #: its batches, compacted or not
+        self.log = self._compaction.restore()
         #: offset after the last record that readers may see
         self.high_watermark = log.next_offset
         #: it got messages in this turn
         self.is_dirty = False
-        self._storage = stream.vhost.broker.storage
-        self._log = log
-        self._retention = Retention(self, log)
+        self._storage = storage
+        self._retention = Retention(self)
         self._codec = CODEC_NONE
+        self._name = name
         self._readers: list[StreamReader] = []
         # Messages of this turn; what their properties show, once one of them has any.
         self._messages: list[Message] = []
@@ -103,17 +109,18 @@ class Partition(DurabilityWaiter):
     @property
     def first_offset(self) -> int:
         """Offset of the oldest record that is kept; ``high_watermark`` when there is none."""
-        return min(self._log.first_offset, self.high_watermark)
+        return min(self.log.first_offset, self.high_watermark)
 
     @property
     def next_offset(self) -> int:
         """Offset that the next record will get; at or above ``high_watermark``."""
-        return self._log.next_offset
+        return self.log.next_offset
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other settings in force."""
         self._codec = settings.codec
         self._retention.apply(settings)
+        self._compaction.apply(settings)
 
     @property
     def last_offset(self) -> int:
@@ -140,8 +147,9 @@ class Partition(DurabilityWaiter):
         messages = self._messages
         if messages:
             batch = encode_batch(messages, self._described, self._codec)
-            self._log.append(batch, len(messages))
+            self.log.append(batch, len(messages))
             self._retention.appended(len(batch))
+            self._compaction.appended()
             self._messages = []
             self._described = None
             self._size = 0
@@ -150,7 +158,7 @@ class Partition(DurabilityWaiter):
         """The turn ends: append what it brought, and have the readers told once it is durable."""
         self.is_dirty = False
         self._append()
-        next_offset = self._log.next_offset
+        next_offset = self.log.next_offset
         storage = self._storage
         if not storage.is_durable:
             self._move_watermark(next_offset)
@@ -185,7 +193,7 @@ class Partition(DurabilityWaiter):
         """
         found: list[tuple[int, bytes]] = []
         mark = self.high_watermark
-        for base, batch, _ in self._log.read(offset, READ_BATCHES, max_bytes):
+        for base, batch, _ in self.log.read(offset, READ_BATCHES, max_bytes):
             if base >= mark:
                 break
             found.append((base, batch))
@@ -193,11 +201,11 @@ class Partition(DurabilityWaiter):
 
     def is_loaded(self, offset: int) -> bool:
         """Whether ``read`` can answer from memory."""
-        return self._log.is_loaded(offset)
+        return self.log.is_loaded(offset)
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
         """Bring what ``read`` needs into memory; ``ready`` is called in a later turn."""
-        self._log.load(offset, max_bytes, ready)
+        self.log.load(offset, max_bytes, ready)
 
     def wait(self, reader: StreamReader) -> None:
         """Have ``reader`` told when the high watermark next moves. Once per call."""
@@ -218,7 +226,9 @@ class Partition(DurabilityWaiter):
         _TimestampSearch(self, timestamp, found).step()
 
     def deleted(self) -> None:
-        """The stream is gone: drop what waits, tell the readers."""
+        """The stream is gone: drop its records and what waits, tell the readers."""
+        self._storage.drop_log(self._name)
+        self._compaction.deleted()
         self._messages = []
         self._described = None
         self._marks.clear()
@@ -257,11 +267,11 @@ class _TimestampSearch:
             base, batch = batches[0]
             view = RecordBatch(batch)
             if batch_max_timestamp(batch) < self._timestamp:
-                self._low = base + view.count
+                self._low = base + view.span
             else:
                 row = view.first_at_or_after(self._timestamp)
                 if row > 0 or base <= self._low:
-                    self._high = self._low = base + row
+                    self._high = self._low = base + view.delta(row)
                 else:
                     self._high = base
         # Retention may have passed it meanwhile.
@@ -301,10 +311,8 @@ class Stream(Destination):
         #: messages taken since the start
         self.published = 0
         self._broker = vhost.broker
-        storage = vhost.broker.storage
         self.partitions: list[Partition] = [
-            Partition(self, index, storage.log(self._log_name(index)))
-            for index in range(partitions)
+            Partition(self, index, self._log_name(index)) for index in range(partitions)
         ]
         self._end = _StreamEnd(self)
         self._dirty: list[Partition] = []
@@ -383,7 +391,5 @@ class Stream(Destination):
     def deleted(self) -> None:
         """The virtual host removed this stream: drop its records, tell its readers."""
         self.is_deleted = True
-        storage = self._broker.storage
         for partition in self.partitions:
-            storage.drop_log(self._log_name(partition.index))
             partition.deleted()

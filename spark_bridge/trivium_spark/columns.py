@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy
+import numpy.typing
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
@@ -18,6 +19,7 @@ from trivium.records import (
     CONTENT_TYPE,
     HEADERS,
     KEY,
+    OFFSET_DELTA,
     PAYLOAD,
     PROTOCOL,
     ROUTING_KEY,
@@ -80,11 +82,12 @@ class BatchConverter:
     def convert(self, batch: RecordBatch, base: int, start: int, end: int) -> pa.RecordBatch:
         """The records of ``batch`` from offset ``start`` up to before ``end``.
 
-        ``base`` is the offset of the batch's first record. The batch may begin before ``start``
-        and end after ``end``; at least one record must lie between. Raises pyarrow.ArrowInvalid
+        ``base`` is the offset of the batch. The batch may begin before ``start`` and end after
+        ``end``. Raises pyarrow.ArrowInvalid
         when the batch is damaged.
         """
         view = _BatchView(batch)
+        offsets = view.offsets(base)
         columns: list[pa.Array] = []
         for name in self._schema.names:
             if name == "stream":
@@ -92,12 +95,12 @@ class BatchConverter:
             elif name == "partition":
                 columns.append(pa.repeat(self._partition, batch.count))
             elif name == "offset":
-                columns.append(pa.array(numpy.arange(base, base + batch.count, dtype="int64")))
+                columns.append(pa.array(offsets))
             else:
                 columns.append(view.column(name))
-        first = max(start - base, 0)
+        first, after = numpy.searchsorted(offsets, [start, end])
         whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        return whole.slice(first, min(end - base, batch.count) - first)
+        return whole.slice(int(first), max(int(after - first), 0))
 
 
 class _BatchView:
@@ -106,6 +109,14 @@ class _BatchView:
     def __init__(self, batch: RecordBatch) -> None:
         self._batch = batch
         self._buffer = pa.py_buffer(batch.data)
+
+    def offsets(self, base: int) -> numpy.typing.NDArray[numpy.int64]:
+        """The offsets of all records, rising."""
+        column = self._batch.columns.get(OFFSET_DELTA)
+        if column is None:
+            return numpy.arange(base, base + self._batch.count, dtype="int64")
+        data = self._slice(column.data_at, column.data_size)
+        return numpy.frombuffer(data, "<i8") + numpy.int64(base)
 
     def column(self, name: str) -> pa.Array:
         if name == "key":

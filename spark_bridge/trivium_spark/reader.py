@@ -86,13 +86,16 @@ class RangeReader:
                     self._lost(wanted, position, min(base, wanted.end))
                 if base >= wanted.end:
                     return
-                after = base + batch.count
+                after = base + batch.span
                 if after > position:
                     try:
-                        yield converter.convert(batch, base, max(position, base), wanted.end)
+                        rows = converter.convert(batch, base, max(position, base), wanted.end)
                     except pa.ArrowInvalid as error:
                         name = format_partition((wanted.stream, wanted.partition))
                         raise TriviumSparkError(f"{name} at offset {base}: {error}") from error
+                    # Of a compacted stream there may be none there.
+                    if rows.num_rows:
+                        yield rows
                     position = after
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:

@@ -22,6 +22,7 @@ from tests.amqp.harness import (
 )
 from trivium.message import PROTOCOL_NATIVE, Address, Message
 from trivium.policies import Policy
+from trivium.records import encode_batch
 
 STREAM = {"x-queue-type": "stream"}
 
@@ -238,6 +239,22 @@ def test_a_consumer_goes_on_with_the_first_record_that_is_kept(stream: Client) -
     assert offsets(received) == [1, 3]
 
 
+@pytest.mark.parametrize(("begin_at", "expected"), [(0, [0, 3, 9]), (1, [3, 9]), (4, [9])])
+def test_a_sparse_batch_is_delivered_with_its_own_offsets(
+    client: Client, begin_at: int, expected: list[int]
+) -> None:
+    client.declare("s", durable=True, arguments=STREAM)
+    address = Address("amq.topic", b"a")
+    made = [Message(PROTOCOL_NATIVE, address, b"", b"%d" % n, 1, True, 0) for n in (0, 3)]
+    partition = client.server.vhost.stream("s").partitions[0]
+    partition.log.append(encode_batch(made, None, 0, [0, 3], 9), 9)
+    fill(client.server, 9)
+    received = start(client, 2, arguments={"x-stream-offset": begin_at})
+    received += client.call(Basic.Ack(delivery_tag=1))
+    assert offsets(received) == expected
+    assert bodies(received) == [b"%d" % n for n in expected]
+
+
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_compressed_stream_is_read_like_any_other(client: Client, codec: str) -> None:
     client.declare("s", durable=True, arguments=STREAM | {"x-compression": codec})
@@ -316,6 +333,6 @@ def test_a_record_that_cannot_be_read_cancels_the_consumer(stream: Client) -> No
     partition = stream.server.vhost.stream("s").partitions[0]
     damaged = bytearray(partition.read(0, 1)[0][1])
     struct.pack_into("<I", damaged, 8, 0)
-    partition._log._chunks[0].records[0] = bytes(damaged)  # type: ignore[attr-defined]
+    partition.log._chunks[0].records[0] = bytes(damaged)  # type: ignore[attr-defined]
     received = start(stream, arguments={"x-stream-offset": "first"})
     assert names(received) == ["Basic.Cancel"]

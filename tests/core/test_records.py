@@ -24,6 +24,7 @@ from trivium.records import (
     HEADERS,
     KEY,
     NULLABLE,
+    OFFSET_DELTA,
     PAYLOAD,
     PLAIN,
     PLAIN_MESSAGE,
@@ -36,6 +37,8 @@ from trivium.records import (
     Column,
     Described,
     RecordBatch,
+    batch_count,
+    batch_span,
     describe,
     encode_batch,
     header_bytes,
@@ -338,3 +341,92 @@ def test_a_forged_batch_with_a_right_checksum_gives_only_batch_errors(data: st.D
             view.binary(KEY, row)
         except BatchError:
             pass
+
+
+# Sparse
+
+
+def sparse(*deltas: int, span: int = 10, codec: int = 0) -> bytes:
+    made = [make(b"%d" % delta) for delta in deltas]
+    return encode_batch(made, None, codec, list(deltas), span)
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2])
+def test_a_sparse_batch_says_which_offsets_it_has(codec: int) -> None:
+    deltas = [0, 2, 3, 9] if codec == 0 else list(range(0, 400, 2))
+    batch = sparse(*deltas, span=500, codec=codec)
+    assert (batch[5], struct.unpack_from("<I", batch, 20)) == (codec, (1,))
+    view = RecordBatch(batch)
+    assert (view.count, view.span) == (len(deltas), 500)
+    assert (batch_count(batch), batch_span(batch)) == (len(deltas), 500)
+    assert [view.delta(row) for row in range(view.count)] == deltas
+    for delta in range(-1, 12):
+        row = view.row_from(delta)
+        assert row == sum(1 for each in deltas if each < delta)
+
+
+def test_a_batch_that_is_not_sparse_spans_its_records() -> None:
+    batch = encode_batch([make(b"0"), make(b"1")])
+    view = RecordBatch(batch)
+    assert (view.span, batch_span(batch)) == (2, 2)
+    assert [view.delta(0), view.delta(1)] == [0, 1]
+    assert [view.row_from(delta) for delta in (-5, 0, 1, 2, 9)] == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "span"), [((0, 0), 10), ((3, 2), 10), ((-1, 2), 10), ((0, 10), 10), ((0, 1), 1)]
+)
+def test_offsets_that_do_not_rise_within_the_span_are_refused(
+    deltas: tuple[int, ...], span: int
+) -> None:
+    with pytest.raises(BatchError, match="offsets"):
+        RecordBatch(sparse(*deltas, span=span))
+
+
+def test_a_sparse_batch_without_its_column_is_refused() -> None:
+    batch = bytearray(encode_batch([make(b"0"), make(b"1")]))
+    struct.pack_into("<I", batch, 20, 1)
+    struct.pack_into("<I", batch, 40, 10)
+    struct.pack_into("<I", batch, 44, zlib.crc32(bytes(batch[:44] + batch[48:])))
+    with pytest.raises(BatchError, match="offsets"):
+        RecordBatch(bytes(batch))
+
+
+def test_unknown_flags_are_refused() -> None:
+    batch = bytearray(encode_batch([make(b"0")]))
+    struct.pack_into("<I", batch, 20, 2)
+    struct.pack_into("<I", batch, 44, zlib.crc32(bytes(batch[:44] + batch[48:])))
+    with pytest.raises(BatchError, match="flags 2"):
+        RecordBatch(bytes(batch))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_forged_sparse_batch_gives_only_batch_errors(data: st.DataObject) -> None:
+    forged = bytearray(sparse(0, 2, 3, 9))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(forged) - 1))
+        forged[at] = data.draw(st.sampled_from([0, 1, 2, 7, 127, 128, 255]))
+    struct.pack_into("<I", forged, 44, zlib.crc32(bytes(forged[:44] + forged[48:])))
+    try:
+        view = RecordBatch(bytes(forged))
+    except BatchError:
+        return
+    deltas = [view.delta(row) for row in range(min(view.count, 5))]
+    assert deltas == sorted(set(deltas))
+
+
+def test_the_offsets_are_an_arrow_array() -> None:
+    batch = sparse(0, 2, 3, 9)
+    column = RecordBatch(batch).columns[OFFSET_DELTA]
+    buffers = [None, pa.py_buffer(batch).slice(column.data_at, column.data_size)]
+    assert pa.Array.from_buffers(pa.int64(), 4, buffers).to_pylist() == [0, 2, 3, 9]
+
+
+def test_the_documented_sparse_columns_are_what_is_written() -> None:
+    block = DOCUMENT.read_text().split("```sparse-batch\n")[1].split("```")[0]
+    batch = sparse(0, 2, 3, 9)
+    for line in block.splitlines():
+        position, data, *_ = line.split("  ", 2)
+        expected = bytes.fromhex(data)
+        assert batch[int(position) :].startswith(expected), line

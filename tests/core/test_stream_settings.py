@@ -53,6 +53,9 @@ def test_other_ages_are_refused(value: HeaderValue) -> None:
         {"x-compression": "gzip"},
         {"x-compression": 1},
         {"x-compression": ["lz4"]},
+        {"x-cleanup-policy": "both"},
+        {"x-cleanup-policy": True},
+        {"x-tombstone-retention": "soon"},
         {"x-message-ttl": 5},
         {"x-queue-type": "quorum"},
         {"max-age": "1h"},
@@ -105,3 +108,18 @@ def test_the_compression_of_the_argument_goes_before_that_of_the_policy() -> Non
     given = {"x-compression": "zstd"}
     assert stream_settings_of(given, {"compression": "lz4"}).codec == CODEC_ZSTD
     assert stream_settings_of({"x-compression": "none"}, {"compression": "lz4"}).codec == CODEC_NONE
+
+
+def test_a_stream_is_compacted_by_argument_or_policy() -> None:
+    assert not stream_settings_of({}, {}).is_compacted
+    found = stream_settings_of({}, {"cleanup-policy": "compact", "tombstone-retention": "1h"})
+    assert (found.is_compacted, found.tombstone_retention) == (True, 3_600_000)
+    assert stream_settings_of({}, {"cleanup-policy": "compact"}).tombstone_retention == 86_400_000
+    given = {"x-cleanup-policy": "delete"}
+    assert not stream_settings_of(given, {"cleanup-policy": "compact"}).is_compacted
+
+
+def test_a_compacted_stream_has_no_limits() -> None:
+    given = {"x-cleanup-policy": "compact", "x-max-age": "1h", "x-max-length": 5}
+    found = stream_settings_of(given, {"max-length-bytes": 7})
+    assert (found.max_age, found.max_length, found.max_length_bytes) == (-1, -1, -1)

@@ -368,7 +368,8 @@ class ColdLog(Log):
 
 def test_offset_for_timestamp_loads_cold_batches(stream: Stream, broker: Broker) -> None:
     cold = ColdLog()
-    partition = Partition(stream, 0, cold)
+    partition = stream.partitions[0]
+    partition.log = cold
     for n in range(20):
         source = Message(PROTOCOL_NONE, Address("", b"s"), b"", b"", 1, True, n * 10)
         partition.add(source, stream._describe(source))

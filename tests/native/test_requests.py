@@ -164,7 +164,7 @@ def test_an_offset_beyond_the_end_is_out_of_range(wire: Wire, offset: int) -> No
 
 
 def test_records_that_are_gone_are_out_of_range(site: Site, wire: Wire) -> None:
-    site.vhost.stream("s").partitions[0]._log.truncate(2)
+    site.vhost.stream("s").partitions[0].log.truncate(2)
     ((_, _, body),) = fetch(wire, 0)
     assert msgpack.unpackb(body)[2] == {"first_offset": 2, "high_watermark": 4}
 
@@ -201,8 +201,8 @@ def test_a_lost_connection_waits_no_more(site: Site, wire: Wire) -> None:
 
 def make_cold(site: Site) -> ColdLog:
     partition = site.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition._log)
-    partition._log = cold
+    cold = ColdLog(partition.log)
+    partition.log = cold
     return cold
 
 

@@ -34,7 +34,7 @@ from trivium.message import (
     register_codec,
 )
 from trivium.policies import Policy
-from trivium.records import PAYLOAD, RecordBatch
+from trivium.records import PAYLOAD, RecordBatch, encode_batch
 from trivium_native import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
@@ -494,6 +494,21 @@ def test_log_goes_on_with_the_first_that_is_kept(site: Site, wire: Wire) -> None
     assert records(received) == [(2, [b"2"])]
 
 
+def test_log_goes_on_behind_the_span_of_a_sparse_batch(site: Site, wire: Wire) -> None:
+    add_stream(site)
+    messages = [
+        Message(PROTOCOL_NATIVE, Address("amq.topic", b"a"), b"", b"%d" % n, 1, True, 0)
+        for n in (0, 3)
+    ]
+    partition = site.vhost.stream("s").partitions[0]
+    partition.log.append(encode_batch(messages, None, 0, [0, 3], 9), 9)
+    site.client().send(frames.PUBLISH, 0, publish(entry(b"9")))
+    found = records(read(wire, 0, 1))
+    assert found == [(0, [b"0", b"3"])]
+    found = records(wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1000)))
+    assert found == [(9, [b"9"])]
+
+
 def test_log_sends_only_what_is_durable() -> None:
     site = Site(LateStorage(), CONFIG)
     wire = site.client()
@@ -534,8 +549,8 @@ def test_unsubscribing_ends_the_log(site: Site, wire: Wire) -> None:
 def test_log_reads_old_records_from_the_disk(site: Site, wire: Wire) -> None:
     add_stream(site, [b"0"], [b"1"], [b"2"])
     partition = site.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition._log)
-    partition._log = cold
+    cold = ColdLog(partition.log)
+    partition.log = cold
     assert read(wire, 0) == []
     found: list[tuple[int, list[bytes | None]]] = []
     while len(found) < 3:
@@ -557,8 +572,8 @@ def test_log_starts_at_a_time(site: Site, wire: Wire, after: int, offset: int) -
 def test_log_from_a_time_waits_for_the_disk_and_then_for_credit(site: Site, wire: Wire) -> None:
     started = aged_stream(site)
     partition = site.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition._log)
-    partition._log = cold
+    cold = ColdLog(partition.log)
+    partition.log = cold
     assert read_from(wire, started + 1) == []
     assert wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1)) == []
     received: list[Received] = []
@@ -573,8 +588,8 @@ def test_log_from_a_time_waits_for_the_disk_and_then_for_credit(site: Site, wire
 def test_a_reader_may_leave_while_its_time_is_searched(site: Site, wire: Wire) -> None:
     started = aged_stream(site)
     partition = site.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition._log)
-    partition._log = cold
+    cold = ColdLog(partition.log)
+    partition.log = cold
     assert read_from(wire, started) == []
     wire.ask(frames.UNSUBSCRIBE, subscription=1)
     received: list[Received] = []
@@ -589,8 +604,8 @@ def test_a_reader_may_leave_while_its_time_is_searched(site: Site, wire: Wire) -
 def test_a_reader_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> None:
     add_stream(site, [b"0"], [b"1"], [b"2"])
     partition = site.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition._log)
-    partition._log = cold
+    cold = ColdLog(partition.log)
+    partition.log = cold
     read(wire, 0)
     wire.lose()
     cold.finish_load()

@@ -52,7 +52,7 @@ class Stored:
         pass
 
     def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
-        later = [(base, batch) for base, batch in self._batches if base + batch.count > position]
+        later = [(base, batch) for base, batch in self._batches if base + batch.span > position]
         return later[: self._per_fetch]
 
 
@@ -148,3 +148,27 @@ def test_partition_that_spark_makes_up_for_an_empty_read_has_no_rows() -> None:
     given = parse_read_options({"url": "trivium://x", "stream": "s"}, is_streaming=False)
     made = TriviumReader(given, StructType().add("value", "binary"))
     assert list(made.read(InputPartition(None))) == []
+
+
+def sparse(base: int, span: int, *deltas: int) -> tuple[int, RecordBatch]:
+    address = Address("", b"s")
+    messages = [Message(3, address, b"", b"%d" % (base + n), 1, True, 0) for n in deltas]
+    return base, RecordBatch(encode_batch(messages, None, 0, list(deltas), span))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0, 25, [0, 3, 9, 12, 20, 21, 22, 23, 24]),
+        (1, 10, [3, 9]),
+        (4, 9, []),
+        (10, 13, [12]),
+        (13, 20, []),
+        (9, 21, [9, 12, 20]),
+    ],
+)
+def test_a_range_of_a_compacted_stream_has_what_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch, start: int, end: int, expected: list[int]
+) -> None:
+    stored = Stored(sparse(0, 10, 0, 3, 9), sparse(10, 10, 2), batch(20, 5), per_fetch=1)
+    assert offsets(read(monkeypatch, stored, start, end)) == expected

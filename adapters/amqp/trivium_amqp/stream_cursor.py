@@ -61,9 +61,11 @@ class StreamCursor(Queue):
         self._partition = partition
         self._reader = _CursorReader(self)
         self._consumer: Consumer | None = None
-        # The batch that is being delivered, and the offset of its first record.
+        # The batch that is being delivered, its offset, and the next row of it.
         self._view: RecordBatch | None = None
         self._base = 0
+        self._row = 0
+        #: where to go on behind the batch
         self._offset = 0
         # The place, or what lies there, is not known yet.
         self._is_pending = True
@@ -125,12 +127,12 @@ class StreamCursor(Queue):
             if consumer is None or self._is_pending or not consumer.takes_delivery():
                 return
             view = self._view
-            if view is None or self._offset >= self._base + view.count:
+            if view is None or self._row >= view.count:
                 self._next_batch()
                 continue
-            message = view.message(self._offset - self._base)
-            message.annotations = {OFFSET: self._offset}
-            self._offset += 1
+            message = view.message(self._row)
+            message.annotations = {OFFSET: self._base + view.delta(self._row)}
+            self._row += 1
             consumer.deliver(QueueEntry(self, self._lane, message, b""))
 
     def _next_batch(self) -> None:
@@ -151,14 +153,16 @@ class StreamCursor(Queue):
             return
         base, batch = batches[0]
         try:
-            self._view = RecordBatch(batch, False)
+            view = RecordBatch(batch, False)
         except BatchError as error:
             logger.error("stream %r cannot be read at offset %d: %s", self.name, base, error)
             self.end()
             return
+        self._view = view
         self._base = base
-        # What retention has removed meanwhile is skipped.
-        self._offset = max(self._offset, base)
+        # Retention may have removed the offset meanwhile: then this is the first one that is kept.
+        self._row = view.row_from(self._offset - base)
+        self._offset = base + view.span
 
     def settle(self, entry: QueueEntry) -> None:
         """See ``Queue``. Nothing is taken from a stream."""

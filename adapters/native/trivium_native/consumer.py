@@ -49,7 +49,7 @@ class GroupBatch:
     @property
     def next_offset(self) -> int:
         """The offset after its last record."""
-        return self.batch.base_offset + self.batch.view().count
+        return self.batch.base_offset + self.batch.view().span
 
 
 class _Reader:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.message import Message
 from trivium.queues import Consumer, Queue, QueueEntry
-from trivium.records import batch_count
+from trivium.records import batch_count, batch_span
 from trivium.streams import Partition, StreamReader
 from trivium_native.deliveries import delivery_head, entry_of
 from trivium_native.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
@@ -309,10 +309,9 @@ class LogSubscription(Subscription):
                     + BATCH_HEAD.pack(self.number, 0, base)
                 )
                 connection.send(batch)
-                count = batch_count(batch)
-                connection.metrics.messages_sent += count
+                connection.metrics.messages_sent += batch_count(batch)
                 self._credit -= size
-                self._offset = base + count
+                self._offset = base + batch_span(batch)
 
     def _loaded(self) -> None:
         self._is_loading = False

@@ -119,10 +119,10 @@ class StoredBatch:
     def records(self, start: int = 0) -> Iterator[Record]:
         """The records from offset ``start`` on. Raises trivium.records.BatchError."""
         view = self.view()
-        for row in range(max(start - self.base_offset, 0), view.count):
+        for row in range(view.row_from(start - self.base_offset), view.count):
             content_type = view.binary(CONTENT_TYPE, row)
             yield Record(
-                self.base_offset + row,
+                self.base_offset + view.delta(row),
                 view.integer(TIMESTAMP, row),
                 view.binary(KEY, row),
                 (view.binary(EXCHANGE, row) or b"").decode(),

@@ -93,7 +93,7 @@ class Log:
     def offset_of_newest(self, size: int) -> int:
         """Where the newest records begin that have at least ``size`` bytes together.
 
-        ``first_offset`` when all have fewer. The answer may lie earlier, by less than what the
+        -1 when all have fewer. The answer may lie earlier, by less than what the
         storage reads at a time, where it is among records that are not in memory.
         """
         raise NotImplementedError

@@ -322,7 +322,7 @@ class ChunkedLog(Log):
                     left -= len(record)
                     if left <= 0:
                         return chunk.offset_at(slot)
-        return self.first_offset
+        return -1
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
         """See ``Log.read``."""

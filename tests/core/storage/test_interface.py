@@ -259,15 +259,16 @@ TestLogMachine = LogMachine.TestCase
 
 def test_the_newest_records_of_a_size_are_found(storage: Storage) -> None:
     log = storage.log("l")
-    assert log.offset_of_newest(1) == 0
+    assert log.offset_of_newest(1) == -1
     for _ in range(2000):
         log.append(bytes(10), 3)
     assert log.offset_of_newest(1) == 5997
     assert log.offset_of_newest(10) == 5997
     assert log.offset_of_newest(11) == 5994
     assert log.offset_of_newest(19_990) == 3
-    assert log.offset_of_newest(EVERYTHING) == 0
+    assert log.offset_of_newest(20_000) == 0
+    assert log.offset_of_newest(20_001) == -1
     log.truncate(300)
     assert log.offset_of_newest(19_000) == 300
     assert log.offset_of_newest(18_990) == 303
-    assert log.offset_of_newest(EVERYTHING) == 300
+    assert log.offset_of_newest(19_001) == -1
