@@ -188,7 +188,7 @@ def on_disk_only(*priorities: int, **arguments: HeaderValue) -> tuple[Host, Queu
     host = Host(checkpoint_size=1, memory_size=0)
     vhost = open_vhost(host.storage)
     for priority in priorities:
-        put(declare(vhost, **arguments), b"%d" % priority, priority=priority)
+        put(declare(vhost, "q", **arguments), b"%d" % priority, priority=priority)
         vhost.broker.end_turn()
         host.commit()
     host = Host(host.disk.copy(), seed=1)
