@@ -35,6 +35,7 @@ LOOP_MODULES = {
     "trivium_native.client",
     "trivium_native.command",
     "trivium_native.consumer",
+    "trivium_native.gate",
     "trivium_native.link",
     "trivium_native.receiving",
     "trivium_native.sync",

@@ -120,6 +120,25 @@ async def test_many_publishes_at_a_time(client: Client) -> None:
     assert await client.purge("q") == 3000
 
 
+@pytest.mark.parametrize("pause", ["the socket is full", "the broker takes none"])
+async def test_publishes_leave_in_the_order_of_the_calls(client: Client, pause: str) -> None:
+    await client.declare_queue("q")
+    link = client._link
+    gate = link.can_write if pause == "the socket is full" else link.can_publish
+    gate.close()
+    waiting = []
+    for n in range(3):
+        publish = client.publish(b"%d" % n, exchange="", routing_key="q")
+        waiting.append(asyncio.create_task(publish))
+    await asyncio.sleep(0)
+    gate.open()
+    # Before any of those who waited has had its turn.
+    await client.publish(b"3", exchange="", routing_key="q")
+    await asyncio.gather(*waiting)
+    async with client.consume("q") as deliveries:
+        assert [(await anext(deliveries)).payload for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
 async def test_policies(client: Client) -> None:
     policy = PolicyInfo(name="p", pattern="^q", definition={"max-length": 1}, priority=3)
     await client.set_policy(policy)

@@ -137,7 +137,7 @@ class Client:
         if not publications:
             return
         operation = operations.publish(publications, producer)
-        if not self._link.can_publish.is_set():
+        if not self._link.can_publish.is_free:
             await self._link.can_publish.wait()
         if producer is None and all(
             publication.mode == AT_MOST_ONCE and not publication.mandatory

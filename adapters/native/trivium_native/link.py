@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from trivium_native import operations
 from trivium_native.errors import ConnectionFailed, NativeError, NotFound, RemoteProtocolError
+from trivium_native.gate import Gate
 from trivium_native.operations import Operation
 from trivium_native.protocol import (
     BatchArrived,
@@ -58,17 +59,16 @@ class Link(asyncio.Protocol):
     def __init__(self, protocol: ClientProtocol) -> None:
         self.protocol = protocol
         self.error: NativeError | None = None
-        #: set while the broker takes publishes
-        self.can_publish = asyncio.Event()
-        self.can_publish.set()
+        #: open while the broker takes publishes
+        self.can_publish = Gate()
+        #: open while the socket's buffer has room
+        self.can_write = Gate()
         #: answers that are waited for, by correlation id
         self.requests: dict[int, asyncio.Future[Reply]] = {}
         #: live subscriptions, by number
         self.sinks: dict[int, Sink] = {}
         #: members of groups, by group and name
         self.members: dict[tuple[str, str], GroupMember] = {}
-        self._can_write = asyncio.Event()
-        self._can_write.set()
         self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._number = 0
@@ -80,8 +80,8 @@ class Link(asyncio.Protocol):
 
     async def run(self, operation: Operation[T]) -> T:
         """Make a request and wait for its answer, which is dropped if the wait is cancelled."""
-        if not self._can_write.is_set():
-            await self._can_write.wait()
+        if not self.can_write.is_free:
+            await self.can_write.wait()
         correlation = self.send(operation, True)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.requests[correlation] = future
@@ -96,8 +96,8 @@ class Link(asyncio.Protocol):
 
     async def tell(self, operation: Operation[None]) -> None:
         """Make a request without wanting an answer."""
-        if not self._can_write.is_set():
-            await self._can_write.wait()
+        if not self.can_write.is_free:
+            await self.can_write.wait()
         self.send(operation, False)
 
     def send(self, operation: Operation[Any], wants_reply: bool) -> int:
@@ -193,8 +193,8 @@ class Link(asyncio.Protocol):
             sink.end(error)
         for member in self.members.values():
             member.ended(error)
-        self._can_write.set()
-        self.can_publish.set()
+        self.can_write.open()
+        self.can_publish.open()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._transport is not None:
@@ -230,10 +230,10 @@ class Link(asyncio.Protocol):
         self.fail(ConnectionFailed(reason))
 
     def pause_writing(self) -> None:
-        self._can_write.clear()
+        self.can_write.close()
 
     def resume_writing(self) -> None:
-        self._can_write.set()
+        self.can_write.open()
 
     def _happened(self, event: Event) -> None:
         if isinstance(event, Reply):
@@ -258,9 +258,9 @@ class Link(asyncio.Protocol):
                 member.called()
         elif isinstance(event, PublishingPaused):
             if event.reason is None:
-                self.can_publish.set()
+                self.can_publish.open()
             else:
-                self.can_publish.clear()
+                self.can_publish.close()
         elif isinstance(event, Ready):
             if not self._ready.done():
                 self._ready.set_result(event.heartbeat)
