@@ -91,11 +91,13 @@ def test_amqplain_authenticates(server: Server) -> None:
 
 
 def test_refused_login_is_403_for_clients_that_announced_authentication_failure_close(
-    server: Server,
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
-    client.send(start_ok(password=b"wrong"), channel=0)
+    with caplog.at_level("INFO"):
+        client.send(start_ok(password=b"wrong"), channel=0)
+    assert "user 'guest' is refused" in caplog.text
     assert_connection_closed(
         client,
         403,

@@ -208,6 +208,14 @@ def test_wrong_credentials() -> None:
     assert refused(bench.client(), data) == b"\x20\x03\x00\x86\x00"
 
 
+def test_refused_credentials_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(config=config(ann="secret"))
+    with caplog.at_level("INFO"):
+        refused(bench.client(), connect("c", 5, username="ann\n", password=b"wrong"))
+    assert "user 'ann\\n' is refused" in caplog.text
+    assert "wrong" not in caplog.text
+
+
 def test_right_credentials() -> None:
     bench = Bench(config=config(ann="secret"))
     bench.connect("c", 4, username="ann", password=b"secret")

@@ -109,8 +109,12 @@ def test_anonymous_clients_are_admitted_on_loopback_only() -> None:
 
 
 @pytest.mark.parametrize(("user", "password"), [("guest", b"wrong"), ("nobody", b"guest")])
-def test_wrong_credentials_close(site: Site, user: str, password: bytes) -> None:
-    closes(site.greet(), 200, frames.AUTH, {"username": user, "password": password})
+def test_wrong_credentials_close(
+    site: Site, user: str, password: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        closes(site.greet(), 200, frames.AUTH, {"username": user, "password": password})
+    assert f"user '{user}' is refused" in caplog.text
 
 
 def test_an_unknown_vhost_closes(site: Site) -> None:

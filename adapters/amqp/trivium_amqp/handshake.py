@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,8 @@ from trivium_amqp.tables import decode_table
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
+
+logger = logging.getLogger(__name__)
 
 #: In RabbitMQ's order.
 MECHANISMS: Final = b"AMQPLAIN PLAIN"
@@ -128,6 +131,7 @@ class Handshake:
             )
         else:
             connection.metrics.authentication_failures += 1
+            logger.info("%s: user %r is refused", connection.peer.address, connection.user)
             if connection.has_capability("authentication_failure_close"):
                 connection.fail(
                     ConnectionException(

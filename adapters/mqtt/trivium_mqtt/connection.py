@@ -156,6 +156,7 @@ class MqttConnection(Reader):
             return
         if not may_connect:
             self.metrics.authentication_failures += 1
+            logger.info("%s: user %r is refused", self.peer.address, connect.username)
             self._refuse_connect(BAD_CREDENTIALS)
             return
         self._accept(connect)

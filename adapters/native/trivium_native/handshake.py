@@ -8,6 +8,7 @@ States, and the frame that a client may send in each (CLOSE in any)::
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 import trivium
@@ -34,6 +35,8 @@ from trivium_native.frames import Frame, encode_frame, pack
 
 if TYPE_CHECKING:
     from trivium_native.connection import NativeConnection
+
+logger = logging.getLogger(__name__)
 
 GREETING: Final = 0
 AUTHENTICATION: Final = 1
@@ -102,6 +105,7 @@ class Handshake:
             if authenticator.admits_anonymous("native"):
                 self._open(correlation, vhost)
             else:
+                logger.info("%s: anonymous access is not allowed here", connection.peer.address)
                 connection.refuse(correlation, AuthenticationFailed("credentials are needed"))
             return
         is_decided = False
@@ -115,6 +119,7 @@ class Handshake:
             if is_right:
                 self._open(correlation, vhost)
             else:
+                logger.info("%s: user %r is refused", connection.peer.address, username)
                 error = AuthenticationFailed("wrong username or password")
                 connection.refuse(correlation, error)
             if is_later:
