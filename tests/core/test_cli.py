@@ -184,6 +184,13 @@ def test_hash_password_prints_what_the_configuration_takes() -> None:
     assert verify_password(result.stdout.rstrip("\n"), "pässword".encode())
 
 
+@pytest.mark.parametrize("stdin", ["", "\n"])
+def test_hash_password_takes_no_empty_one(stdin: str) -> None:
+    result = run("hash-password", stdin=stdin)
+    assert (result.returncode, result.stdout) == (EXIT_USAGE, "")
+    assert result.stderr == "trivium hash-password: the password must not be empty\n"
+
+
 @pytest.mark.parametrize("url", ["mqtt://127.0.0.1", "amqp://127.0.0.1", "trivium://127.0.0.1"])
 @pytest.mark.parametrize("command", [["pub", "a", "b"], ["sub", "a"]])
 def test_refused_connection_is_one_line_and_exit_1(url: str, command: list[str]) -> None:

@@ -222,7 +222,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "hash-password":
         from trivium.security.passwords import hash_password
 
-        print(hash_password(sys.stdin.readline().rstrip("\r\n").encode()))
+        password = sys.stdin.readline().rstrip("\r\n")
+        if not password:
+            print("trivium hash-password: the password must not be empty", file=sys.stderr)
+            return EXIT_USAGE
+        print(hash_password(password.encode()))
         return EXIT_OK
     parser.print_help(sys.stderr)
     return EXIT_USAGE
