@@ -11,6 +11,8 @@ from tests.core.storage.directory_writer import DirectoryWriter
 from tests.core.test_cli import run, serve
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.data_directory import check_record, describe
+from trivium.message import Address, Message
+from trivium.records import encode_batch
 from trivium.vhost import queue_log_name
 
 
@@ -156,9 +158,15 @@ def test_logs_are_shown_as_their_users_know_them() -> None:
     assert describe(queue_log_name("a/b", "q/1", 3)) == "queue 'q/1' in vhost 'a/b', priority 3"
     assert describe(queue_log_name("/", "q")) == "queue 'q' in vhost '/'"
     assert describe("stream///s/0123abcd/2") == "stream '//s' partition 2"
+    compacted = describe("stream///s/0123abcd/2/compacted/7")
+    assert compacted == "stream '//s' partition 2, compacted"
     assert describe("other") == "log 'other'"
 
 
 def test_records_without_meaning_are_found() -> None:
     assert check_record(queue_log_name("/", "q"), b"", 1)
     assert check_record("stream///s/0123abcd/2", b"TRVB", 1)
+    message = Message(0, Address("", b"s"), b"", b"", 1, True, 0)
+    sparse = encode_batch([message], None, 0, [4], 9)
+    assert check_record("stream///s/0123abcd/2", sparse, 9) == ""
+    assert check_record("stream///s/0123abcd/2", sparse, 1) == "it has 9 offsets, not 1"

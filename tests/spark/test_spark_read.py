@@ -325,3 +325,16 @@ def test_progress_shows_the_latest_offset(reading: Reading, client: SyncClient) 
     (source,) = query.recentProgress[0]["sources"]
     assert '"s/0": 2' in str(source["endOffset"]).replace("'", '"')
     assert '"s/0": 5' in str(source["latestOffset"]).replace("'", '"')
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_stream_is_read_like_any_other(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, codec: str
+) -> None:
+    client.declare_stream("s", 1, {"x-compression": codec})
+    client.bind_stream("s", "amq.topic", "#")
+    published = [Publication(payload=b"%d" % n + bytes(100), routing_key="a") for n in range(200)]
+    client.publish(published)
+    assert len(client.fetch("s", 0, 0).batches[0].data) < 10_000
+    rows = load(spark, broker).orderBy("offset").collect()
+    assert [bytes(row.value) for row in rows] == [each.payload for each in published]

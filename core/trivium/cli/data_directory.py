@@ -19,7 +19,7 @@ from trivium.storage.log import DiskLog
 from trivium.storage.repair import REPORT_FILE, repair
 
 _QUEUE: Final = re.compile(r"queue/(\d+):(.*)", re.DOTALL)
-_STREAM: Final = re.compile(r"stream/(.*)/([^/]*)/(\d+)", re.DOTALL)
+_STREAM: Final = re.compile(r"stream/(.*)/[0-9a-f]+/(\d+)(/compacted/\d+)?", re.DOTALL)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,7 +117,8 @@ def describe(name: str) -> str:
     stream = _STREAM.fullmatch(name)
     if stream:
         # Vhost and stream may both hold a slash, so they are shown as one.
-        return f"stream {stream[1]!r} partition {stream[3]}"
+        shown = f"stream {stream[1]!r} partition {stream[2]}"
+        return f"{shown}, compacted" if stream[3] else shown
     return f"log {name!r}"
 
 
@@ -128,7 +129,7 @@ def check_record(log: str, record: bytes, count: int) -> str:
             batch = RecordBatch(record)
             for row in range(batch.count):
                 batch.message(row)
-            return "" if batch.count == count else f"it holds {batch.count} messages, not {count}"
+            return "" if batch.span == count else f"it has {batch.span} offsets, not {count}"
         if log.startswith("queue/"):
             decode_record(record)
     except (RecordError, BatchError, UnicodeDecodeError) as error:
