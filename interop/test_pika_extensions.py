@@ -248,3 +248,25 @@ def await_one_unacknowledged(opened: BlockingChannel, name: str) -> int:
     while (message := get(opened, name, auto_ack=False)) is None:
         opened.connection.process_data_events(0.01)
     return message.tag
+
+
+def test_delayed_exchange_routes_later(amqp_port: int, name: str) -> None:
+    with channel(amqp_port, confirms=True) as opened:
+        opened.exchange_declare(name, "x-delayed-message", arguments={"x-delayed-type": "topic"})
+        opened.queue_declare(name)
+        opened.queue_bind(name, name, "a.#")
+        for delay, body in ((400, b"later"), (0, b"now")):
+            opened.basic_publish(name, "a.b", body, BasicProperties(headers={"x-delay": delay}))
+        assert [await_one(opened, name).body for _ in range(2)] == [b"now", b"later"]
+        opened.queue_delete(name)
+        opened.exchange_delete(name)
+
+
+def test_repetitions_are_confirmed_and_dropped(amqp_port: int, name: str) -> None:
+    with channel(amqp_port, confirms=True) as opened:
+        opened.queue_declare(name, arguments={"x-message-deduplication": True})
+        for identity in ("1", "1", "2"):
+            headers = {"x-deduplication-header": identity}
+            opened.basic_publish("", name, identity.encode(), BasicProperties(headers=headers))
+        assert bodies(opened, name) == [b"1", b"2"]
+        opened.queue_delete(name)

@@ -21,6 +21,8 @@ from trivium.timers import Timed
 if TYPE_CHECKING:
     from trivium.vhost import VirtualHost
 
+#: Clients cannot have names in ``amq.``.
+QUEUE_NAME: Final = "amq.delayed"
 #: Milliseconds until a message is offered again to a queue that was full (reject-publish): its
 #: publisher has been acknowledged, so it must not be dropped.
 FULL_DELAY: Final = 1000
@@ -31,8 +33,9 @@ BURST: Final = 1024
 class Delays(Consumer):
     """The delayed messages of one virtual host."""
 
-    def __init__(self, vhost: VirtualHost) -> None:
+    def __init__(self, vhost: VirtualHost, log_name: str) -> None:
         self._vhost = vhost
+        self._log_name = log_name
         self._broker = vhost.broker
         self._queue: Queue | None = None
         # Destinations that were full, of entries that the others have.
@@ -46,7 +49,7 @@ class Delays(Consumer):
 
     def restore(self) -> None:
         """Go on with what was kept."""
-        if self._log_name() in self._broker.storage.log_names():
+        if self._log_name in self._broker.storage.log_names():
             self._open()
 
     def add(self, message: Message, copies: list[bytes]) -> int:
@@ -57,13 +60,10 @@ class Delays(Consumer):
         queue = self._open() if self._queue is None else self._queue
         return queue.put_special(message, msgpack.packb(copies) if copies else b"")
 
-    def _log_name(self) -> str:
-        return f"delayed/{self._vhost.name}"
-
     def _open(self) -> Queue:
         storage = self._broker.storage
-        logs = [storage.log(self._log_name())] if storage.is_durable else []
-        queue = Queue(self._vhost, "amq.delayed", logs, durable=True, adapter="trivium")
+        logs = [storage.log(self._log_name)] if storage.is_durable else []
+        queue = Queue(self._vhost, QUEUE_NAME, logs, durable=True, adapter="trivium")
         self._queue = queue
         queue.add_consumer(self)
         return queue

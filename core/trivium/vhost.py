@@ -19,6 +19,7 @@ from trivium.deduplication import (
     deduplication_id,
     exchange_settings,
 )
+from trivium.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.delays import Delays
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
@@ -134,7 +135,7 @@ class VirtualHost:
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
         self.returns = Returns(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
-        self.delays = Delays(self)
+        self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
         self._routes: dict[tuple[str, bytes], Route] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
