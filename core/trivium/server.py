@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,10 @@ WRITE_LOW_WATER: Final = 64 * 1024
 
 #: Connections that the kernel keeps for us while a turn lasts.
 BACKLOG: Final = 1024
+
+#: File descriptors that connections leave to storage and HTTP, and to those that the kernel hands
+#: over in one turn before they can be refused; of a process with few, half.
+RESERVED_FILES: Final = BACKLOG + 256
 
 #: Time that clients get to take their last bytes when the broker stops.
 STOP_SECONDS: Final = 2.0
@@ -65,7 +70,7 @@ class SocketDriver(asyncio.Protocol):
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
         broker.add_connection(self.connection)
-        if broker.is_stopping or len(broker.connections) > broker.config.limits.max_connections:
+        if broker.is_stopping or len(broker.connections) > server.max_connections:
             self.connection.is_closed = True
             self._transport.abort()
 
@@ -127,6 +132,7 @@ class Server(Driver):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.failed: asyncio.Future[BaseException]
+        self.max_connections = 0
         self._loop: asyncio.AbstractEventLoop
         self._listeners: list[asyncio.Server] = []
         self._http: HttpServer | None = None
@@ -145,6 +151,7 @@ class Server(Driver):
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
         broker = self.broker
+        self.max_connections = connection_limit(broker.config.limits.max_connections)
         adapters = load_adapters(broker.config.listen)
         self._storage = self._open_storage()
         try:
@@ -360,6 +367,17 @@ class Server(Driver):
         self.begin_turn()
         self.broker.tick(self._loop.time())
         self._ticker = self._loop.call_later(1.0, self._tick)
+
+
+def connection_limit(configured: int) -> int:
+    """As many connections as are configured, or as leave the storage files to open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return configured
+    allowed = max(files - RESERVED_FILES, files // 2)
+    if allowed < configured:
+        logger.debug("%d connections at most, by the limit of %d open files", allowed, files)
+    return min(configured, allowed)
 
 
 def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:

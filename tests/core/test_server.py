@@ -165,6 +165,33 @@ async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("files", "limit"), [(4, 2), (1024, 512), (4096, 2816), (200_000, 100_000), (-1, 100_000)]
+)
+def test_connections_leave_files_for_the_storage(
+    monkeypatch: pytest.MonkeyPatch, files: int, limit: int
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    assert trivium.server.connection_limit(100_000) == limit
+
+
+async def test_connections_beyond_what_the_process_may_open_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (2, 2))
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
+        other_reader, other_writer = await connect(broker)
+        try:
+            assert await other_reader.read() == b""
+        except ConnectionResetError:
+            pass
+        other_writer.close()
+        writer.close()
+
+
 async def test_port_zero_is_shared_by_both_addresses_of_localhost() -> None:
     async with Broker(config(Listen(0, "localhost"))) as broker:
         host, _, port = broker.listeners["line"].rpartition(":")
