@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FILTERS = {"a/+": "a.*", "+/b": "*.b", "#": "#", "b/a": "b.a"}
 
 
-class _Sent:
+class Sent:
     """A QoS 2 message under way to the broker."""
 
     def __init__(self, number: int, key: str, payload: bytes, retain: bool) -> None:
@@ -35,7 +35,7 @@ class MqttActor(Actor):
         self.version = version
         self.packet_id = 0
         #: QoS 2 messages under way to the broker, by packet identifier
-        self.outgoing: dict[int, _Sent] = {}
+        self.outgoing: dict[int, Sent] = {}
         #: QoS 2 messages under way from the broker, by packet identifier
         self.incoming: dict[int, int] = {}
         #: batches of PUBRECs whose PUBREL did not come
@@ -124,12 +124,12 @@ class MqttActor(Actor):
         if len(self.outgoing) > 20:
             return
         number, key = self.simulation.new_message(), key or self.random.choice(KEYS)
-        sent = _Sent(number, key, payload_of(number, self.size()), self.random.random() < 0.1)
+        sent = Sent(number, key, payload_of(number, self.size()), self.random.random() < 0.1)
         packet_id = self._next_packet_id()
         self.outgoing[packet_id] = sent
         self._send_once(packet_id, sent, dup=False)
 
-    def _send_once(self, packet_id: int, sent: _Sent, dup: bool) -> None:
+    def _send_once(self, packet_id: int, sent: Sent, dup: bool) -> None:
         self.note(f"publishes {sent.number} to {sent.key} at QoS 2 as {packet_id}, dup {dup}")
         known = self.reference.sessions[self.name].incoming
         if packet_id not in known:
@@ -148,7 +148,7 @@ class MqttActor(Actor):
                 self._send_release(packet_id, sent)
                 return
 
-    def _send_release(self, packet_id: int, sent: _Sent) -> None:
+    def _send_release(self, packet_id: int, sent: Sent) -> None:
         self.note(f"releases {packet_id}")
         sent.is_released = True
         if self.reference.sessions[self.name].incoming.pop(packet_id, None) is not None:
