@@ -41,9 +41,11 @@ MIN_BYTES: Final = 64 * 1024
 PERIOD_MS: Final = 5000
 PAUSE_MS: Final = 5
 
-#: Records that one step looks at, and what reading another batch counts.
+#: Records that one step looks at, and what reading another batch and copying a record count. A step
+#: ends with a batch that it writes. So a step takes some milliseconds.
 STEP_RECORDS: Final = 1000
 _BATCH_COST: Final = 20
+_COPY_COST: Final = 4
 _LOAD_BYTES: Final = 1 << 20
 
 #: Keys of one round, and their bytes: what it holds in memory. What is beyond is for the next one.
@@ -52,7 +54,7 @@ MAX_KEY_BYTES: Final = 32 << 20
 
 #: Size of the batches that it makes.
 OUT_BYTES: Final = 256 * 1024
-OUT_RECORDS: Final = 4096
+OUT_RECORDS: Final = 2048
 
 _IDLE: Final = 0
 _SCAN: Final = 1
@@ -248,10 +250,10 @@ class Compaction(Timed):
             if view is not None and self._row < view.count:
                 if self._phase == _SCAN:
                     self._scan(view)
+                    budget -= 1
                 else:
-                    self._copy(view)
+                    budget -= self._copy(view)
                 self._row += 1
-                budget -= 1
                 continue
             self._view = None
             if self._is_full():
@@ -291,25 +293,30 @@ class Compaction(Timed):
         self._position = self._partition.log.first_offset
         self._output = _Output(log, self._position, self._settings.codec)
 
-    def _copy(self, view: RecordBatch) -> None:
-        """Copy this record, unless there is a later one of its key, or it is an old tombstone."""
+    def _copy(self, view: RecordBatch) -> int:
+        """Copy this record, unless there is a later one of its key, or it is an old tombstone.
+
+        Returns what it cost.
+        """
         row = self._row
         offset = self._base + view.delta(row)
         key = _key_of(view, row)
         if key is not None:
             if self._latest.get(key, offset) > offset:
-                return
+                return 1
             if not view.binary(PAYLOAD, row) and (
                 view.integer(TIMESTAMP, row) + self._settings.tombstone_retention
                 <= self._broker.now_ms
             ):
-                return
+                return 1
         output = self._output
         assert output is not None
         described = view.described(row)
         if described.key is None and described.content_type is None and not described.names:
             described = PLAIN_MESSAGE
+        written = output.size
         output.add(offset, view.message(row), described)
+        return _COPY_COST if output.size == written else STEP_RECORDS
 
     def _finish(self) -> None:
         """Put the new log in place of what it was made of: all in the batch of this turn."""
