@@ -42,14 +42,19 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
 
     With ``is_killed`` the process ends where it is, as by SIGKILL, and nothing is returned.
     """
-    from trivium.broker import Broker, Driver
+    from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
     from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
     from trivium.storage.disk import DiskStorage
 
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     failures: list[BaseException] = []
+    wakes: list[None] = []
     storage = DiskStorage(
-        directory, post=posted.put, wake=lambda: None, on_fatal=failures.append, fsync="always"
+        directory,
+        post=posted.put,
+        wake=lambda: wakes.append(None),
+        on_fatal=failures.append,
+        fsync="always",
     )
     broker = Broker()
     broker.open(storage, Driver(), [])
@@ -62,7 +67,9 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
     start = time.perf_counter()
     end = start + seconds
     while (now := time.perf_counter()) < end and not failures:
-        if waiting < WINDOW:
+        # As the broker pauses its publishers.
+        is_open = waiting < WINDOW and storage.pending_bytes <= MAX_PENDING_BYTES
+        if is_open:
             address, stamp = route.address, broker.now_ms
             for _ in range(TURN):
                 route.publish(
@@ -70,9 +77,10 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
                 )
             published[storage.batch] = published.get(storage.batch, 0) + TURN
             waiting += TURN
+        wakes.clear()
         broker.end_turn()
         try:
-            call = posted.get(timeout=0.1) if waiting >= WINDOW else posted.get_nowait()
+            call = posted.get_nowait() if is_open or wakes else posted.get(timeout=0.1)
             call()
         except Empty:
             pass

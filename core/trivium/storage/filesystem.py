@@ -23,6 +23,7 @@ from mypy_extensions import mypyc_attr
 
 from trivium.storage.errors import StorageLocked
 
+_HAS_ADVICE: Final = hasattr(os, "posix_fadvise")
 _HAS_DATA_SYNC: Final = hasattr(os, "fdatasync")
 #: what every system takes in one call (IOV_MAX)
 _MAX_PARTS: Final = 1024
@@ -67,6 +68,9 @@ class File:
     def sync(self) -> None:
         """Return once content and length are durable."""
         raise NotImplementedError
+
+    def forget(self, position: int, size: int) -> None:
+        """What was synced there will not be read soon: the system need not keep it in memory."""
 
     def close(self) -> None:
         """Release the file."""
@@ -202,6 +206,11 @@ class RealFile(File):
     def sync(self) -> None:
         """See ``File.sync``."""
         _sync(self._descriptor)
+
+    def forget(self, position: int, size: int) -> None:
+        """See ``File.forget``."""
+        if _HAS_ADVICE:
+            os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """See ``File.close``."""

@@ -189,6 +189,9 @@ class SegmentWriter:
         assert self._file is not None
         if self._parts:
             self._file.write(self._parts, self._position, True)
+            # Else the system's cache fills with what is in memory here, or is not wanted soon; and
+            # memory that is given back goes to the next piece, where fresh memory is slow to come.
+            self._file.forget(self._position, self._buffered)
         self._position += self._buffered
         self._parts = []
         self._buffered = 0
