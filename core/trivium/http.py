@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiohttp import BasicAuth, hdrs, web
+from aiohttp.typedefs import Handler
 
 from trivium.config import is_loopback
 from trivium.security.authenticator import Authenticator
@@ -25,6 +26,8 @@ from trivium.security.authenticator import Authenticator
 PROTOCOL: Final = "http"
 #: seconds that requests in progress get when the broker stops
 SHUTDOWN_SECONDS: Final = 1.0
+#: connections at a time; further ones are closed at once
+MAX_CONNECTIONS: Final = 128
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,7 +35,8 @@ class HttpServer:
     """Serves health and metrics on sockets that are already bound.
 
     `unready` gives the reason why the broker is not ready, or None; `metrics_text` renders the
-    metrics. Both are called on the loop.
+    metrics. Both are called on the loop. A connection that has asked nothing within
+    `handshake_seconds` is closed.
     """
 
     def __init__(
@@ -40,11 +44,16 @@ class HttpServer:
         authenticator: Authenticator,
         unready: Callable[[], str | None],
         metrics_text: Callable[[], str],
+        handshake_seconds: float = 10.0,
     ) -> None:
         self._authenticator = authenticator
         self._unready = unready
         self._metrics_text = metrics_text
-        application = web.Application()
+        self._handshake_seconds = handshake_seconds
+        self._listeners: list[asyncio.Server] = []
+        #: connections that have not asked for anything yet
+        self._silent: set[asyncio.Protocol] = set()
+        application = web.Application(middlewares=[self._has_asked])
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
@@ -58,12 +67,37 @@ class HttpServer:
     async def start(self, sockets: list[socket.socket]) -> None:
         """Accept requests on each of the sockets."""
         await self._runner.setup()
+        loop = asyncio.get_running_loop()
         for bound in sockets:
-            await web.SockSite(self._runner, bound).start()
+            self._listeners.append(await loop.create_server(self._connect, sock=bound))
 
     async def stop(self) -> None:
         """Close the sockets; requests in progress get a second to end."""
+        for listener in self._listeners:
+            listener.close()
         await self._runner.cleanup()
+
+    def _connect(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) >= MAX_CONNECTIONS:
+            return _Refused()
+        connection = server()
+        self._silent.add(connection)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._handshake_seconds, self._close_if_silent, connection)
+        return connection
+
+    def _close_if_silent(self, connection: web.RequestHandler) -> None:
+        if connection in self._silent:
+            self._silent.remove(connection)
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    @web.middleware
+    async def _has_asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        return await handler(request)
 
     async def _get_live(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
@@ -106,3 +140,10 @@ class HttpServer:
             done,
         )
         return await answer
+
+
+class _Refused(asyncio.Protocol):
+    """A connection beyond the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

@@ -193,7 +193,12 @@ class Server(Driver):
         from trivium.http import HttpServer
 
         broker = self.broker
-        self._http = HttpServer(broker.authenticator, broker.unready, broker.metrics_text)
+        self._http = HttpServer(
+            broker.authenticator,
+            broker.unready,
+            broker.metrics_text,
+            broker.config.limits.handshake_seconds,
+        )
         await self._http.start(self._bind(HTTP, listen))
 
     def _bind(self, name: str, listen: Listen) -> list[socket.socket]:

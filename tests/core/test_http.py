@@ -43,14 +43,16 @@ async def run_in_pool(work: Callable[[], bool], done: Callable[[bool], None]) ->
 
 
 @contextlib.asynccontextmanager
-async def serve(config: Config) -> AsyncIterator[Site]:
+async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterator[Site]:
     tasks = set()
 
     def pool(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         tasks.add(asyncio.create_task(run_in_pool(work, done)))
 
     site = Site()
-    server = HttpServer(Authenticator(config, pool), lambda: site.reason, lambda: "up 1\n")
+    server = HttpServer(
+        Authenticator(config, pool), lambda: site.reason, lambda: "up 1\n", handshake_seconds
+    )
     with socket.create_server(("127.0.0.1", 0)) as bound:
         site.port = bound.getsockname()[1]
         await server.start([bound])
@@ -103,6 +105,37 @@ async def test_hostile_request_answers_400_and_touches_nothing_else(
 ) -> None:
     assert (await site.send(request_bytes))[0] == 400
     assert (await site.ask("/health/live"))[0] == 200
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What came before the connection was closed."""
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health/live HTTP/1.1\r\nHost:"])
+async def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
+    async with serve(Config(), handshake_seconds=0.05) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(begun)
+        assert await closed(reader) == b""
+        writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trivium.http.MAX_CONNECTIONS", 1)
+    async with serve(Config()) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", site.port)
+        assert await closed(other_reader) == b""
+        other_writer.close()
+        writer.close()
 
 
 def basic(text: str) -> str:
