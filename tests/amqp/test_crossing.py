@@ -28,7 +28,7 @@ from trivium.metrics import ProtocolMetrics
 from trivium_amqp.properties import encode_properties
 
 #: A protocol of this test's own, whose property bytes are an index into ``neutral``.
-PROTOCOL = 200
+PROTOCOL = 203
 neutral: list[Properties] = []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import pytest
@@ -25,7 +25,6 @@ from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
 from trivium.message import (
-    PROTOCOL_AMQP,
     PROTOCOL_NATIVE,
     Address,
     Message,
@@ -161,6 +160,10 @@ def test_a_refused_subscription_does_not_exist(
 # Messages of other protocols
 
 
+#: a protocol of nobody else's, for the codec registry is one for all tests
+FOREIGN: Final = 202
+
+
 class _ForeignCodec(PropertyCodec):
     def __init__(self, properties: Properties) -> None:
         self.properties = properties
@@ -170,10 +173,10 @@ class _ForeignCodec(PropertyCodec):
 
 
 def foreign(site: Site, wire: Wire, properties: Properties) -> Delivered:
-    register_codec(PROTOCOL_AMQP, _ForeignCodec(properties))
+    register_codec(FOREIGN, _ForeignCodec(properties))
     live(wire)
     message = Message(
-        PROTOCOL_AMQP,
+        FOREIGN,
         Address("amq.topic", b"a"),
         b"foreign",
         b"x",
@@ -193,7 +196,7 @@ def test_foreign_properties_come_in_native_form(site: Site, wire: Wire) -> None:
     delivered = foreign(site, wire, properties)
     fields = msgpack.unpackb(delivered.properties, strict_map_key=False)
     assert fields == {1: "t", 13: b"k", 14: [["a", 1], ["b", [b"\x00"]]]}
-    assert (delivered.protocol, delivered.lifetime) == (PROTOCOL_AMQP, 1500)
+    assert (delivered.protocol, delivered.lifetime) == (FOREIGN, 1500)
 
 
 def test_foreign_headers_without_a_native_form_are_dropped_and_counted(
