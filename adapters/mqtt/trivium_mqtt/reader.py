@@ -141,6 +141,7 @@ class Reader(Link):
                 ):
                     after = incoming.repeat(data, at, end)
                     if after == at:
+                        self._wanted = 0
                         break
                     at = after
                     continue
