@@ -94,6 +94,11 @@ class Lane:
         """Whether nothing is ready."""
         return not self._ready and not self._returned and self._spill_from < 0
 
+    @property
+    def is_spilled(self) -> bool:
+        """Whether new entries with a record wait in the log behind others."""
+        return self._spill_from >= 0
+
     def record(self, entry: QueueEntry) -> bool:
         """Give a new entry its offset, and a record if there is a log; whether there is."""
         log = self.log

@@ -207,8 +207,13 @@ class Queue(Destination):
             window = self.vhost.deduplication.window(QUEUE, self.name)
             window.add(identity, settings.deduplication, entry.is_stored)
         self.set_expiry(entry)
-        if message.deliver_at and self.delay(entry):
-            return result
+        if message.deliver_at:
+            if entry.is_stored and lane.is_spilled:
+                # It will be read back with those before it, and must not be there twice.
+                lane.append(entry)
+                return result
+            if self.delay(entry):
+                return result
         if self.consumers and entry.batch == 0 and self._nothing_is_ready():
             consumer = self._next_consumer()
             if consumer is not None:

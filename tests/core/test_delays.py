@@ -230,6 +230,28 @@ def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
     assert len(vhost.delays) == 0
 
 
+def test_one_behind_others_that_are_read_back_comes_once() -> None:
+    host = Host(checkpoint_size=1, memory_size=0)
+    vhost = open_vhost(host.storage)
+    bound(vhost)
+    vhost.delays.add(delayed(vhost, b"1"), [])
+    for _ in range(3):
+        vhost.broker.end_turn()
+        host.commit()
+    host = Host(host.disk.copy(), seed=1)
+    again = open_vhost(host.storage)
+    again.broker.now_ms = vhost.broker.now_ms
+    # The first one is not in memory yet.
+    again.delays.add(delayed(again, b"2"), [])
+    for _ in range(5):
+        again.broker.end_turn()
+        host.step()
+    assert drain(again.queues["q"]) == []
+    pass_time(again, 100)
+    assert drain(again.queues["q"]) == [b"1", b"2"]
+    assert len(again.delays) == 0
+
+
 def test_it_is_in_its_queue_or_still_delayed_whenever_the_power_fails() -> None:
     host = Host()
     vhost = open_vhost(host.storage)
