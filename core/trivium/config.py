@@ -131,6 +131,8 @@ class StorageConfig:
     #: the data directory, made when it is missing; unused with `memory`
     data: Path = Path("trivium-data")
     fsync: Fsync = Fsync()
+    #: of new segment files, where messages go that are not consumed soon
+    compression: Literal["none", "zstd"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,6 +177,7 @@ class Server(Driver):
             wake=self.request_turn,
             on_fatal=self._fail,
             fsync=str(config.fsync),
+            compression=config.compression,
         )
 
     async def _listen(self, adapter: Adapter, listen: Listen) -> None:

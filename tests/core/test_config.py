@@ -134,7 +134,12 @@ def test_file_environment_options_override_in_that_order(tmp_path: Path) -> None
 def test_every_key_has_an_environment_variable() -> None:
     values = {
         "listen": {"mqtt": "5", "amqp": "off", "native": "[::1]:5", "http": "6"},
-        "storage": {"mode": "memory", "data": "/d", "fsync": "every_n:3"},
+        "storage": {
+            "mode": "memory",
+            "data": "/d",
+            "fsync": "every_n:3",
+            "compression": "zstd",
+        },
         "limits": {
             "max_connections": "9",
             "max_message_bytes": "9",

@@ -53,6 +53,7 @@ class Checkpoint(Work):
         completions: Completions,
         base_batch: int,
         is_space_short: bool,
+        compresses: bool,
     ) -> None:
         self._filesystem = filesystem
         self._journal_directory = journal_directory
@@ -62,6 +63,7 @@ class Checkpoint(Work):
         self._catalog = catalog
         self._completions = completions
         self._is_space_short = is_space_short
+        self._compresses = compresses
         #: every batch up to this one is in it
         self.base_batch = base_batch
         #: no batch after this one is in it, even in part; known once ``is_complete``
@@ -164,6 +166,7 @@ class Checkpoint(Work):
             self._filesystem,
             self._segment_directory,
             self._first_segment,
+            self._compresses,
             self._journal.written_size,
         )
         try:

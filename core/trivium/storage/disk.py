@@ -116,7 +116,8 @@ class DiskStorage(Storage):
     for ``commit``; ``on_fatal`` is told, on the loop's thread, of the error after which nothing
     will become durable any more: the process must then stop with exit code 74. ``checkpoint_size``
     is how much goes to the journal between two checkpoints, ``memory_size`` how much of what could
-    be read back from segments stays in memory; both in bytes.
+    be read back from segments stays in memory; both in bytes. ``compression`` of new segments is
+    ``none`` or ``zstd``; either way both are read.
 
     Opening raises StorageLocked, StorageVersionMismatch, StorageDamaged, StorageFailed.
     """
@@ -134,6 +135,7 @@ class DiskStorage(Storage):
         journal_file_size: int = JOURNAL_FILE_SIZE,
         checkpoint_size: int = CHECKPOINT_SIZE,
         memory_size: int = MEMORY_SIZE,
+        compression: str = "none",
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.is_durable = True
@@ -144,6 +146,9 @@ class DiskStorage(Storage):
         self._on_fatal = on_fatal
         self._filesystem = RealFileSystem() if filesystem is None else filesystem
         self._policy = FsyncPolicy(fsync)
+        if compression not in ("none", "zstd"):
+            raise ValueError(f"compression must be none or zstd, not {compression!r}")
+        self._compresses = compression == "zstd"
         self._checkpoint_size = checkpoint_size
         self._changes = Changes()
         self._waiters: dict[DurabilityWaiter, None] = {}
@@ -292,6 +297,7 @@ class DiskStorage(Storage):
                 self.completions,
                 self.batch - 1,
                 self._is_space_short,
+                self._compresses,
             )
             self._is_space_short = False
             self._wake()

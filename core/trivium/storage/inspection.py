@@ -36,6 +36,7 @@ from trivium.storage.segments import (
     FILE_HEADER_SIZE,
     SPARSE,
     Segments,
+    block_body,
     block_header,
     check_file_header,
     decode_block,
@@ -206,6 +207,11 @@ class Inspection:
         position = FILE_HEADER_SIZE
         while (header := block_header(file.read(position, BLOCK_HEADER_SIZE))) is not None:
             number, first, end, count, flags, length, _ = header
+            body = block_body(file.read(position, BLOCK_HEADER_SIZE + length), header)
+            if body is None:
+                # It is wrong: left to whoever reads the chunk to say so.
+                body = bytes(20 * count)
+                flags &= ~SPARSE
             chunk = Chunk(first)
             chunk.end = end
             chunk.slots = chunk.live = count
@@ -214,12 +220,11 @@ class Inspection:
             chunk.length = BLOCK_HEADER_SIZE + length
             chunk.records = None
             chunk.closed = chunk.fixed = True
-            at = position + BLOCK_HEADER_SIZE
-            chunk.size = sum(struct.unpack(f"<{count}I", file.read(at, 4 * count)))
+            chunk.size = sum(struct.unpack_from(f"<{count}I", body))
             if flags & SPARSE:
-                at += 4 * count
-                chunk.offsets = offsets_from_bytes(file.read(at, 8 * count))
-                chunk.ends = offsets_from_bytes(file.read(at + 8 * count, 8 * count))
+                at = 4 * count
+                chunk.offsets = offsets_from_bytes(body[at : at + 8 * count])
+                chunk.ends = offsets_from_bytes(body[at + 8 * count : at + 16 * count])
             yield number, chunk
             position += chunk.length
         file.close()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import zstandard
+
 from trivium.storage.chunks import Chunk
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.executor import Completions, Lane, Work
@@ -39,6 +41,13 @@ BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
 #: flags of a block
 SPARSE: Final = 1
 _NOTES: Final = 2
+_COMPRESSED: Final = 4
+#: of a body before it was compressed
+_SIZE: Final = Struct("<Q")
+#: zstd's quickest level but for the negative ones
+_ZSTD_LEVEL: Final = 1
+#: A body that shrinks less is stored as it is, and costs no time when it is read.
+_WORTHWHILE: Final = 0.9
 
 #: A file that has reached this size takes no further block, so that its space comes back soon.
 SEGMENT_SIZE: Final = 64 * 1024 * 1024
@@ -86,7 +95,7 @@ class ChunkImage:
         self.position = 0
         self.length = 0
 
-    def encoded(self) -> list[bytes]:
+    def encoded(self, compresses: bool) -> list[bytes]:
         """The block, in parts."""
         chunk = self.chunk
         records = self.records
@@ -103,6 +112,11 @@ class ChunkImage:
             notes = [self.notes.get(slot, b"") for slot in range(count)]
             parts.append(struct.pack(f"<{count}I", *map(len, notes)))
         body = b"".join([*parts, *records, *notes])
+        if compresses:
+            packed = _compressed(body)
+            if len(packed) < len(body) * _WORTHWHILE:
+                body = packed
+                flags |= _COMPRESSED
         head = _BLOCK_HEADER.pack(
             _BLOCK_MAGIC,
             self.log.number,
@@ -124,10 +138,12 @@ class SegmentWriter:
         filesystem: FileSystem,
         directory: str,
         next_segment: int,
+        compresses: bool = False,
         write_size: int = MIN_WRITE_SIZE,
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
+        self._compresses = compresses
         self._write_size = min(max(write_size, MIN_WRITE_SIZE), MAX_WRITE_SIZE)
         #: number of the next file; those before it, from the first given, are written
         self.next_segment = next_segment
@@ -140,7 +156,7 @@ class SegmentWriter:
         """Write a chunk and note where it lies. Raises OSError."""
         if self._file is None:
             self._open()
-        block = image.encoded()
+        block = image.encoded(self._compresses)
         image.segment = self.next_segment
         image.position = self._position + self._buffered
         image.length = sum(map(len, block))
@@ -230,13 +246,48 @@ def decode_block(
     header = block_header(data)
     if header is None:
         raise StorageDamaged(path, position, "the header of a block is wrong")
-    number, first, end, count, flags, length, checksum = header
+    number, first, end, count, flags, length, _ = header
     wanted = (log, chunk.first, chunk.end, chunk.slots, chunk.length - BLOCK_HEADER_SIZE)
     if (number, first, end, count, length) != wanted:
         raise StorageDamaged(path, position, "the block of another chunk")
-    if checksum != zlib.crc32(memoryview(data)[BLOCK_HEADER_SIZE : chunk.length]):
+    body = block_body(data, header)
+    if body is None:
         raise StorageDamaged(path, position, "the content of a block is wrong")
-    at = BLOCK_HEADER_SIZE
+    return _decode_body(body, count, flags)
+
+
+def block_body(data: bytes, header: tuple[int, int, int, int, int, int, int]) -> bytes | None:
+    """The body of a whole block as it was before it was compressed; None when it is wrong."""
+    _, _, _, _, flags, length, checksum = header
+    stored = memoryview(data)[BLOCK_HEADER_SIZE : BLOCK_HEADER_SIZE + length]
+    if checksum != zlib.crc32(stored):
+        return None
+    if flags & _COMPRESSED:
+        return _decompressed(stored)
+    return bytes(stored)
+
+
+def _compressed(body: bytes) -> bytes:
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
+    return _SIZE.pack(len(body)) + packed
+
+
+def _decompressed(stored: memoryview) -> bytes | None:
+    """None when it is not what ``_compressed`` makes; allocates no more than a frame says."""
+    try:
+        (size,) = _SIZE.unpack_from(stored)
+        packed = stored[_SIZE.size :]
+        if zstandard.get_frame_parameters(packed).content_size != size:
+            return None
+        return zstandard.ZstdDecompressor().decompress(packed)
+    except (struct.error, zstandard.ZstdError, MemoryError):
+        return None
+
+
+def _decode_body(
+    data: bytes, count: int, flags: int
+) -> tuple[list[bytes | None], dict[int, bytes] | None]:
+    at = 0
     sizes = struct.unpack_from(f"<{count}I", data, at)
     at += 4 * count
     if flags & SPARSE:

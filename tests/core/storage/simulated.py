@@ -403,6 +403,7 @@ class Host:
         journal_file_size: int = 4096,
         checkpoint_size: int = 1 << 30,
         memory_size: int = 1 << 30,
+        compression: str = "none",
     ) -> None:
         self.disk = SimulatedDisk() if disk is None else disk
         self.executor = SimulatedExecutor()
@@ -420,6 +421,7 @@ class Host:
             journal_file_size=journal_file_size,
             checkpoint_size=checkpoint_size,
             memory_size=memory_size,
+            compression=compression,
             entropy=random.Random(seed).randbytes,
         )
 
