@@ -18,7 +18,7 @@ PATTERNS = ("a.*", "*.a", "#", "b.b")
 
 STREAMS = {"s0": 1, "s1": 3}
 #: queues that come and go; the others have what other queues give up, or give up themselves
-DELETABLE = ("q0", "q1", "newest", "full", "transient", "priority")
+DELETABLE = ("q0", "newest", "full", "transient", "priority")
 BINDABLE = ("q0", "q1", "priority", "s0", "s1")
 
 #: sizes of payloads, small ones more often

@@ -9,7 +9,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from tests.simulation.actors import BINDABLE, DELETABLE, PATTERNS, STREAMS, Actor
-from tests.simulation.reference import KINDS, TOPICS
+from tests.simulation.reference import KINDS, LATE, ONCE, TOPICS
 from tests.simulation.wires import (
     CONFIRMING,
     CONSUMING,
@@ -28,10 +28,15 @@ PREFETCH = 3
 class AmqpActor(Actor):
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        #: what it published with an id lately; it does not know whether the broker has it
+        self.identified: deque[int] = deque(maxlen=8)
         self.forget()
         self.actions = [
             (self.publish, 30),
             (self.publish_many, 5),
+            (self.publish_later, 3),
+            (self.publish_once, 3),
+            (self.publish_again, 3),
             (self.acknowledge, 20),
             (self.reject, 6),
             (self.consume, 6),
@@ -108,6 +113,37 @@ class AmqpActor(Actor):
         self.tag += 1
         self.unconfirmed[self.tag] = (batch, target[1], number)
         self.amqp.publish(CONFIRMING, *target, payload_of(number, self.size()), **properties)
+
+    def publish_later(self) -> None:
+        number = self.simulation.new_message()
+        delay = self.random.choice((1, 1500, 9000))
+        self.note(f"publishes {number} to {LATE} in {delay} ms")
+        self.reference.delayed[number] = self.now + delay
+        batch = self.simulation.published(number, True)
+        self._publish_with(LATE, number, batch, {"x-delay": delay})
+
+    def publish_once(self) -> None:
+        self.identified.append(self.simulation.new_message())
+        self._publish_identified(self.identified[-1])
+
+    def publish_again(self) -> None:
+        if self.identified:
+            self._publish_identified(self.random.choice(self.identified))
+
+    def _publish_identified(self, number: int) -> None:
+        self.note(f"publishes {number} to {ONCE} with its id")
+        if number not in self.reference.known:
+            self.reference.known.add(number)
+            self.reference.publish(number, "", ONCE, 1, self.now)
+            self.simulation.published(number, True)
+        batch = self.simulation.batches[number]
+        self._publish_with(ONCE, number, batch, {"x-deduplication-header": str(number)})
+
+    def _publish_with(self, queue: str, number: int, batch: int, headers: dict[str, Any]) -> None:
+        self.tag += 1
+        self.unconfirmed[self.tag] = (batch, queue, number)
+        payload = payload_of(number, 10)
+        self.amqp.publish(CONFIRMING, "", queue, payload, delivery_mode=2, headers=headers)
 
     def publish_many(self) -> None:
         for _ in range(self.random.randint(2, 8)):

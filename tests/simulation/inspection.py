@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 from pamqp import commands
 
-from tests.simulation.reference import DEAD, Entry, Reference, backlog_of
+from tests.simulation.reference import DEAD, LATE, Entry, Reference, backlog_of
 from tests.simulation.wires import (
     CONSUMING,
     AmqpWire,
@@ -228,7 +228,9 @@ def _queue_differences(
         number = delivery.number
         entry = entries.get(number)
         if entry is None:
-            if not (name == DEAD and number in moved):
+            if not (name == DEAD and number in moved) and not (
+                name == LATE and number in reference.delayed
+            ):
                 found.append(f"{name}: {number} is settled, or never was there")
             continue
         if entry.qos and entry.qos != delivery.qos:
@@ -247,12 +249,18 @@ def _queue_differences(
             name, entries[number], contents.now
         ):
             found.append(f"{name}: {number} is lost")
+    if name == LATE:
+        found += [f"{number} is late" for number in reference.delayed if number not in numbers]
     if name == DEAD:
         # When other queues gave up what is in it the model does not know.
         return found
     for qos in (0, 1, 2):
         # In MQTT, messages of different quality of service may overtake each other.
-        there = [number for number in numbers if number in entries and entries[number].qos == qos]
+        there = [
+            number
+            for number in numbers
+            if number in entries and entries[number].qos == qos and not entries[number].was_delayed
+        ]
         expected = [number for number in reference.order(name) if number in set(there)]
         if there != expected:
             found.append(f"{name}: {there} are not in the order {expected}")

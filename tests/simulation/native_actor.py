@@ -341,7 +341,7 @@ class NativeActor(Actor):
         if queue is None:
             return
         self.note(f"got {number} of {queue}, redelivered {is_flagged}")
-        if delivered.mode == 2:
+        if delivered.mode == 2 and KINDS[queue].durable:
             # Held back until its publisher's acknowledgement is certain.
             self.simulation.acknowledged(self.simulation.batches[number])
         self.simulation.received(self, queue, number, is_flagged)

@@ -14,6 +14,10 @@ from zlib import crc32
 TOPICS: Final = "amq.topic"
 #: takes what other queues give up
 DEAD: Final = "dead"
+#: takes a message once
+ONCE: Final = "once"
+#: gets what is delayed
+LATE: Final = "q1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class Entry:
     qos: int = 0
     #: the broker may have refused it or given it up
     is_unsure: bool = False
+    #: when it came the model does not know
+    was_delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,16 @@ class Kind:
     has_dead_letters: bool = False
     #: consumers do not acknowledge: what a crash finds on its way to them may be gone
     is_lossy: bool = False
+    #: messages with an id are taken once
+    deduplicates: bool = False
     durable: bool = True
 
     @property
-    def arguments(self) -> dict[str, str | int]:
+    def arguments(self) -> dict[str, str | int | bool]:
         """Of its declaration."""
-        found: dict[str, str | int] = {}
+        found: dict[str, str | int | bool] = {}
+        if self.deduplicates:
+            found["x-message-deduplication"] = True
         if self.ttl >= 0:
             found["x-message-ttl"] = self.ttl
         if self.max_length >= 0:
@@ -79,6 +89,7 @@ KINDS: Final = {
         Kind("newest", max_length=4),
         Kind("full", max_length=4, rejects=True),
         Kind("lossy", is_lossy=True),
+        Kind(ONCE, deduplicates=True),
         Kind("transient", durable=False),
     )
 }
@@ -124,6 +135,10 @@ class Reference:
         self.retained: dict[str, int] = {}
         #: epoch and next sequence number
         self.producers: dict[str, tuple[int, int]] = {}
+        #: messages on their way to LATE, and when they are due
+        self.delayed: dict[int, int] = {}
+        #: messages that ONCE has had with their id
+        self.known: set[int] = set()
         #: given up in this turn: published again when it ends
         self.given_up: list[tuple[int, Entry]] = []
 
@@ -139,6 +154,8 @@ class Reference:
         copy.groups = dict(self.groups)
         copy.retained = dict(self.retained)
         copy.producers = dict(self.producers)
+        copy.delayed = dict(self.delayed)
+        copy.known = set(self.known)
         return copy
 
     def restarted(self) -> Reference:
@@ -230,6 +247,14 @@ class Reference:
         """The newest stay, since there are never more than the limit of them ready."""
         for number in list(entries)[:-limit]:
             entries[number] = replace(entries[number], is_unsure=True)
+
+    def arrive(self, queue: str, number: int, now: int) -> bool:
+        """A consumer of LATE has a delayed message; whether it may have."""
+        if queue != LATE or not 0 < self.delayed.get(number, 0) <= now:
+            return False
+        del self.delayed[number]
+        self.queues[LATE][number] = Entry(was_delayed=True)
+        return True
 
     # Settlement
 

@@ -269,6 +269,12 @@ class Simulation:
                 elif kind is not None and kind.delivery_limit >= 0:
                     state.move(number, self.now)
         self.reference = state
+        # What came to a queue in a batch that is lost, and comes again, is new there.
+        self.delivered = {
+            (name, number)
+            for name, number in self.delivered
+            if number in state.queues.get(name, ())
+        }
         # Numbers of batches that are not there are used again by the next start.
         self.states = {batch: each for batch, each in self.states.items() if batch <= found}
 
@@ -361,8 +367,9 @@ class Simulation:
             return
         entries = self.reference.queues.get(queue)
         if entries is None or number not in entries:
-            is_moved = queue == DEAD and self.reference.move(number, self.world.broker.now_ms)
-            if not is_moved:
+            now = self.world.broker.now_ms
+            is_moved = queue == DEAD and self.reference.move(number, now)
+            if not is_moved and not self.reference.arrive(queue, number, now):
                 self.fail(f"{actor.name} got {number} of {queue}, which is settled")
         if place in self.delivered and not is_flagged:
             self.fail(f"{actor.name} got {number} of {queue} again, not flagged")
@@ -372,9 +379,10 @@ class Simulation:
             self.fail(f"{actor.name} got {number} of {queue}, which {holder.name} holds")
         if not (queue in KINDS and KINDS[queue].is_lossy):
             self.holders[place] = actor
-        if not is_flagged and queue not in (DEAD, "priority"):
+        entry = self.reference.queues[queue][number]
+        if not is_flagged and queue not in (DEAD, "priority") and not entry.was_delayed:
             # In MQTT, messages of different quality of service may overtake each other.
-            kind = (queue, self.reference.queues[queue][number].qos)
+            kind = (queue, entry.qos)
             rank = self.ranks[number]
             if rank <= actor.last_ranks.get(kind, -1):
                 self.fail(f"{actor.name} got {number} of {queue} out of order")
