@@ -207,7 +207,7 @@ class Catalog:
             if not log.adopt(chunk):
                 self._report(f"a chunk of log {number} overlaps others")
                 continue
-            segments.chunks[segment] = segments.chunks.get(segment, 0) + 1
+            segments.add(log, chunk)
             sizes[segment] = max(sizes.get(segment, 0), position + length)
         for segment, needed in sizes.items():
             try:

@@ -20,11 +20,19 @@ from typing import Final
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
+from trivium.storage.errors import StorageDamaged
 from trivium.storage.executor import Completions, Work
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.journal import SPARE_SUFFIX, JournalWriter, file_name
 from trivium.storage.log import DiskLog
-from trivium.storage.segments import ChunkImage, Segments, SegmentWriter
+from trivium.storage.segments import (
+    BlockReader,
+    ChunkImage,
+    Place,
+    Segments,
+    SegmentWriter,
+    image_of,
+)
 from trivium.storage.table import DiskTable
 
 _logger: Final = logging.getLogger(__name__)
@@ -54,6 +62,7 @@ class Checkpoint(Work):
         base_batch: int,
         is_space_short: bool,
         compresses: bool,
+        rewrites: bool,
     ) -> None:
         self._filesystem = filesystem
         self._journal_directory = journal_directory
@@ -64,6 +73,8 @@ class Checkpoint(Work):
         self._completions = completions
         self._is_space_short = is_space_short
         self._compresses = compresses
+        #: whether files are rewritten in which few records are left
+        self._rewrites = rewrites
         #: every batch up to this one is in it
         self.base_batch = base_batch
         #: no batch after this one is in it, even in part; known once ``is_complete``
@@ -79,6 +90,9 @@ class Checkpoint(Work):
         #: for the catalog
         self._rows = CatalogChanges()
         self._images: list[ChunkImage] = []
+        #: chunks to be written anew, and those that were
+        self._stragglers: list[Place] = []
+        self._rewritten: list[tuple[Place, Chunk, list[int]]] = []
         #: chunks in segments that have lost records: log, chunk, the lost ones
         self._changed: list[tuple[DiskLog, Chunk, int]] = []
         self._seen_logs: list[DiskLog] = []
@@ -94,6 +108,7 @@ class Checkpoint(Work):
         self._first_segment = 0
         self._next_segment = 0
         self._empty_segments: list[int] = []
+        self._left_segments: list[tuple[int, int]] = []
 
     def step(self) -> bool:
         """Look at the next part of what has changed; True once that was all."""
@@ -102,7 +117,7 @@ class Checkpoint(Work):
             log = self._logs[-1]
             chunks, cost = log.take_chunks(left)
             for chunk in chunks:
-                self._images.append(ChunkImage(log, chunk))
+                self._images.append(image_of(log, chunk))
             left -= cost + _LOG_COST
             if not chunks:
                 self._logs.pop()
@@ -120,7 +135,11 @@ class Checkpoint(Work):
                 left -= _ROW_COST
             if not keys:
                 self._tables.pop()
-        return not self._logs and not self._tables
+        if self._logs or self._tables:
+            return False
+        if self._rewrites:
+            self._stragglers = [Place(log, chunk) for log, chunk in self._segments.stragglers()]
+        return True
 
     def _take_log(self, log: DiskLog) -> None:
         self._seen_logs.append(log)
@@ -142,10 +161,9 @@ class Checkpoint(Work):
         self._rows.dead = segments.dead
         segments.dead = []
         for _, _, segment in self._rows.dead:
-            segments.chunks[segment] -= 1
-            if segments.chunks[segment] == 0:
-                del segments.chunks[segment]
+            if segments.discard(segment):
                 self._empty_segments.append(segment)
+        self._left_segments = segments.take_left()
 
     def prepare(self, journal: JournalWriter, next_log: int) -> None:
         """Before it is submitted, once ``needed_batch`` is durable."""
@@ -172,6 +190,7 @@ class Checkpoint(Work):
         try:
             for image in self._images:
                 writer.write(image)
+            self._rewrite(writer)
             writer.finish()
             self._next_segment = writer.next_segment
             self._complete_rows()
@@ -179,11 +198,42 @@ class Checkpoint(Work):
             self._drop_journal()
             for number in self._empty_segments:
                 self._filesystem.remove(self._segments.path(number))
+            for number, _ in self._left_segments:
+                self._filesystem.remove(self._segments.path(number))
         except (OSError, sqlite3.Error) as error:
             self.error = error
             if _is_disk_full(error):
                 self._abandon(writer)
         self._completions.add(self)
+
+    def _rewrite(self, writer: SegmentWriter) -> None:
+        """Write what is left of chunks in files that are to go."""
+        reader = BlockReader(self._segments)
+        try:
+            for place in self._stragglers:
+                try:
+                    records, notes = reader.read(place)
+                except StorageDamaged as damage:
+                    # It stays where it is, for whoever reads it.
+                    _logger.error("%s", damage)
+                    continue
+                moved, kept = place.chunk.without(place.removed)
+                image = ChunkImage(
+                    place.log,
+                    moved,
+                    [record for slot in kept if (record := records[slot]) is not None],
+                    {index: notes[slot] for index, slot in enumerate(kept) if slot in notes}
+                    if notes
+                    else None,
+                )
+                moved.size = sum(map(len, image.records))
+                writer.write(image)
+                moved.segment = image.segment
+                moved.position = image.position
+                moved.length = image.length
+                self._rewritten.append((place, moved, kept))
+        finally:
+            reader.close()
 
     def _complete_rows(self) -> None:
         rows = self._rows
@@ -201,6 +251,11 @@ class Checkpoint(Work):
         for log, chunk, removed in self._changed:
             rows.chunks.append(
                 (log.number, chunk, chunk.segment, chunk.position, chunk.length, removed)
+            )
+        # Last, since a chunk may have lost records and be written anew.
+        for place, moved, _ in self._rewritten:
+            rows.chunks.append(
+                (place.log.number, moved, moved.segment, moved.position, moved.length, 0)
             )
 
     def _drop_journal(self) -> None:
@@ -246,18 +301,22 @@ class Checkpoint(Work):
         del self._journal.files[: len(self._old_files)]
         segments = self._segments
         segments.next_segment = self._next_segment
+        for number in self._empty_segments:
+            segments.forget(number)
         for image in self._images:
             chunk = image.chunk
             chunk.segment = image.segment
             chunk.position = image.position
             chunk.length = image.length
-            segments.chunks[image.segment] = segments.chunks.get(image.segment, 0) + 1
+            segments.add(image.log, chunk)
             if chunk.live == 0:
                 segments.dead.append((image.log.number, chunk.first, chunk.segment))
                 continue
             segments.charge(chunk)
             if chunk.removed:
                 image.log.note_changed(chunk)
+        for place, moved, kept in self._rewritten:
+            segments.move(place, moved, kept)
 
     def _restore(self) -> None:
         """Give back what was taken, for the next checkpoint."""
@@ -277,7 +336,8 @@ class Checkpoint(Work):
         for number, key, _ in self._rows.rows:
             self._seen_tables[number].mark(key)
         for _, _, segment in self._rows.dead:
-            segments.chunks[segment] = segments.chunks.get(segment, 0) + 1
+            segments.chunks[segment] += 1
+        segments.left += self._left_segments
         segments.dead = self._rows.dead + segments.dead
         self._changes.dropped = self._rows.dropped + self._changes.dropped
 

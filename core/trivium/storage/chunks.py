@@ -163,6 +163,42 @@ class Chunk:
         self.fixed = False
         self.removed = 0
 
+    def without(self, removed: int) -> tuple[Chunk, list[int]]:
+        """A chunk without the records that ``removed`` names, and which slots it keeps."""
+        kept = [slot for slot in range(self.slots) if not (removed >> slot) & 1]
+        chunk = Chunk(self.first)
+        chunk.end = self.end
+        chunk.slots = chunk.live = len(kept)
+        chunk.closed = chunk.fixed = True
+        chunk.records = None
+        ends = self.ends
+        chunk.offsets = array("q", [self.offset_at(slot) for slot in kept])
+        chunk.ends = array(
+            "q", [self.first + slot + 1 if ends is None else ends[slot] for slot in kept]
+        )
+        return chunk, kept
+
+    def become(self, other: Chunk, kept: list[int]) -> None:
+        """Take the place and the slots of ``other``, which ``without`` made some time ago."""
+        removed = 0
+        for index, slot in enumerate(kept):
+            if (self.removed >> slot) & 1:
+                removed |= 1 << index
+        records, notes = self.records, self.notes
+        if records is not None:
+            self.records = [records[slot] for slot in kept]
+        if notes is not None:
+            self.notes = {index: notes[slot] for index, slot in enumerate(kept) if slot in notes}
+        self.removed = removed
+        self.head = 0
+        self.slots = other.slots
+        self.size = other.size
+        self.offsets = other.offsets
+        self.ends = other.ends
+        self.segment = other.segment
+        self.position = other.position
+        self.length = other.length
+
     def pack(self) -> None:
         """Drop the slots of removed records. Not for a fixed chunk."""
         records = self.records
@@ -266,7 +302,7 @@ class ChunkedLog(Log):
                 if chunk.remove(slot):
                     removed += 1
         if removed and chunk.fixed:
-            self._chunk_changed(chunk)
+            self._chunk_changed(chunk, removed)
         return removed
 
     def _discard(self, index: int) -> bool:
@@ -284,8 +320,8 @@ class ChunkedLog(Log):
         self._count -= removed
         self.first_offset = self._chunks[0].oldest() if self._count else self.next_offset
 
-    def _chunk_changed(self, chunk: Chunk) -> None:
-        """A fixed chunk has lost records (all of them when ``live`` is 0)."""
+    def _chunk_changed(self, chunk: Chunk, removed: int) -> None:
+        """A fixed chunk has lost ``removed`` records (all of them when ``live`` is 0)."""
 
     def _chunk_ending_after(self, offset: int) -> int:
         """Index of the first chunk that ends after ``offset``."""

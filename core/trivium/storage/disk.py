@@ -285,6 +285,8 @@ class DiskStorage(Storage):
         if self._checkpoint is not None:
             self._go_on(self._checkpoint)
         elif self._journal_bytes >= self._checkpoint_size:
+            # After one that came to nothing for want of space, the next one does not ask for more.
+            rewrites = self._older_bytes == 0
             self._older_bytes += self._journal_bytes
             self._journal_bytes = 0
             self._checkpoint = Checkpoint(
@@ -298,6 +300,7 @@ class DiskStorage(Storage):
                 self.batch - 1,
                 self._is_space_short,
                 self._compresses,
+                rewrites,
             )
             self._is_space_short = False
             self._wake()

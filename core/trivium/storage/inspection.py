@@ -35,6 +35,7 @@ from trivium.storage.segments import (
     BLOCK_HEADER_SIZE,
     FILE_HEADER_SIZE,
     SPARSE,
+    Place,
     Segments,
     block_body,
     block_header,
@@ -197,7 +198,7 @@ class Inspection:
                 if log is None:
                     log = self.recovered.nameless(number)
                 if log.adopt(chunk):
-                    self.segments.chunks[segment] = self.segments.chunks.get(segment, 0) + 1
+                    self.segments.add(log, chunk)
                     if log.name:
                         self._lose(log, chunk.first, chunk.end - 1, chunk.live, COMES_BACK)
 
@@ -282,7 +283,7 @@ class Inspection:
         head = file.read(0, FILE_HEADER_SIZE)
         data = file.read(chunk.position, chunk.length)
         file.close()
-        records, notes = decode_block(data, path, log.number, chunk)
+        records, notes = decode_block(data, path, Place(log, chunk))
         try:
             check_file_header(head, path, chunk.segment)
         except StorageDamaged as damage:

@@ -114,9 +114,10 @@ class DiskLog(ChunkedLog):
         """The log was removed from the storage: forget its records, record nothing any more."""
         self.is_dropped = True
         for chunk in self._chunks:
+            removed = chunk.live
             chunk.live = 0
             if chunk.fixed:
-                self._chunk_changed(chunk)
+                self._chunk_changed(chunk, removed)
         self._chunks = []
         self._open = None
         self._removed(self._count)
@@ -186,7 +187,9 @@ class DiskLog(ChunkedLog):
         self._changed_chunks.append(chunk)
         self.mark_once()
 
-    def _chunk_changed(self, chunk: Chunk) -> None:
+    def _chunk_changed(self, chunk: Chunk, removed: int) -> None:
+        if chunk.segment:
+            self._segments.live[chunk.segment] -= removed
         if chunk.live == 0:
             if chunk.segment:
                 self._segments.dead.append((self.number, chunk.first, chunk.segment))
@@ -206,4 +209,4 @@ class DiskLog(ChunkedLog):
                     break
                 chunks.append(chunk)
                 size += chunk.size
-        self._segments.load(self.number, chunks, ready)
+        self._segments.load(self, chunks, ready)

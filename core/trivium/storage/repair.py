@@ -17,7 +17,7 @@ from trivium.storage.directory import mark_directory_format
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.inspection import Inspection
 from trivium.storage.journal import FILE_HEADER_SIZE, FsyncPolicy, JournalWriter
-from trivium.storage.segments import ChunkImage, SegmentWriter
+from trivium.storage.segments import SegmentWriter, image_of
 
 REPORT_FILE: Final = "report.txt"
 _RECORD_DIRECTORY: Final = "records"
@@ -49,7 +49,7 @@ def repair(
             else:
                 chunk.pack()
                 chunk.fixed = True
-                image = ChunkImage(log, chunk)
+                image = image_of(log, chunk)
                 writer.write(image)
                 place = (image.segment, image.position, image.length, 0)
             changes.chunks.append((log.number, chunk, *place))

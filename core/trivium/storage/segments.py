@@ -56,6 +56,15 @@ SEGMENT_SIZE: Final = 64 * 1024 * 1024
 #: of small pieces leaves those of small ones behind.
 MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
 MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
+#: A file is rewritten when one in so many of its records is left, or fewer: what is written is then
+#: small beside what becomes free.
+_STRAGGLER_SHARE: Final = 4
+#: One checkpoint rewrites so many bytes at most, small beside what it writes anyway, and so many
+#: chunks, looking at so many and a file's more, because that is done in one turn.
+_STRAGGLER_SIZE: Final = 16 * 1024 * 1024
+_STRAGGLER_CHUNKS: Final = 1000
+_STRAGGLER_LOOKS: Final = 10_000
+
 #: Chunks released in one turn: freeing their 500 records each takes a millisecond or so.
 _RELEASED_AT_ONCE: Final = 64
 
@@ -82,14 +91,13 @@ def segment_number(name: str) -> int | None:
 class ChunkImage:
     """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
 
-    def __init__(self, log: DiskLog, chunk: Chunk) -> None:
+    def __init__(
+        self, log: DiskLog, chunk: Chunk, records: list[bytes], notes: dict[int, bytes] | None
+    ) -> None:
         self.log = log
         self.chunk = chunk
-        records = chunk.records
-        assert records is not None
-        self.records: list[bytes] = [record for record in records if record is not None]
-        assert len(self.records) == chunk.slots
-        self.notes = None if not chunk.notes else dict(chunk.notes)
+        self.records = records
+        self.notes = notes
         #: set once it is written
         self.segment = 0
         self.position = 0
@@ -128,6 +136,13 @@ class ChunkImage:
             checksum_holding_the_lock(body),
         )
         return [head, _CHECKSUM.pack(zlib.crc32(head)), body]
+
+
+def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
+    """The image of a chunk that lies in no segment yet."""
+    records = [record for record in chunk.records or () if record is not None]
+    assert len(records) == chunk.slots
+    return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
 
 
 class SegmentWriter:
@@ -236,19 +251,39 @@ def block_header(data: bytes) -> tuple[int, int, int, int, int, int, int] | None
     return log, first, end, count, flags, length, checksum
 
 
+class Place:
+    """Where the block of a chunk lies and what it holds, as it is known in this turn."""
+
+    def __init__(self, log: DiskLog, chunk: Chunk) -> None:
+        self.log = log
+        self.chunk = chunk
+        self.first = chunk.first
+        self.end = chunk.end
+        self.slots = chunk.slots
+        self.removed = chunk.removed
+        self.segment = chunk.segment
+        self.position = chunk.position
+        self.length = chunk.length
+
+    def is_left(self) -> bool:
+        """Whether the chunk lies elsewhere meanwhile."""
+        chunk = self.chunk
+        return (chunk.segment, chunk.position) != (self.segment, self.position)
+
+
 def decode_block(
-    data: bytes, path: str, log: int, chunk: Chunk
+    data: bytes, path: str, place: Place
 ) -> tuple[list[bytes | None], dict[int, bytes] | None]:
-    """Records and notes of a chunk from its block. Raises StorageDamaged."""
-    position = chunk.position
-    if len(data) < max(chunk.length, BLOCK_HEADER_SIZE):
+    """Records and notes of a chunk from the block that was read. Raises StorageDamaged."""
+    position = place.position
+    if len(data) < max(place.length, BLOCK_HEADER_SIZE):
         raise StorageDamaged(path, position + len(data), "the file is too short")
     header = block_header(data)
     if header is None:
         raise StorageDamaged(path, position, "the header of a block is wrong")
-    number, first, end, count, flags, length, _ = header
-    wanted = (log, chunk.first, chunk.end, chunk.slots, chunk.length - BLOCK_HEADER_SIZE)
-    if (number, first, end, count, length) != wanted:
+    number, first, end, count, flags, size, _ = header
+    wanted = (place.log.number, place.first, place.end, place.slots)
+    if (number, first, end, count) != wanted or size != place.length - BLOCK_HEADER_SIZE:
         raise StorageDamaged(path, position, "the block of another chunk")
     body = block_body(data, header)
     if body is None:
@@ -310,51 +345,67 @@ def _decode_body(
     return records, notes
 
 
+class BlockReader:
+    """Reads blocks, one after the other, each file opened once as long as they lie together."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._number = 0
+        self._file: File | None = None
+
+    def read(self, place: Place) -> tuple[list[bytes | None], dict[int, bytes] | None]:
+        """Records and notes of a chunk. Raises StorageDamaged, OSError."""
+        path = self._segments.path(place.segment)
+        if self._file is None or self._number != place.segment:
+            self.close()
+            self._file = self._segments.filesystem.open(path)
+            self._number = place.segment
+        data = self._file.read(place.position, place.length)
+        return decode_block(data, path, place)
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 class LoadWork(Work):
     """Reads chunks back from their segment files."""
 
     def __init__(
-        self, segments: Segments, log: int, chunks: list[Chunk], ready: Callable[[], None]
+        self, segments: Segments, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]
     ) -> None:
         self._segments = segments
-        self._log = log
-        self._chunks = chunks
+        self._places = [Place(log, chunk) for chunk in chunks]
         self._ready = ready
-        self._loaded: list[tuple[Chunk, list[bytes | None], dict[int, bytes] | None]] = []
+        self._loaded: list[tuple[Place, list[bytes | None], dict[int, bytes] | None]] = []
         self._error: Exception | None = None
 
     def run(self) -> None:
         """On the reader lane: read and decode."""
-        segments = self._segments
-        number = 0
-        file: File | None = None
+        reader = BlockReader(self._segments)
         try:
-            for chunk in self._chunks:
-                path = segments.path(chunk.segment)
-                if chunk.segment != number or file is None:
-                    if file is not None:
-                        file.close()
-                        file = None
-                    file = segments.filesystem.open(path)
-                    number = chunk.segment
-                data = file.read(chunk.position, chunk.length)
-                records, notes = decode_block(data, path, self._log, chunk)
-                self._loaded.append((chunk, records, notes))
+            for place in self._places:
+                records, notes = reader.read(place)
+                self._loaded.append((place, records, notes))
         except (OSError, StorageError) as error:
             self._error = error
-        if file is not None:
-            file.close()
-        segments.completions.add(self)
+        reader.close()
+        self._segments.completions.add(self)
 
     def finish(self) -> None:
         """On the loop's thread: hand the records over."""
         segments = self._segments
-        if self._error is not None and any(chunk.live for chunk in self._chunks):
+        segments.loads_done += 1
+        if self._error is not None and any(place.chunk.live for place in self._places):
             segments.fail(self._error)
             return
-        segments.make_room(sum(chunk.size for chunk, _, _ in self._loaded))
-        for chunk, records, notes in self._loaded:
-            if chunk.live == 0 or chunk.records is not None:
+        segments.make_room(sum(place.chunk.size for place, _, _ in self._loaded))
+        for place, records, notes in self._loaded:
+            chunk = place.chunk
+            # If it was moved meanwhile, whoever wants it asks once more.
+            if chunk.live == 0 or chunk.records is not None or place.is_left():
                 continue
             removed = chunk.removed
             if removed:
@@ -388,8 +439,17 @@ class Segments:
         self._budget = budget
         self._lane = lane
         self.next_segment = 1
-        #: chunks of each file that the catalog names
+        #: for each file: how many of its chunks the catalog names; which they are, with others
+        #: that are gone; how many records they have had, and have
         self.chunks: dict[int, int] = {}
+        self._members: dict[int, list[tuple[DiskLog, Chunk]]] = {}
+        self._records: dict[int, int] = {}
+        self.live: dict[int, int] = {}
+        #: files that chunks have left, with the number of the last read that may need them
+        self.left: list[tuple[int, int]] = []
+        #: reads of chunks asked for, and done
+        self.loads = 0
+        self.loads_done = 0
         #: chunks that the catalog names but that hold no record: log, first offset, segment
         self.dead: list[tuple[int, int, int]] = []
         #: chunks in memory that could be read back, oldest first, with stale ones in between
@@ -420,8 +480,76 @@ class Segments:
             if name not in used:
                 self.filesystem.remove(f"{self._directory}/{name}")
 
-    def load(self, log: int, chunks: list[Chunk], ready: Callable[[], None]) -> None:
+    def add(self, log: DiskLog, chunk: Chunk) -> None:
+        """The catalog names a chunk in the file where it lies."""
+        segment = chunk.segment
+        if segment not in self.chunks:
+            self.chunks[segment] = 0
+            self._members[segment] = []
+            self._records[segment] = 0
+            self.live[segment] = 0
+        self.chunks[segment] += 1
+        self._members[segment].append((log, chunk))
+        self._records[segment] += chunk.slots
+        self.live[segment] += chunk.live
+
+    def discard(self, segment: int) -> bool:
+        """The catalog names one chunk less in a file; whether that was the last one."""
+        self.chunks[segment] -= 1
+        return self.chunks[segment] == 0
+
+    def forget(self, segment: int) -> None:
+        """The catalog names no chunk in a file any more."""
+        del self.chunks[segment]
+        del self._members[segment]
+        del self._records[segment]
+        del self.live[segment]
+
+    def move(self, place: Place, moved: Chunk, kept: list[int]) -> None:
+        """The catalog names another place for a chunk, and fewer slots."""
+        chunk = place.chunk
+        if chunk.live == 0:
+            # The last record went while it was written: the row to be removed is the new one.
+            old = (place.log.number, chunk.first, place.segment)
+            self.dead[self.dead.index(old)] = (place.log.number, chunk.first, moved.segment)
+        self.live[place.segment] -= chunk.live
+        chunk.become(moved, kept)
+        self.add(place.log, chunk)
+        if self.discard(place.segment):
+            self.forget(place.segment)
+            self.left.append((place.segment, self.loads))
+
+    def take_left(self) -> list[tuple[int, int]]:
+        """Files without chunks that no read under way needs any more."""
+        ready = [each for each in self.left if each[1] <= self.loads_done]
+        self.left = [each for each in self.left if each[1] > self.loads_done]
+        return ready
+
+    def stragglers(self) -> list[tuple[DiskLog, Chunk]]:
+        """Chunks worth writing anew, so that the files go in which few records are left.
+
+        They are bounded in number and in bytes: what is left waits for the next call.
+        """
+        found: list[tuple[DiskLog, Chunk]] = []
+        size = 0
+        looked_at = 0
+        for segment, live in self.live.items():
+            if live == 0 or live * _STRAGGLER_SHARE >= self._records[segment]:
+                continue
+            for log, chunk in self._members[segment]:
+                if chunk.live and chunk.segment == segment:
+                    found.append((log, chunk))
+                    size += chunk.size * chunk.live // chunk.slots
+                    if size >= _STRAGGLER_SIZE or len(found) >= _STRAGGLER_CHUNKS:
+                        return found
+            looked_at += len(self._members[segment])
+            if looked_at >= _STRAGGLER_LOOKS:
+                break
+        return found
+
+    def load(self, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
         """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""
+        self.loads += 1
         self._lane.submit(LoadWork(self, log, chunks, ready))
 
     def charge(self, chunk: Chunk) -> None:

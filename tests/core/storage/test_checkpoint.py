@@ -155,10 +155,10 @@ def test_a_segment_is_removed_once_nothing_in_it_is_kept() -> None:
         host.storage.log("l").append(b"x" * 20)
     checkpoint(host)
     assert len(paths(host.disk, "data/segments")) == 1
-    host.storage.log("l").settle(0, 8)
+    host.storage.log("l").settle(0, 5)
     checkpoint(host)
     assert len(paths(host.disk, "data/segments")) == 1
-    host.storage.log("l").settle(9, 9)
+    host.storage.log("l").settle(6, 9)
     checkpoint(host)
     assert paths(host.disk, "data/segments") == []
 
