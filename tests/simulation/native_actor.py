@@ -201,7 +201,8 @@ class NativeActor(Actor):
         self.note(f"fetches {stream}/{partition} from {offset}")
         fields = {"stream": stream, "partition": partition, "offset": offset}
         fields["max_bytes"] = self.random.choice((1, 1000, 1 << 20))
-        self._ask("fetch", -1, frames.FETCH, fields, (stream, partition))
+        detail = (stream, partition, self.simulation.deletions)
+        self._ask("fetch", -1, frames.FETCH, fields, detail)
 
     def commit(self) -> None:
         stream = self._some_stream()
@@ -309,22 +310,20 @@ class NativeActor(Actor):
             if found != detail:
                 self.simulation.fail(f"{self.name}: committed is {found}, not {detail}")
         elif what == "fetch":
-            stream, partition = detail
-            self._got_records(stream, partition, body)
+            stream, partition, deletions = detail
+            if deletions == self.simulation.deletions:
+                self._got_records(stream, partition, body)
 
     def _refused(self, correlation: int, error: list[Any]) -> None:
         what, _, detail = self.waiting.pop(correlation, ("nothing", -1, None))
         if what == "fenced" and error[0] == FENCED:
             return
-        if what == "fetch" and not self.exists(detail[0]):
+        if what == "fetch" and detail[2] != self.simulation.deletions:
             return
         self.simulation.fail(f"{self.name} was refused to {what}: {error}")
 
     def _got_records(self, stream: str, partition: int, body: bytes) -> None:
-        partitions = self.reference.streams.get(stream)
-        if partitions is None:
-            return
-        records = partitions[partition]
+        records = self.reference.streams[stream][partition]
         mark, batches = read_fetched(body)
         self.simulation.marks[stream, partition] = mark
         for base, numbers in batches:

@@ -55,9 +55,13 @@ class Simulation:
         #: by message: its place in the order of publishing, and its batch
         self.ranks: dict[int, int] = {}
         self.batches: dict[int, int] = {}
+        #: streams deleted so far
+        self.deletions = 0
         #: offset up to which a partition was seen to be readable
         self.marks: dict[tuple[str, int], int] = {}
         self.next_number = 0
+        #: how much of the time the disk works
+        self.speed = 1.0
         self._rank = 0
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -150,6 +154,7 @@ class Simulation:
     def _live(self, ending: str, operations: int) -> None:
         random_ = self.random
         is_within = "within" in ending
+        self.speed = random_.choice((0.1, 1.0, 1.0))
         if is_within:
             self.faults.dies_in = random_.randint(0, 3 * operations)
         try:
@@ -182,13 +187,17 @@ class Simulation:
             self.turn()
             self.note(f"{actor.name} loses its connection")
             actor.lose()
+            if random_.random() < 0.5:
+                # At once, while much is not durable yet that it must hear again.
+                self.note(f"{actor.name} connects again")
+                actor.connect()
         else:
             actor.act()
         if random_.random() < 0.02:
             self.world.advance(random_.choice((10, 1000, 4000)))
         if random_.random() < 0.6:
             self.turn()
-        for _ in range(random_.randint(0, 2)):
+        for _ in range(random_.randint(0, 2) if random_.random() < self.speed else 0):
             self.world.step(random_)
             if random_.random() < 0.5:
                 self.turn()
@@ -357,6 +366,7 @@ class Simulation:
 
     def stream_deleted(self, stream: str) -> None:
         """A stream is about to be deleted."""
+        self.deletions += 1
         for place in [place for place in self.marks if place[0] == stream]:
             del self.marks[place]
 
