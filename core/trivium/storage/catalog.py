@@ -12,11 +12,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.storage.blocks import offsets_from_bytes, offsets_to_bytes
 from trivium.storage.chunks import Chunk
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.log import DiskLog
-from trivium.storage.segments import Segments, offsets_from_bytes, offsets_to_bytes
+from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import logging
 import sqlite3
 from typing import Final
 
+from trivium.storage.blocks import ChunkImage, Place, image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
@@ -25,14 +26,8 @@ from trivium.storage.executor import Completions, Work
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.journal import SPARE_SUFFIX, JournalWriter, file_name
 from trivium.storage.log import DiskLog
-from trivium.storage.segments import (
-    BlockReader,
-    ChunkImage,
-    Place,
-    Segments,
-    SegmentWriter,
-    image_of,
-)
+from trivium.storage.segment_files import SegmentWriter
+from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
 _logger: Final = logging.getLogger(__name__)
@@ -208,7 +203,7 @@ class Checkpoint(Work):
 
     def _rewrite(self, writer: SegmentWriter) -> None:
         """Write what is left of chunks in files that are to go."""
-        reader = BlockReader(self._segments)
+        reader = self._segments.reader()
         try:
             for place in self._stragglers:
                 try:

@@ -15,6 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trivium.storage.blocks import (
+    BLOCK_HEADER_SIZE,
+    SPARSE,
+    Place,
+    block_body,
+    block_header,
+    decode_block,
+    offsets_from_bytes,
+)
 from trivium.storage.catalog import Catalog
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
@@ -31,19 +40,8 @@ from trivium.storage.inspected_journal import InspectedJournal
 from trivium.storage.journal import file_name
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
-from trivium.storage.segments import (
-    BLOCK_HEADER_SIZE,
-    FILE_HEADER_SIZE,
-    SPARSE,
-    Place,
-    Segments,
-    block_body,
-    block_header,
-    check_file_header,
-    decode_block,
-    offsets_from_bytes,
-    segment_number,
-)
+from trivium.storage.segment_files import FILE_HEADER_SIZE, check_file_header, segment_number
+from trivium.storage.segments import Segments
 
 #: says what is wrong with a record of a log, "" for nothing; gets the log's name, the record, and
 #: how many offsets it spans

@@ -12,12 +12,13 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from trivium.storage.blocks import image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.directory import mark_directory_format
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.inspection import Inspection
 from trivium.storage.journal import FILE_HEADER_SIZE, FsyncPolicy, JournalWriter
-from trivium.storage.segments import SegmentWriter, image_of
+from trivium.storage.segment_files import SegmentWriter
 
 REPORT_FILE: Final = "report.txt"
 _RECORD_DIRECTORY: Final = "records"

@@ -1,0 +1,212 @@
+"""Blocks: chunks as they lie in segment files, byte by byte as in docs/storage-format.md."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import zstandard
+
+from trivium.storage.chunks import Chunk
+from trivium.storage.errors import StorageDamaged
+from trivium.storage.journal import checksum_holding_the_lock
+
+if TYPE_CHECKING:
+    from trivium.storage.log import DiskLog
+
+_BLOCK_MAGIC: Final = b"BLCK"
+#: magic, log, first offset, end offset, records, flags, body length, checksum of the body
+_BLOCK_HEADER: Final = Struct("<4sIQQIIQI")
+_CHECKSUM: Final = Struct("<I")
+BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
+
+#: flags of a block
+SPARSE: Final = 1
+_NOTES: Final = 2
+_COMPRESSED: Final = 4
+#: of a body before it was compressed
+_SIZE: Final = Struct("<Q")
+#: zstd's quickest level but for the negative ones
+_ZSTD_LEVEL: Final = 1
+#: A body that shrinks less is stored as it is, and costs no time when it is read.
+_WORTHWHILE: Final = 0.9
+
+
+class ChunkImage:
+    """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
+
+    def __init__(
+        self, log: DiskLog, chunk: Chunk, records: list[bytes], notes: dict[int, bytes] | None
+    ) -> None:
+        self.log = log
+        self.chunk = chunk
+        self.records = records
+        self.notes = notes
+        #: set once it is written
+        self.segment = 0
+        self.position = 0
+        self.length = 0
+
+    def encoded(self, compresses: bool) -> list[bytes]:
+        """The block, in parts."""
+        chunk = self.chunk
+        records = self.records
+        count = len(records)
+        flags = 0
+        parts = [struct.pack(f"<{count}I", *map(len, records))]
+        if chunk.offsets is not None and chunk.ends is not None:
+            flags |= SPARSE
+            parts.append(struct.pack(f"<{count}q", *chunk.offsets))
+            parts.append(struct.pack(f"<{count}q", *chunk.ends))
+        notes: list[bytes] = []
+        if self.notes is not None:
+            flags |= _NOTES
+            notes = [self.notes.get(slot, b"") for slot in range(count)]
+            parts.append(struct.pack(f"<{count}I", *map(len, notes)))
+        body = b"".join([*parts, *records, *notes])
+        if compresses:
+            packed = _compressed(body)
+            if len(packed) < len(body) * _WORTHWHILE:
+                body = packed
+                flags |= _COMPRESSED
+        head = _BLOCK_HEADER.pack(
+            _BLOCK_MAGIC,
+            self.log.number,
+            chunk.first,
+            chunk.end,
+            count,
+            flags,
+            len(body),
+            checksum_holding_the_lock(body),
+        )
+        return [head, _CHECKSUM.pack(zlib.crc32(head)), body]
+
+
+def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
+    """The image of a chunk that lies in no segment yet."""
+    records = [record for record in chunk.records or () if record is not None]
+    assert len(records) == chunk.slots
+    return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
+
+
+def block_header(data: bytes) -> tuple[int, int, int, int, int, int, int] | None:
+    """What the header of a block states, None when it is wrong.
+
+    Log, first offset, end offset, records, flags, length of the body, checksum of the body.
+    """
+    if len(data) < BLOCK_HEADER_SIZE:
+        return None
+    (checksum,) = _CHECKSUM.unpack_from(data, _BLOCK_HEADER.size)
+    if checksum != zlib.crc32(memoryview(data)[: _BLOCK_HEADER.size]):
+        return None
+    magic, log, first, end, count, flags, length, checksum = _BLOCK_HEADER.unpack_from(data)
+    if magic != _BLOCK_MAGIC:
+        return None
+    return log, first, end, count, flags, length, checksum
+
+
+class Place:
+    """Where the block of a chunk lies and what it holds, as it is known in this turn."""
+
+    def __init__(self, log: DiskLog, chunk: Chunk) -> None:
+        self.log = log
+        self.chunk = chunk
+        self.first = chunk.first
+        self.end = chunk.end
+        self.slots = chunk.slots
+        self.removed = chunk.removed
+        self.segment = chunk.segment
+        self.position = chunk.position
+        self.length = chunk.length
+
+    def is_left(self) -> bool:
+        """Whether the chunk lies elsewhere meanwhile."""
+        chunk = self.chunk
+        return (chunk.segment, chunk.position) != (self.segment, self.position)
+
+
+def decode_block(
+    data: bytes, path: str, place: Place
+) -> tuple[list[bytes | None], dict[int, bytes] | None]:
+    """Records and notes of a chunk from the block that was read. Raises StorageDamaged."""
+    position = place.position
+    if len(data) < max(place.length, BLOCK_HEADER_SIZE):
+        raise StorageDamaged(path, position + len(data), "the file is too short")
+    header = block_header(data)
+    if header is None:
+        raise StorageDamaged(path, position, "the header of a block is wrong")
+    number, first, end, count, flags, size, _ = header
+    wanted = (place.log.number, place.first, place.end, place.slots)
+    if (number, first, end, count) != wanted or size != place.length - BLOCK_HEADER_SIZE:
+        raise StorageDamaged(path, position, "the block of another chunk")
+    body = block_body(data, header)
+    if body is None:
+        raise StorageDamaged(path, position, "the content of a block is wrong")
+    return _decode_body(body, count, flags)
+
+
+def block_body(data: bytes, header: tuple[int, int, int, int, int, int, int]) -> bytes | None:
+    """The body of a whole block as it was before it was compressed; None when it is wrong."""
+    _, _, _, _, flags, length, checksum = header
+    stored = memoryview(data)[BLOCK_HEADER_SIZE : BLOCK_HEADER_SIZE + length]
+    if checksum != zlib.crc32(stored):
+        return None
+    if flags & _COMPRESSED:
+        return _decompressed(stored)
+    return bytes(stored)
+
+
+def _compressed(body: bytes) -> bytes:
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
+    return _SIZE.pack(len(body)) + packed
+
+
+def _decompressed(stored: memoryview) -> bytes | None:
+    """None when it is not what ``_compressed`` makes; allocates no more than a frame says."""
+    try:
+        (size,) = _SIZE.unpack_from(stored)
+        packed = stored[_SIZE.size :]
+        if zstandard.get_frame_parameters(packed).content_size != size:
+            return None
+        return zstandard.ZstdDecompressor().decompress(packed)
+    except (struct.error, zstandard.ZstdError, MemoryError):
+        return None
+
+
+def _decode_body(
+    data: bytes, count: int, flags: int
+) -> tuple[list[bytes | None], dict[int, bytes] | None]:
+    at = 0
+    sizes = struct.unpack_from(f"<{count}I", data, at)
+    at += 4 * count
+    if flags & SPARSE:
+        at += 16 * count
+    note_sizes: tuple[int, ...] = ()
+    if flags & _NOTES:
+        note_sizes = struct.unpack_from(f"<{count}I", data, at)
+        at += 4 * count
+    records: list[bytes | None] = []
+    for size in sizes:
+        records.append(data[at : at + size])
+        at += size
+    notes: dict[int, bytes] | None = None
+    if note_sizes:
+        notes = {}
+        for slot, size in enumerate(note_sizes):
+            if size:
+                notes[slot] = data[at : at + size]
+                at += size
+    return records, notes
+
+
+def offsets_from_bytes(data: bytes) -> array[int]:
+    """The offsets or ends of a chunk as catalog and blocks keep them."""
+    return array("q", struct.unpack(f"<{len(data) // 8}q", data))
+
+
+def offsets_to_bytes(offsets: array[int]) -> bytes:
+    """The offsets or ends of a chunk as the catalog keeps them."""
+    return struct.pack(f"<{len(offsets)}q", *offsets)
