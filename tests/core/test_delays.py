@@ -230,6 +230,30 @@ def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
     assert len(vhost.delays) == 0
 
 
+def test_a_clean_stop_does_not_route_half_of_it() -> None:
+    host = Host(checkpoint_size=1, memory_size=0)
+    vhost = open_vhost(host.storage)
+    bound(vhost)
+    vhost.delays.add(delayed(vhost, b"1"), [])
+    for _ in range(3):
+        vhost.broker.end_turn()
+        host.commit()
+    host = Host(host.disk.copy(), seed=1)
+    again = open_vhost(host.storage)
+    again.broker.now_ms = vhost.broker.now_ms
+    pass_time(again, 100)
+    # It is due and being read back, and no turn follows.
+    host.storage.close()
+    host = Host(host.disk.copy(), seed=2)
+    vhost = open_vhost(host.storage)
+    found: list[bytes] = []
+    for _ in range(9):
+        pass_time(vhost, HOUR)
+        host.step()
+        found += drain(vhost.queues["q"])
+    assert found == [b"1"]
+
+
 def test_one_behind_others_that_are_read_back_comes_once() -> None:
     host = Host(checkpoint_size=1, memory_size=0)
     vhost = open_vhost(host.storage)

@@ -372,6 +372,10 @@ class DiskStorage(Storage):
         if isinstance(error, StorageError):
             return error
         return StorageFailed(f"{self._directory} cannot be used any more: {error}")
+        if self._is_closed:
+            # They hear of it with those of the last batch, when nothing they do is written.
+            self._waiters = {**work.waiters, **self._waiters}
+            return
 
     def close(self) -> None:
         """See ``Storage.close``. Raises StorageError when the disk refuses, or did before.
@@ -380,7 +384,7 @@ class DiskStorage(Storage):
         """
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed = self._segments.is_closed = True
         for lane in (self._journal_lane, self._checkpoint_lane, self._reader_lane):
             lane.stop()
         self.completions.run()

@@ -71,6 +71,9 @@ class LoadWork(Work):
         segments.make_room(sum(place.chunk.size for place, _, _ in self._loaded))
         for place, records, notes in self._loaded:
             chunk = place.chunk
+        if segments.is_closed:
+            # Whoever asked would act on it, and no turn follows that would write all of that.
+            return
             # If it was moved meanwhile, whoever wants it asks once more.
             if chunk.live == 0 or chunk.records is not None or place.is_left():
                 continue
@@ -112,6 +115,8 @@ class Segments:
         self._members: dict[int, list[tuple[DiskLog, Chunk]]] = {}
         self._records: dict[int, int] = {}
         self.live: dict[int, int] = {}
+        #: the storage is closing: nothing is handed out any more
+        self.is_closed = False
         #: files that chunks have left, with the number of the last read that may need them
         self.left: list[tuple[int, int]] = []
         #: reads of chunks asked for, and done

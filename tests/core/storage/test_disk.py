@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.storage.simulated import Host, Operation, Recorder, SimulatedDisk, read_all
+from trivium.storage.base import DurabilityWaiter
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import (
     StorageDamaged,
@@ -419,3 +420,23 @@ def test_another_process_cannot_open_the_directory(tmp_path: Path) -> None:
     assert opened() == "StorageLocked\n"
     loop.storage.close()
     assert opened() == ""
+
+
+class LateWriter(DurabilityWaiter):
+    """Changes something when it hears that its batch is durable."""
+
+    def __init__(self, host: Host) -> None:
+        self.storage = host.storage
+
+    def batch_durable(self, batch: int) -> None:
+        self.storage.table("t").put(b"late", b"")
+
+
+def test_what_is_changed_after_the_last_turn_is_not_written_by_close() -> None:
+    host = Host()
+    host.storage.table("t").put(b"k", b"v")
+    host.storage.wait(LateWriter(host))
+    host.storage.commit()
+    host.storage.close()
+    again = Host(host.disk.copy(), seed=1)
+    assert dict(again.storage.table("t").items()) == {b"k": b"v"}
