@@ -357,6 +357,10 @@ class DiskStorage(Storage):
         self._is_busy = False
         self._journal_bytes += work.size
         self.durable = work.number
+        if self._is_closed:
+            # They hear of it with those of the last batch, when nothing they do is written.
+            self._waiters = {**work.waiters, **self._waiters}
+            return
         for waiter in work.waiters:
             waiter.batch_durable(work.number)
         self.ask_for_turn()
@@ -372,10 +376,6 @@ class DiskStorage(Storage):
         if isinstance(error, StorageError):
             return error
         return StorageFailed(f"{self._directory} cannot be used any more: {error}")
-        if self._is_closed:
-            # They hear of it with those of the last batch, when nothing they do is written.
-            self._waiters = {**work.waiters, **self._waiters}
-            return
 
     def close(self) -> None:
         """See ``Storage.close``. Raises StorageError when the disk refuses, or did before.

@@ -65,15 +65,15 @@ class LoadWork(Work):
         """On the loop's thread: hand the records over."""
         segments = self._segments
         segments.loads_done += 1
+        if segments.is_closed:
+            # Whoever asked would act on it, and no turn follows that would write all of that.
+            return
         if self._error is not None and any(place.chunk.live for place in self._places):
             segments.fail(self._error)
             return
         segments.make_room(sum(place.chunk.size for place, _, _ in self._loaded))
         for place, records, notes in self._loaded:
             chunk = place.chunk
-        if segments.is_closed:
-            # Whoever asked would act on it, and no turn follows that would write all of that.
-            return
             # If it was moved meanwhile, whoever wants it asks once more.
             if chunk.live == 0 or chunk.records is not None or place.is_left():
                 continue
@@ -105,6 +105,8 @@ class Segments:
         self.filesystem = filesystem
         self.completions = completions
         self.fail = fail
+        #: the storage is closing: nothing is handed out any more
+        self.is_closed = False
         self._directory = directory
         self._budget = budget
         self._lane = lane
@@ -115,8 +117,6 @@ class Segments:
         self._members: dict[int, list[tuple[DiskLog, Chunk]]] = {}
         self._records: dict[int, int] = {}
         self.live: dict[int, int] = {}
-        #: the storage is closing: nothing is handed out any more
-        self.is_closed = False
         #: files that chunks have left, with the number of the last read that may need them
         self.left: list[tuple[int, int]] = []
         #: reads of chunks asked for, and done
