@@ -133,6 +133,10 @@ class StorageConfig:
     fsync: Fsync = Fsync()
     #: of new segment files, where messages go that are not consumed soon
     compression: Literal["none", "zstd"] = "none"
+    #: a file, or the name of an environment variable, with the keys that encrypt the data
+    #: directory: 64 hexadecimal digits each, the first for what is written
+    key_file: str = ""
+    key_env: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,12 @@ class Server(Driver):
         if config.mode == "memory":
             return MemoryStorage()
         from trivium.storage.disk import DiskStorage
+        from trivium.storage.encryption import find_keys
 
+        try:
+            keys = find_keys(config.key_file, config.key_env, os.environ)
+        except ValueError as error:
+            raise ConfigError(f"[storage] {error}") from None
         return DiskStorage(
             config.data,
             post=self._loop.call_soon_threadsafe,
@@ -178,6 +183,7 @@ class Server(Driver):
             on_fatal=self._fail,
             fsync=str(config.fsync),
             compression=config.compression,
+            keys=keys,
         )
 
     async def _listen(self, adapter: Adapter, listen: Listen) -> None:

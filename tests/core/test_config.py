@@ -139,6 +139,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "data": "/d",
             "fsync": "every_n:3",
             "compression": "zstd",
+            "key_file": "/k",
+            "key_env": "key",
         },
         "limits": {
             "max_connections": "9",

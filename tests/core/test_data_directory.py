@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.storage.directory_writer import DirectoryWriter
-from tests.core.test_cli import run, serve
+from tests.core.test_cli import NO_PROTOCOLS, run, serve
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.data_directory import check_record, describe
 from trivium.message import Address, Message
@@ -152,6 +152,30 @@ def test_a_queue_whose_name_is_lost_is_reported_by_number(directory: Path) -> No
     lines = repair(directory)
     assert "lost: log 1, whose name is lost: offsets 4 to 14 (11 records)" in lines
     assert check(directory) == (EXIT_OK, [f"{directory} is in order"])
+
+
+def test_an_encrypted_directory_needs_its_key(tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("ab" * 32 + "\n")
+    other.write_text("cd" * 32 + "\n")
+    data = tmp_path / "data"
+    options = ("serve", "--data", str(data), *NO_PROTOCOLS)
+    with serve("--data", str(data), TRIVIUM_STORAGE__KEY_FILE=str(key)):
+        pass
+    for refused in (
+        run(*options, TRIVIUM_STORAGE__KEY_FILE=str(other)),
+        run(*options, TRIVIUM_STORAGE__KEY_FILE="nowhere"),
+        run(*options, TRIVIUM_STORAGE__KEY_ENV="PATH"),
+    ):
+        assert refused.returncode == EXIT_USAGE
+        assert refused.stderr.count("\n") == 1
+    refused = run(*options)
+    assert refused.returncode == EXIT_USAGE
+    assert "is encrypted with the key" in refused.stderr
+    assert run("check", str(data)).returncode == EXIT_USAGE
+    assert run("check", str(data), "--key-file", str(other)).returncode == EXIT_USAGE
+    assert run("check", str(data), "--key-file", str(key)).returncode == EXIT_OK
+    assert run("check", str(data), "--key-env", "K", K="ab" * 32).returncode == EXIT_OK
 
 
 def test_logs_are_shown_as_their_users_know_them() -> None:

@@ -170,7 +170,11 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG),
         ("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG),
     ):
-        add(name, summary, epilog).add_argument("directory", metavar="DIR")
+        command = add(name, summary, epilog)
+        command.add_argument("directory", metavar="DIR")
+        source = command.add_mutually_exclusive_group()
+        source.add_argument("--key-file", metavar="FILE", help="keys of an encrypted directory")
+        source.add_argument("--key-env", metavar="NAME", help="variable that holds the keys")
 
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
 from typing import Final
 
-from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.message import RecordError, decode_record
 from trivium.records import BatchError, RecordBatch
 from trivium.storage.directory import JOURNAL_DIRECTORY, LOCK_FILE
-from trivium.storage.errors import StorageError, StorageLocked, StorageVersionMismatch
+from trivium.storage.encryption import find_keys
+from trivium.storage.errors import (
+    StorageError,
+    StorageKeyError,
+    StorageLocked,
+    StorageVersionMismatch,
+)
 from trivium.storage.filesystem import RealFileSystem
 from trivium.storage.inspection import Inspection, Loss
 from trivium.storage.log import DiskLog
@@ -29,9 +36,13 @@ def run(options: argparse.Namespace) -> int:
     if not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
         return _fail(EXIT_FAILED, f"{directory} is no data directory")
     try:
+        keys = find_keys(options.key_file or "", options.key_env or "", os.environ)
+    except ValueError as error:
+        return _fail(EXIT_USAGE, error)
+    try:
         lock = filesystem.lock(f"{directory}/{LOCK_FILE}")
         try:
-            inspection = Inspection(filesystem, directory, check_record)
+            inspection = Inspection(filesystem, directory, check_record, keys)
             if options.command == "check":
                 return _check(inspection)
             return _repair(inspection)
@@ -39,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
             lock.release()
     except StorageLocked as error:
         return _fail(EXIT_LOCKED, error)
+    except StorageKeyError as error:
+        return _fail(EXIT_USAGE, error)
     except StorageVersionMismatch as error:
         return _fail(EXIT_DAMAGED, error)
     except (StorageError, OSError) as error:

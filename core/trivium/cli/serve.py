@@ -25,6 +25,7 @@ from trivium.process import is_compiled
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,
+    StorageKeyError,
     StorageLocked,
     StorageVersionMismatch,
 )
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
             return _fail(EXIT_USAGE, error)
         except StorageLocked as error:
             return _fail(EXIT_LOCKED, error)
+        except StorageKeyError as error:
+            return _fail(EXIT_USAGE, error)
         except StorageDamaged as error:
             advice = f"to save what can be saved, run: trivium repair {config.storage.data}"
             return _fail(EXIT_DAMAGED, f"{error}; {advice}")

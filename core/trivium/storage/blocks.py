@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import zstandard
 
 from trivium.storage.chunks import Chunk
+from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.journal import checksum_holding_the_lock
 
@@ -27,6 +28,7 @@ BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
 SPARSE: Final = 1
 _NOTES: Final = 2
 _COMPRESSED: Final = 4
+_ENCRYPTED: Final = 8
 #: of a body before it was compressed
 _SIZE: Final = Struct("<Q")
 #: zstd's quickest level but for the negative ones
@@ -50,8 +52,8 @@ class ChunkImage:
         self.position = 0
         self.length = 0
 
-    def encoded(self, compresses: bool) -> list[bytes]:
-        """The block, in parts."""
+    def encoded(self, compresses: bool, cipher: FileCipher | None) -> list[bytes]:
+        """The block, in parts, for the position that was noted."""
         chunk = self.chunk
         records = self.records
         count = len(records)
@@ -72,9 +74,15 @@ class ChunkImage:
             if len(packed) < len(body) * _WORTHWHILE:
                 body = packed
                 flags |= _COMPRESSED
+        number = self.log.number
+        if cipher is not None:
+            flags |= _ENCRYPTED
+            size = len(body) + TAG_SIZE
+            context = _context(number, chunk.first, chunk.end, count, flags, size)
+            body = cipher.seal(self.position, body, context)
         head = _BLOCK_HEADER.pack(
             _BLOCK_MAGIC,
-            self.log.number,
+            number,
             chunk.first,
             chunk.end,
             count,
@@ -90,6 +98,11 @@ def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
     records = [record for record in chunk.records or () if record is not None]
     assert len(records) == chunk.slots
     return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
+
+
+def _context(log: int, first: int, end: int, count: int, flags: int, size: int) -> bytes:
+    """What an encrypted block is tied to, beside its file and its position there."""
+    return _BLOCK_HEADER.pack(_BLOCK_MAGIC, log, first, end, count, flags, size, 0)
 
 
 def block_header(data: bytes) -> tuple[int, int, int, int, int, int, int] | None:
@@ -129,7 +142,7 @@ class Place:
 
 
 def decode_block(
-    data: bytes, path: str, place: Place
+    data: bytes, path: str, place: Place, cipher: FileCipher | None
 ) -> tuple[list[bytes | None], dict[int, bytes] | None]:
     """Records and notes of a chunk from the block that was read. Raises StorageDamaged."""
     position = place.position
@@ -142,21 +155,32 @@ def decode_block(
     wanted = (place.log.number, place.first, place.end, place.slots)
     if (number, first, end, count) != wanted or size != place.length - BLOCK_HEADER_SIZE:
         raise StorageDamaged(path, position, "the block of another chunk")
-    body = block_body(data, header)
+    body = block_body(data, header, position, cipher)
     if body is None:
         raise StorageDamaged(path, position, "the content of a block is wrong")
     return _decode_body(body, count, flags)
 
 
-def block_body(data: bytes, header: tuple[int, int, int, int, int, int, int]) -> bytes | None:
-    """The body of a whole block as it was before it was compressed; None when it is wrong."""
-    _, _, _, _, flags, length, checksum = header
-    stored = memoryview(data)[BLOCK_HEADER_SIZE : BLOCK_HEADER_SIZE + length]
+def block_body(
+    data: bytes,
+    header: tuple[int, int, int, int, int, int, int],
+    position: int,
+    cipher: FileCipher | None,
+) -> bytes | None:
+    """The body of a whole block as it was before anything was done to it; None when it is wrong."""
+    log, first, end, count, flags, length, checksum = header
+    stored = data[BLOCK_HEADER_SIZE : BLOCK_HEADER_SIZE + length]
     if checksum != zlib.crc32(stored):
         return None
-    if flags & _COMPRESSED:
-        return _decompressed(stored)
-    return bytes(stored)
+    if flags & _ENCRYPTED:
+        if cipher is None:
+            return None
+        context = _context(log, first, end, count, flags, length)
+        plain = cipher.unseal(position, stored, context)
+        if plain is None:
+            return None
+        stored = plain
+    return _decompressed(stored) if flags & _COMPRESSED else stored
 
 
 def _compressed(body: bytes) -> bytes:
@@ -164,11 +188,11 @@ def _compressed(body: bytes) -> bytes:
     return _SIZE.pack(len(body)) + packed
 
 
-def _decompressed(stored: memoryview) -> bytes | None:
+def _decompressed(stored: bytes) -> bytes | None:
     """None when it is not what ``_compressed`` makes; allocates no more than a frame says."""
     try:
         (size,) = _SIZE.unpack_from(stored)
-        packed = stored[_SIZE.size :]
+        packed = memoryview(stored)[_SIZE.size :]
         if zstandard.get_frame_parameters(packed).content_size != size:
             return None
         return zstandard.ZstdDecompressor().decompress(packed)

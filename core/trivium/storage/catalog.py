@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.storage.blocks import offsets_from_bytes, offsets_to_bytes
 from trivium.storage.chunks import Chunk
+from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.log import DiskLog
@@ -39,6 +40,13 @@ _SCHEMA: Final = (
     " checksum INTEGER NOT NULL, PRIMARY KEY (key_table, key)) WITHOUT ROWID",
 )
 
+_SEALED_SCHEMA: Final = (
+    "CREATE TABLE sealed_value (key_table INTEGER, key BLOB, key_id BLOB NOT NULL,"
+    " salt BLOB NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
+    " PRIMARY KEY (key_table, key)) WITHOUT ROWID"
+)
+_CONTEXT: Final = b"trivium catalog"
+
 _POSITIONS: Final = frozenset(
     ("checkpoint_batch", "needed_batch", "first_file", "next_log", "next_segment")
 )
@@ -53,6 +61,16 @@ def checksum_of(row: tuple[int | str | bytes, ...]) -> int:
         data = value if isinstance(value, bytes) else str(value).encode()
         checksum = zlib.crc32(b"\0", zlib.crc32(data, checksum))
     return checksum
+
+
+def _has_sealed(connection: sqlite3.Connection) -> bool:
+    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'sealed_value'")
+    return bool(found.fetchone()[0])
+
+
+def _row_context(table: int, key: bytes) -> bytes:
+    """What an encrypted value is tied to."""
+    return table.to_bytes(4, "little") + key
 
 
 def _bits(removed: int) -> bytes:
@@ -83,8 +101,13 @@ def refuse(damage: StorageDamaged) -> None:
 class Catalog:
     """The open database. Used by one thread at a time."""
 
-    def __init__(self, filesystem: FileSystem, path: str) -> None:
+    def __init__(
+        self, filesystem: FileSystem, path: str, keys: Keys, entropy: Callable[[int], bytes]
+    ) -> None:
         self._path = path
+        self._keys = keys
+        self._entropy = entropy
+        self._has_sealed = False
         try:
             self._database = filesystem.open_database(path)
         except sqlite3.OperationalError as error:
@@ -92,6 +115,9 @@ class Catalog:
         except sqlite3.DatabaseError as error:
             raise StorageDamaged(path, 0, str(error)) from error
         self._connection = self._database.connection
+        if keys.current != PLAIN:
+            # What was there before it was encrypted is overwritten and not just forgotten.
+            self._connection.execute("PRAGMA secure_delete = ON").close()
         self._damaged: Callable[[StorageDamaged], None] = refuse
         #: whether it says where the journal goes on; not in a new directory
         self.has_positions = False
@@ -127,6 +153,7 @@ class Catalog:
             self._load_logs,
             self._load_chunks,
             self._load_tables,
+            self._load_sealed,
         ):
             try:
                 load(recovered, segments)
@@ -230,6 +257,32 @@ class Catalog:
                 self._report(f"a row of table {table.name} has a wrong checksum: {key!r}")
             else:
                 table.load(key, value)
+                if self._keys.current != PLAIN:
+                    table.mark(key)
+
+    def _load_sealed(self, recovered: Recovered, segments: Segments) -> None:
+        self._has_sealed = _has_sealed(self._connection)
+        if not self._has_sealed:
+            return
+        ciphers: dict[tuple[bytes, bytes], FileCipher] = {}
+        for row in self._rows("sealed_value", "key_table, key"):
+            if not self._check(row[:-1], row[-1]):
+                continue
+            number, key, id_, salt, position, sealed = row[:6]
+            cipher = ciphers.get((id_, salt))
+            if cipher is None:
+                cipher = self._keys.cipher(id_, salt, _CONTEXT, self._path)
+                ciphers[id_, salt] = cipher
+            value = cipher.unseal(position, sealed, _row_context(number, key))
+            table = recovered.tables.get(number)
+            if table is None:
+                self._report(f"the name of table {number} is missing")
+            elif value is None:
+                self._report(f"a row of table {table.name} cannot be decrypted: {key!r}")
+            else:
+                table.load(key, value)
+                if self._keys.current != id_:
+                    table.mark(key)
 
     def _check(self, row: tuple[int | str | bytes, ...], checksum: int) -> bool:
         if checksum_of(row) == checksum:
@@ -275,23 +328,47 @@ class Catalog:
             "INSERT OR REPLACE INTO key_table VALUES (?, ?, ?)",
             ((*row, checksum_of(row)) for row in changes.tables),
         )
-        executemany("DELETE FROM key_value WHERE key_table = ? AND key = ?", changes.deleted)
-        executemany(
-            "INSERT OR REPLACE INTO key_value VALUES (?, ?, ?, ?)",
-            (
-                (number, key, value, zlib.crc32(value, zlib.crc32(key, number)))
-                for number, key, value in changes.rows
-            ),
-        )
+        self._write_rows(changes)
         executemany(
             "INSERT OR REPLACE INTO position VALUES (?, ?, ?)",
             ((*row, checksum_of(row)) for row in changes.positions),
         )
         self._database.commit()
 
+    def _write_rows(self, changes: CatalogChanges) -> None:
+        executemany = self._connection.executemany
+        if self._keys.current != PLAIN and not self._has_sealed:
+            self._connection.execute(_SEALED_SCHEMA)
+            self._has_sealed = True
+        names = [(number, key) for number, key, _ in changes.rows]
+        for table in ("key_value", "sealed_value") if self._has_sealed else ("key_value",):
+            statement = f"DELETE FROM {table} WHERE key_table = ? AND key = ?"  # noqa: S608
+            executemany(statement, changes.deleted)
+            executemany(statement, names)
+        if self._keys.current == PLAIN:
+            executemany(
+                "INSERT INTO key_value VALUES (?, ?, ?, ?)",
+                (
+                    (number, key, value, zlib.crc32(value, zlib.crc32(key, number)))
+                    for number, key, value in changes.rows
+                ),
+            )
+        elif changes.rows:
+            id_, salt = self._keys.current, self._entropy(SALT_SIZE)
+            cipher = self._keys.cipher(id_, salt, _CONTEXT, self._path)
+            rows = [
+                (number, key, id_, salt, at, cipher.seal(at, value, _row_context(number, key)))
+                for at, (number, key, value) in enumerate(changes.rows)
+            ]
+            executemany(
+                "INSERT INTO sealed_value VALUES (?, ?, ?, ?, ?, ?, ?)",
+                ((*row, checksum_of(row)) for row in rows),
+            )
+
     def roll_back(self) -> None:
         """Forget a write that failed. Raises sqlite3.Error."""
         self._connection.rollback()
+        self._has_sealed = _has_sealed(self._connection)
 
     def close(self) -> None:
         """Release the file."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
+from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.blocks import ChunkImage, Place, image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.executor import Completions, Work
 from trivium.storage.filesystem import FileSystem
@@ -58,7 +60,11 @@ class Checkpoint(Work):
         is_space_short: bool,
         compresses: bool,
         rewrites: bool,
+        keys: Keys,
+        entropy: Callable[[int], bytes],
     ) -> None:
+        self._keys = keys
+        self._entropy = entropy
         self._filesystem = filesystem
         self._journal_directory = journal_directory
         self._segment_directory = segment_directory
@@ -172,6 +178,10 @@ class Checkpoint(Work):
             self._old_files.append(number)
         self._first_file = self._old_files.pop()
 
+    def has_rewritten(self) -> bool:
+        """Whether chunks were moved from one file to another."""
+        return bool(self._rewritten)
+
     def run(self) -> None:
         """On the checkpoint lane: write."""
         assert self._journal is not None
@@ -179,6 +189,8 @@ class Checkpoint(Work):
             self._filesystem,
             self._segment_directory,
             self._first_segment,
+            self._keys,
+            self._entropy,
             self._compresses,
             self._journal.written_size,
         )

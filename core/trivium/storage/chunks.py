@@ -172,6 +172,8 @@ class Chunk:
         chunk.closed = chunk.fixed = True
         chunk.records = None
         ends = self.ends
+        if ends is None and len(kept) == self.slots:
+            return chunk, kept
         chunk.offsets = array("q", [self.offset_at(slot) for slot in kept])
         chunk.ends = array(
             "q", [self.first + slot + 1 if ends is None else ends[slot] for slot in kept]

@@ -25,6 +25,7 @@ from trivium.storage.directory import (
     SEGMENT_DIRECTORY,
     check_directory_format,
 )
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import (
     StorageError,
     StorageFailed,
@@ -117,9 +118,10 @@ class DiskStorage(Storage):
     will become durable any more: the process must then stop with exit code 74. ``checkpoint_size``
     is how much goes to the journal between two checkpoints, ``memory_size`` how much of what could
     be read back from segments stays in memory; both in bytes. ``compression`` of new segments is
-    ``none`` or ``zstd``; either way both are read.
+    ``none`` or ``zstd``; either way both are read. ``keys`` encrypt what is written.
 
-    Opening raises StorageLocked, StorageVersionMismatch, StorageDamaged, StorageFailed.
+    Opening raises StorageLocked, StorageVersionMismatch, StorageKeyError, StorageDamaged,
+    StorageFailed.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class DiskStorage(Storage):
         checkpoint_size: int = CHECKPOINT_SIZE,
         memory_size: int = MEMORY_SIZE,
         compression: str = "none",
+        keys: Keys | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.is_durable = True
@@ -149,6 +152,8 @@ class DiskStorage(Storage):
         if compression not in ("none", "zstd"):
             raise ValueError(f"compression must be none or zstd, not {compression!r}")
         self._compresses = compression == "zstd"
+        self._keys = Keys() if keys is None else keys
+        self._entropy = entropy
         self._checkpoint_size = checkpoint_size
         self._changes = Changes()
         self._waiters: dict[DurabilityWaiter, None] = {}
@@ -174,6 +179,7 @@ class DiskStorage(Storage):
             self._reader_lane,
             self.completions,
             self.fail,
+            self._keys,
         )
         try:
             self._filesystem.make_directory(directory)
@@ -182,7 +188,7 @@ class DiskStorage(Storage):
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         try:
             check_directory_format(self._filesystem, directory)
-            self._recover(journal_file_size, entropy)
+            self._recover(journal_file_size)
         except OSError as error:
             self._lock.release()
             raise StorageFailed(f"cannot open {directory}: {error}") from error
@@ -190,14 +196,16 @@ class DiskStorage(Storage):
             self._lock.release()
             raise
 
-    def _recover(self, journal_file_size: int, entropy: Callable[[int], bytes]) -> None:
+    def _recover(self, journal_file_size: int) -> None:
         filesystem = self._filesystem
         self._journal_directory = f"{self._directory}/{JOURNAL_DIRECTORY}"
         self._segment_directory = f"{self._directory}/{SEGMENT_DIRECTORY}"
         filesystem.make_directory(self._journal_directory)
         filesystem.make_directory(self._segment_directory)
-        self._catalog = Catalog(filesystem, f"{self._directory}/{CATALOG_FILE}")
-        recovered = Recovered(self._changes, self._segments)
+        self._catalog = Catalog(
+            filesystem, f"{self._directory}/{CATALOG_FILE}", self._keys, self._entropy
+        )
+        recovered = Recovered(self._changes, self._segments, self._keys)
         try:
             self._catalog.load(recovered, self._segments)
             recovered.replay(filesystem, self._journal_directory)
@@ -207,9 +215,10 @@ class DiskStorage(Storage):
                 self._journal_directory,
                 journal_file_size,
                 self._policy,
-                entropy,
+                self._entropy,
                 recovered.next_file,
                 recovered.last_batch,
+                self._keys,
             )
             self.journal.files = recovered.files
             # Durable before anything is delivered, so that a crash from here on is known as one.
@@ -229,7 +238,7 @@ class DiskStorage(Storage):
         self._next_log = recovered.next_log
         self._next_table = recovered.next_table
         self._journal_bytes = recovered.journal_bytes
-        if len(recovered.files) > MAX_JOURNAL_FILES:
+        if len(recovered.files) > MAX_JOURNAL_FILES or self._segments.foreign:
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
 
     def table(self, name: str) -> Table:
@@ -301,6 +310,8 @@ class DiskStorage(Storage):
                 self._is_space_short,
                 self._compresses,
                 rewrites,
+                self._keys,
+                self._entropy,
             )
             self._is_space_short = False
             self._wake()
@@ -328,6 +339,10 @@ class DiskStorage(Storage):
         elif checkpoint.is_finished:
             if not checkpoint.is_abandoned:
                 self._older_bytes = 0
+            if checkpoint.has_rewritten() and self._segments.foreign:
+                # One after the other, until all is encrypted with the key of today.
+                self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
+                self._wake()
             self._checkpoint = None
         elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
             if self.journal.synced < checkpoint.needed_batch:

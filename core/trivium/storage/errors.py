@@ -2,6 +2,7 @@
 
 StorageError
 +-- StorageLocked           another process has the data directory open
++-- StorageKeyError         it is encrypted with a key that was not given
 +-- StorageVersionMismatch  the directory was written in a format that this version does not read
 +-- StorageDamaged          stored bytes are not what was written; nothing is dropped silently
 +-- StorageFailed           the disk refused a write or a sync; final, the process must stop
@@ -16,6 +17,10 @@ class StorageError(Exception):
 
 class StorageLocked(StorageError):
     """Another process has the data directory open."""
+
+
+class StorageKeyError(StorageError):
+    """The data directory is encrypted with a key that was not given."""
 
 
 class StorageVersionMismatch(StorageError):

@@ -138,18 +138,20 @@ class InspectedJournal:
         opened.close()
         is_wrong = False
         try:
-            first, marker = read_header(path, data, number)
+            file = read_header(path, data, number, self._recovered.keys)
         except StorageDamaged as damage:
             self.damages.append(damage)
             is_wrong = True
-            first, marker = self._last + 1, data[FILE_HEADER_SIZE : FILE_HEADER_SIZE + 8]
-        file = JournalFile(path, data, first)
+            # If it is encrypted there are no batches to be found without the header.
+            marker = data[FILE_HEADER_SIZE : FILE_HEADER_SIZE + 8]
+            file = JournalFile(path, data, self._last + 1, marker, FILE_HEADER_SIZE, None)
+        marker = file.marker
         if not any(marker):
             # Nothing, or unused space; the header of a file that was used gives it a marker.
             return
         if self._last == -2:
-            self._last = first - 1
-        position = FILE_HEADER_SIZE
+            self._last = file.first_batch - 1
+        position = file.start
         while position < len(data):
             found = batch_at(data, position, marker)
             if found is not None and found[0] > self._last:
@@ -262,7 +264,12 @@ class InspectedJournal:
         if batch <= recovered.checkpoint_batch:
             return
         defined: set[tuple[int, int]] = set()
-        for kind, number, first, _, _ in mentioned(file.data, start, end):
+        try:
+            data, start_, end_ = file.body(start, end)
+        except StorageDamaged as damage:
+            self.damages.append(damage)
+            return
+        for kind, number, first, _, _ in mentioned(data, start_, end_):
             if kind in (DEFINE_LOG, DEFINE_TABLE):
                 defined.add((kind, number))
             elif kind == _UNREADABLE:
@@ -285,6 +292,10 @@ def _mentioned_in_hole(
     file: JournalFile, marker: bytes, start: int, end: int
 ) -> Iterator[tuple[int, int, int, int, bytes]]:
     """The same for each batch that seems to begin in a hole."""
+    if file.cipher is not None:
+        # What is damaged cannot be decrypted.
+        yield _UNREADABLE, 0, 0, 0, b""
+        return
     while start < end:
         following = file.data.find(marker, start + 1, end)
         stop = end if following < 0 else following

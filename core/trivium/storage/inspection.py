@@ -10,6 +10,7 @@ record stays, and is listed among those that come back.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from trivium.storage.directory import (
     SEGMENT_DIRECTORY,
     read_directory_format,
 )
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed
 from trivium.storage.executor import Completions, Lane
 from trivium.storage.filesystem import FileSystem
@@ -40,7 +42,12 @@ from trivium.storage.inspected_journal import InspectedJournal
 from trivium.storage.journal import file_name
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
-from trivium.storage.segment_files import FILE_HEADER_SIZE, check_file_header, segment_number
+from trivium.storage.segment_files import (
+    ENCRYPTED_HEADER_SIZE,
+    FILE_HEADER_SIZE,
+    read_file_header,
+    segment_number,
+)
 from trivium.storage.segments import Segments
 
 #: says what is wrong with a record of a log, "" for nothing; gets the log's name, the record, and
@@ -72,10 +79,17 @@ class Loss:
 class Inspection:
     """The state of a directory. The caller holds its lock.
 
-    Raises StorageVersionMismatch, StorageFailed.
+    Raises StorageVersionMismatch, StorageKeyError, StorageFailed.
     """
 
-    def __init__(self, filesystem: FileSystem, directory: str, check_record: CheckRecord) -> None:
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        check_record: CheckRecord,
+        keys: Keys | None = None,
+    ) -> None:
+        self.keys = Keys() if keys is None else keys
         self.filesystem = filesystem
         self.directory = directory
         self.journal_directory = f"{directory}/{JOURNAL_DIRECTORY}"
@@ -92,9 +106,15 @@ class Inspection:
         #: files that hold, beside others, what is lost or damaged
         self.suspects: set[str] = set()
         self.segments = Segments(
-            filesystem, self.segment_directory, 0, Lane(), Completions(_no_post), _no_failure
+            filesystem,
+            self.segment_directory,
+            0,
+            Lane(),
+            Completions(_no_post),
+            _no_failure,
+            self.keys,
         )
-        self.recovered = Recovered(Changes(), self.segments)
+        self.recovered = Recovered(Changes(), self.segments, self.keys)
         try:
             self._inspect()
         except OSError as error:
@@ -155,7 +175,7 @@ class Inspection:
         is_unreadable = True
         if self.filesystem.exists(self.catalog_path):
             try:
-                catalog = Catalog(self.filesystem, self.catalog_path)
+                catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom)
             except StorageDamaged as damage:
                 self._damaged(damage)
             else:
@@ -203,10 +223,17 @@ class Inspection:
     def _blocks(self, segment: int) -> Iterator[tuple[int, Chunk]]:
         """All blocks of a segment file, as chunks of which nothing was removed."""
         file = self.filesystem.open(self.segments.path(segment))
-        position = FILE_HEADER_SIZE
+        path = self.segments.path(segment)
+        position, cipher = FILE_HEADER_SIZE, None
+        try:
+            head = read_file_header(file.read(0, ENCRYPTED_HEADER_SIZE), path, segment, self.keys)
+            position, cipher = head.size, head.cipher
+        except StorageDamaged as damage:
+            self._damaged(damage)
         while (header := block_header(file.read(position, BLOCK_HEADER_SIZE))) is not None:
             number, first, end, count, flags, length, _ = header
-            body = block_body(file.read(position, BLOCK_HEADER_SIZE + length), header)
+            data = file.read(position, BLOCK_HEADER_SIZE + length)
+            body = block_body(data, header, position, cipher)
             if body is None:
                 # It is wrong: left to whoever reads the chunk to say so.
                 body = bytes(20 * count)
@@ -278,15 +305,18 @@ class Inspection:
         if not self.filesystem.exists(path):
             raise StorageDamaged(path, 0, "it is missing")
         file = self.filesystem.open(path)
-        head = file.read(0, FILE_HEADER_SIZE)
+        head = file.read(0, ENCRYPTED_HEADER_SIZE)
         data = file.read(chunk.position, chunk.length)
         file.close()
-        records, notes = decode_block(data, path, Place(log, chunk))
+        cipher, is_wrong = None, False
         try:
-            check_file_header(head, path, chunk.segment)
+            cipher = read_file_header(head, path, chunk.segment, self.keys).cipher
         except StorageDamaged as damage:
-            # The blocks speak for themselves, but in another file from now on.
             self._damaged(damage)
+            is_wrong = True
+        records, notes = decode_block(data, path, Place(log, chunk), cipher)
+        if is_wrong:
+            # The block speaks for itself, but in another file from now on.
             chunk.detach(records, notes)
         return records
 

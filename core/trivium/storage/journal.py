@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
+from trivium.storage.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.filesystem import File, FileSystem
 
@@ -28,7 +29,12 @@ _FILE_HEADER: Final = Struct("<8sI4xQQ8s4x")
 #: marker, batch number, oldest batch not synced, body length, flags, checksum of the body, (pad)
 _BATCH_HEADER: Final = Struct("<8sQQQII4x")
 _CHECKSUM: Final = Struct("<I")
+#: of an encrypted file, behind what any file has up to its marker: key id, salt, (pad)
+_ENCRYPTED_VERSION: Final = 2
+_ENCRYPTION: Final = Struct("<8s32s12x")
+_CONTEXT_SIZE: Final = 40
 FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
+ENCRYPTED_HEADER_SIZE: Final[int] = _CONTEXT_SIZE + _ENCRYPTION.size + 4
 BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
 
 #: flag of the first batch of a process, and of the last one when it stopped cleanly
@@ -119,12 +125,17 @@ class JournalWriter:
         entropy: Callable[[int], bytes],
         next_file: int,
         synced: int,
+        keys: Keys,
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
         self._file_size = file_size
         self._policy = policy
         self._entropy = entropy
+        self._keys = keys
+        self._cipher: FileCipher | None = None
+        #: where the first batch of the open file lies
+        self._start = FILE_HEADER_SIZE
         self._next_file = next_file
         self._file: File | None = None
         self._marker = b""
@@ -146,9 +157,11 @@ class JournalWriter:
         Raises OSError. After an error nothing more may be written.
         """
         length = sum(map(len, parts))
+        if self._keys.current != PLAIN:
+            length += TAG_SIZE
         size = BATCH_HEADER_SIZE + length
         if self._file is None or (
-            self._position > FILE_HEADER_SIZE and self._position + size > self._file_size
+            self._position > self._start and self._position + size > self._file_size
         ):
             self._next(number)
         file = self._file
@@ -158,6 +171,9 @@ class JournalWriter:
             sync = sync or number - self.synced >= policy.every
         elif policy.seconds:
             sync = sync or now - self.synced_at >= policy.seconds
+        if self._cipher is not None:
+            context = batch_context(self._marker, number, self.synced + 1, length, flags)
+            parts = [self._cipher.seal(number, b"".join(parts), context)]
         if length <= PIECE_SIZE:
             body = b"".join(parts)
             head = self._head(number, length, flags, zlib.crc32(body))
@@ -219,51 +235,108 @@ class JournalWriter:
             file = self._filesystem.create(temporary)
         self._file = file
         self._marker = self._entropy(8)
-        header = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self._next_file, number, self._marker)
+        header = self._file_header(number, path)
         file.allocate(self._file_size)
         file.write([header, _CHECKSUM.pack(zlib.crc32(header))], 0, False)
         file.sync()
         self._filesystem.rename(temporary, path)
         self._filesystem.sync_directory(self._directory)
-        self._position = FILE_HEADER_SIZE
+        self._position = self._start
         self.files.append((self._next_file, number))
         self._next_file += 1
+
+    def _file_header(self, number: int, path: str) -> bytes:
+        keys = self._keys
+        if keys.current == PLAIN:
+            self._start = FILE_HEADER_SIZE
+            return _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self._next_file, number, self._marker)
+        self._start = ENCRYPTED_HEADER_SIZE
+        fields = (_FILE_MAGIC, _ENCRYPTED_VERSION, self._next_file, number, self._marker)
+        header = _FILE_HEADER.pack(*fields)[:_CONTEXT_SIZE]
+        salt = self._entropy(SALT_SIZE)
+        self._cipher = keys.cipher(keys.current, salt, header, path)
+        return header + _ENCRYPTION.pack(keys.current, salt)
 
 
 class JournalFile:
     """A journal file that was read back: its content and where the bodies of its batches lie."""
 
-    def __init__(self, path: str, data: bytes, first_batch: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        data: bytes,
+        first_batch: int,
+        marker: bytes,
+        start: int,
+        cipher: FileCipher | None,
+    ) -> None:
         self.path = path
         self.data = data
         self.first_batch = first_batch
+        self.marker = marker
+        #: where the first batch lies
+        self.start = start
+        self.cipher = cipher
         #: for each batch its number, its flags and the start and end of its body
         self.batches: list[tuple[int, int, int, int]] = []
         #: position after the last batch
-        self.end = FILE_HEADER_SIZE
+        self.end = start
         #: whether what follows is the beginning of a batch, and not just unused space
         self.is_torn = False
 
+    def body(self, start: int, end: int) -> tuple[bytes, int, int]:
+        """Bytes that hold the body of a batch, decrypted, and where. Raises StorageDamaged."""
+        cipher = self.cipher
+        if cipher is None:
+            return self.data, start, end
+        at = start - BATCH_HEADER_SIZE
+        _, number, unsynced, length, flags, _ = _BATCH_HEADER.unpack_from(self.data, at)
+        context = batch_context(self.marker, number, unsynced, length, flags)
+        body = cipher.unseal(number, self.data[start:end], context)
+        if body is None:
+            raise StorageDamaged(self.path, at, f"batch {number} cannot be decrypted")
+        return body, 0, len(body)
 
-def read_header(path: str, data: bytes, number: int) -> tuple[int, bytes]:
-    """First batch and marker of a journal file. Raises StorageDamaged, StorageVersionMismatch."""
+
+def batch_context(marker: bytes, number: int, unsynced: int, length: int, flags: int) -> bytes:
+    """What an encrypted batch is tied to."""
+    return _BATCH_HEADER.pack(marker, number, unsynced, length, flags, 0)
+
+
+def read_header(path: str, data: bytes, number: int, keys: Keys) -> JournalFile:
+    """A journal file of which the header was read.
+
+    Raises StorageDamaged, StorageVersionMismatch, StorageKeyError.
+    """
     if len(data) < FILE_HEADER_SIZE:
         raise StorageDamaged(path, len(data), "shorter than its header")
-    (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEADER.size)
+    version = _FILE_HEADER.unpack_from(data)[1]
+    start = ENCRYPTED_HEADER_SIZE if version == _ENCRYPTED_VERSION else FILE_HEADER_SIZE
     magic, version, stated, first_batch, marker = _FILE_HEADER.unpack_from(data)
-    if checksum != zlib.crc32(memoryview(data)[: _FILE_HEADER.size]) or magic != _FILE_MAGIC:
+    end = start - _CHECKSUM.size
+    if (
+        len(data) < start
+        or magic != _FILE_MAGIC
+        or _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[:end])
+    ):
         raise StorageDamaged(path, 0, "the file header is wrong")
-    if version != VERSION:
-        raise StorageVersionMismatch(f"{path} has format {version}, this version reads {VERSION}")
+    if version not in (VERSION, _ENCRYPTED_VERSION):
+        raise StorageVersionMismatch(
+            f"{path} has format {version}, this version reads {VERSION} and {_ENCRYPTED_VERSION}"
+        )
     if stated != number:
         raise StorageDamaged(path, 0, f"the file header belongs to file {stated}")
-    return first_batch, marker
+    cipher = None
+    if version == _ENCRYPTED_VERSION:
+        id_, salt = _ENCRYPTION.unpack_from(data, _CONTEXT_SIZE)
+        cipher = keys.cipher(id_, salt, data[:_CONTEXT_SIZE], path)
+    return JournalFile(path, data, first_batch, marker, start, cipher)
 
 
-def read_file(path: str, data: bytes, number: int, is_last: bool) -> JournalFile:
-    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch."""
-    first_batch, marker = read_header(path, data, number)
-    file = JournalFile(path, data, first_batch)
+def read_file(path: str, data: bytes, number: int, is_last: bool, keys: Keys) -> JournalFile:
+    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch, StorageKeyError."""
+    file = read_header(path, data, number, keys)
+    first_batch, marker = file.first_batch, file.marker
     expected = first_batch
     while True:
         found = batch_at(data, file.end, marker)

@@ -29,6 +29,7 @@ from trivium.storage.changes import (
     TRUNCATE,
     Changes,
 )
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.journal import (
@@ -49,8 +50,9 @@ _logger: Final = logging.getLogger(__name__)
 class Recovered:
     """Logs and tables by number, and where the journal goes on."""
 
-    def __init__(self, changes: Changes, segments: Segments) -> None:
+    def __init__(self, changes: Changes, segments: Segments, keys: Keys) -> None:
         self.changes = changes
+        self.keys = keys
         self.segments = segments
         self.logs: dict[int, DiskLog] = {}
         self.tables: dict[int, DiskTable] = {}
@@ -119,7 +121,7 @@ class Recovered:
             raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
         opened = filesystem.open(path)
         try:
-            file = read_file(path, opened.read(0, opened.size()), number, is_last)
+            file = read_file(path, opened.read(0, opened.size()), number, is_last, self.keys)
         finally:
             opened.close()
         if self.files and file.first_batch != self.last_batch + 1:
@@ -149,13 +151,13 @@ class Recovered:
         All of it or, when it raises, a part.
         """
         try:
-            self._apply_records(file, start, end)
+            data, position, behind = file.body(start, end)
+            self._apply_records(file.path, data, position, behind)
         except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongRecord) as error:
             # The checksum is right, so this was written: by a fault, or by somebody.
             raise StorageDamaged(file.path, start, f"batch {batch} has no meaning") from error
 
-    def _apply_records(self, file: JournalFile, position: int, end: int) -> None:
-        data = file.data
+    def _apply_records(self, path: str, data: bytes, position: int, end: int) -> None:
         record = b""
         while position < end:
             kind = data[position]
@@ -170,7 +172,7 @@ class Recovered:
                     record = data[record_at:position]
                 log = self.logs.get(number)
                 if log is None:
-                    self._unknown[number] = file.path
+                    self._unknown[number] = path
                 elif offset >= log.next_offset:
                     log.restore(offset, count, record, data[note_at:record_at])
                 elif offset >= self._checkpointed.get(number, 0):
@@ -178,7 +180,7 @@ class Recovered:
             elif SETTLE <= kind <= NEXT_OFFSET:
                 _, number, first, last = LOG_RECORD.unpack_from(data, position)
                 position += LOG_RECORD.size
-                self._change_log(file, kind, number, first, last)
+                self._change_log(path, kind, number, first, last)
             elif kind in (PUT, DELETE):
                 _, number, key_size, value_size = ROW_RECORD.unpack_from(data, position)
                 key_at = position + ROW_RECORD.size
@@ -199,7 +201,7 @@ class Recovered:
         if position != end:
             raise _WrongRecord
 
-    def _change_log(self, file: JournalFile, kind: int, number: int, first: int, last: int) -> None:
+    def _change_log(self, path: str, kind: int, number: int, first: int, last: int) -> None:
         if kind == DROP_LOG:
             self._unknown.pop(number, None)
             dropped = self.logs.pop(number, None)
@@ -209,7 +211,7 @@ class Recovered:
             return
         log = self.logs.get(number)
         if log is None:
-            self._unknown[number] = file.path
+            self._unknown[number] = path
         elif kind == SETTLE:
             log.restore_settled(first, last)
         elif kind == TRUNCATE:

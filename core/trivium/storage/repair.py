@@ -40,7 +40,11 @@ def repair(
     recovered = inspection.recovered
     changes = CatalogChanges()
     writer = SegmentWriter(
-        filesystem, inspection.segment_directory, inspection.segments.next_segment
+        filesystem,
+        inspection.segment_directory,
+        inspection.segments.next_segment,
+        inspection.keys,
+        entropy,
     )
     for log in inspection.logs():
         changes.logs.append((log.number, log.name, log.next_offset))
@@ -66,7 +70,7 @@ def repair(
         ("next_segment", writer.next_segment),
     ]
     _begin_journal(inspection, entropy)
-    _replace_catalog(filesystem, inspection.directory, inspection.catalog_path, changes)
+    _replace_catalog(inspection, changes, entropy)
     mark_directory_format(filesystem, inspection.directory)
 
 
@@ -81,17 +85,20 @@ def _begin_journal(inspection: Inspection, entropy: Callable[[int], bytes]) -> N
         entropy,
         recovered.next_file,
         recovered.last_batch,
+        inspection.keys,
     )
     journal.write(recovered.last_batch + 1, [], 0, True, 0.0)
     journal.close()
 
 
 def _replace_catalog(
-    filesystem: FileSystem, directory: str, path: str, changes: CatalogChanges
+    inspection: Inspection, changes: CatalogChanges, entropy: Callable[[int], bytes]
 ) -> None:
+    filesystem, directory = inspection.filesystem, inspection.directory
+    path = inspection.catalog_path
     for left_over in (path + _NEW, path + _NEW + _ROLLBACK):
         filesystem.remove(left_over)
-    catalog = Catalog(filesystem, path + _NEW)
+    catalog = Catalog(filesystem, path + _NEW, inspection.keys, entropy)
     try:
         catalog.write(changes)
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
 from trivium.storage.blocks import ChunkImage, Place, decode_block
+from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import File, FileSystem
 
@@ -17,6 +19,12 @@ _FILE_MAGIC: Final = b"TRIVSEGM"
 _FILE_HEADER: Final = Struct("<8sI4xQ4x")
 _CHECKSUM: Final = Struct("<I")
 FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
+#: of an encrypted file, behind what any file has up to its number: key id, salt, (pad)
+_ENCRYPTED_VERSION: Final = 2
+_CONTEXT_SIZE: Final = 24
+_ENCRYPTION: Final = Struct("<8s32s4x")
+_ENCRYPTED_VERSION_BYTES: Final = bytes([_ENCRYPTED_VERSION, 0, 0, 0])
+ENCRYPTED_HEADER_SIZE: Final[int] = _CONTEXT_SIZE + _ENCRYPTION.size + 4
 
 #: A file that has reached this size takes no further block, so that its space comes back soon.
 SEGMENT_SIZE: Final = 64 * 1024 * 1024
@@ -51,11 +59,16 @@ class SegmentWriter:
         filesystem: FileSystem,
         directory: str,
         next_segment: int,
+        keys: Keys,
+        entropy: Callable[[int], bytes],
         compresses: bool = False,
         write_size: int = MIN_WRITE_SIZE,
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
+        self._keys = keys
+        self._entropy = entropy
+        self._cipher: FileCipher | None = None
         self._compresses = compresses
         self._write_size = min(max(write_size, MIN_WRITE_SIZE), MAX_WRITE_SIZE)
         #: number of the next file; those before it, from the first given, are written
@@ -69,9 +82,9 @@ class SegmentWriter:
         """Write a chunk and note where it lies. Raises OSError."""
         if self._file is None:
             self._open()
-        block = image.encoded(self._compresses)
         image.segment = self.next_segment
         image.position = self._position + self._buffered
+        block = image.encoded(self._compresses, self._cipher)
         image.length = sum(map(len, block))
         # Here and not all together on the loop's thread, where it would take milliseconds.
         image.records = []
@@ -109,9 +122,16 @@ class SegmentWriter:
     def _open(self) -> None:
         path = f"{self._directory}/{segment_name(self.next_segment)}.tmp"
         self._file = self._filesystem.create(path)
-        head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self.next_segment)
+        keys = self._keys
+        if keys.current == PLAIN:
+            head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self.next_segment)
+        else:
+            head = _FILE_HEADER.pack(_FILE_MAGIC, _ENCRYPTED_VERSION, self.next_segment)
+            salt = self._entropy(SALT_SIZE)
+            self._cipher = keys.cipher(keys.current, salt, head[:_CONTEXT_SIZE], path)
+            head = head[:_CONTEXT_SIZE] + _ENCRYPTION.pack(keys.current, salt)
         self._parts = [head, _CHECKSUM.pack(zlib.crc32(head))]
-        self._buffered = FILE_HEADER_SIZE
+        self._buffered = len(head) + _CHECKSUM.size
         self._position = 0
 
     def _flush(self) -> None:
@@ -126,31 +146,58 @@ class SegmentWriter:
         self._buffered = 0
 
 
-def check_file_header(data: bytes, path: str, number: int) -> None:
-    """Raise StorageDamaged unless ``data`` begins as segment file ``number`` does."""
-    head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, number)
-    if not data.startswith(head + _CHECKSUM.pack(zlib.crc32(head))):
+class SegmentHeader:
+    """What the header of a segment file states."""
+
+    def __init__(self, size: int, key_id: bytes, cipher: FileCipher | None) -> None:
+        #: where the first block lies
+        self.size = size
+        self.key_id = key_id
+        self.cipher = cipher
+
+
+def read_file_header(data: bytes, path: str, number: int, keys: Keys) -> SegmentHeader:
+    """The header of segment file ``number``. Raises StorageDamaged, StorageKeyError."""
+    version = _ENCRYPTED_VERSION if data[8:12] == _ENCRYPTED_VERSION_BYTES else VERSION
+    size = FILE_HEADER_SIZE if version == VERSION else ENCRYPTED_HEADER_SIZE
+    head = data[: size - _CHECKSUM.size]
+    context = _FILE_HEADER.pack(_FILE_MAGIC, version, number)[:_CONTEXT_SIZE]
+    checksum = data[len(head) : size]
+    if not head.startswith(context) or checksum != _CHECKSUM.pack(zlib.crc32(head)):
         raise StorageDamaged(path, 0, "the file header is wrong")
+    if version == VERSION:
+        return SegmentHeader(size, PLAIN, None)
+    key_id, salt = _ENCRYPTION.unpack_from(head, _CONTEXT_SIZE)
+    return SegmentHeader(size, key_id, keys.cipher(key_id, salt, context, path))
 
 
 class BlockReader:
     """Reads blocks, one after the other, each file opened once as long as they lie together."""
 
-    def __init__(self, filesystem: FileSystem, directory: str) -> None:
+    def __init__(self, filesystem: FileSystem, directory: str, keys: Keys) -> None:
         self._filesystem = filesystem
         self._directory = directory
+        self._keys = keys
+        self._cipher: FileCipher | None = None
         self._number = 0
         self._file: File | None = None
 
     def read(self, place: Place) -> tuple[list[bytes | None], dict[int, bytes] | None]:
-        """Records and notes of a chunk. Raises StorageDamaged, OSError."""
+        """Records and notes of a chunk. Raises StorageError, OSError."""
         path = f"{self._directory}/{segment_name(place.segment)}"
         if self._file is None or self._number != place.segment:
             self.close()
             self._file = self._filesystem.open(path)
             self._number = place.segment
+            self._cipher = None
+            head = self._file.read(0, ENCRYPTED_HEADER_SIZE)
+            try:
+                self._cipher = read_file_header(head, path, place.segment, self._keys).cipher
+            except StorageDamaged:
+                # Blocks that are not encrypted speak for themselves.
+                pass
         data = self._file.read(place.position, place.length)
-        return decode_block(data, path, place)
+        return decode_block(data, path, place, self._cipher)
 
     def close(self) -> None:
         """Release the file."""

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.storage.blocks import Place
 from trivium.storage.chunks import Chunk
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.executor import Completions, Lane, Work
 from trivium.storage.filesystem import FileSystem
-from trivium.storage.segment_files import BlockReader, segment_name
+from trivium.storage.segment_files import (
+    ENCRYPTED_HEADER_SIZE,
+    BlockReader,
+    read_file_header,
+    segment_name,
+)
 
 if TYPE_CHECKING:
     from trivium.storage.log import DiskLog
@@ -101,8 +107,12 @@ class Segments:
         lane: Lane,
         completions: Completions,
         fail: Callable[[Exception], None],
+        keys: Keys,
     ) -> None:
         self.filesystem = filesystem
+        self._keys = keys
+        #: files that are encrypted with another key than what is written, or not at all
+        self.foreign: set[int] = set()
         self.completions = completions
         self.fail = fail
         #: the storage is closing: nothing is handed out any more
@@ -136,18 +146,24 @@ class Segments:
 
     def reader(self) -> BlockReader:
         """For the blocks of these files, on any thread."""
-        return BlockReader(self.filesystem, self._directory)
+        return BlockReader(self.filesystem, self._directory, self._keys)
 
     def check(self, number: int, size: int) -> None:
-        """Raise StorageDamaged unless a segment file is there and has at least ``size`` bytes."""
+        """Look at a segment file's header, and whether it has at least ``size`` bytes.
+
+        Raises StorageDamaged, StorageKeyError.
+        """
         path = self.path(number)
         if not self.filesystem.exists(path):
             raise StorageDamaged(path, 0, "it is missing")
         file = self.filesystem.open(path)
         found = file.size()
+        head = file.read(0, ENCRYPTED_HEADER_SIZE)
         file.close()
         if found < size:
             raise StorageDamaged(path, found, "the file is too short")
+        if read_file_header(head, path, number, self._keys).key_id != self._keys.current:
+            self.foreign.add(number)
 
     def remove_unused(self) -> None:
         """Remove the files that the catalog does not name: a checkpoint did not get so far."""
@@ -180,6 +196,7 @@ class Segments:
         del self._members[segment]
         del self._records[segment]
         del self.live[segment]
+        self.foreign.discard(segment)
 
     def move(self, place: Place, moved: Chunk, kept: list[int]) -> None:
         """The catalog names another place for a chunk, and fewer slots."""
@@ -202,7 +219,8 @@ class Segments:
         return ready
 
     def stragglers(self) -> list[tuple[DiskLog, Chunk]]:
-        """Chunks worth writing anew, so that the files go in which few records are left.
+        """Chunks to be written anew, so that files go in which few records are left, or which are
+        not encrypted with the key for what is written.
 
         They are bounded in number and in bytes: what is left waits for the next call.
         """
@@ -210,7 +228,8 @@ class Segments:
         size = 0
         looked_at = 0
         for segment, live in self.live.items():
-            if live == 0 or live * _STRAGGLER_SHARE >= self._records[segment]:
+            is_full = live * _STRAGGLER_SHARE >= self._records[segment]
+            if live == 0 or (is_full and segment not in self.foreign):
                 continue
             for log, chunk in self._members[segment]:
                 if chunk.live and chunk.segment == segment:

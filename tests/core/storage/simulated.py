@@ -15,6 +15,7 @@ from typing import Literal
 
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.disk import DiskStorage
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError, StorageLocked
 from trivium.storage.executor import Executor, Lane, Work
 from trivium.storage.filesystem import Database, File, FileSystem, Lock
@@ -404,6 +405,7 @@ class Host:
         checkpoint_size: int = 1 << 30,
         memory_size: int = 1 << 30,
         compression: str = "none",
+        keys: Keys | None = None,
     ) -> None:
         self.disk = SimulatedDisk() if disk is None else disk
         self.executor = SimulatedExecutor()
@@ -422,6 +424,7 @@ class Host:
             checkpoint_size=checkpoint_size,
             memory_size=memory_size,
             compression=compression,
+            keys=keys,
             entropy=random.Random(seed).randbytes,
         )
 

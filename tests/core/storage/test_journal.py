@@ -221,9 +221,9 @@ def test_a_batch_without_meaning_stops_the_start() -> None:
 def test_a_journal_of_another_version_is_refused() -> None:
     disk = written(1)
     content = disk.content(FIRST)
-    content[8] = 2
+    content[8] = 3
     content[44:48] = zlib.crc32(content[:44]).to_bytes(4, "little")
-    with pytest.raises(StorageVersionMismatch, match="format 2, this version reads 1"):
+    with pytest.raises(StorageVersionMismatch, match="format 3, this version reads 1 and 2"):
         Host(disk)
 
 
