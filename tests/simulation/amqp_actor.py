@@ -263,7 +263,7 @@ class AmqpActor(Actor):
                 self.simulation.published(number, True)
         for place in settled:
             entry = self.reference.queues.get(place[0], {}).get(place[1])
-            is_durable |= entry is not None and entry.persistent
+            is_durable |= entry is not None and entry.persistent and KINDS[place[0]].durable
             self.reference.settle(*place)
             self.simulation.holders.pop(place, None)
         self.transaction = []
