@@ -16,6 +16,7 @@ from trivium_native import frames
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
+UNKNOWN_DELIVERY = 308
 FENCED = 309
 PERSISTENT = 4
 RETAIN = 8
@@ -183,7 +184,7 @@ class NativeActor(Actor):
             self.note(f"rejects {message} of {queue}")
             self.reference.reject(queue, message)
         data = native.settle(subscription, tag, tag, flags)
-        self._ask("settle", self.batch, kind, data)
+        self._ask("settle", self.batch, kind, data, subscription)
 
     # Streams
 
@@ -317,6 +318,9 @@ class NativeActor(Actor):
     def _refused(self, correlation: int, error: list[Any]) -> None:
         what, _, detail = self.waiting.pop(correlation, ("nothing", -1, None))
         if what == "fenced" and error[0] == FENCED:
+            return
+        if what == "settle" and error[0] == UNKNOWN_DELIVERY and detail not in self.subscriptions:
+            # The queue was deleted in the same turn.
             return
         if what == "fetch" and detail[2] != self.simulation.deletions:
             return
