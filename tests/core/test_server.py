@@ -235,6 +235,7 @@ async def test_a_failed_storage_closes_every_connection_and_is_reported() -> Non
             await connect(broker)
 
 
+@pytest.mark.pure  # a method of a compiled class cannot be replaced
 async def test_a_failed_disk_is_final_and_releases_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
