@@ -156,6 +156,7 @@ class Exchange:
         self.exchange_bindings: list[Binding] = []
         # Number of bindings by identity of their destination.
         self._counts: dict[int, int] = {}
+        self._prepare()
 
     @property
     def alternate(self) -> str | None:
@@ -204,6 +205,9 @@ class Exchange:
         ``routes_by_key`` is false."""
         raise NotImplementedError
 
+    def _prepare(self) -> None:
+        """Make what ``_added`` and ``_removed`` keep."""
+
     def _added(self, binding: Binding) -> None:
         raise NotImplementedError
 
@@ -221,15 +225,7 @@ class DirectExchange(Exchange):
 
     kind = "direct"
 
-    def __init__(
-        self,
-        name: str,
-        durable: bool = True,
-        auto_delete: bool = False,
-        internal: bool = False,
-        arguments: dict[str, HeaderValue] | None = None,
-    ) -> None:
-        super().__init__(name, durable, auto_delete, internal, arguments)
+    def _prepare(self) -> None:
         self._by_key: dict[bytes, list[Binding]] = {}
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
@@ -265,15 +261,7 @@ class TopicExchange(Exchange):
 
     kind = "topic"
 
-    def __init__(
-        self,
-        name: str,
-        durable: bool = True,
-        auto_delete: bool = False,
-        internal: bool = False,
-        arguments: dict[str, HeaderValue] | None = None,
-    ) -> None:
-        super().__init__(name, durable, auto_delete, internal, arguments)
+    def _prepare(self) -> None:
         self._tree: PatternTree[Binding] = PatternTree()
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:

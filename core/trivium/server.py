@@ -395,7 +395,8 @@ def connection_limit(configured: int) -> int:
 def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
     """The installed adapters that the configuration names, in a stable order.
 
-    Raises ConfigError when it names a protocol that nothing installed provides.
+    Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
+    does not load.
     """
     found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
     adapters: list[Adapter] = []
@@ -404,5 +405,9 @@ def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
             continue
         if name not in found:
             raise ConfigError(f"no adapter for the protocol {name!r} is installed")
-        adapters.append(found[name].load()())
+        try:
+            adapters.append(found[name].load()())
+        except Exception as error:
+            # An adapter may be anybody's code; whoever installed it needs its name, not our trace.
+            raise ConfigError(f"the adapter for {name!r} does not load: {error}") from error
     return adapters

@@ -218,6 +218,18 @@ async def test_an_unknown_protocol_is_a_clear_error() -> None:
             pass
 
 
+async def test_an_adapter_that_does_not_load_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(self: EntryPoint) -> None:
+        raise ImportError("no module named 'elsewhere'")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    with pytest.raises(ConfigError, match="adapter for 'line' does not load: no module named"):
+        async with Broker(config()):
+            pass
+
+
 async def test_a_failed_storage_closes_every_connection_and_is_reported() -> None:
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)

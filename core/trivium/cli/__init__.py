@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="offset",
         metavar="OFFSET",
-        help="trivium: read a stream from an offset, or from first or next",
+        help="trivium: read partition 0 of a stream from an offset, or from first or next",
     )
     sub.add_argument(
         "-v",
