@@ -278,6 +278,7 @@ def test_a_commit_is_answered_once_it_is_durable() -> None:
         ({"offsets": [[0, 5]]}, 302),
         ({"offsets": [[1, 0]]}, 301),
         ({"offsets": [[0, -1]]}, 300),
+        ({"offsets": [[0, True]]}, 300),
         ({"offsets": [[0]]}, 300),
         ({"offsets": {0: 1}}, 300),
         ({"offsets": [[0, 1]], "incarnation": "x"}, 305),

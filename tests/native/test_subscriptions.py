@@ -131,6 +131,7 @@ def test_a_number_in_use_is_refused(wire: Wire) -> None:
         ({"mode": "log", "stream": "s", "partition": 9, "offset": 0, "credit": 1}, 301),
         ({"mode": "log", "stream": "s", "partition": 0, "offset": 5, "credit": 1}, 304),
         ({"mode": "log", "stream": "s", "partition": 0, "offset": "newest", "credit": 1}, 300),
+        ({"mode": "log", "stream": "s", "partition": 0, "offset": True, "credit": 1}, 300),
         ({"mode": "log", "stream": "s", "partition": 0, "credit": 1}, 300),
         ({"mode": "log", "stream": "s", "partition": 0, "timestamp": 1}, 300),
         ({"mode": "log", "stream": "s", "partition": 0, "timestamp": -1, "credit": 1}, 300),

@@ -202,6 +202,7 @@ def test_a_member_commits_as_such(site: Site) -> None:
         (300, [], {"settle": [[1, DONE, 2, 1]]}),
         (300, [], {"settle": [[1, DONE, 1]]}),
         (300, [], {"settle": [[1, DONE, 1, -1]]}),
+        (300, [], {"settle": [[1, DONE, True, 1]]}),
         (302, [], {"commits": [commit(3)]}),
         (301, [], {"commits": [commit(1), commit(1, stream="nowhere")]}),
         (305, [], {"commits": [commit(1, incarnation="other")]}),
