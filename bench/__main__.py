@@ -1,4 +1,4 @@
-"""The command line: ``python -m bench [run | list | idle | instructions | storage] ...``."""
+"""The command line: ``python -m bench [run | list | idle | backlog | ...] ...``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from bench import environment, report, runner, scenarios
+from bench.backlog import KINDS, measure_backlog
 from bench.endpoints import PeerError
 from bench.idle import measure_idle
 from bench.instructions import count_instructions
@@ -45,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     idle.add_argument("--connections", type=int, default=5000)
     brokers = [name for name, kind in SERVERS.items() if kind.is_broker]
     idle.add_argument("--server", action="append", choices=brokers, metavar="NAME")
+    backlog = commands.add_parser("backlog", help="publish while nobody consumes, then drain")
+    backlog.add_argument("--kind", action="append", choices=KINDS)
+    backlog.add_argument("--messages", type=int, default=10_000_000)
+    backlog.add_argument("--payload", type=int, default=256, metavar="BYTES")
+    backlog.add_argument("--server", action="append", choices=brokers, metavar="NAME")
     instructions = commands.add_parser("instructions", help="count instructions per message")
     instructions.add_argument(
         "--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME"
@@ -123,9 +129,17 @@ def _each(measurements: Iterable[Callable[[], T]]) -> tuple[list[T], int]:
 def _idle(arguments: argparse.Namespace) -> int:
     servers = arguments.server or ["mosquitto", "trivium", "trivium-interpreted"]
     results, status = _each(partial(measure_idle, name, arguments.connections) for name in servers)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / time.strftime("idle-%Y%m%d-%H%M%S.json")
-    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    _write("idle", results)
+    return status
+
+
+def _backlog(arguments: argparse.Namespace) -> int:
+    results, status = _each(
+        partial(measure_backlog, name, kind, arguments.messages, arguments.payload)
+        for kind in arguments.kind or KINDS
+        for name in arguments.server or ["trivium"]
+    )
+    _write("backlog", results)
     return status
 
 
@@ -154,10 +168,15 @@ def _storage(arguments: argparse.Namespace) -> int:
         not arguments.interpreted,
     )
     print(storage_table(rows))
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / time.strftime("storage-%Y%m%d-%H%M%S.json")
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    _write("storage", rows)
     return 1 if any(row.error for row in rows) else 0
+
+
+def _write(name: str, results: Sequence[Any]) -> None:
+    """Write results, of a data class, to a file named for the measurement and the time."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / time.strftime(f"{name}-%Y%m%d-%H%M%S.json")
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -168,6 +187,7 @@ _COMMANDS: Final = {
     "run": _run,
     "list": _list,
     "idle": _idle,
+    "backlog": _backlog,
     "instructions": _instructions,
     "storage": _storage,
 }

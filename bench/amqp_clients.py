@@ -76,11 +76,9 @@ class AmqpSetup:
             raise _unexpected(frame, f"method {reply}")
         return frame[11:-1]
 
-    def declare_queue(self, name: str) -> None:
-        """Declare a durable queue."""
-        arguments = (
-            b"\0\0" + amqp_frames.short_string(name) + bytes((_DURABLE,)) + amqp_frames.EMPTY_TABLE
-        )
+    def declare_queue(self, name: str, table: bytes = amqp_frames.EMPTY_TABLE) -> None:
+        """Declare a durable queue, with the arguments of ``table``."""
+        arguments = b"\0\0" + amqp_frames.short_string(name) + bytes((_DURABLE,)) + table
         self.call(CHANNEL, amqp_frames.QUEUE_DECLARE, arguments, amqp_frames.QUEUE_DECLARE_OK)
 
     def bind_queue(self, name: str, exchange: str, routing_key: str) -> None:
@@ -98,7 +96,7 @@ class AmqpSetup:
         """Ask for publisher confirms."""
         self.call(CHANNEL, amqp_frames.CONFIRM_SELECT, b"\0", amqp_frames.CONFIRM_SELECT_OK)
 
-    def consume(self, queue: str, prefetch: int) -> None:
+    def consume(self, queue: str, prefetch: int, table: bytes = amqp_frames.EMPTY_TABLE) -> None:
         """Start a consumer that acknowledges, with a prefetch count of ``prefetch``."""
         qos = struct.pack(">IHB", 0, prefetch, 0)
         self.call(CHANNEL, amqp_frames.BASIC_QOS, qos, amqp_frames.BASIC_QOS_OK)
@@ -107,7 +105,7 @@ class AmqpSetup:
             + amqp_frames.short_string(queue)
             + amqp_frames.short_string("bench")
             + b"\0"
-            + amqp_frames.EMPTY_TABLE
+            + table
         )
         self.call(CHANNEL, amqp_frames.BASIC_CONSUME, arguments, amqp_frames.BASIC_CONSUME_OK)
 
@@ -181,9 +179,10 @@ class AmqpConsumer(Receiver):
         prefetch: int,
         acknowledge_every: int,
         receive_bytes: int,
+        table: bytes = amqp_frames.EMPTY_TABLE,
     ) -> None:
         with closed_on_error(setup.socket):
-            setup.consume(queue, prefetch)
+            setup.consume(queue, prefetch, table)
         super().__init__(setup.socket, max(receive_bytes, 2 * len(payload) + 1024))
         self._every = acknowledge_every
         self._delivery: amqp_frames.DeliveryLayout | None = None

@@ -88,6 +88,11 @@ def long_string(value: bytes) -> bytes:
 EMPTY_TABLE: Final = long_string(b"")
 
 
+def text_table(name: str, value: str) -> bytes:
+    """Encode a table of one field, which is a text (4.2.5.5)."""
+    return long_string(short_string(name) + b"S" + long_string(value.encode()))
+
+
 def ack(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
     """Encode basic.ack."""
     return method(channel, BASIC_ACK, struct.pack(">QB", delivery_tag, multiple))

@@ -25,17 +25,24 @@ _RUN_LIMIT: Final = 256
 """Frames looked at in one step while QoS 2 packets of two kinds alternate on a connection."""
 
 
-def open_session(address: Address, client_id: str, keep_alive: int = 0) -> socket.socket:
-    """Connect with a clean session.
+def open_session(
+    address: Address,
+    client_id: str,
+    keep_alive: int = 0,
+    *,
+    is_kept: bool = False,
+    is_resumed: bool = False,
+) -> socket.socket:
+    """Connect with a clean session, or a kept one: a new one, or one that the server has.
 
     Raises:
-        PeerError: the server refused.
+        PeerError: the server refused, or has a session when it should not, or the reverse.
     """
     connection = connect(address)
     with closed_on_error(connection):
-        connection.sendall(mqtt_frames.connect(client_id, keep_alive))
+        connection.sendall(mqtt_frames.connect(client_id, keep_alive, is_kept=is_kept))
         reply = receive_exactly(connection, 4)
-        if reply != bytes((mqtt_frames.CONNACK, 2, 0, 0)):
+        if reply != bytes((mqtt_frames.CONNACK, 2, is_resumed, 0)):
             raise PeerError(f"CONNECT was answered by {reply.hex(' ')}")
     return connection
 
@@ -103,15 +110,19 @@ class MqttSubscriber(Receiver):
         payload: bytes,
         receive_bytes: int,
         topics: int = 1,
+        *,
+        is_kept: bool = False,
+        is_resumed: bool = False,
     ) -> None:
         frame, fields = mqtt_frames.publish(topic, qos, payload, topics)
-        connection = open_session(address, client_id)
+        connection = open_session(address, client_id, is_kept=is_kept, is_resumed=is_resumed)
         topic_filter = topic if topics == 1 else f"{topic}/+"
-        with closed_on_error(connection):
-            connection.sendall(mqtt_frames.subscribe(1, topic_filter, qos))
-            reply = receive_exactly(connection, 5)
-            if reply != bytes((mqtt_frames.SUBACK, 3, 0, 1, qos)):
-                raise PeerError(f"SUBSCRIBE was answered by {reply.hex(' ')}")
+        if not is_resumed:
+            with closed_on_error(connection):
+                connection.sendall(mqtt_frames.subscribe(1, topic_filter, qos))
+                reply = receive_exactly(connection, 5)
+                if reply != bytes((mqtt_frames.SUBACK, 3, 0, 1, qos)):
+                    raise PeerError(f"SUBSCRIBE was answered by {reply.hex(' ')}")
         super().__init__(connection, max(receive_bytes, 2 * len(frame)))
         self._qos = qos
         self._size = len(frame)

@@ -49,11 +49,11 @@ def _packet(first_byte: int, body: bytes) -> bytes:
     return bytes((first_byte,)) + remaining_length(len(body)) + body
 
 
-def connect(client_id: str, keep_alive: int = 0) -> bytes:
-    """Encode CONNECT with a clean session and no will or credentials (3.1)."""
-    clean_session = 0x02
+def connect(client_id: str, keep_alive: int = 0, *, is_kept: bool = False) -> bytes:
+    """Encode CONNECT with a clean or a kept session and no will or credentials (3.1)."""
+    flags = 0 if is_kept else 0x02
     return _packet(
-        0x10, _text("MQTT") + struct.pack(">BBH", 4, clean_session, keep_alive) + _text(client_id)
+        0x10, _text("MQTT") + struct.pack(">BBH", 4, flags, keep_alive) + _text(client_id)
     )
 
 

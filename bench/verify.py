@@ -61,6 +61,11 @@ class SequenceCheck:
         self._runs.append((self._run_start, self._next))
         self._next = self._run_start = int(sequences[-1]) + 1
 
+    @property
+    def is_in_order(self) -> bool:
+        """Every number was one more than the one before, from 0."""
+        return not self._irregular
+
     def tally(self, sent: int) -> Tally:
         """Compare with the numbers ``0 .. sent - 1`` that were sent."""
         runs = [*self._runs, (self._run_start, self._next)]
