@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import Bench, Client, puback, publish, subscribe, text, unsubscribe
+from tests.mqtt.harness import (
+    Bench,
+    Client,
+    connect,
+    puback,
+    publish,
+    pubrec,
+    subscribe,
+    text,
+    unsubscribe,
+)
+from tests.mqtt.test_durability import DiskBench
 
 KEPT = b"\x11\x00\x00\x10\x00"
+ONE_AT_A_TIME = b"\x21\x00\x01"
 
 
 def members(bench: Bench, topic_filter: str, qos: int, version: int = 5) -> list[Client]:
@@ -118,3 +130,198 @@ def test_subscribing_again_changes_the_options() -> None:
     client.subscribe("$share/g/t", 1, properties=b"\x0b\x07")
     bench.connect("s", 5).send(publish("t", b"x", 1, 1, 5))
     assert client.packets() == [(0x32, text("t") + b"\x00\x01\x02\x0b\x07x")]
+
+
+# The end of a member
+
+
+def payloads(client: Client) -> list[bytes]:
+    return [body[body.rindex(b"|") + 1 :] for first, body in client.packets() if first >> 4 == 3]
+
+
+def numbered(count: int, qos: int = 1, first: int = 0) -> bytes:
+    return b"".join(publish("t", b"|%d" % n, qos, n + 1, 5) for n in range(first, first + count))
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_mqtt_4_8_2_what_an_ended_session_has_not_got_goes_to_another_in_order(qos: int) -> None:
+    bench = Bench()
+    leaving = bench.connect("leaving", 5, properties=ONE_AT_A_TIME)
+    leaving.subscribe("$share/g/t", qos)
+    bench.connect("s", 5).send(numbered(4, qos))
+    assert payloads(leaving) == [b"0"]
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", qos, properties=b"\x0b\x07")
+    leaving.lose()
+    received = staying.packets()
+    first = 0 if qos == 1 else 1
+    assert [body[-1:] for _, body in received] == [b"%d" % n for n in range(first, 4)]
+    # It is the first time for this client, and with its own subscription identifier.
+    assert all(first == 0x30 | qos << 1 for first, _ in received)
+    assert all(b"\x02\x0b\x07" in body for _, body in received)
+
+
+def test_mqtt_4_8_2_5_a_qos_2_message_that_was_sent_goes_to_nobody_else() -> None:
+    bench = Bench()
+    leaving = bench.connect("leaving", 5)
+    leaving.subscribe("$share/g/t", 2)
+    bench.connect("s", 5).send(numbered(2, 2))
+    assert payloads(leaving) == [b"0", b"1"]
+    leaving.send(pubrec(1))
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 2)
+    leaving.lose()
+    assert staying.received() == b""
+    assert bench.adapter.metrics.messages_dropped == 1
+
+
+def test_what_came_by_a_subscription_of_its_own_ends_with_the_session() -> None:
+    bench = Bench()
+    leaving = bench.connect("leaving", 5)
+    leaving.subscribe("$share/g/t", 1)
+    leaving.subscribe("#", 1)
+    bench.connect("s", 5).send(publish("t", b"|t", 1, 1, 5) + publish("u", b"|u", 1, 2, 5))
+    assert payloads(leaving) == [b"t", b"t", b"u"]
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    leaving.lose()
+    assert payloads(staying) == [b"t"]
+
+
+def test_acknowledged_messages_are_not_handed_on() -> None:
+    bench = Bench()
+    leaving = bench.connect("leaving", 5)
+    leaving.subscribe("$share/g/t", 1)
+    bench.connect("s", 5).send(numbered(3))
+    leaving.send(puback(2))
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    leaving.leave()
+    assert payloads(staying) == [b"0", b"2"]
+
+
+def test_a_message_is_handed_on_from_one_to_the_next_until_it_is_acknowledged() -> None:
+    bench = Bench()
+    one, two, three = (bench.connect(name, 5) for name in "abc")
+    for client in (one, two, three):
+        client.subscribe("$share/g/t", 1)
+    bench.connect("s", 5).send(numbered(1))
+    assert payloads(one) == [b"0"]
+    one.lose()
+    two.lose()
+    assert payloads(three) == [b"0"]
+    three.lose()
+    assert bench.adapter.metrics.messages_dropped == 1
+    assert not bench.broker.vhosts["/"].queues
+
+
+@pytest.mark.parametrize("ending", ["clean start", "expiry", "takeover"])
+def test_every_end_of_a_kept_session_hands_on(ending: str) -> None:
+    bench = DiskBench()
+    kept = bench.connect("kept", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    kept.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    kept.received()
+    bench.connect("s", 5).send(numbered(3))
+    bench.sync()
+    assert payloads(kept) == [b"0"]
+    if ending != "takeover":
+        kept.lose()
+    other = bench.connect("other", 5)
+    other.subscribe("$share/g/t", 1)
+    if ending == "expiry":
+        bench.advance(0x1000 + 1)
+    else:
+        bench.connect("kept", 5, clean=True)
+    bench.sync()
+    assert payloads(other) == [b"0", b"1", b"2"]
+    assert "amq.mqtt-session.kept" not in bench.broker.vhosts["/"].queues
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_long_backlog_is_handed_on_in_parts_and_over_a_restart(crash: bool) -> None:
+    count = 3000
+    bench = DiskBench()
+    for name in ("leaving", "staying"):
+        client = bench.connect(name, 5, clean=False, properties=KEPT)
+        client.send(subscribe("$share/g/t", 1, 1, 5))
+        bench.sync()
+        client.lose()
+        # Everything goes to the first; to the second what the first leaves.
+        if name == "leaving":
+            bench.connect("s", 5).send(numbered(count))
+            bench.sync()
+    vhost = bench.broker.vhosts["/"]
+    bench.advance(0x1000 - 10)
+    staying = bench.connect("staying", 5, clean=False, properties=KEPT)
+    staying.lose()
+    bench.advance(20)
+    assert "amq.mqtt-session.leaving" in vhost.queues, "it is not done in one turn"
+    if crash:
+        bench.host.commit()
+        bench = bench.crash()
+    for _ in range(10):
+        bench.advance(1)
+        bench.sync()
+    assert "amq.mqtt-session.leaving" not in bench.broker.vhosts["/"].queues
+    staying = bench.connect("staying", 5, clean=False, properties=KEPT)
+    assert payloads(staying) == [b"%d" % n for n in range(count)]
+
+
+def test_a_client_waits_until_its_former_session_is_handed_on() -> None:
+    bench = DiskBench()
+    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT)
+    leaving.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    leaving.lose()
+    bench.connect("s", 5).send(numbered(3000))
+    bench.sync()
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    again = bench.client()
+    again.version = 5
+    again.send(connect("leaving", 5) + subscribe("u", 1, 1, 5) + numbered(1, first=3000))
+    assert again.received() == b""
+    other = bench.client()
+    other.connection.feed(connect("leaving", 5))
+    other.lose()
+    for _ in range(10):
+        bench.advance(0.1)
+        bench.sync()
+    packets = again.packets()
+    assert [first for first, _ in packets] == [0x20, 0x90, 0x40], packets
+    assert packets[0][1][:2] == b"\x00\x00"
+    assert payloads(staying) == [b"%d" % n for n in range(3001)]
+
+
+def test_qos_2_messages_that_were_sent_before_a_restart_go_to_nobody_else() -> None:
+    bench = DiskBench()
+    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    leaving.send(subscribe("$share/g/t", 2, 1, 5))
+    bench.sync()
+    bench.connect("s", 5).send(numbered(2, 2))
+    bench.sync()
+    assert [first for first, _ in leaving.packets()] == [0x90, 0x34]
+    bench = bench.crash()
+    other = bench.connect("other", 5)
+    other.subscribe("$share/g/t", 2)
+    bench.connect("leaving", 5)
+    bench.sync()
+    assert payloads(other) == [b"1"]
+    assert len(bench.host.storage.table("mqtt.outgoing//")) == 0
+
+
+def test_when_the_broker_stops_only_kept_sessions_take_over() -> None:
+    bench = DiskBench()
+    kept = bench.connect("kept", 5, clean=False, properties=KEPT)
+    kept.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    clients = members(bench, "$share/g/t", 1)
+    kept.received()
+    bench.connect("s", 5).send(numbered(4))
+    bench.sync()
+    bench.broker.is_stopping = True
+    bench = bench.restart()
+    assert [client.packets()[0][0] for client in clients] == [0x32] * 3
+    kept = bench.connect("kept", 5, clean=False, properties=KEPT)
+    assert sorted(payloads(kept)) == [b"0", b"1", b"2", b"3"]

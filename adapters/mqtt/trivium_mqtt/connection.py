@@ -18,6 +18,7 @@ from trivium_mqtt.packets import Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.reader import (
     AUTHENTICATES,
     FOR_AUTHENTICATION,
+    FOR_SESSION,
     IS_CONNECTED,
     Reader,
 )
@@ -178,6 +179,11 @@ class MqttConnection(Reader):
         if known is not None and connect.clean_start:
             sessions.end(known)
             known = None
+        handover = sessions.handovers.get(client_id)
+        if handover is not None:
+            handover.waiting.append(self)
+            self.hold(FOR_SESSION)
+            return
         expiry = connect.session_expiry
         limit = options.maximum_session_expiry
         told_expiry = -1
@@ -221,6 +227,13 @@ class MqttConnection(Reader):
         self.send(packets.connack(connect.version, known is not None, 0, block))
         if session.outgoing is not None:
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
+
+    def former_session_ended(self) -> None:
+        """What the client's former session left is with others: it may have another."""
+        connect = self._connect
+        if connect is not None and not self.is_closed:
+            self._accept(connect)
+            self.release(FOR_SESSION)
 
     def _refuse_connect(self, reason: int) -> None:
         """Answer CONNECT with a refusal, where its version has a code for it, and close."""

@@ -21,7 +21,7 @@ from trivium.queues import Consumer, Queue, QueueEntry
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
 from trivium_mqtt.packets import PUBREL, acknowledgement
 from trivium_mqtt.reasons import ProtocolError
-from trivium_mqtt.session import NOTE_QOS, NOTE_RETAIN, Session
+from trivium_mqtt.session import NOTE_QOS, NOTE_RETAIN, NOTE_SHARED, SHARE_SIZE, Session
 from trivium_mqtt.store import SessionStore
 from trivium_mqtt.wire import PACKET_IDS
 
@@ -129,6 +129,31 @@ class Outgoing(Consumer):
             for _, packet_id in self._assigned:
                 if packet_id >= _EXACTLY_ONCE:
                     self._store.delete_outgoing(client_id, packet_id & 0xFFFF)
+
+    def give_back(self) -> dict[int, int]:
+        """The session ends, and others share what it has not acknowledged: put it back.
+
+        What was sent at QoS 2 is given up, since nobody else may have it (MQTT-4.8.2-5). Of what
+        was sent so before a restart, and is still in the queue: offsets and packet identifiers.
+        """
+        client_id = self.session.client_id
+        queue = self.queue
+        queue.remove_consumer(self)
+        for packet_id, entry in self._inflight.items():
+            if effective_qos(entry) == 1:
+                queue.requeue(entry, was_delivered=False)
+                continue
+            self._metrics.messages_dropped += 1
+            queue.settle(entry)
+            self._store.delete_outgoing(client_id, packet_id)
+        for packet_id in self._released:
+            self._store.delete_outgoing(client_id, packet_id)
+        sent: dict[int, int] = {}
+        if self._assigned is not None:
+            for offset, packet_id in self._assigned:
+                if packet_id >= _EXACTLY_ONCE:
+                    sent[offset] = packet_id & 0xFFFF
+        return sent
 
     # Connection
 
@@ -257,7 +282,9 @@ class Outgoing(Consumer):
             first = _PUBLISH | qos << 1 | dup
             if note[0] & NOTE_RETAIN:
                 first |= RETAIN
-            identifiers = note[1:] if self._is_v5 else b""
+            identifiers = b""
+            if self._is_v5:
+                identifiers = note[1 + SHARE_SIZE :] if note[0] & NOTE_SHARED else note[1:]
         is_held = qos == 2 and entry.is_stored
         if connection.alias_maximum and not is_held:
             packet = connection.aliased(message, first, PACKET_IDS[packet_id], identifiers)

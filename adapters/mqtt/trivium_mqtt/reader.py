@@ -33,6 +33,7 @@ IS_CONNECTED: Final = 2
 FOR_AUTHENTICATION: Final = 1
 FOR_BROKER: Final = 2
 FOR_OUTPUT: Final = 4
+FOR_SESSION: Final = 8
 
 
 class Reader(Link):

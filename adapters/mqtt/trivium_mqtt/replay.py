@@ -61,5 +61,5 @@ class Replay:
             if qos == 0 or outgoing is None:
                 connection.deliver_live(message, True, self._identifiers)
             else:
-                outgoing.put(message, make_note(qos, True, self._identifiers))
+                outgoing.put(message, make_note(qos, True, b"", self._identifiers))
         return True

@@ -26,10 +26,14 @@ _RETAIN_AS_PUBLISHED: Final = 0x08
 #: Subscription identifiers that one message carries to one session at most.
 MAX_IDENTIFIERS: Final = 4096
 
-#: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag; subscription identifier
-#: properties follow. An empty note is the message's own QoS, not retained, no identifiers.
+#: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag, whether it came through
+#: a share, whose identity follows; then subscription identifier properties. An empty note is the
+#: message's own QoS, not retained, no share, no identifiers.
 NOTE_QOS: Final = 0x03
 NOTE_RETAIN: Final = 0x04
+NOTE_SHARED: Final = 0x08
+#: Bytes of a share's identity.
+SHARE_SIZE: Final = 8
 
 
 class Subscription:
@@ -82,6 +86,8 @@ class Session(Destination):
         #: packet identifiers of QoS 2 messages from the client that it has not released
         self.incoming: set[int] | None = None
         self.will: Will | None = None
+        #: whether its queue may hold messages that came through a share
+        self.has_shared = False
         #: when to publish the will and when the session ends, in ms since the epoch; 0: not set
         self.will_due = 0
         self.ends = 0
@@ -113,7 +119,12 @@ class Delivery(Destination):
     """
 
     def __init__(
-        self, session: Session, qos: int, identifiers: bytes, retain_as_published: bool
+        self,
+        session: Session,
+        qos: int,
+        identifiers: bytes,
+        retain_as_published: bool,
+        share: bytes = b"",
     ) -> None:
         self.name = session.name
         self.session = session
@@ -121,12 +132,14 @@ class Delivery(Destination):
         #: subscription identifier properties as they go on the wire
         self.identifiers = identifiers
         self.retain_as_published = retain_as_published
+        #: identity of the share that chooses this session; empty for subscriptions of its own
+        self.share = share
         #: some of the subscriptions leave the client's own messages out
         self.has_no_local = False
         #: the delivery of the client's own messages then; None when nothing is left
         self.own: Delivery | None = None
         #: no option changes what is delivered
-        self.is_plain = not identifiers and not retain_as_published
+        self.is_plain = not identifiers and not retain_as_published and not share
 
     def accept(self, message: Message) -> int:
         """See ``Destination``."""
@@ -149,16 +162,24 @@ class Delivery(Destination):
         outgoing = session.outgoing
         if outgoing is None:
             outgoing = session.sessions.outgoing(session)
-        return outgoing.put(message, make_note(min(mode, self.qos), retain, self.identifiers))
+        note = make_note(min(mode, self.qos), retain, self.share, self.identifiers)
+        return outgoing.put(message, note)
 
 
-def make_note(qos: int, retain: bool, identifiers: bytes) -> bytes:
+def make_note(qos: int, retain: bool, share: bytes, identifiers: bytes) -> bytes:
     """A queue entry's note: how this session gets the message (see NOTE_QOS)."""
-    return bytes((qos | NOTE_RETAIN if retain else qos,)) + identifiers
+    flags = qos
+    if retain:
+        flags |= NOTE_RETAIN
+    if share:
+        flags |= NOTE_SHARED
+    return bytes((flags,)) + share + identifiers
 
 
-def make_delivery(session: Session, subscriptions: list[Subscription]) -> Delivery:
-    """The delivery that combines ``subscriptions``."""
+def make_delivery(
+    session: Session, subscriptions: list[Subscription], share: bytes = b""
+) -> Delivery:
+    """The delivery that combines ``subscriptions``, to which ``share`` leads (empty for none)."""
     qos = 0
     # A dict, because it is ordered; limited, because it goes into the queue entry's note.
     identifiers: dict[bytes, None] = {}
@@ -172,7 +193,7 @@ def make_delivery(session: Session, subscriptions: list[Subscription]) -> Delive
             retain_as_published = True
         if not subscription.no_local:
             others.append(subscription)
-    delivery = Delivery(session, qos, b"".join(identifiers), retain_as_published)
+    delivery = Delivery(session, qos, b"".join(identifiers), retain_as_published, share)
     if len(others) < len(subscriptions):
         delivery.has_no_local = True
         delivery.is_plain = False

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from trivium.exchanges import ACCEPTED
 from trivium.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.metrics import ProtocolMetrics
+from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_mqtt.encoder import PublishEncoder
+from trivium_mqtt.handover import Handover
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.packets import NEVER, Will
@@ -53,6 +55,8 @@ class Sessions:
         self.shares = Shares(vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
+        #: of clients whose sessions have ended and left something to others
+        self.handovers: dict[bytes, Handover] = {}
         self._connected_kept = 0
         # (when, client identifier) of wills and ends of sessions; stale pairs are skipped.
         self._due: list[tuple[int, bytes]] = []
@@ -82,12 +86,15 @@ class Sessions:
             if session.incoming is None:
                 session.incoming = set()
             session.incoming.add(packet_id)
+        ended: dict[bytes, dict[int, int]] = {}
         for client_id, packet_id, offset, released in list(store.outgoing()):
-            session = self.by_client[client_id]
-            if not released:
-                inflight.append((session, offset, packet_id, True))
+            known = self.by_client.get(client_id)
+            if known is None:
+                ended.setdefault(client_id, {})[offset] = packet_id
+            elif not released:
+                inflight.append((known, offset, packet_id, True))
             else:
-                self.outgoing(session).restore_released(packet_id)
+                self.outgoing(known).restore_released(packet_id)
         inflight.sort(key=_by_offset)
         for session, offset, packet_id, exactly_once in inflight:
             self.outgoing(session).restore(packet_id, offset, exactly_once)
@@ -99,6 +106,10 @@ class Sessions:
                 kept.will = will
                 kept.will_due = due or last_run + will.delay * 1000
                 heappush(self._due, (kept.will_due, client_id))
+        for name, queue in list(self.vhost.queues.items()):
+            client_id = name.removeprefix(QUEUE_PREFIX).encode()
+            if queue.adapter == ADAPTER and client_id not in self.by_client:
+                self._hand_over(client_id, queue, ended.get(client_id, {}))
         self.tick()
 
     # Life of a session
@@ -173,10 +184,20 @@ class Sessions:
         if session.incoming is not None:
             for packet_id in session.incoming:
                 self.store.delete_incoming(client_id, packet_id)
-        if session.outgoing is not None:
-            session.outgoing.forget()
-            self.vhost.delete_queue(session.outgoing.queue)
         self.store.delete_session(client_id)
+        outgoing = session.outgoing
+        if outgoing is None:
+            return
+        if session.has_shared:
+            self._hand_over(client_id, outgoing.queue, outgoing.give_back())
+        else:
+            outgoing.forget()
+            self.vhost.delete_queue(outgoing.queue)
+
+    def _hand_over(self, client_id: bytes, queue: Queue, sent: dict[int, int]) -> None:
+        handover = Handover(self, client_id, queue, sent)
+        self.handovers[client_id] = handover
+        handover.go_on()
 
     def tick(self) -> None:
         """About once a second: publish wills and end sessions that are due, note the time."""
@@ -233,6 +254,7 @@ class Sessions:
         else:
             shared = split_shared(subscription.topic_filter)
             assert shared is not None
+            session.has_shared = True
             self.shares.join(session, subscription, shared[1])
         return is_new
 

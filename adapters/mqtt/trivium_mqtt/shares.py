@@ -1,11 +1,13 @@
 """Shared subscriptions (4.8.2): each message goes to one of the sessions that share a filter.
 
 Which one is decided when the message is routed: in turn, among those whose client is connected and
-takes more now; otherwise among those that can keep it. What a session got is its own from then on.
+takes more now; otherwise among those that can keep it. What a session got is its own from then on,
+until it ends: see ``handover``.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
@@ -13,7 +15,7 @@ from trivium.message import Message
 from trivium.metrics import ProtocolMetrics
 from trivium.vhost import VirtualHost
 from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
-from trivium_mqtt.session import Delivery, Session, Subscription, make_delivery
+from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
 
 PREFIX: Final = b"$share/"
 
@@ -34,14 +36,20 @@ def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
 class Share(Destination):
     """The sessions that share one filter under one name."""
 
-    def __init__(self, name: str, metrics: ProtocolMetrics) -> None:
-        self.name = name
+    def __init__(self, topic_filter: bytes, metrics: ProtocolMetrics) -> None:
+        self.name = topic_filter.decode()
+        #: what queue entries know it by
+        self.identity = blake2b(topic_filter, digest_size=SHARE_SIZE).digest()
         self.members: list[Delivery] = []
         self._metrics = metrics
         self._turn = 0
 
     def accept(self, message: Message) -> int:
         """See ``Destination``."""
+        return self.give(message, False)
+
+    def give(self, message: Message, to_kept: bool) -> int:
+        """``accept``, where wanted among the sessions alone that outlive their connections."""
         members = self.members
         count = len(members)
         second: Delivery | None = None
@@ -49,6 +57,8 @@ class Share(Destination):
             index = (self._turn + step) % count
             member = members[index]
             session = member.session
+            if to_kept and not session.is_kept:
+                continue
             connection = session.connection
             at_qos_0 = message.mode == 0 or member.qos == 0
             if connection is not None:
@@ -80,17 +90,19 @@ class Shares:
         self._exchange = exchange
         self._metrics = metrics
         self._shares: dict[bytes, Share] = {}
+        self._by_identity: dict[bytes, Share] = {}
 
     def join(self, session: Session, subscription: Subscription, shared: bytes) -> None:
         """The session shares the filter ``shared``, or does so with other options."""
         topic_filter = subscription.topic_filter
         share = self._shares.get(topic_filter)
         if share is None:
-            share = Share(topic_filter.decode(), self._metrics)
+            share = Share(topic_filter, self._metrics)
             self._shares[topic_filter] = share
+            self._by_identity[share.identity] = share
             self._vhost.bind(self._exchange, Binding(share, shared, None, True))
         share.remove(session)
-        share.members.append(make_delivery(session, [subscription]))
+        share.members.append(make_delivery(session, [subscription], share.identity))
 
     def leave(self, session: Session, topic_filter: bytes, shared: bytes) -> None:
         """The session does not share any more; the last one takes the share with it."""
@@ -98,4 +110,16 @@ class Shares:
         share.remove(session)
         if not share.members:
             del self._shares[topic_filter]
+            del self._by_identity[share.identity]
             self._vhost.unbind(self._exchange, Binding(share, shared, None, True))
+
+    def hand_on(self, identity: bytes, message: Message) -> None:
+        """Give a message to another session, since the one that had it from this share has ended.
+
+        When the broker stops, those that end in their turn are left out.
+        """
+        share = self._by_identity.get(identity)
+        if share is None:
+            self._metrics.messages_dropped += 1
+        else:
+            share.give(message, self._vhost.broker.is_stopping)

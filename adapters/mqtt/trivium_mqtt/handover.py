@@ -1,0 +1,84 @@
+"""What a session leaves to those that share its subscriptions (4.8.2).
+
+A session that ends may hold messages that a share gave to it. They go to other sessions of that
+share, in order, each in the batch of its settlement here; the rest goes with the session. A backlog
+may be long and on disk, so it is a few at a time, and goes on after a restart: until it is done,
+the queue is there without a session, and the client cannot have another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.queues import Consumer, Queue, QueueEntry
+from trivium.timers import Timed
+from trivium_mqtt.session import NOTE_SHARED, SHARE_SIZE
+
+if TYPE_CHECKING:
+    from trivium_mqtt.connection import MqttConnection
+    from trivium_mqtt.sessions import Sessions
+
+#: Entries that are handed on in one turn.
+MAX_PER_TURN: Final = 1024
+
+
+class Handover(Consumer):
+    """See the module. ``sent`` has the offsets of QoS 2 messages that nobody else may have, with
+    their packet identifiers."""
+
+    def __init__(
+        self, sessions: Sessions, client_id: bytes, queue: Queue, sent: dict[int, int]
+    ) -> None:
+        self._sessions = sessions
+        self._client_id = client_id
+        self._queue = queue
+        self._sent = sent
+        self._credit = 0
+        self._next_turn = _NextTurn(self)
+        #: connections of the client that wait for the end
+        self.waiting: list[MqttConnection] = []
+        queue.add_consumer(self)
+
+    def go_on(self) -> None:
+        """Hand on what may be in this turn."""
+        self._credit = MAX_PER_TURN
+        queue = self._queue
+        queue.dispatch()
+        if not queue.is_deleted and len(queue) == 0:
+            self._sessions.vhost.delete_queue(queue)
+
+    def takes_delivery(self) -> bool:
+        """See ``Consumer``."""
+        return self._credit > 0
+
+    def deliver(self, entry: QueueEntry) -> None:
+        """See ``Consumer``."""
+        self._credit -= 1
+        sessions = self._sessions
+        note = entry.note
+        if entry.offset in self._sent:
+            sessions.metrics.messages_dropped += 1
+            sessions.store.delete_outgoing(self._client_id, self._sent.pop(entry.offset))
+        elif note and note[0] & NOTE_SHARED:
+            sessions.shares.hand_on(note[1 : 1 + SHARE_SIZE], entry.message)
+        self._queue.settle(entry)
+        sessions.broker.timers.call_at(sessions.broker.now_ms, self._next_turn)
+
+    def cancelled(self) -> None:
+        """See ``Consumer``: the queue is gone, so this is done."""
+        sessions = self._sessions
+        for packet_id in self._sent.values():
+            sessions.store.delete_outgoing(self._client_id, packet_id)
+        del sessions.handovers[self._client_id]
+        for connection in self.waiting:
+            connection.former_session_ended()
+
+
+class _NextTurn(Timed):
+    """Goes on in the next turn (an object of its own: one base class each)."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+
+    def due(self) -> None:
+        self._handover.go_on()
