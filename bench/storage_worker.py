@@ -26,6 +26,8 @@ TURN: Final = 500
 #: Messages that may be published and not durable yet, as publishers with open windows have them.
 WINDOW: Final = 16_000
 RAW_FILE_SIZE: Final = 256 << 20
+#: Bytes in the journal at which no checkpoint is made in any run.
+_NEVER: Final = 1 << 50
 
 
 class Result:
@@ -40,11 +42,12 @@ class Result:
 def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = False) -> Result:
     """Publish persistent messages to a durable queue through the core alone, fsync always.
 
-    With ``is_killed`` the process ends where it is, as by SIGKILL, and nothing is returned.
+    With ``is_killed`` no checkpoint is made, the process ends where it is, as by SIGKILL, and
+    nothing is returned.
     """
     from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
     from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
-    from trivium.storage.disk import DiskStorage
+    from trivium.storage.disk import CHECKPOINT_SIZE, DiskStorage
 
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     failures: list[BaseException] = []
@@ -55,6 +58,7 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
         wake=lambda: wakes.append(None),
         on_fatal=failures.append,
         fsync="always",
+        checkpoint_size=_NEVER if is_killed else CHECKPOINT_SIZE,
     )
     broker = Broker()
     broker.open(storage, Driver(), [])
