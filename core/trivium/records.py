@@ -126,6 +126,8 @@ class Column:
         #: the values
         self.data_at = -1
         self.data_size = 0
+        #: the value of a CONSTANT column of variable width, once it was asked for
+        self.constant: bytes | None = None
         #: HEADERS only: i32[rows + 1] of the lists, and the columns of all names and all values
         self.lists_at = -1
         self.names: Column | None = None
@@ -185,6 +187,9 @@ class RecordBatch:
                 column = Column(id_, kind, rows, nulls)
                 self._place(column, HEADER_SIZE + position, length)
                 self.columns[id_] = column
+        # The last row's, which is often that of all.
+        self._address: Address | None = None
+        self._exchange = b""
         self._deltas = self._read_deltas() if flags & SPARSE else None
 
     def _read_deltas(self) -> array[int]:
@@ -274,8 +279,11 @@ class RecordBatch:
         if column is None:
             return None
         if column.kind == CONSTANT:
-            row = 0
-        elif column.kind == NULLABLE and not (
+            found = column.constant
+            if found is None:
+                found = column.constant = self._slice(column, 0)
+            return found
+        if column.kind == NULLABLE and not (
             self.data[column.validity_at + (row >> 3)] >> (row & 7) & 1
         ):
             return None
@@ -312,10 +320,12 @@ class RecordBatch:
     def message(self, row: int) -> Message:
         """One record as the message that it was."""
         flags = self.integer(FLAGS, row)
-        address = Address(
-            (self.binary(EXCHANGE, row) or b"").decode("utf-8", "replace"),
-            self.binary(ROUTING_KEY, row) or b"",
-        )
+        exchange = self.binary(EXCHANGE, row) or b""
+        key = self.binary(ROUTING_KEY, row) or b""
+        address = self._address
+        if address is None or key != address.key or exchange != self._exchange:
+            address = self._address = Address(exchange.decode("utf-8", "replace"), key)
+            self._exchange = exchange
         return Message(
             self.integer(PROTOCOL, row),
             address,

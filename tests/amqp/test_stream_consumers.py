@@ -140,6 +140,23 @@ def test_a_delivery_says_its_offset_beside_the_message_s_own_headers(client: Cli
     assert content.value == b"x"
 
 
+def test_every_delivery_says_its_own_offset_in_64_bits(client: Client) -> None:
+    client.declare("s", durable=True, arguments=STREAM)
+    for body in (b"a", b"bc", b"de"):
+        client.publish("s", body, headers={"n": 1}, content_type="x-stream-offsetl", expiration="9")
+    client.call(Basic.Qos(prefetch_count=9))
+    consume = Basic.Consume(queue="s", arguments={"x-stream-offset": "first"})
+    client.send(consume)
+    raw = client.transport.written
+    fields = [b"\x0fx-stream-offsetl" + number.to_bytes(8, "big") for number in range(3)]
+    assert [raw.count(field) for field in fields] == [1, 1, 1]
+    received = client.take()
+    assert bodies(received) == [b"a", b"bc", b"de"]
+    headers = [one for one in received if isinstance(one, header.ContentHeader)]
+    assert [one.properties.content_type for one in headers] == ["x-stream-offsetl"] * 3
+    assert [one.properties.expiration for one in headers] == ["9"] * 3
+
+
 def test_reading_takes_nothing(stream: Client) -> None:
     assert len(begin(stream, "first")) == 5
     stream.send(Basic.Ack(delivery_tag=0, multiple=True))

@@ -26,7 +26,8 @@ from trivium_amqp.frames import (
     content_frames,
     method_frame,
 )
-from trivium_amqp.properties import encode_properties, with_headers
+from trivium_amqp.properties import encode_properties, first_value_at, with_headers
+from trivium_amqp.stream_cursor import OFFSET, StreamCursor
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
@@ -36,6 +37,8 @@ _MAX_SHORT: Final = 255
 _VARIANT: Final = PROTOCOL_AMQP * 16
 #: A content header's property bytes of this size fit every client's frames.
 SMALLEST_ROOM: Final = MIN_FRAME_MAX - OVERHEAD - CONTENT_HEADER_SIZE
+#: Encoded in 64 bits, as every offset in a stream is.
+_LARGEST: Final = (1 << 63) - 1
 _DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
 
 
@@ -71,13 +74,16 @@ class AmqpConsumer(Consumer):
         self._key = b""
         self._header = b""
         self._size = -1
-        # Frames up to the delivery tag, and from behind it to the body; what of the latter is
-        # before the two sizes in it.
+        # Frames up to the delivery tag, and from behind it to the body, in two parts where the
+        # offset in a stream stands between them; what of them is before and between the two sizes.
         self._head = b""
         self._tail = b""
+        self._rest = b""
         self._before_size = b""
         self._between_sizes = b""
         self._total = 0
+        self._offset_at = -1
+        self._shows_offset = isinstance(queue, StreamCursor)
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""
@@ -121,7 +127,13 @@ class AmqpConsumer(Consumer):
             and message.annotations is None
             and (size == self._size or self._has_resized(size))
         ):
-            output.extend((self._head, U64.pack(tag), self._tail, body, END))
+            if self._shows_offset:
+                offset = U64.pack(entry.offset)
+                output.extend(
+                    (self._head, U64.pack(tag), self._tail, offset, self._rest, body, END)
+                )
+            else:
+                output.extend((self._head, U64.pack(tag), self._tail, body, END))
             connection.output_size += self._total
             return
         data = self._frames(tag, entry)
@@ -133,10 +145,13 @@ class AmqpConsumer(Consumer):
         if self._size < 0 or not 0 < size <= self._connection.frame_room:
             return False
         self._size = size
-        self._tail = b"".join(
-            (self._before_size, U64.pack(size), self._between_sizes, U32.pack(size))
-        )
-        self._total = len(self._head) + 8 + len(self._tail) + size + 1
+        tail = b"".join((self._before_size, U64.pack(size), self._between_sizes, U32.pack(size)))
+        self._total = len(self._head) + 8 + len(tail) + size + 1
+        if self._shows_offset:
+            at = len(self._before_size) + 8 + self._offset_at
+            self._rest = tail[at + 8 :]
+            tail = tail[:at]
+        self._tail = tail
         return True
 
     def _frames(self, tag: int, entry: QueueEntry) -> bytes:
@@ -145,6 +160,12 @@ class AmqpConsumer(Consumer):
         connection = self._connection
         number = self.channel.number
         header = entry_header(self.channel, entry)
+        offset_at = -1
+        if self._shows_offset:
+            shown = with_headers(header, {OFFSET: _LARGEST}, True)
+            if len(shown) <= connection.frame_room - CONTENT_HEADER_SIZE:
+                offset_at = first_value_at(shown, OFFSET)
+                header = shown[:offset_at] + U64.pack(entry.offset) + shown[offset_at + 8 :]
         routing = _short(message.address.exchange.encode()) + _short(cut_key(message.address.key))
         head = (
             HEAD.pack(METHOD, number, 4 + len(self._encoded_tag) + 9 + len(routing))
@@ -160,7 +181,9 @@ class AmqpConsumer(Consumer):
             message.protocol == PROTOCOL_AMQP
             and message.annotations is None
             and 0 < size <= connection.frame_room
+            and (offset_at >= 0 or not self._shows_offset)
         ):
+            self._offset_at = offset_at
             self._exchange = message.address.exchange
             self._key = message.address.key
             self._header = message.header

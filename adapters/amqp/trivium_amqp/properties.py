@@ -171,6 +171,11 @@ def with_headers(header: bytes, headers: dict[str, HeaderValue], keeps_expiratio
     )
 
 
+def first_value_at(header: bytes, name: str) -> int:
+    """Where the value of the first header, which is called ``name``, stands behind its type."""
+    return decode_properties(header).headers_at + 4 + 1 + len(name.encode()) + 1
+
+
 def without_header(header: bytes, name: str) -> bytes:
     """Well-formed property bytes without the header called ``name``."""
     basic = decode_properties(header)

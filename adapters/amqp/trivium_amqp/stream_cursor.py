@@ -130,10 +130,10 @@ class StreamCursor(Queue):
             if view is None or self._row >= view.count:
                 self._next_batch()
                 continue
-            message = view.message(self._row)
-            message.annotations = {OFFSET: self._base + view.delta(self._row)}
+            entry = QueueEntry(self, self._lane, view.message(self._row), b"")
+            entry.offset = self._base + view.delta(self._row)
             self._row += 1
-            consumer.deliver(QueueEntry(self, self._lane, message, b""))
+            consumer.deliver(entry)
 
     def _next_batch(self) -> None:
         """Take the batch at the offset, or wait for it."""
