@@ -11,6 +11,8 @@ from tests.mqtt.harness import (
     NOW_MS,
     Bench,
     Client,
+    connect,
+    packet,
     puback,
     pubcomp,
     publish,
@@ -257,11 +259,12 @@ def test_what_is_there_already_is_said_when_it_is_durable(repeated: bytes) -> No
         client.send(publish("t", b"x", 2, 9))
     # Before the disk has any of it the client is back on another connection.
     client.lose()
-    client = bench.connect("c", clean=False)
-    client.send(repeated)
+    client = bench.client()
+    client.send(connect("c", clean=False) + repeated)
     assert client.received() == b""
     bench.sync()
-    assert client.received() == (pubcomp(9) if repeated == pubrel(9) else pubrec(9))
+    connack = b"\x20\x02\x01\x00"
+    assert client.received() == connack + (pubcomp(9) if repeated == pubrel(9) else pubrec(9))
 
 
 def test_an_unsubscription_is_confirmed_twice_only_when_it_is_durable() -> None:
@@ -269,11 +272,11 @@ def test_an_unsubscription_is_confirmed_twice_only_when_it_is_durable() -> None:
     client = subscribed(bench)
     client.send(unsubscribe("t"))
     client.lose()
-    client = bench.connect("c", clean=False)
-    client.send(unsubscribe("t"))
+    client = bench.client()
+    client.send(connect("c", clean=False) + unsubscribe("t"))
     assert client.received() == b""
     bench.sync()
-    assert client.packet()[0] == 0xB0
+    assert [first for first, _ in client.packets()] == [0x20, 0xB0]
 
 
 # QoS 2 toward the client
@@ -335,11 +338,11 @@ def test_pubrel_waits_for_the_disk_on_the_next_connection_too() -> None:
     steps_of_qos_2(bench, client, 0)
     client.send(pubrec(2))
     client.lose()
-    client = bench.connect("c", clean=False)
-    client.send(pubrec(2))
+    client = bench.client()
+    client.send(connect("c", clean=False) + pubrec(2))
     assert client.received() == b""
     bench.sync()
-    assert client.received() == pubrel(2) * 2
+    assert client.received() == b"\x20\x02\x01\x00" + pubrel(2) * 2
 
 
 def test_pubrec_that_was_not_durable_asks_for_it_again() -> None:
@@ -561,3 +564,130 @@ def test_the_longest_names_survive() -> None:
     assert client.received() == (
         publish(topic, b"1", 1, 1, dup=True) + publish(topic, bytes(65_535), 1, 2)
     )
+
+
+# CONNACK
+
+
+CLEAN_CONNACK = b"\x20\x02\x00\x00"
+
+
+def test_connack_after_a_clean_start_waits_for_the_end_of_the_old_session() -> None:
+    bench = DiskBench()
+    subscribed(bench).lose()
+    bench.connect("s").send(publish("t", b"old", 1))
+    bench.sync()
+    client = bench.client()
+    client.send(connect("c"))
+    assert client.received() == b""
+    before = bench.crash()
+    assert before.connect_kept().connack[1][0] == 1, "it was not durable"
+    bench.sync()
+    assert client.received() == CLEAN_CONNACK
+    again = bench.crash().connect_kept()
+    assert (again.connack[1][0], again.received()) == (0, b"")
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_what_is_pipelined_behind_connect_is_answered_behind_connack(clean: bool) -> None:
+    bench = DiskBench()
+    subscribed(bench, 1).lose()
+    bench.connect("s").send(publish("t", b"old", 1))
+    bench.sync()
+    client = bench.client()
+    client.send(
+        connect("c", clean=clean)
+        + subscribe("u/+", 1, 1)
+        + publish("u/a", b"x", 0)
+        + publish("u/b", b"y", 1, 7)
+        + packet(0xC0)
+    )
+    assert client.received() == b""
+    bench.sync()
+    found = client.packets()
+    assert found[0] == (0x20, b"\x00\x00" if clean else b"\x01\x00")
+    old = [] if clean else [b"old"]
+    got = [body.split(b"\x00\x01")[-1] for first, body in found if first == 0x32]
+    assert got[: len(old)] == old
+    answers = [(first, body[:2]) for first, body in found[1:] if first in (0x40, 0x90, 0xD0)]
+    assert sorted(answers) == [(0x40, b"\x00\x07"), (0x90, b"\x00\x01"), (0xD0, b"")]
+    live = [body for first, body in found if first == 0x30]
+    assert live == [text("u/a") + b"x"]
+
+
+def test_session_present_is_said_when_the_session_is_durable() -> None:
+    bench = DiskBench()
+    first = bench.client()
+    first.send(connect("c", clean=False))
+    first.lose()
+    second = bench.client()
+    second.send(connect("c", clean=False))
+    assert first.received() + second.received() == b""
+    bench.sync()
+    assert second.received() == b"\x20\x02\x01\x00"
+    assert bench.crash().connect_kept().connack[1][0] == 1
+
+
+def test_session_absent_is_said_when_the_end_of_the_former_one_is_durable() -> None:
+    bench = DiskBench()
+    bench.connect_kept("c", 5).send(packet(0xE0, b"\x00\x05\x11\x00\x00\x00\x00"))
+    client = bench.client()
+    client.version = 5
+    client.send(connect("c", 5, clean=False))
+    assert client.received() == b""
+    bench.sync()
+    assert client.packet()[1][0] == 0
+    assert bench.crash().connect("c", 5, clean=False).connack[1][0] == 0
+
+
+def test_a_will_is_durable_before_connack() -> None:
+    bench = DiskBench()
+    client = bench.client()
+    client.send(connect("w", will=("t", b"gone", 1, True)))
+    assert client.received() == b""
+    bench.sync()
+    assert client.received() == CLEAN_CONNACK
+    bench = bench.crash()
+    reader = bench.connect("r")
+    reader.subscribe("t", 1)
+    assert reader.received() == publish("t", b"gone", 1, 1, retain=True)
+
+
+def test_a_clean_session_without_a_past_waits_for_nothing() -> None:
+    bench = DiskBench()
+    subscribed(bench).send(publish("t", b"x", 1, 5))
+    client = bench.client()
+    client.send(connect("d"))
+    assert client.received() == CLEAN_CONNACK
+
+
+def test_disconnect_behind_connect_ends_the_connection_behind_connack() -> None:
+    bench = DiskBench()
+    client = bench.client()
+    client.send(connect("c", clean=False) + publish("r", b"x", 0, retain=True) + packet(0xE0))
+    assert (client.received(), client.is_closed) == (b"", False)
+    bench.sync()
+    assert (client.received(), client.is_closed) == (CLEAN_CONNACK, True)
+    client.lose()
+
+
+def test_a_connection_that_is_lost_before_connack_leaves_its_session() -> None:
+    bench = DiskBench()
+    client = bench.client()
+    client.send(connect("c", clean=False))
+    client.lose()
+    bench.sync()
+    assert bench.connect_kept().connack[1][0] == 1
+
+
+def test_a_client_that_pipelines_without_end_is_held_until_connack() -> None:
+    bench = DiskBench()
+    client = bench.client()
+    client.send(connect("c", clean=False))
+    pings = 1 << 17
+    for _ in range(5):
+        client.connection.feed(packet(0xC0) * pings)
+    assert client.transport.is_paused
+    bench.sync()
+    assert not client.transport.is_paused
+    assert client.received() == CLEAN_CONNACK + packet(0xD0) * 5 * pings

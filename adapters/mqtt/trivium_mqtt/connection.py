@@ -225,6 +225,13 @@ class MqttConnection(Reader):
                 told_keep_alive,
             )
         self.send(packets.connack(connect.version, known is not None, 0, block))
+        storage = self.broker.storage
+        if storage.is_durable and (
+            session.is_kept or connect.will is not None or sessions.ended_batch > storage.durable
+        ):
+            # What it says of the session, that there is one or none, must be so after a crash. And
+            # the broker must know of the will.
+            self.hold_output()
         if session.outgoing is not None:
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
 

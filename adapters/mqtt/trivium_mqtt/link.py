@@ -1,8 +1,9 @@
 """The way out of a connection: what may leave when, and what is dropped or held.
 
 Answers that must wait for the disk wait here, in order, since MQTT wants acknowledgements in the
-order of what they acknowledge (MQTT-4.6.0-2 to -4). QoS 0 messages to a client that reads too
-slowly are dropped; nothing makes the output grow without bound.
+order of what they acknowledge (MQTT-4.6.0-2 to -4). Behind a CONNACK that must wait all output
+does, since CONNACK must come first (MQTT-3.2.0-1). QoS 0 messages to a client that reads too slowly
+are dropped; nothing makes the output grow without bound.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class Link(Connection):
         self._waiting: list[_Waiting] | None = None
         # QoS 1 messages whose acknowledgement waits.
         self._unanswered = 0
+        # The batch that all output waits for, 0 for none; and whether closing waits with it.
+        self._output_after = 0
+        self._closes_after_output = False
+
+    def hold_output(self) -> None:
+        """Write nothing before what was done in this turn is durable."""
+        self._output_after = self.broker.storage.wait(self)
 
     def answer(self, batch: int, data: bytes, publishes: int) -> None:
         """Send ``data`` when ``batch`` is durable and everything answered before has left.
@@ -78,6 +86,11 @@ class Link(Connection):
 
     def batch_durable(self, batch: int) -> None:
         """See ``DurabilityWaiter``."""
+        if self._output_after and batch >= self._output_after:
+            self._output_after = 0
+            self.mark_dirty()
+            if self._closes_after_output:
+                self.transport.close()
         waiting = self._waiting
         if waiting is None or self.is_closed:
             return
@@ -145,8 +158,16 @@ class Link(Connection):
 
     def take_output(self) -> list[bytes]:
         """See ``Connection``. While the socket is full, output stays here, where it is bounded."""
-        if not self.is_writable and not self.is_closed:
+        if (not self.is_writable and not self.is_closed) or self._output_after:
             self._is_dirty = False
             return []
         self.metrics.bytes_sent += self.output_size
         return super().take_output()
+
+    def close(self) -> None:
+        """See ``Connection``. Output that waits for the disk is written first."""
+        if self._output_after and not self.is_closed:
+            self.is_closed = True
+            self._closes_after_output = True
+        else:
+            super().close()

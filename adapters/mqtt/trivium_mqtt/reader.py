@@ -121,8 +121,8 @@ class Reader(Link):
             if outgoing is not None:
                 outgoing.pump()
             self.replay()
-        if not self.is_writable and self.output_size >= OUTPUT_HIGH_WATER:
-            # It sends and does not read what it is answered.
+        if self.output_size >= OUTPUT_HIGH_WATER and (not self.is_writable or self._output_after):
+            # It sends and does not read what it is answered, or cannot yet.
             self.hold(FOR_OUTPUT)
 
     def _read(self, data: bytes) -> None:

@@ -57,6 +57,8 @@ class Sessions:
         self.by_client: dict[bytes, Session] = {}
         #: of clients whose sessions have ended and left something to others
         self.handovers: dict[bytes, Handover] = {}
+        #: the batch in which a kept session ended last
+        self.ended_batch = ACCEPTED
         self._connected_kept = 0
         # (when, client identifier) of wills and ends of sessions; stale pairs are skipped.
         self._due: list[tuple[int, bytes]] = []
@@ -185,6 +187,7 @@ class Sessions:
             for packet_id in session.incoming:
                 self.store.delete_incoming(client_id, packet_id)
         self.store.delete_session(client_id)
+        self.ended_batch = max(self.ended_batch, self.batch_of(session))
         outgoing = session.outgoing
         if outgoing is None:
             return
