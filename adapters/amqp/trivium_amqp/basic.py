@@ -22,11 +22,13 @@ from trivium_amqp.errors import (
     ConnectionException,
 )
 from trivium_amqp.frames import content_frames, method_frame
+from trivium_amqp.replies import ConsumeOk, Reply
 from trivium_amqp.stream_cursor import open_cursor
 from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
+    from trivium_amqp.connection import AmqpConnection
 
 REPLY_TO: Final = REPLY_TO_NAME.decode()
 
@@ -59,7 +61,7 @@ def flow(channel: Channel, arguments: list[Any]) -> None:
     """channel.flow: like RabbitMQ, a client cannot stop the server this way."""
     if not arguments[0]:
         raise ConnectionException(NOT_IMPLEMENTED, "active=false")
-    channel.connection.send(method_frame(channel.number, methods.CHANNEL_FLOW_OK, True))
+    channel.reply(methods.CHANNEL_FLOW_OK, True)
 
 
 def qos(channel: Channel, arguments: list[Any]) -> None:
@@ -72,7 +74,7 @@ def qos(channel: Channel, arguments: list[Any]) -> None:
         channel.limit = prefetch_count
     else:
         channel.prefetch = prefetch_count
-    channel.connection.send(method_frame(channel.number, methods.BASIC_QOS_OK))
+    channel.reply(methods.BASIC_QOS_OK)
     if is_global:
         for consumer in list(channel.consumers.values()):
             consumer.queue.dispatch()
@@ -97,10 +99,11 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
     consumer = AmqpConsumer(channel, queue, tag, no_ack, channel.prefetch, priority)
     queue.add_consumer(consumer, exclusive)
     channel.consumers[tag] = consumer
-    if not nowait:
-        channel.connection.send(method_frame(channel.number, methods.BASIC_CONSUME_OK, tag))
-    consumer.is_started = True
-    queue.dispatch()
+    if nowait:
+        consumer.start()
+    else:
+        frame = method_frame(channel.number, methods.BASIC_CONSUME_OK, tag)
+        channel.connection.replies.put(channel.number, ConsumeOk(frame, consumer))
 
 
 def _consumer_priority(options: dict[str, HeaderValue]) -> int:
@@ -143,7 +146,7 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
             channel.publisher.forget_header()
         consumer.queue.remove_consumer(consumer)
     if not nowait:
-        channel.connection.send(method_frame(channel.number, methods.BASIC_CANCEL_OK, tag))
+        channel.reply(methods.BASIC_CANCEL_OK, tag)
     if consumer is not None:
         consumer.queue.dispatch()
 
@@ -157,52 +160,68 @@ def get(channel: Channel, arguments: list[Any]) -> None:
             ACCESS_REFUSED,
             f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use",
         )
-    _answer_get(channel, queue, no_ack)
+    channel.connection.replies.put(channel.number, GetReply(channel, queue, no_ack))
 
 
-class PendingGet(LoadWaiter):
-    """A basic.get whose message has to be read from the disk first."""
+class GetReply(Reply):
+    """The answer to basic.get. The message is taken when it can leave, and may have to be read from
+    the disk first."""
 
     def __init__(self, channel: Channel, queue: Queue, no_ack: bool) -> None:
-        self._channel = channel
+        super().__init__(b"")
+        self.channel = channel
+        self.is_loading = False
         self._queue = queue
         self._no_ack = no_ack
 
+    def leave(self, connection: AmqpConnection) -> bool:
+        """See ``Reply``."""
+        channel = self.channel
+        if channel.is_closing or connection.channels.get(channel.number) is not channel:
+            return True
+        if self.is_loading:
+            return False
+        queue = self._queue
+        entry = queue.get()
+        if entry is None:
+            if queue.is_loading:
+                self.is_loading = True
+                queue.await_load(_Loaded(self))
+                return False
+            connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
+            return True
+        message = entry.message
+        connection.metrics.messages_sent += 1
+        if entry.is_redelivered:
+            connection.metrics.messages_redelivered += 1
+        connection.send(
+            method_frame(
+                channel.number,
+                methods.BASIC_GET_OK,
+                channel.new_delivery(entry, self._no_ack),
+                entry.is_redelivered,
+                message.address.exchange,
+                cut_key(message.address.key),
+                len(queue),
+            )
+            + content_frames(
+                channel.number, entry_header(channel, entry), message.payload, connection.frame_room
+            )
+        )
+        return True
+
+
+class _Loaded(LoadWaiter):
+    """Tries again (an object of its own: one base class each)."""
+
+    def __init__(self, reply: GetReply) -> None:
+        self._reply = reply
+
     def loaded(self) -> None:
         """See ``LoadWaiter``."""
-        channel = self._channel
-        connection = channel.connection
-        if connection.channels.get(channel.number) is channel and not channel.is_closing:
-            _answer_get(channel, self._queue, self._no_ack)
-
-
-def _answer_get(channel: Channel, queue: Queue, no_ack: bool) -> None:
-    connection = channel.connection
-    entry = queue.get()
-    if entry is None:
-        if queue.is_loading:
-            queue.await_load(PendingGet(channel, queue, no_ack))
-        else:
-            connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
-        return
-    message = entry.message
-    connection.metrics.messages_sent += 1
-    if entry.is_redelivered:
-        connection.metrics.messages_redelivered += 1
-    connection.send(
-        method_frame(
-            channel.number,
-            methods.BASIC_GET_OK,
-            channel.new_delivery(entry, no_ack),
-            entry.is_redelivered,
-            message.address.exchange,
-            cut_key(message.address.key),
-            len(queue),
-        )
-        + content_frames(
-            channel.number, entry_header(channel, entry), message.payload, connection.frame_room
-        )
-    )
+        self._reply.is_loading = False
+        channel = self._reply.channel
+        channel.connection.replies.advance(channel.number)
 
 
 def reject(channel: Channel, arguments: list[Any]) -> None:
@@ -227,7 +246,7 @@ def _return_deliveries(channel: Channel, tag: int, multiple: bool, requeue: bool
 def recover(channel: Channel, arguments: list[Any]) -> None:
     """basic.recover: everything unacknowledged on the channel goes back to its queues."""
     recover_async(channel, arguments)
-    channel.connection.send(method_frame(channel.number, methods.BASIC_RECOVER_OK))
+    channel.reply(methods.BASIC_RECOVER_OK)
 
 
 def recover_async(channel: Channel, arguments: list[Any]) -> None:
@@ -248,7 +267,7 @@ def confirm_select(channel: Channel, arguments: list[Any]) -> None:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     channel.publisher.confirms = True
     if not arguments[0]:
-        channel.connection.send(method_frame(channel.number, methods.CONFIRM_SELECT_OK))
+        channel.reply(methods.CONFIRM_SELECT_OK)
 
 
 def tx_select(channel: Channel, arguments: list[Any]) -> None:
@@ -258,7 +277,7 @@ def tx_select(channel: Channel, arguments: list[Any]) -> None:
     if channel.transaction is None:
         channel.transaction = Transaction()
         channel.connection.forget_repeated()
-    channel.connection.send(method_frame(channel.number, methods.TX_SELECT_OK))
+    channel.reply(methods.TX_SELECT_OK)
 
 
 def _transaction(channel: Channel) -> Transaction:
@@ -285,11 +304,10 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     channel.transaction = Transaction()
     if is_refused:
         raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
-    if is_stored or channel.publisher.has_pending:
-        # Also where nothing is stored: the answer must not pass for that of an earlier commit.
-        channel.publisher.await_commit()
+    if is_stored:
+        channel.reply_when_durable(methods.TX_COMMIT_OK)
     else:
-        channel.connection.send(method_frame(channel.number, methods.TX_COMMIT_OK))
+        channel.reply(methods.TX_COMMIT_OK)
 
 
 def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
@@ -297,7 +315,7 @@ def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
     transaction = _transaction(channel)
     channel.put_back([(tag, held) for tag, held, _ in transaction.acknowledgements])
     channel.transaction = Transaction()
-    channel.connection.send(method_frame(channel.number, methods.TX_ROLLBACK_OK))
+    channel.reply(methods.TX_ROLLBACK_OK)
 
 
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {

@@ -6,7 +6,7 @@ Publishing has a module of its own; the methods that are not hot are functions i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trivium.queues import Queue, QueueEntry
 from trivium_amqp import basic, methods, topology
@@ -21,6 +21,7 @@ from trivium_amqp.errors import (
 )
 from trivium_amqp.frames import method_frame
 from trivium_amqp.publisher import Publisher
+from trivium_amqp.replies import Reply
 from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held, Transaction
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class Channel:
         self._lowest_tag = 1
 
     # Methods
+
+    def reply(self, method: int, *arguments: Any) -> None:
+        """Send a method behind everything that this channel is to send before."""
+        self.connection.replies.send(self.number, method_frame(self.number, method, *arguments))
+
+    def reply_when_durable(self, method: int, *arguments: Any) -> None:
+        """``reply``, once what was done in this turn is durable."""
+        frame = method_frame(self.number, method, *arguments)
+        self.connection.replies.put(self.number, Reply(frame, self.broker.storage.batch))
 
     def method(self, method: int, data: bytes, start: int, end: int) -> None:
         """A method frame with the payload ``data[start:end]``."""
@@ -177,17 +187,15 @@ class Channel:
     def fail(self, error: ChannelException, method: int) -> None:
         """Send channel.close for an exception that ``method`` caused, and release everything."""
         self.publisher.flush_confirms()
-        self.connection.send(
-            method_frame(
-                self.number,
-                methods.CHANNEL_CLOSE,
-                error.code,
-                error.reply_text(),
-                method >> 16,
-                method & 0xFFFF,
-            )
-        )
         self.is_closing = True
+        self.connection.replies.advance(self.number)
+        self.reply(
+            methods.CHANNEL_CLOSE,
+            error.code,
+            error.reply_text(),
+            method >> 16,
+            method & 0xFFFF,
+        )
         self.release()
 
     def release(self) -> None:

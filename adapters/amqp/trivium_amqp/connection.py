@@ -54,6 +54,7 @@ from trivium_amqp.frames import (
 from trivium_amqp.handshake import Handshake
 from trivium_amqp.liveness import Liveness
 from trivium_amqp.publisher import Publisher
+from trivium_amqp.replies import Replies
 
 #: Bytes of answers that may wait for a client that does not read them (4 MiB); then its requests
 #: are not read either. Deliveries stop much earlier. It is not less, because a client that writes
@@ -100,6 +101,10 @@ class AmqpConnection(Connection):
         self.owns_queues = False
         #: what the arguments of basic.publish lead to, for all channels
         self.targets: dict[bytes, Target] = {}
+        #: what channels send that is no delivery
+        self.replies = Replies(self)
+        #: bytes that the client may leave unread; the fewer the more wait in ``replies``
+        self.unread_limit = MAX_UNREAD
         #: publishers with something to confirm at the end of this feed
         self.unconfirmed: list[Publisher] = []
         self._channel_max = CHANNEL_MAX
@@ -121,9 +126,8 @@ class AmqpConnection(Connection):
         # Publishers with something that waits for a batch, and the batch that we registered for.
         self._awaiting: dict[int, Publisher] = {}
         self._awaited = 0
-        # The batch that the output waits for, 0 for none, and whether closing waits with it.
-        self._output_after = 0
-        self._closes_after_output = False
+        # Whether connection.close-ok waits for the answers before it.
+        self._closes_after_replies = False
         # Bytes that were handed to a socket that takes no more.
         self._unread = 0
         self._held_for = 0
@@ -243,6 +247,8 @@ class AmqpConnection(Connection):
                     return after
                 if after > position:
                     position = after
+                    if self._unread + self.output_size > self.unread_limit:
+                        self.hold_input()
                     continue
             channel = self._ack_channel
             if channel is not None and data.startswith(self._ack_prefix, position):
@@ -276,7 +282,7 @@ class AmqpConnection(Connection):
                 raise FramingError("frame does not end with the octet 0xCE")
             self._frame(kind, number, data, start, end)
             position = end + 1
-            if self._unread + self.output_size > MAX_UNREAD and self._state == _RUNNING:
+            if self._unread + self.output_size > self.unread_limit and self._state == _RUNNING:
                 self.hold_input()
         return position
 
@@ -362,8 +368,12 @@ class AmqpConnection(Connection):
         if method == methods.CONNECTION_CLOSE:
             methods.decode(method, data, start, end)
             self.release()
-            self.send(CLOSE_OK_FRAME)
-            self.close()
+            self.replies.advance_all()
+            if self.replies.are_waiting:
+                self.is_closed = self._closes_after_replies = True
+            else:
+                self.send(CLOSE_OK_FRAME)
+                self.close()
         elif self._state == _HANDSHAKE:
             self._handshake.method(method, data, start, end)
         elif method == methods.CONNECTION_UPDATE_SECRET:
@@ -424,14 +434,15 @@ class AmqpConnection(Connection):
                 f"channel number {number} exceeds the negotiated channel_max ({self._channel_max})",
             )
         self.channels[number] = Channel(self, number)
-        self.send(method_frame(number, methods.CHANNEL_OPEN_OK, b""))
+        self.channels[number].reply(methods.CHANNEL_OPEN_OK, b"")
 
     def _close_channel(self, channel: Channel) -> None:
         if not channel.is_closing:
             channel.publisher.flush_confirms()
             channel.release()
         del self.channels[channel.number]
-        self.send(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+        self.replies.advance(channel.number)
+        channel.reply(methods.CHANNEL_CLOSE_OK)
 
     # For the handshake
 
@@ -490,20 +501,10 @@ class AmqpConnection(Connection):
     def await_batch(self, publisher: Publisher) -> None:
         """Tell ``publisher`` when the current batch is durable."""
         self._awaiting[publisher.channel.number] = publisher
-        self._await()
+        self.await_durable()
 
-    def hold_output(self) -> None:
-        """Write nothing, from this turn's output on, before the current batch is durable.
-
-        For answers to changes of the topology. All output is held, for answers must not overtake
-        one another and such changes are rare.
-        """
-        storage = self.broker.storage
-        if storage.is_durable:
-            self._output_after = storage.batch
-            self._await()
-
-    def _await(self) -> None:
+    def await_durable(self) -> None:
+        """Have ``batch_durable`` called for the current batch."""
         storage = self.broker.storage
         if self._awaited != storage.batch:
             self._awaited = storage.batch
@@ -513,15 +514,17 @@ class AmqpConnection(Connection):
 
     def batch_durable(self, batch: int) -> None:
         """See ``DurabilityWaiter``."""
-        if self._output_after and batch >= self._output_after:
-            self._output_after = 0
-            self.mark_dirty()
-            if self._closes_after_output:
-                self.transport.close()
+        self.replies.advance_all()
         if self._awaiting:
             for number, publisher in list(self._awaiting.items()):
                 if not publisher.batch_durable(batch):
                     del self._awaiting[number]
+
+    def nothing_waits(self) -> None:
+        """All answers that had to wait have left."""
+        if self._closes_after_replies:
+            self.send(CLOSE_OK_FRAME)
+            self.transport.close()
 
     def flushed(self) -> None:
         """See ``Connection``."""
@@ -536,9 +539,6 @@ class AmqpConnection(Connection):
 
     def take_output(self) -> list[bytes]:
         """See ``Connection``."""
-        if self._output_after:
-            self._is_dirty = False
-            return []
         self.metrics.bytes_sent += self.output_size
         self._liveness.has_sent = True
         self._unread = 0 if self.is_writable else self._unread + self.output_size
@@ -578,14 +578,6 @@ class AmqpConnection(Connection):
 
     # End
 
-    def close(self) -> None:
-        """See ``Connection``."""
-        if self._output_after and not self.is_closed:
-            self.is_closed = True
-            self._closes_after_output = True
-        else:
-            super().close()
-
     def fail(self, error: ConnectionException, method: int) -> None:
         """Send connection.close for an exception that ``method`` caused (0: none)."""
         if self._state == _CLOSING:
@@ -600,6 +592,7 @@ class AmqpConnection(Connection):
         for channel in self.channels.values():
             channel.publisher.flush_confirms()
         self.release()
+        self.replies.drop()
         self._state = _CLOSING
         self._is_told = False
         self._release(_FOR_BROKER)
@@ -644,3 +637,4 @@ class AmqpConnection(Connection):
         """See ``Connection``."""
         self.metrics.connections_closed += 1
         self.release()
+        self.replies.drop()

@@ -24,7 +24,6 @@ from trivium_amqp.frames import (
     U32,
     U64,
     content_frames,
-    method_frame,
 )
 from trivium_amqp.properties import encode_properties, first_value_at, with_headers
 from trivium_amqp.stream_cursor import OFFSET, StreamCursor
@@ -84,6 +83,12 @@ class AmqpConsumer(Consumer):
         self._total = 0
         self._offset_at = -1
         self._shows_offset = isinstance(queue, StreamCursor)
+
+    def start(self) -> None:
+        """The client knows that it consumes, unless it has cancelled that already."""
+        if self.channel.consumers.get(self.tag) is self:
+            self.is_started = True
+            self.queue.dispatch()
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""
@@ -215,9 +220,7 @@ class AmqpConsumer(Consumer):
         if channel.consumers.pop(self.tag, None) is None:
             return
         if self._connection.has_capability("consumer_cancel_notify"):
-            self._connection.send(
-                method_frame(channel.number, methods.BASIC_CANCEL, self.tag, True)
-            )
+            channel.reply(methods.BASIC_CANCEL, self.tag, True)
 
 
 def header_bytes(channel: Channel, message: Message) -> bytes:

@@ -79,7 +79,7 @@ class Publisher:
         self._last_header: ContentHeader | None = None
         self._last_arguments = b""
         # Confirms: of the latest publish, of what to confirm by the end of the feed, of what is
-        # confirmed; and batches with the last tag that waits for each (0: a tx.commit).
+        # confirmed; and batches with the last tag that waits for each.
         self._publish_tag = 0
         self._confirm_to = 0
         self._confirmed = 0
@@ -305,7 +305,8 @@ class Publisher:
         """basic.return of an unroutable mandatory message; precedes its confirm."""
         address = message.address
         connection = self._connection
-        connection.send(
+        connection.replies.send(
+            self._number,
             method_frame(
                 self._number,
                 methods.BASIC_RETURN,
@@ -319,7 +320,7 @@ class Publisher:
                 header_bytes(self.channel, message),
                 message.payload,
                 connection.frame_room,
-            )
+            ),
         )
 
     # Confirms
@@ -332,36 +333,24 @@ class Publisher:
             self._confirmed = self._confirm_to
 
     def batch_durable(self, batch: int) -> bool:
-        """Answer what waited for ``batch`` or an earlier one; whether more is waiting."""
+        """Confirm what waited for ``batch`` or an earlier one; whether more is waiting."""
         pending = self._pending
         tag = 0
-        commits = 0
         while pending and pending[0][0] <= batch:
             tag = pending.popleft()[1]
-            if tag == 0:
-                commits += 1
         if tag > 0:
             self._send_confirm(methods.BASIC_ACK, tag, 1)
             self._confirmed = max(self._confirmed, tag)
             self._confirm_to = max(self._confirm_to, tag)
-        for _ in range(commits):
-            self._connection.send(method_frame(self._number, methods.TX_COMMIT_OK))
         return len(pending) > 0
 
     def _send_confirm(self, method: int, tag: int, multiple: int) -> None:
-        self._connection.send(
-            CONFIRM_FRAME.pack(METHOD, self._number, CONFIRM_SIZE, method, tag, multiple, FRAME_END)
+        self._connection.replies.send(
+            self._number,
+            CONFIRM_FRAME.pack(
+                METHOD, self._number, CONFIRM_SIZE, method, tag, multiple, FRAME_END
+            ),
         )
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether confirms, or answers to tx.commit, wait for the disk."""
-        return len(self._pending) > 0
-
-    def await_commit(self) -> None:
-        """Answer tx.commit when the current batch is durable."""
-        self._pending.append((self._storage.batch, 0))
-        self._connection.await_batch(self)
 
     # End
 

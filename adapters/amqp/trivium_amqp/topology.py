@@ -15,7 +15,6 @@ from trivium_amqp.errors import (
     PRECONDITION_FAILED,
     ChannelException,
 )
-from trivium_amqp.frames import method_frame
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
@@ -29,7 +28,7 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
         channel.vhost.exchange(name)
     else:
         channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
-    _answer(channel, nowait, methods.EXCHANGE_DECLARE_OK, durable and not passive)
+    _answer(channel, nowait, durable and not passive, methods.EXCHANGE_DECLARE_OK)
 
 
 def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
@@ -38,14 +37,14 @@ def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
     _refuse_default(name)
     known = channel.vhost.exchanges.get(name)
     channel.vhost.delete_exchange(name, if_unused)
-    _answer(channel, nowait, methods.EXCHANGE_DELETE_OK, known is not None and known.durable)
+    _answer(channel, nowait, known is not None and known.durable, methods.EXCHANGE_DELETE_OK)
 
 
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
     is_kept = _bind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, methods.EXCHANGE_BIND_OK, is_kept)
+    _answer(channel, nowait, is_kept, methods.EXCHANGE_BIND_OK)
 
 
 def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -55,7 +54,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
     _refuse_default(source)
     if destination in channel.vhost.exchanges:
         _unbind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, methods.EXCHANGE_UNBIND_OK, True)
+    _answer(channel, nowait, True, methods.EXCHANGE_UNBIND_OK)
 
 
 def queue_declare(channel: Channel, arguments: list[Any]) -> None:
@@ -70,8 +69,7 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if kind == "stream":
         stream = channel.vhost.declare_stream(name, 1, options)
         channel.last_queue = name
-        channel.connection.hold_output()
-        _declare_ok(channel, nowait, name, stream.record_count, 0)
+        _answer(channel, nowait, True, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
         return
     if kind != "classic":
         options["x-queue-type"] = kind
@@ -86,20 +84,18 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
         connection=connection,
     )
     channel.last_queue = queue.name
-    if durable and not exclusive:
-        channel.connection.hold_output()
-    _declare_ok(channel, nowait, queue.name, len(queue), len(queue.consumers))
+    _declare_ok(channel, nowait, queue, durable and not exclusive)
 
 
 def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     name = resolve_name(channel, name)
     if name == REPLY_TO:
-        _declare_ok(channel, nowait, name, 0, 0)
+        _answer(channel, nowait, False, methods.QUEUE_DECLARE_OK, name, 0, 0)
         return
     stream = channel.vhost.streams.get(name)
     if stream is not None:
         channel.last_queue = name
-        _declare_ok(channel, nowait, name, stream.record_count, 0)
+        _answer(channel, nowait, False, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
         return
     # Whoever answers a request may ask whether the requester still waits, though the queue of its
     # replies is not his.
@@ -112,7 +108,7 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
         channel.vhost.queue(name)
         return
     channel.last_queue = name
-    _declare_ok(channel, nowait, name, len(queue), len(queue.consumers))
+    _declare_ok(channel, nowait, queue, False)
 
 
 def _require_shared(kind: HeaderValue, durable: bool, exclusive: bool) -> None:
@@ -125,15 +121,9 @@ def _require_shared(kind: HeaderValue, durable: bool, exclusive: bool) -> None:
         )
 
 
-def _declare_ok(
-    channel: Channel, nowait: bool, name: str, message_count: int, consumer_count: int
-) -> None:
-    if not nowait:
-        channel.connection.send(
-            method_frame(
-                channel.number, methods.QUEUE_DECLARE_OK, name, message_count, consumer_count
-            )
-        )
+def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_kept: bool) -> None:
+    counts = (len(queue), len(queue.consumers))
+    _answer(channel, nowait, is_kept, methods.QUEUE_DECLARE_OK, queue.name, *counts)
 
 
 def queue_bind(channel: Channel, arguments: list[Any]) -> None:
@@ -142,7 +132,7 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     if not name and not key:
         key = resolve_name(channel, name).encode()
     is_kept = _bind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, nowait, methods.QUEUE_BIND_OK, is_kept)
+    _answer(channel, nowait, is_kept, methods.QUEUE_BIND_OK)
 
 
 def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -154,7 +144,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     if name in channel.vhost.queues or name in channel.vhost.streams:
         _unbind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, False, methods.QUEUE_UNBIND_OK, True)
+    _answer(channel, False, True, methods.QUEUE_UNBIND_OK)
 
 
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
@@ -162,10 +152,7 @@ def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     name, nowait = arguments
     queue = resolve_queue(channel, name)
     count = queue.purge()
-    if queue.durable:
-        channel.connection.hold_output()
-    if not nowait:
-        channel.connection.send(method_frame(channel.number, methods.QUEUE_PURGE_OK, count))
+    _answer(channel, nowait, queue.durable, methods.QUEUE_PURGE_OK, count)
 
 
 def queue_delete(channel: Channel, arguments: list[Any]) -> None:
@@ -174,16 +161,15 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     vhost = channel.vhost
     count = 0
+    is_kept = False
     if name in vhost.streams:
         vhost.delete_stream(name)
-        channel.connection.hold_output()
+        is_kept = True
     elif name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
         count = vhost.delete_queue(queue, if_unused, if_empty)
-        if queue.durable:
-            channel.connection.hold_output()
-    if not nowait:
-        channel.connection.send(method_frame(channel.number, methods.QUEUE_DELETE_OK, count))
+        is_kept = queue.durable
+    _answer(channel, nowait, is_kept, methods.QUEUE_DELETE_OK, count)
 
 
 def _exchange_destination(channel: Channel, name: str) -> Destination:
@@ -236,12 +222,14 @@ def _refuse_default(name: str) -> None:
         raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
-def _answer(channel: Channel, nowait: bool, method: int, is_kept: bool) -> None:
+def _answer(channel: Channel, nowait: bool, is_kept: bool, method: int, *arguments: Any) -> None:
     """Answer; where the change is kept on disk, not before it is there."""
+    if nowait:
+        return
     if is_kept:
-        channel.connection.hold_output()
-    if not nowait:
-        channel.connection.send(method_frame(channel.number, method))
+        channel.reply_when_durable(method, *arguments)
+    else:
+        channel.reply(method, *arguments)
 
 
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {

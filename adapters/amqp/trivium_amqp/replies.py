@@ -1,0 +1,104 @@
+"""The order of answers: those on one channel leave in the order of what they answer.
+
+A method is carried out when it is read, but its answer may have to wait for the disk. What the
+channel sends after it, deliveries aside, then waits in line behind it. Usually nothing waits,
+and there are no lines. They are kept by channel number, since another channel of the number may be
+open before the answers on the last one have left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from trivium_amqp.consumer import AmqpConsumer
+
+if TYPE_CHECKING:
+    from trivium_amqp.connection import AmqpConnection
+
+#: What each answer counts beside its bytes.
+_COST: Final = 64
+
+
+class Reply:
+    """Frames that may leave once ``batch`` is durable."""
+
+    def __init__(self, data: bytes, batch: int = 0) -> None:
+        self.data = data
+        self.batch = batch
+
+    def leave(self, connection: AmqpConnection) -> bool:
+        """Send it, unless it must wait: then False. It is first in its line."""
+        if self.batch > connection.broker.storage.durable:
+            return False
+        connection.send(self.data)
+        return True
+
+
+class ConsumeOk(Reply):
+    """basic.consume-ok, behind which the deliveries come."""
+
+    def __init__(self, data: bytes, consumer: AmqpConsumer) -> None:
+        super().__init__(data)
+        self._consumer = consumer
+
+    def leave(self, connection: AmqpConnection) -> bool:
+        """See ``Reply``. It is sent at the latest when nothing is before it."""
+        super().leave(connection)
+        self._consumer.start()
+        return True
+
+
+class Replies:
+    """The lines of one connection."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._lines: dict[int, deque[Reply]] = {}
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether anything waits on any channel."""
+        return len(self._lines) > 0
+
+    def send(self, channel: int, data: bytes) -> None:
+        """Send frames of a channel in their turn."""
+        if not self._lines:
+            self._connection.send(data)
+        else:
+            self.put(channel, Reply(data))
+
+    def put(self, channel: int, reply: Reply) -> None:
+        """Have ``reply`` leave in its turn: now, when nothing is before it and it need not wait."""
+        line = self._lines.get(channel)
+        if line is None:
+            if reply.leave(self._connection):
+                return
+            line = deque()
+            self._lines[channel] = line
+        line.append(reply)
+        self._connection.unread_limit -= len(reply.data) + _COST
+        if reply.batch:
+            self._connection.await_durable()
+
+    def advance(self, channel: int) -> None:
+        """Send what need not wait any more on a channel."""
+        line = self._lines.get(channel)
+        if line is None:
+            return
+        connection = self._connection
+        while line and line[0].leave(connection):
+            connection.unread_limit += len(line.popleft().data) + _COST
+        if not line:
+            del self._lines[channel]
+            if not self._lines:
+                connection.nothing_waits()
+
+    def advance_all(self) -> None:
+        """A batch has become durable."""
+        for channel in list(self._lines):
+            self.advance(channel)
+
+    def drop(self) -> None:
+        """The connection failed: nothing more is answered."""
+        self._lines.clear()
