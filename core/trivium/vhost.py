@@ -35,6 +35,7 @@ from trivium.exchanges import (
 from trivium.groups import Groups
 from trivium.membership import Memberships
 from trivium.message import Address, HeaderValue, Message
+from trivium.pending_changes import PendingChanges
 from trivium.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
 from trivium.producers import Producers
 from trivium.queue_settings import check_queue_arguments, settings_of
@@ -118,6 +119,8 @@ class VirtualHost:
         self.name = name
         #: raised by every change that may change a route
         self.generation = 1
+        #: exchanges, queues and streams made or deleted so lately that it may not be durable
+        self.changes = PendingChanges(broker.storage)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
@@ -196,6 +199,7 @@ class VirtualHost:
             self._exchange_rows.put(
                 name.encode(), _pack([kind, auto_delete, internal, made.arguments])
             )
+            self.changes.note(EXCHANGE, name)
         self.generation += 1
         return made
 
@@ -215,6 +219,7 @@ class VirtualHost:
         del self.exchanges[name]
         if exchange.durable:
             self._exchange_rows.delete(name.encode())
+            self.changes.note(EXCHANGE, name)
         for binding in exchange.bindings():
             self._forget_binding(exchange, binding)
         self._unbind_everywhere(name, is_exchange=True, destination=None)
@@ -283,6 +288,7 @@ class VirtualHost:
         is_kept = durable and owner is None
         if is_kept:
             self._queue_rows.put(name.encode(), _pack([auto_delete, wanted, adapter]))
+            self.changes.note(QUEUE, name)
         made = self._make_queue(name, durable, auto_delete, owner, wanted, adapter)
         made.touch()
         self.generation += 1
@@ -342,6 +348,7 @@ class VirtualHost:
         del self.queues[queue.name]
         if queue.durable and queue.owner is None:
             self._queue_rows.delete(queue.name.encode())
+            self.changes.note(QUEUE, queue.name)
         if self._is_on_disk(queue.durable, queue.owner, queue.arguments):
             for log_name in self._log_names(queue.name, queue.arguments):
                 self.broker.storage.drop_log(log_name)
@@ -387,6 +394,7 @@ class VirtualHost:
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
         self._stream_rows.put(name.encode(), _pack([partitions, incarnation, wanted]))
+        self.changes.note(QUEUE, name)
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.generation += 1
         self.memberships.stream_changed(name)
@@ -412,6 +420,7 @@ class VirtualHost:
         stream = self.stream(name)
         del self.streams[name]
         self._stream_rows.delete(name.encode())
+        self.changes.note(QUEUE, name)
         self._unbind_everywhere(name, is_exchange=False, destination=stream)
         self.groups.forget(stream)
         self.generation += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
 from tests.amqp.harness import Client, Server, bodies, names, publish_frames
@@ -236,3 +238,57 @@ def test_x_delivery_count_goes_on_after_a_crash() -> None:
     client = process.crash().open()
     header = client.call(Basic.Get(queue="q"))[1]
     assert header.properties.headers == {"x-delivery-count": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "question", "answer"),
+    [
+        (Queue.Delete(queue="q"), Queue.Delete(queue="q"), "Queue.DeleteOk"),
+        (Queue.Delete(queue="q"), Queue.Declare(queue="q", passive=True), "Channel.Close"),
+        (Queue.Delete(queue="q"), Queue.Declare(queue="q"), "Queue.DeclareOk"),
+        (Queue.Delete(queue="q"), Queue.Purge(queue="q"), "Channel.Close"),
+        (Queue.Delete(queue="s"), Queue.Delete(queue="s"), "Queue.DeleteOk"),
+        (Exchange.Delete(exchange="e"), Exchange.Delete(exchange="e"), "Exchange.DeleteOk"),
+        (
+            Exchange.Delete(exchange="e"),
+            Exchange.Declare(exchange="e", passive=True),
+            "Channel.Close",
+        ),
+        (Exchange.Delete(exchange="e"), Exchange.Declare(exchange="e"), "Exchange.DeclareOk"),
+        (
+            Queue.Declare(queue="new", durable=True),
+            Queue.Declare(queue="new", passive=True),
+            "Queue.DeclareOk",
+        ),
+        (
+            Exchange.Declare(exchange="new", durable=True),
+            Exchange.Declare(exchange="new", passive=True),
+            "Exchange.DeclareOk",
+        ),
+    ],
+)
+def test_who_asks_for_what_another_has_just_changed_waits_for_the_disk_too(
+    change: Frame, question: Frame, answer: str
+) -> None:
+    process = start()
+    client, other = process.open(), process.open()
+    client.declare("q", durable=True)
+    client.declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    client.exchange("e", durable=True)
+    process.settle()
+    assert client.call(change) == []
+    assert other.call(question) == []
+    process.settle()
+    assert names(other.take()) == [answer]
+
+
+def test_what_has_nothing_to_do_with_a_pending_change_is_answered_at_once() -> None:
+    process = start()
+    client, other = process.open(), process.open()
+    client.declare("r", durable=True)
+    assert client.call(Queue.Declare(queue="q", durable=True)) == []
+    assert names(other.call(Queue.Declare(exclusive=True))) == ["Queue.DeclareOk"]
+    assert names(other.call(Queue.Declare(queue="r", passive=True))) == ["Queue.DeclareOk"]
+    assert names(other.call(Exchange.Declare(exchange="q"))) == ["Exchange.DeclareOk"]
+    process.settle()
+    assert names(other.call(Queue.Delete(queue="nothing"))) == ["Queue.DeleteOk"]

@@ -500,3 +500,16 @@ def test_wrong_requests_about_policies(
     wire: Wire, kind: int, fields: dict[str, Any], code: int
 ) -> None:
     assert wire.refused(kind, **fields) == code
+
+
+def test_a_refusal_may_be_for_a_change_that_is_not_durable_and_waits_for_it() -> None:
+    site = Site(LateStorage())
+    site.vhost.declare_queue("q", durable=True)
+    site.sync()
+    first, second = site.client(), site.client()
+    assert first.send(frames.DELETE, 7, {"kind": "queue", "name": "q"}) == []
+    assert second.send(frames.DELETE, 8, {"kind": "queue", "name": "q"}) == []
+    site.sync()
+    assert [(kind, correlation) for kind, correlation, _ in second.take()] == [(frames.ERROR, 8)]
+    refused = second.send(frames.DELETE, 9, {"kind": "queue", "name": "q"})
+    assert [(kind, correlation) for kind, correlation, _ in refused] == [(frames.ERROR, 9)]

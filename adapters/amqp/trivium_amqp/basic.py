@@ -304,10 +304,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     channel.transaction = Transaction()
     if is_refused:
         raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
-    if is_stored:
-        channel.reply_when_durable(methods.TX_COMMIT_OK)
-    else:
-        channel.reply(methods.TX_COMMIT_OK)
+    channel.reply_after(channel.broker.storage.batch if is_stored else 0, methods.TX_COMMIT_OK)
 
 
 def tx_rollback(channel: Channel, arguments: list[Any]) -> None:

@@ -63,10 +63,10 @@ class Channel:
         """Send a method behind everything that this channel is to send before."""
         self.connection.replies.send(self.number, method_frame(self.number, method, *arguments))
 
-    def reply_when_durable(self, method: int, *arguments: Any) -> None:
-        """``reply``, once what was done in this turn is durable."""
+    def reply_after(self, batch: int, method: int, *arguments: Any) -> None:
+        """``reply``, once ``batch`` is durable (0: at once)."""
         frame = method_frame(self.number, method, *arguments)
-        self.connection.replies.put(self.number, Reply(frame, self.broker.storage.batch))
+        self.connection.replies.put(self.number, Reply(frame, batch))
 
     def method(self, method: int, data: bytes, start: int, end: int) -> None:
         """A method frame with the payload ``data[start:end]``."""
@@ -184,12 +184,16 @@ class Channel:
 
     # End
 
-    def fail(self, error: ChannelException, method: int) -> None:
-        """Send channel.close for an exception that ``method`` caused, and release everything."""
+    def fail(self, error: ChannelException, method: int, batch: int = 0) -> None:
+        """Send channel.close for an exception that ``method`` caused, and release everything.
+
+        The client hears of it once ``batch`` is durable.
+        """
         self.publisher.flush_confirms()
         self.is_closing = True
         self.connection.replies.advance(self.number)
-        self.reply(
+        self.reply_after(
+            batch,
             methods.CHANNEL_CLOSE,
             error.code,
             error.reply_text(),

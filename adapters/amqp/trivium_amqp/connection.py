@@ -413,7 +413,8 @@ class AmqpConnection(Connection):
             else:
                 channel.method(method, data, start, end)
         except TopologyError as error:
-            channel.fail(channel_exception(error), method)
+            # It may be for a change that a crash could undo.
+            channel.fail(channel_exception(error), method, self.vhost.changes.newest)
         except ChannelException as error:
             channel.fail(error, method or methods.BASIC_PUBLISH)
         except ConnectionException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.deduplication import EXCHANGE, QUEUE
 from trivium.exchanges import Binding, Destination, HeadersExchange, valid_headers_match
 from trivium.message import HeaderValue
 from trivium.queues import Queue
@@ -28,23 +29,24 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
         channel.vhost.exchange(name)
     else:
         channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
-    _answer(channel, nowait, durable and not passive, methods.EXCHANGE_DECLARE_OK)
+    batch = _batch_of(channel, durable and not passive, EXCHANGE, name)
+    _answer(channel, nowait, batch, methods.EXCHANGE_DECLARE_OK)
 
 
 def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
     """exchange.delete; like RabbitMQ, one that does not exist is no error."""
     name, if_unused, nowait = arguments
     _refuse_default(name)
-    known = channel.vhost.exchanges.get(name)
     channel.vhost.delete_exchange(name, if_unused)
-    _answer(channel, nowait, known is not None and known.durable, methods.EXCHANGE_DELETE_OK)
+    batch = _batch_of(channel, False, EXCHANGE, name)
+    _answer(channel, nowait, batch, methods.EXCHANGE_DELETE_OK)
 
 
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
-    is_kept = _bind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, is_kept, methods.EXCHANGE_BIND_OK)
+    batch = _bind(channel, _exchange_destination(channel, destination), source, key, options)
+    _answer(channel, nowait, batch, methods.EXCHANGE_BIND_OK)
 
 
 def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -54,7 +56,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
     _refuse_default(source)
     if destination in channel.vhost.exchanges:
         _unbind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, True, methods.EXCHANGE_UNBIND_OK)
+    _answer(channel, nowait, channel.broker.storage.batch, methods.EXCHANGE_UNBIND_OK)
 
 
 def queue_declare(channel: Channel, arguments: list[Any]) -> None:
@@ -69,7 +71,8 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if kind == "stream":
         stream = channel.vhost.declare_stream(name, 1, options)
         channel.last_queue = name
-        _answer(channel, nowait, True, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
+        batch = _batch_of(channel, True, QUEUE, name)
+        _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
         return
     if kind != "classic":
         options["x-queue-type"] = kind
@@ -90,12 +93,13 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
 def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     name = resolve_name(channel, name)
     if name == REPLY_TO:
-        _answer(channel, nowait, False, methods.QUEUE_DECLARE_OK, name, 0, 0)
+        _answer(channel, nowait, 0, methods.QUEUE_DECLARE_OK, name, 0, 0)
         return
     stream = channel.vhost.streams.get(name)
     if stream is not None:
         channel.last_queue = name
-        _answer(channel, nowait, False, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
+        batch = _batch_of(channel, False, QUEUE, name)
+        _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
         return
     # Whoever answers a request may ask whether the requester still waits, though the queue of its
     # replies is not his.
@@ -122,8 +126,9 @@ def _require_shared(kind: HeaderValue, durable: bool, exclusive: bool) -> None:
 
 
 def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_kept: bool) -> None:
+    batch = _batch_of(channel, is_kept, QUEUE, queue.name)
     counts = (len(queue), len(queue.consumers))
-    _answer(channel, nowait, is_kept, methods.QUEUE_DECLARE_OK, queue.name, *counts)
+    _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, queue.name, *counts)
 
 
 def queue_bind(channel: Channel, arguments: list[Any]) -> None:
@@ -131,8 +136,8 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     name, source, key, nowait, options = arguments
     if not name and not key:
         key = resolve_name(channel, name).encode()
-    is_kept = _bind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, nowait, is_kept, methods.QUEUE_BIND_OK)
+    batch = _bind(channel, _queue_destination(channel, name), source, key, options)
+    _answer(channel, nowait, batch, methods.QUEUE_BIND_OK)
 
 
 def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -144,7 +149,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     if name in channel.vhost.queues or name in channel.vhost.streams:
         _unbind(channel, _queue_destination(channel, name), source, key, options)
-    _answer(channel, False, True, methods.QUEUE_UNBIND_OK)
+    channel.reply_after(channel.broker.storage.batch, methods.QUEUE_UNBIND_OK)
 
 
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
@@ -152,7 +157,8 @@ def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     name, nowait = arguments
     queue = resolve_queue(channel, name)
     count = queue.purge()
-    _answer(channel, nowait, queue.durable, methods.QUEUE_PURGE_OK, count)
+    batch = channel.broker.storage.batch if queue.durable else 0
+    _answer(channel, nowait, batch, methods.QUEUE_PURGE_OK, count)
 
 
 def queue_delete(channel: Channel, arguments: list[Any]) -> None:
@@ -161,15 +167,13 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     vhost = channel.vhost
     count = 0
-    is_kept = False
     if name in vhost.streams:
         vhost.delete_stream(name)
-        is_kept = True
     elif name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
         count = vhost.delete_queue(queue, if_unused, if_empty)
-        is_kept = queue.durable
-    _answer(channel, nowait, is_kept, methods.QUEUE_DELETE_OK, count)
+    batch = _batch_of(channel, False, QUEUE, name)
+    _answer(channel, nowait, batch, methods.QUEUE_DELETE_OK, count)
 
 
 def _exchange_destination(channel: Channel, name: str) -> Destination:
@@ -191,8 +195,8 @@ def _bind(
     source: str,
     key: bytes,
     options: dict[str, HeaderValue],
-) -> bool:
-    """Bind; whether the binding may be one that is kept over a restart."""
+) -> int:
+    """Bind; the batch to wait for when the binding may be one that is kept over a restart, or 0."""
     _refuse_default(source)
     exchange = channel.vhost.exchange(source)
     if isinstance(exchange, HeadersExchange) and not valid_headers_match(options):
@@ -202,7 +206,9 @@ def _bind(
             " expected all, any, all-with-x, or any-with-x",
         )
     channel.vhost.bind(exchange, Binding(destination, key, options))
-    return exchange.durable and not (isinstance(destination, Queue) and not destination.durable)
+    if exchange.durable and not (isinstance(destination, Queue) and not destination.durable):
+        return channel.broker.storage.batch
+    return 0
 
 
 def _unbind(
@@ -222,14 +228,16 @@ def _refuse_default(name: str) -> None:
         raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
-def _answer(channel: Channel, nowait: bool, is_kept: bool, method: int, *arguments: Any) -> None:
-    """Answer; where the change is kept on disk, not before it is there."""
-    if nowait:
-        return
-    if is_kept:
-        channel.reply_when_durable(method, *arguments)
-    else:
-        channel.reply(method, *arguments)
+def _batch_of(channel: Channel, is_kept: bool, kind: str, name: str) -> int:
+    """The batch to wait for: this one where a change is kept on disk, else that of what others have
+    just changed about it."""
+    return channel.broker.storage.batch if is_kept else channel.vhost.changes.batch_of(kind, name)
+
+
+def _answer(channel: Channel, nowait: bool, batch: int, method: int, *arguments: Any) -> None:
+    """Answer, not before ``batch`` is durable (0: at once)."""
+    if not nowait:
+        channel.reply_after(batch, method, *arguments)
 
 
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {

@@ -331,7 +331,11 @@ class NativeConnection(Connection):
         except NativeError as error:
             self.send_error(correlation, error)
         except core.TopologyError as error:
-            self.send_error(correlation, of_topology(error))
+            if correlation and self.vhost.changes.newest:
+                # It may be for a change that a crash could undo.
+                self._send_when_durable(_error_frame(correlation, of_topology(error)))
+            else:
+                self.send_error(correlation, of_topology(error))
         except Exception:
             # A fault of ours, whatever provoked it, costs this connection only.
             logger.exception("frame type %#04x from %s failed", kind, self.peer.address)

@@ -1,0 +1,55 @@
+"""Who has to wait for a change of the topology, and until when."""
+
+from __future__ import annotations
+
+from tests.core.harness import open_broker
+from tests.core.storage.simulated import Host
+from trivium.deduplication import EXCHANGE, QUEUE
+from trivium.storage.memory import MemoryStorage
+
+
+def test_a_change_is_pending_until_its_batch_is_durable() -> None:
+    host = Host()
+    broker = open_broker(host.storage)
+    host.commit()
+    vhost = broker.vhosts["/"]
+    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (0, 0)
+    queue = vhost.declare_queue("q", durable=True)
+    made = host.storage.batch
+    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (made, made)
+    assert vhost.changes.batch_of(EXCHANGE, "q") == vhost.changes.batch_of(QUEUE, "r") == 0
+    broker.end_turn()
+    vhost.delete_queue(queue)
+    deleted = host.storage.batch
+    assert deleted > made
+    assert vhost.changes.batch_of(QUEUE, "q") == deleted
+    broker.end_turn()
+    host.commit()
+    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (0, 0)
+
+
+def test_every_kind_of_durable_change_is_noted_and_others_are_not() -> None:
+    host = Host()
+    vhost = open_broker(host.storage).vhosts["/"]
+    host.commit()
+    vhost.declare_queue("transient")
+    vhost.declare_queue("exclusive", durable=True, owner=vhost)
+    vhost.declare_exchange("transient", "direct")
+    assert vhost.changes.newest == 0
+    vhost.declare_stream("s")
+    vhost.declare_exchange("e", "direct", durable=True)
+    batch = host.storage.batch
+    assert [vhost.changes.batch_of(*place) for place in ((QUEUE, "s"), (EXCHANGE, "e"))] == [
+        batch,
+        batch,
+    ]
+    host.commit()
+    vhost.delete_stream("s")
+    vhost.delete_exchange("e")
+    assert vhost.changes.batch_of(QUEUE, "s") == vhost.changes.batch_of(EXCHANGE, "e") > batch
+
+
+def test_nothing_is_pending_in_memory() -> None:
+    vhost = open_broker(MemoryStorage()).vhosts["/"]
+    vhost.declare_queue("q", durable=True)
+    assert vhost.changes.newest == 0
