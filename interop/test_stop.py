@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,31 @@ def test_everything_is_there_after_a_stop(stoppable: TriviumProcess) -> None:
     with Mqtt(stoppable.ports["mqtt"]) as reader:
         reader.subscribe("kept/#", 1)
         assert reader.receive().payload == b"r"
+
+
+async def test_what_was_delivered_and_not_acknowledged_is_flagged_after_a_stop(
+    stoppable: TriviumProcess,
+) -> None:
+    with channel(stoppable.ports["amqp"], confirms=True) as opened:
+        for queue in ("amqp", "native"):
+            opened.queue_declare(queue, durable=True)
+            for _ in range(2):
+                opened.basic_publish("", queue, b"x", PERSISTENT)
+    with suppress(ConnectionClosedByBroker), channel(stoppable.ports["amqp"]) as holding:
+        assert holding.basic_get("amqp")[0] is not None
+        with suppress(NativeError):
+            async with (
+                asyncio.timeout(20),
+                connect(native_url(stoppable.ports["native"])) as client,
+                client.consume("native", credit=1) as deliveries,
+            ):
+                assert not (await anext(aiter(deliveries))).is_redelivered
+                assert await asyncio.to_thread(stoppable.stop) == EXIT_OK
+    stoppable.start()
+    with channel(stoppable.ports["amqp"]) as opened:
+        for queue in ("amqp", "native"):
+            flags = [opened.basic_get(queue)[0].redelivered for _ in range(2)]
+            assert flags == [True, False], queue
 
 
 def test_second_broker_on_the_same_directory_is_refused(

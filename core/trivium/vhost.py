@@ -21,6 +21,7 @@ from trivium.deduplication import (
 )
 from trivium.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.delays import Delays
+from trivium.doubts import Doubts
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
     Binding,
@@ -137,6 +138,7 @@ class VirtualHost:
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
         self.returns = Returns(storage.table(f"returns/{name}"))
+        self._doubts = Doubts(storage.table(f"doubts/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
         self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
         self._routes: dict[tuple[str, bytes], Route] = {}
@@ -306,7 +308,9 @@ class VirtualHost:
         logs: list[Log] = []
         if self._is_on_disk(durable, owner, arguments):
             for log_name in self._log_names(name, arguments):
-                logs.append(self.broker.storage.log(log_name))
+                log = self.broker.storage.log(log_name)
+                self._doubts.restore(log_name, log)
+                logs.append(log)
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
         self._apply_to(queue)
@@ -352,6 +356,7 @@ class VirtualHost:
         if self._is_on_disk(queue.durable, queue.owner, queue.arguments):
             for log_name in self._log_names(queue.name, queue.arguments):
                 self.broker.storage.drop_log(log_name)
+                self._doubts.forget(log_name)
         self._unbind_everywhere(queue.name, is_exchange=False, destination=queue)
         self.deduplication.drop(QUEUE, queue.name)
         self.generation += 1

@@ -6,7 +6,7 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from tests.amqp.harness import Client, Server, bodies, names, publish_frames
+from tests.amqp.harness import Client, Server, bodies, names, publish_frames, tags
 from tests.core.storage.simulated import Host
 from trivium.config import Config
 
@@ -34,6 +34,15 @@ class Process:
 
     def crash(self) -> Process:
         """The process is killed; another one starts on what was synced."""
+        return Process(Host(self.host.disk.power_cut(None)))
+
+    def stop(self) -> Process:
+        """A clean stop, and another start."""
+        for connection in list(self.server.broker.connections):
+            connection.shutdown()
+            connection.lost()
+        self.settle()
+        self.host.storage.close()
         return Process(Host(self.host.disk.power_cut(None)))
 
 
@@ -292,3 +301,44 @@ def test_what_has_nothing_to_do_with_a_pending_change_is_answered_at_once() -> N
     assert names(other.call(Exchange.Declare(exchange="q"))) == ["Exchange.DeclareOk"]
     process.settle()
     assert names(other.call(Queue.Delete(queue="nothing"))) == ["Queue.DeleteOk"]
+
+
+def redelivered(process: Process, queue: str = "q") -> list[bool]:
+    """The flags of all messages in a queue, in order; they stay in it."""
+    client = process.open()
+    received = client.consume(queue)
+    return [bool(one.redelivered) for one in received if isinstance(one, Basic.Deliver)]
+
+
+def test_unacknowledged_messages_come_back_redelivered_after_a_clean_stop() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    for _ in range(4):
+        client.publish("q", delivery_mode=2)
+    process.settle()
+    client.call(Basic.Get(queue="q"))
+    client.call(Basic.Qos(prefetch_count=2))
+    assert len(tags(client.consume("q"))) == 2
+    assert redelivered(process.stop()) == [True, True, True, False]
+
+
+def test_what_a_crash_left_in_doubt_stays_so_over_clean_stops() -> None:
+    process = start()
+    client = process.open()
+    for queue in ("q", "deleted"):
+        client.declare(queue, durable=True)
+        client.publish(queue, delivery_mode=2)
+    client.consume("q")
+    process.settle()
+    process = process.crash().stop()
+    client = process.open()
+    client.declare("q", durable=True)
+    client.publish("q", delivery_mode=2)
+    # Another queue of the same name has nothing in doubt.
+    client.ask(Queue.Delete(queue="deleted"))
+    client.declare("deleted", durable=True)
+    client.publish("deleted", delivery_mode=2)
+    process = process.stop().stop()
+    assert redelivered(process) == [True, False]
+    assert redelivered(process, "deleted") == [False]

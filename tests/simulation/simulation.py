@@ -228,13 +228,15 @@ class Simulation:
 
     def _stop(self) -> None:
         self.turn()
+        for actor in self.actors:
+            if actor.wire is not None:
+                actor.wire.connection.shutdown()
+                actor.lose()
         self.world.end_turn()
         batch = self.world.storage.batch
         self.states[batch] = self.reference.copy()
         self.world.storage.close()
         self.floor = batch
-        # Only a crash makes the broker flag what it may have delivered.
-        self.delivered.clear()
 
     def _lose_power_or_not(self, is_power_cut: bool) -> None:
         self.disk = self.disk.power_cut(self.random) if is_power_cut else self.disk.copy()
