@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -193,6 +195,53 @@ def test_amqp_reports_what_does_not_exist(broker: Running) -> None:
     result = broker.pub("amqp", "a", "x", "--exchange", "nowhere")
     assert result.returncode == 1
     assert "no exchange 'nowhere'" in result.stderr
+
+
+def test_amqp_names_a_virtual_host_that_does_not_exist(broker: Running) -> None:
+    for command in (
+        ["pub", f"{broker.urls['amqp']}/nope", "a", "x"],
+        ["sub", f"{broker.urls['amqp']}/nope", "a"],
+    ):
+        result = subprocess.run(
+            [*COMMAND, *command], capture_output=True, text=True, timeout=TIMEOUT
+        )
+        refused = (
+            "cannot connect to 127.0.0.1:[0-9]+: the server does not let guest into vhost 'nope'"
+        )
+        assert result.returncode == 1
+        assert re.fullmatch(f"trivium {command[0]}: {refused}\n", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_server_that_is_not_there_is_named(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for arguments in (
+        ["pub", f"{scheme}://127.0.0.1:{port}", "a", "x"],
+        ["sub", f"{scheme}://127.0.0.1:{port}", "a"],
+    ):
+        result = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert (result.returncode, result.stdout) == (1, "")
+        refused = f"trivium {arguments[0]}: cannot connect to 127.0.0.1:{port}: "
+        assert result.stderr.startswith(refused)
+        assert result.stderr.count("\n") == 1
+
+
+def test_an_address_that_cannot_be_is_named_with_its_option() -> None:
+    for option, value, text in (
+        ("--mqtt", "70000", "port 70000 is not in 0..65535"),
+        ("--http", "a:b", "'a:b' is not [HOST:]PORT or off (IPv6 hosts in brackets)"),
+    ):
+        result = subprocess.run(
+            [*COMMAND, "serve", "--memory", option, value],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == f"trivium serve: argument {option}: {text}\n"
 
 
 def test_native_reports_what_does_not_exist(broker: Running) -> None:

@@ -74,14 +74,22 @@ class AmqpClient:
 @asynccontextmanager
 async def connect(server: Server) -> AsyncIterator[Client]:
     """A connected client; guest with password guest unless the URL names a user."""
+    user = server.username or DEFAULT_USER
+    vhost = server.path or "/"
     try:
         connection = await aio_pika.connect(
             host=server.host,
             port=DEFAULT_PORT if server.port is None else server.port,
-            login=server.username or DEFAULT_USER,
+            login=user,
             password=DEFAULT_USER if server.password is None else server.password,
-            virtualhost=server.path or "/",
+            virtualhost=vhost,
         )
+    except (aio_pika.exceptions.AMQPError, OSError) as error:
+        if "Connection.OpenOk" in str(error) and "Connection.Close " in str(error):
+            # The library keeps what the server said to itself.
+            error = OSError(f"the server does not let {user} into vhost {vhost!r}")
+        raise server.cannot_connect(DEFAULT_PORT, error) from None
+    try:
         async with connection:
             yield AmqpClient(connection)
     except (aio_pika.exceptions.AMQPError, OSError) as error:

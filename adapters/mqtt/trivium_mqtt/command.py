@@ -62,10 +62,14 @@ async def connect(server: Server) -> AsyncIterator[Client]:
         password=server.password,
         protocol=aiomqtt.ProtocolVersion.V311,
     )
+    is_connected = False
     try:
         async with client:
+            is_connected = True
             yield MqttClient(client)
     except aiomqtt.MqttError as error:
+        if not is_connected:
+            raise server.cannot_connect(DEFAULT_PORT, error) from None
         raise ClientError(str(error)) from None
     except ValueError as error:
         # paho-mqtt's way to say that a topic or filter is not valid

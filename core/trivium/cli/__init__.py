@@ -130,7 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     place.add_argument("--memory", action="store_true", help="keep everything in memory only")
     for protocol, port in (("mqtt", 1883), ("amqp", 5672), ("native", 7650), ("http", 15672)):
         serve.add_argument(
-            f"--{protocol}", metavar="ADDRESS", help=f"default: 127.0.0.1:{port}; or off"
+            f"--{protocol}",
+            type=_address,
+            metavar="ADDRESS",
+            help=f"default: 127.0.0.1:{port}; or off",
         )
 
     pub = add("pub", "Publish messages.", _PUB_EPILOG)
@@ -150,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="offset",
         metavar="OFFSET",
-        help="trivium: read partition 0 of a stream from an offset, or from first or next",
+        help="trivium: read all partitions of a stream from an offset, or from first or next",
     )
     sub.add_argument(
         "-v",
@@ -196,6 +199,17 @@ def _add_policy(policy: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME")
     show = actions.add_parser("list", help="print the policies, one JSON object per line")
     show.add_argument("url", metavar="URL")
+
+
+def _address(text: str) -> str:
+    from trivium.config import Listen
+    from trivium.errors import ConfigError
+
+    try:
+        Listen.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +24,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.config import join_address
 
 #: publishes from standard input that may wait for their acknowledgement at a time
 WINDOW: Final = 256
@@ -49,6 +52,17 @@ class Server:
     username: str | None
     password: str | None
     path: str
+
+    def cannot_connect(self, default_port: int, error: Exception) -> ClientError:
+        """The error to raise when there is no connection because of ``error``."""
+        place = join_address(self.host, default_port if self.port is None else self.port)
+        # Libraries put the name of the system's call, or the number, in front of the reason.
+        number = error.errno if isinstance(error, OSError) else None
+        if number is not None and number in errno.errorcode:
+            reason = os.strerror(number)
+        else:
+            reason = re.sub(r"^\[Errno -?[0-9]+\] ", "", str(error))
+        return ClientError(f"cannot connect to {place}: {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
