@@ -251,6 +251,7 @@ class Broker:
             self.driver.release_memory()
         if self.alarms.is_disk_short:
             self.storage.free_space()
+        self.storage.tidy()
         for connection in list(self.connections):
             if not connection.is_closed:
                 connection.tick(now)

@@ -141,6 +141,9 @@ class Storage:
     def free_space(self) -> None:
         """The disk is short: give back what can be given back, in the turns to come."""
 
+    def tidy(self) -> None:
+        """Called about once a second: give back what is not needed, if nothing else is to do."""
+
     def table(self, name: str) -> Table:
         """The table called ``name``, made when it is new."""
         raise NotImplementedError

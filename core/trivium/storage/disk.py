@@ -169,6 +169,9 @@ class DiskStorage(Storage):
         self._older_bytes = 0
         #: whether ``free_space`` was called
         self._is_space_short = False
+        #: the batch that was being filled when ``tidy`` was called last, and when it did something
+        self._seen_batch = 0
+        self._tidied_batch = 0
         self._journal_lane = self.executor.lane("trivium-journal")
         self._checkpoint_lane = self.executor.lane("trivium-checkpoint")
         self._reader_lane = self.executor.lane("trivium-reader")
@@ -326,6 +329,18 @@ class DiskStorage(Storage):
         """See ``Storage.free_space``: a checkpoint drops journal files and empty segments."""
         if self._journal_bytes:
             self._is_space_short = True
+            self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
+            self._wake()
+
+    def tidy(self) -> None:
+        """See ``Storage.tidy``: a checkpoint drops the segments of a backlog that was consumed.
+
+        A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go.
+        """
+        is_idle = self.batch == self._seen_batch and not self._changes.parts
+        self._seen_batch = self.batch
+        if is_idle and self._tidied_batch != self.batch and self._segments.has_empty():
+            self._tidied_batch = self.batch
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
             self._wake()
 

@@ -242,6 +242,10 @@ class Segments:
                 break
         return found
 
+    def has_empty(self) -> bool:
+        """Whether a file is there in which no record is left."""
+        return len(self.dead) > 0 and 0 in self.live.values()
+
     def load(self, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
         """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""
         self.loads += 1

@@ -526,3 +526,80 @@ def test_numbers_of_removed_logs_are_not_used_again() -> None:
     again.commit()
     assert host_of(again.disk.copy(), 2).contents("b") == {0: (b"y", b"")}
     assert again.storage.log("b").number == 2  # type: ignore[attr-defined]
+
+
+# When nothing is to do
+
+
+def drained(host: Host) -> Host:
+    """A backlog went to segments, and was consumed after that."""
+    log = host.storage.log("queue")
+    for _ in range(2 * CHUNK_RECORDS):
+        log.append(b"x")
+    checkpoint(host)
+    assert paths(host.disk, "data/segments")
+    log.settle(0, log.next_offset - 1)
+    host.commit()
+    return host
+
+
+def idle(host: Host, ticks: int) -> None:
+    for _ in range(ticks):
+        host.storage.tidy()
+        host.commit()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_idle_storage_removes_the_segments_of_a_backlog_that_is_gone(restarts: bool) -> None:
+    host = drained(host_of())
+    if restarts:
+        host.storage.close()
+        host = Host(host.disk.power_cut(None))
+    host.storage.tidy()
+    host.commit()
+    assert paths(host.disk, "data/segments"), "it may be busy still"
+    idle(host, 2)
+    assert paths(host.disk, "data/segments") == []
+    assert host_of(host.disk.power_cut(None)).contents("queue") == {}
+
+
+def test_an_idle_storage_has_nothing_to_do_after_that() -> None:
+    host = drained(host_of())
+    idle(host, 3)
+    operations, wakes = len(host.disk.operations), host.wakes
+    idle(host, 20)
+    assert (len(host.disk.operations), host.wakes) == (operations, wakes)
+
+
+def test_segments_that_hold_something_are_no_reason_to_be_busy() -> None:
+    host = host_of()
+    log = host.storage.log("queue")
+    for _ in range(2 * CHUNK_RECORDS):
+        log.append(b"x")
+    checkpoint(host)
+    log.settle(0, CHUNK_RECORDS)
+    host.commit()
+    operations = len(host.disk.operations)
+    idle(host, 20)
+    assert len(host.disk.operations) == operations
+
+
+def test_a_storage_that_is_in_use_is_left_to_its_checkpoints() -> None:
+    host = drained(host_of())
+    operations = len(host.disk.operations)
+    for number in range(10):
+        host.storage.table("t").put(b"%d" % number, b"")
+        host.commit()
+        host.storage.tidy()
+        host.commit()
+    assert not any(each.kind == "database" for each in host.disk.operations[operations:])
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_tried_again_while_idle() -> None:
+    host = drained(host_of())
+    host.disk.capacity = host.disk.used()
+    idle(host, 2)
+    operations = len(host.disk.operations)
+    idle(host, 20)
+    assert len(host.disk.operations) == operations
+    assert not host.errors
