@@ -25,29 +25,50 @@ from typing import Final
 TURN: Final = 500
 #: Messages that may be published and not durable yet, as publishers with open windows have them.
 WINDOW: Final = 16_000
+ENGINES: Final = ("trivium", "pauses", "recovery", "raw", "sqlite", "rocksdb")
 RAW_FILE_SIZE: Final = 256 << 20
-#: Bytes in the journal at which no checkpoint is made in any run.
+#: Bytes that are in no run's journal.
 _NEVER: Final = 1 << 50
 
 
 class Result:
-    """Messages made durable, in how many batches and seconds."""
+    """Messages made durable, in how many batches and seconds; the longest turn, in seconds."""
 
-    def __init__(self, messages: int, batches: int, seconds: float) -> None:
+    def __init__(self, messages: int, batches: int, seconds: float, longest: float = 0.0) -> None:
         self.messages = messages
         self.batches = batches
         self.seconds = seconds
+        self.longest = longest
 
 
-def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = False) -> Result:
-    """Publish persistent messages to a durable queue through the core alone, fsync always.
+def trivium(directory: Path, payload: bytes, seconds: float) -> Result:
+    """Publish persistent messages to a durable queue through the core alone, fsync always."""
+    from trivium.storage.disk import CHECKPOINT_SIZE
 
-    With ``is_killed`` no checkpoint is made, the process ends where it is, as by SIGKILL, and
-    nothing is returned.
+    return _publish(directory, payload, seconds, sys.maxsize, CHECKPOINT_SIZE)
+
+
+def pauses(directory: Path, payload: bytes, seconds: float) -> Result:
+    """The same for 2 GiB however long it takes, with one checkpoint, when 1 GiB is in the journal.
+
+    A turn is what happens between two looks for what else there is to do: here the publishing of
+    500 messages, and the storage's part of it.
     """
+    gibibyte = 1 << 30
+    return _publish(directory, payload, 3600.0, 2 * gibibyte // len(payload), gibibyte)
+
+
+def _publish(
+    directory: Path,
+    payload: bytes,
+    seconds: float,
+    most: int,
+    checkpoint_size: int,
+    is_killed: bool = False,
+) -> Result:
     from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
     from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
-    from trivium.storage.disk import CHECKPOINT_SIZE, DiskStorage
+    from trivium.storage.disk import DiskStorage
 
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     failures: list[BaseException] = []
@@ -58,7 +79,7 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
         wake=lambda: wakes.append(None),
         on_fatal=failures.append,
         fsync="always",
-        checkpoint_size=_NEVER if is_killed else CHECKPOINT_SIZE,
+        checkpoint_size=checkpoint_size,
     )
     broker = Broker()
     broker.open(storage, Driver(), [])
@@ -68,9 +89,10 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
     published: dict[int, int] = {}
     waiting = durable = total = 0
     first_batch = storage.durable
-    start = time.perf_counter()
+    longest = 0.0
+    start = turn = time.perf_counter()
     end = start + seconds
-    while (now := time.perf_counter()) < end and not failures:
+    while (now := time.perf_counter()) < end and total < most and not failures:
         # As the broker pauses its publishers.
         is_open = waiting < WINDOW and storage.pending_bytes <= MAX_PENDING_BYTES
         if is_open:
@@ -83,17 +105,19 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
             waiting += TURN
         wakes.clear()
         broker.end_turn()
+        longest = max(longest, time.perf_counter() - turn)
         try:
             call = posted.get_nowait() if is_open or wakes else posted.get(timeout=0.1)
+            turn = time.perf_counter()
             call()
         except Empty:
-            pass
+            turn = time.perf_counter()
         while durable < storage.durable:
             durable += 1
             done = published.pop(durable, 0)
             waiting -= done
             total += done
-    result = Result(total, storage.durable - first_batch, now - start)
+    result = Result(total, storage.durable - first_batch, now - start, longest)
     if failures:
         raise failures[0]
     if is_killed:
@@ -103,12 +127,12 @@ def trivium(directory: Path, payload: bytes, seconds: float, is_killed: bool = F
 
 
 def recovery(directory: Path, payload: bytes, seconds: float) -> Result:
-    """Replay the journal that ``seconds`` of publishing left, up to a SIGKILL."""
+    """Replay the journal of ``seconds`` without a checkpoint, up to a SIGKILL."""
     from trivium.storage.disk import DiskStorage
 
     child = os.fork()
     if child == 0:
-        trivium(directory, payload, seconds, is_killed=True)
+        _publish(directory, payload, seconds, sys.maxsize, _NEVER, is_killed=True)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     start = time.perf_counter()
@@ -184,7 +208,7 @@ def rocksdb(directory: Path, payload: bytes, seconds: float, batch: int) -> Resu
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.storage_worker")
-    parser.add_argument("engine", choices=("trivium", "recovery", "raw", "sqlite", "rocksdb"))
+    parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--payload", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -195,9 +219,9 @@ def main(arguments: list[str]) -> int:
     gc.set_threshold(100_000, 50, 1000)
     sys.setswitchinterval(0.001)
     payload = os.urandom(chosen.payload)
-    if chosen.engine in ("trivium", "recovery"):
-        run = trivium if chosen.engine == "trivium" else recovery
-        result = run(chosen.directory, payload, chosen.seconds)
+    ours = {"trivium": trivium, "pauses": pauses, "recovery": recovery}
+    if chosen.engine in ours:
+        result = ours[chosen.engine](chosen.directory, payload, chosen.seconds)
     else:
         peer = {"raw": raw, "sqlite": sqlite, "rocksdb": rocksdb}[chosen.engine]
         result = peer(chosen.directory, payload, chosen.seconds, chosen.batch)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trivium import __version__
 from trivium.broker import Broker
@@ -31,6 +31,11 @@ from trivium.storage.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+#: Closed connections that are worth a collection of all objects when nothing else is to do, and
+#: whatever there is to do: each is a few KiB.
+_SOME_CLOSED: Final = 100
+_MANY_CLOSED: Final = 10_000
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,8 +101,10 @@ async def _serve(config: Config) -> int:
         print(ready_line(broker), flush=True)
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(broker.wait_failed())
+        collecting = asyncio.create_task(_collect(broker))
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        collecting.cancel()
         if failed.done():
             return _fail(EXIT_IO, f"the storage failed: {failed.result()}")
         failed.cancel()
@@ -131,12 +138,27 @@ def _relax_interpreter() -> None:
 
     Messages and queue entries form no cycles and are freed by their count, but at the default
     threshold the collector walks the young ones every 700 messages in flight: a third of the core's
-    time per message when measured. The switch interval is how long the writer thread waits for the
+    time per message when measured. What has become old is left to ``_collect``, since it may be
+    millions of messages. The switch interval is how long the writer thread waits for the
     interpreter's lock after each sync; at the default of 5 ms a busy loop starves it.
     """
     gc.freeze()
-    gc.set_threshold(100_000, 50, 1000)
+    gc.set_threshold(100_000, 1_000_000, 1_000_000)
     sys.setswitchinterval(0.001)
+
+
+async def _collect(broker: Broker) -> None:
+    """Free closed connections, which form cycles: in a quiet second, or when they are too many."""
+    collected = passed = 0
+    while True:
+        await asyncio.sleep(1.0)
+        before = passed
+        metrics = [adapter.metrics for adapter in broker.adapters.values()]
+        passed = sum(each.messages_received + each.messages_sent for each in metrics)
+        closed = sum(each.connections_closed for each in metrics)
+        if closed - collected >= (_SOME_CLOSED if passed == before else _MANY_CLOSED):
+            gc.collect()
+            collected = closed
 
 
 def _fail(code: int, error: object) -> int:

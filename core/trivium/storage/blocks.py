@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import zstandard
 
-from trivium.storage.chunks import Chunk
+from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.journal import checksum_holding_the_lock
@@ -31,6 +31,8 @@ _COMPRESSED: Final = 4
 _ENCRYPTED: Final = 8
 #: of a body before it was compressed
 _SIZE: Final = Struct("<Q")
+#: So many parts of a body are written as they are; the records of longer lists are small.
+_FEW_PARTS: Final = 128
 #: zstd's quickest level but for the negative ones
 _ZSTD_LEVEL: Final = 1
 #: A body that shrinks less is stored as it is, and costs no time when it is read.
@@ -68,18 +70,20 @@ class ChunkImage:
             flags |= _NOTES
             notes = [self.notes.get(slot, b"") for slot in range(count)]
             parts.append(struct.pack(f"<{count}I", *map(len, notes)))
-        body = b"".join([*parts, *records, *notes])
+        body = [*parts, *records, *notes]
+        if compresses or cipher is not None or len(body) > _FEW_PARTS:
+            body = [b"".join(body)]
         if compresses:
-            packed = _compressed(body)
-            if len(packed) < len(body) * _WORTHWHILE:
-                body = packed
+            packed = _compressed(body[0])
+            if len(packed) < len(body[0]) * _WORTHWHILE:
+                body = [packed]
                 flags |= _COMPRESSED
         number = self.log.number
         if cipher is not None:
             flags |= _ENCRYPTED
-            size = len(body) + TAG_SIZE
+            size = len(body[0]) + TAG_SIZE
             context = _context(number, chunk.first, chunk.end, count, flags, size)
-            body = cipher.seal(self.position, body, context)
+            body = [cipher.seal(self.position, body[0], context)]
         head = _BLOCK_HEADER.pack(
             _BLOCK_MAGIC,
             number,
@@ -87,16 +91,17 @@ class ChunkImage:
             chunk.end,
             count,
             flags,
-            len(body),
+            sum(map(len, body)),
             checksum_holding_the_lock(body),
         )
-        return [head, _CHECKSUM.pack(zlib.crc32(head)), body]
+        return [head, _CHECKSUM.pack(zlib.crc32(head)), *body]
 
 
 def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
     """The image of a chunk that lies in no segment yet."""
     records = [record for record in chunk.records or () if record is not None]
     assert len(records) == chunk.slots
+    list_made()
     return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
 
 

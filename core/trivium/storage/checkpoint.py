@@ -38,6 +38,7 @@ _logger: Final = logging.getLogger(__name__)
 STEP: Final = 2000
 _LOG_COST: Final = 4
 _ROW_COST: Final = 1
+_INSTALL_COST: Final = 4
 
 #: Journal files kept to be used again, so that the next ones need no new blocks: as many as were
 #: filled since the last checkpoint, but not more than this.
@@ -83,7 +84,7 @@ class Checkpoint(Work):
         #: whether everything was looked at, and whether it is being written
         self.is_complete = False
         self.is_submitted = False
-        #: whether it is over, well or not
+        #: whether it was written, or not
         self.is_finished = False
         self.error: Exception | None = None
         #: whether the checkpoint came to nothing because there is no space
@@ -202,6 +203,7 @@ class Checkpoint(Work):
             self._next_segment = writer.next_segment
             self._complete_rows()
             self._catalog.write(self._rows)
+            self._rows.chunks = []
             self._drop_journal()
             for number in self._empty_segments:
                 self._filesystem.remove(self._segments.path(number))
@@ -301,16 +303,26 @@ class Checkpoint(Work):
         elif self.error is not None:
             self._segments.fail(self.error)
         else:
-            self._install()
+            assert self._journal is not None
+            del self._journal.files[: len(self._old_files)]
+            # They are taken from the end.
+            self._images.reverse()
+            self._segments.next_segment = self._next_segment
+            for number in self._empty_segments:
+                self._segments.forget(number)
 
-    def _install(self) -> None:
-        assert self._journal is not None
-        del self._journal.files[: len(self._old_files)]
+    def install(self) -> bool:
+        """Once it is written, take over the next part of where chunks lie; True when that is all.
+
+        Until then a chunk is in memory, and its removals are noted with it.
+        """
+        if self.error is not None:
+            return True
         segments = self._segments
-        segments.next_segment = self._next_segment
-        for number in self._empty_segments:
-            segments.forget(number)
-        for image in self._images:
+        for _ in range(STEP // _INSTALL_COST):
+            if not self._images:
+                break
+            image = self._images.pop()
             chunk = image.chunk
             chunk.segment = image.segment
             chunk.position = image.position
@@ -322,8 +334,11 @@ class Checkpoint(Work):
             segments.charge(chunk)
             if chunk.removed:
                 image.log.note_changed(chunk)
+        if self._images:
+            return False
         for place, moved, kept in self._rewritten:
             segments.move(place, moved, kept)
+        return True
 
     def _restore(self) -> None:
         """Give back what was taken, for the next checkpoint."""

@@ -10,6 +10,7 @@ file.
 
 from __future__ import annotations
 
+import gc
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
@@ -20,6 +21,24 @@ CHUNK_RECORDS: Final = 512
 #: A chunk that has reached this size takes no further record: it bounds what one read of a segment
 #: brings back.
 CHUNK_BYTES: Final = 256 * 1024
+
+#: Lists of a chunk's records that are made between two collections of young objects.
+_COLLECTED_LISTS: Final = 128
+_lists: int = 0
+
+
+def list_made() -> None:
+    """Have the collector walk what is young, now and then.
+
+    It counts objects, and comes late where few of them hold very many others: it would then walk
+    millions of records in one go.
+    """
+    global _lists
+    _lists += 1
+    if _lists >= _COLLECTED_LISTS:
+        _lists = 0
+        if gc.isenabled():
+            gc.collect(0)
 
 
 class Chunk:
@@ -243,6 +262,7 @@ class ChunkedLog(Log):
         chunk.add(offset, count, record, note)
         if chunk.closed:
             self._open = None
+            list_made()
         self.next_offset = offset + count
         if self._count == 0:
             self.first_offset = offset

@@ -352,6 +352,9 @@ class DiskStorage(Storage):
                 checkpoint.complete(last, list(self._tables.values()))
             self._wake()
         elif checkpoint.is_finished:
+            if not checkpoint.install():
+                self._wake()
+                return
             if not checkpoint.is_abandoned:
                 self._older_bytes = 0
             if checkpoint.has_rewritten() and self._segments.foreign:

@@ -155,11 +155,20 @@ class RealFile(File):
 
     def write(self, parts: list[bytes], position: int, sync: bool) -> None:
         """See ``File.write``."""
+        if len(parts) <= _MAX_PARTS:
+            self._write(parts, position, sync)
+            return
+        for start in range(0, len(parts), _MAX_PARTS):
+            some = parts[start : start + _MAX_PARTS]
+            self._write(some, position, False)
+            position += sum(map(len, some))
+        if sync:
+            _sync(self._descriptor)
+
+    def _write(self, parts: list[bytes], position: int, sync: bool) -> None:
         # One system call where the system can write and sync in one: each call that waits gives
         # up the interpreter lock and has to win it back from a busy loop.
         flags = _WRITE_SYNCED if sync else 0
-        if len(parts) > _MAX_PARTS:
-            parts = [b"".join(parts)]
         try:
             written = os.pwritev(self._descriptor, parts, position, flags)
         except OSError as error:

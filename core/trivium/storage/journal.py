@@ -42,10 +42,13 @@ STARTED: Final = 1
 STOPPED: Final = 2
 
 #: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
-#: where a block for all of it would be taken from the system, and touched, for each batch.
-PIECE_SIZE: Final = 2 * 1024 * 1024
+#: where a block for all of it would be taken from the system, and touched, for each batch. And the
+#: interpreter lock is not held longer than for one of them.
+PIECE_SIZE: Final = 1024 * 1024
+#: Parts that are written as they are; more in one piece are small, and joined.
+MAX_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
-_LOCKED_CHECKSUM_SIZE: Final = 4096
+_LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
 
 SUFFIX: Final = ".journal"
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -68,30 +71,34 @@ def file_number(name: str) -> int | None:
         return None
 
 
-def checksum_holding_the_lock(data: bytes, checksum: int = 0) -> int:
-    """CRC-32 of ``data``, started with ``checksum``, without giving up the interpreter lock.
+def checksum_holding_the_lock(parts: list[bytes], checksum: int = 0) -> int:
+    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock.
 
     To win the lock back from a busy loop may take longer than the checksum; writing gives it up
     often enough.
     """
-    view = memoryview(data)
-    for at in range(0, len(data), _LOCKED_CHECKSUM_SIZE):
-        checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+    for part in parts:
+        if len(part) <= _LOCKED_CHECKSUM_SIZE:
+            checksum = zlib.crc32(part, checksum)
+            continue
+        view = memoryview(part)
+        for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
+            checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
     return checksum
 
 
-def pieces(parts: list[bytes], size: int) -> Iterator[bytes]:
-    """``parts`` joined to pieces of at least ``size`` bytes, but for the last."""
+def pieces(parts: list[bytes], size: int) -> Iterator[list[bytes]]:
+    """``parts`` in pieces of at least ``size`` bytes, but for the last; many parts are joined."""
     start = 0
     joined = 0
+    last = len(parts) - 1
     for index, part in enumerate(parts):
         joined += len(part)
-        if joined >= size:
-            yield b"".join(parts[start : index + 1])
+        if joined >= size or index == last:
+            piece = parts[start : index + 1]
+            yield piece if len(piece) <= MAX_PARTS else [b"".join(piece)]
             start = index + 1
             joined = 0
-    if joined:
-        yield b"".join(parts[start:])
 
 
 class FsyncPolicy:
@@ -175,17 +182,17 @@ class JournalWriter:
             context = batch_context(self._marker, number, self.synced + 1, length, flags)
             parts = [self._cipher.seal(number, b"".join(parts), context)]
         if length <= PIECE_SIZE:
-            body = b"".join(parts)
-            head = self._head(number, length, flags, zlib.crc32(body))
-            file.write([head, body], self._position, sync)
+            body = next(pieces(parts, length), [])
+            head = self._head(number, length, flags, checksum_holding_the_lock(body))
+            file.write([head, *body], self._position, sync)
         else:
             # Without its head it is no batch yet.
             position = self._position + BATCH_HEADER_SIZE
             checksum = 0
             for piece in pieces(parts, PIECE_SIZE):
                 checksum = checksum_holding_the_lock(piece, checksum)
-                file.write([piece], position, False)
-                position += len(piece)
+                file.write(piece, position, False)
+                position += sum(map(len, piece))
             file.write([self._head(number, length, flags, checksum)], self._position, False)
             if sync:
                 file.sync()

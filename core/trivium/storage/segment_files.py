@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from struct import Struct
@@ -33,6 +34,9 @@ SEGMENT_SIZE: Final = 64 * 1024 * 1024
 #: of small pieces leaves those of small ones behind.
 MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
 MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
+#: What is encoded before other threads may run: about a millisecond's work. Compiled code does not
+#: give up the interpreter lock by itself.
+_ENCODED_AT_ONCE: Final = 1024 * 1024
 
 
 def segment_name(number: int) -> str:
@@ -76,6 +80,7 @@ class SegmentWriter:
         self._file: File | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
+        self._encoded = 0
         self._position = 0
 
     def write(self, image: ChunkImage) -> None:
@@ -90,6 +95,10 @@ class SegmentWriter:
         image.records = []
         self._parts += block
         self._buffered += image.length
+        self._encoded += image.length
+        if self._encoded >= _ENCODED_AT_ONCE:
+            self._encoded = 0
+            time.sleep(0)
         if self._buffered >= self._write_size:
             self._flush()
             if self._position >= SEGMENT_SIZE:

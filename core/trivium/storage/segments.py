@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium.storage.blocks import Place
-from trivium.storage.chunks import Chunk
+from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.executor import Completions, Lane, Work
@@ -92,6 +92,7 @@ class LoadWork(Work):
                             notes.pop(slot, None)
             chunk.records = records
             chunk.notes = notes
+            list_made()
             segments.charge(chunk)
         self._ready()
 

@@ -335,6 +335,34 @@ def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
     assert len(again.storage.table("t")) == 10_000
 
 
+def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled() -> None:
+    """That takes many turns too: each settles a record, and removes a log."""
+    host = Host(checkpoint_size=100_000, memory_size=0)
+    logs = [host.storage.log(f"l{number}") for number in range(5_000)]
+    for log in logs:
+        log.append(b"x" * 20)
+        log.append(b"y")
+    while not any(operation.kind == "database" for operation in host.disk.operations):
+        host.storage.commit()
+        host.step()
+    turns = 0
+    while host.storage._checkpoint is not None:
+        logs[turns].settle(0, 0)
+        logs[-1 - turns].settle(0, 0)
+        host.storage.drop_log(f"l{2500 + turns}")
+        host.storage.commit()
+        turns += 1
+    assert turns >= 10
+    host.commit()
+    checkpoint(host)
+    again = Host(host.disk.copy(), seed=1)
+    wanted = {f"l{number}" for number in range(5_000) if not 0 <= number - 2500 < turns}
+    assert set(again.storage.log_names()) == wanted
+    for number in [*range(turns + 1), *range(4_999 - turns, 5_000)]:
+        is_settled = number < turns or number >= 5_000 - turns
+        assert list(again.contents(f"l{number}")) == ([1] if is_settled else [0, 1])
+
+
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "rename"])
 def test_an_error_while_a_segment_is_written_is_final(kind: str) -> None:
     host = host_of()

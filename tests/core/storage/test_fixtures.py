@@ -41,7 +41,10 @@ def test_it_is_read_exactly(fixture: Path, more_lives: int) -> None:
         writer.checkpoint()
         writer.storage.close()
         writer = DirectoryWriter(fixture / "data")
-    assert contents(writer.storage, writer.settle_down) == expected
+    found = contents(writer.storage, writer.settle_down)
+    # A start after a crash notes of itself what is in doubt.
+    found["tables"].pop("doubts//")
+    assert found == expected
     writer.storage.close()
 
 
