@@ -211,7 +211,6 @@ def test_a_message_is_handed_on_from_one_to_the_next_until_it_is_acknowledged() 
     two.lose()
     assert payloads(three) == [b"0"]
     three.lose()
-    assert bench.adapter.metrics.messages_dropped == 1
     assert not bench.broker.vhosts["/"].queues
 
 
@@ -266,6 +265,41 @@ def test_a_long_backlog_is_handed_on_in_parts_and_over_a_restart(crash: bool) ->
     assert "amq.mqtt-session.leaving" not in bench.broker.vhosts["/"].queues
     staying = bench.connect("staying", 5, clean=False, properties=KEPT)
     assert payloads(staying) == [b"%d" % n for n in range(count)]
+
+
+def test_a_session_that_was_in_many_shares_hands_on_as_well() -> None:
+    bench = Bench()
+    leaving = bench.connect("leaving", 5)
+    leaving.subscribe("$share/g/t", 1)
+    bench.connect("s", 5).send(numbered(1))
+    for number in range(300):
+        leaving.send(
+            subscribe(f"$share/g/{number}", 1, 1, 5) + unsubscribe(f"$share/g/{number}", 1, 5)
+        )
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    leaving.lose()
+    assert payloads(staying) == [b"0"]
+
+
+def test_a_long_backlog_that_nobody_shares_goes_at_once() -> None:
+    bench = DiskBench()
+    alone = bench.connect("alone", 5, clean=False, properties=KEPT)
+    alone.send(subscribe("$share/g/t", 1, 1, 5) + subscribe("$share/h/t", 1, 2, 5))
+    other = bench.connect("other", 5)
+    other.subscribe("$share/h/t", 1)
+    bench.sync()
+    alone.send(unsubscribe("$share/g/t", 3, 5))
+    other.lose()
+    alone.lose()
+    bench.connect("s", 5).send(numbered(3000))
+    bench.sync()
+    client = bench.client()
+    client.version = 5
+    client.connection.feed(connect("alone", 5))
+    assert "amq.mqtt-session.alone" not in bench.broker.vhosts["/"].queues
+    bench.sync()
+    assert client.packet()[0] == 0x20
 
 
 def test_a_client_waits_until_its_former_session_is_handed_on() -> None:

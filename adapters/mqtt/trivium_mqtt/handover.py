@@ -24,15 +24,21 @@ MAX_PER_TURN: Final = 1024
 
 class Handover(Consumer):
     """See the module. ``sent`` has the offsets of QoS 2 messages that nobody else may have, with
-    their packet identifiers."""
+    their packet identifiers; ``shares`` the identities of the shares, None when not known."""
 
     def __init__(
-        self, sessions: Sessions, client_id: bytes, queue: Queue, sent: dict[int, int]
+        self,
+        sessions: Sessions,
+        client_id: bytes,
+        queue: Queue,
+        sent: dict[int, int],
+        shares: set[bytes] | None,
     ) -> None:
         self._sessions = sessions
         self._client_id = client_id
         self._queue = queue
         self._sent = sent
+        self._shares = shares
         self._credit = 0
         self._next_turn = _NextTurn(self)
         #: connections of the client that wait for the end
@@ -40,12 +46,15 @@ class Handover(Consumer):
         queue.add_consumer(self)
 
     def go_on(self) -> None:
-        """Hand on what may be in this turn."""
+        """Hand on what may be in this turn, while there is anybody to take it."""
         self._credit = MAX_PER_TURN
         queue = self._queue
-        queue.dispatch()
-        if not queue.is_deleted and len(queue) == 0:
-            self._sessions.vhost.delete_queue(queue)
+        sessions = self._sessions
+        is_wanted = sessions.shares.have_members(self._shares)
+        if is_wanted:
+            queue.dispatch()
+        if not is_wanted or len(queue) == 0:
+            sessions.vhost.delete_queue(queue)
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""

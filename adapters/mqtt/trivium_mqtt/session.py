@@ -86,8 +86,10 @@ class Session(Destination):
         #: packet identifiers of QoS 2 messages from the client that it has not released
         self.incoming: set[int] | None = None
         self.will: Will | None = None
-        #: whether its queue may hold messages that came through a share
+        #: whether messages in its queue may have come through shares, and the identities of these
+        #: (None: there have been too many to know)
         self.has_shared = False
+        self.shares: set[bytes] | None = None
         #: when to publish the will and when the session ends, in ms since the epoch; 0: not set
         self.will_due = 0
         self.ends = 0

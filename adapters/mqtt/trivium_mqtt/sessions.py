@@ -111,7 +111,7 @@ class Sessions:
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
             if queue.adapter == ADAPTER and client_id not in self.by_client:
-                self._hand_over(client_id, queue, ended.get(client_id, {}))
+                self._hand_over(client_id, queue, ended.get(client_id, {}), None)
         self.tick()
 
     # Life of a session
@@ -191,14 +191,16 @@ class Sessions:
         outgoing = session.outgoing
         if outgoing is None:
             return
-        if session.has_shared:
-            self._hand_over(client_id, outgoing.queue, outgoing.give_back())
+        if session.has_shared and self.shares.have_members(session.shares):
+            self._hand_over(client_id, outgoing.queue, outgoing.give_back(), session.shares)
         else:
             outgoing.forget()
             self.vhost.delete_queue(outgoing.queue)
 
-    def _hand_over(self, client_id: bytes, queue: Queue, sent: dict[int, int]) -> None:
-        handover = Handover(self, client_id, queue, sent)
+    def _hand_over(
+        self, client_id: bytes, queue: Queue, sent: dict[int, int], shares: set[bytes] | None
+    ) -> None:
+        handover = Handover(self, client_id, queue, sent, shares)
         self.handovers[client_id] = handover
         handover.go_on()
 
@@ -257,7 +259,6 @@ class Sessions:
         else:
             shared = split_shared(subscription.topic_filter)
             assert shared is not None
-            session.has_shared = True
             self.shares.join(session, subscription, shared[1])
         return is_new
 

@@ -19,6 +19,9 @@ from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, ma
 
 PREFIX: Final = b"$share/"
 
+#: Shares that a session is known to have been in; it may come to and leave any number of them.
+MAX_REMEMBERED: Final = 256
+
 
 def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
     """Share name and the filter behind it; None when it is no shared subscription.
@@ -33,13 +36,17 @@ def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
     return name, shared
 
 
+def identity_of(topic_filter: bytes) -> bytes:
+    """What queue entries know a share by."""
+    return blake2b(topic_filter, digest_size=SHARE_SIZE).digest()
+
+
 class Share(Destination):
     """The sessions that share one filter under one name."""
 
     def __init__(self, topic_filter: bytes, metrics: ProtocolMetrics) -> None:
         self.name = topic_filter.decode()
-        #: what queue entries know it by
-        self.identity = blake2b(topic_filter, digest_size=SHARE_SIZE).digest()
+        self.identity = identity_of(topic_filter)
         self.members: list[Delivery] = []
         self._metrics = metrics
         self._turn = 0
@@ -101,6 +108,13 @@ class Shares:
             self._shares[topic_filter] = share
             self._by_identity[share.identity] = share
             self._vhost.bind(self._exchange, Binding(share, shared, None, True))
+        if not session.has_shared:
+            session.has_shared = True
+            session.shares = {share.identity}
+        elif session.shares is not None:
+            session.shares.add(share.identity)
+            if len(session.shares) > MAX_REMEMBERED:
+                session.shares = None
         share.remove(session)
         share.members.append(make_delivery(session, [subscription], share.identity))
 
@@ -112,6 +126,12 @@ class Shares:
             del self._shares[topic_filter]
             del self._by_identity[share.identity]
             self._vhost.unbind(self._exchange, Binding(share, shared, None, True))
+
+    def have_members(self, identities: set[bytes] | None) -> bool:
+        """Whether any session shares one of these; None: any share."""
+        if identities is None:
+            return len(self._by_identity) > 0
+        return any(identity in self._by_identity for identity in identities)
 
     def hand_on(self, identity: bytes, message: Message) -> None:
         """Give a message to another session, since the one that had it from this share has ended.
