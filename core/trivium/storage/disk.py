@@ -339,7 +339,8 @@ class DiskStorage(Storage):
         """
         is_idle = self.batch == self._seen_batch and not self._changes.parts
         self._seen_batch = self.batch
-        if is_idle and self._tidied_batch != self.batch and self._segments.has_empty():
+        is_due = is_idle and self._checkpoint is None and self._tidied_batch != self.batch
+        if is_due and self._segments.has_empty():
             self._tidied_batch = self.batch
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
             self._wake()
