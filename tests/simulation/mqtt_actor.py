@@ -123,8 +123,11 @@ class MqttActor(Actor):
     def publish_once(self, key: str = "") -> None:
         if len(self.outgoing) > 20:
             return
-        number, key = self.simulation.new_message(), key or self.random.choice(KEYS)
-        sent = Sent(number, key, payload_of(number, self.size()), self.random.random() < 0.1)
+        retain = False
+        if not key:
+            key, retain = self.random.choice(KEYS), self.random.random() < 0.1
+        number = self.simulation.new_message()
+        sent = Sent(number, key, payload_of(number, self.size()), retain)
         packet_id = self._next_packet_id()
         self.outgoing[packet_id] = sent
         self._send_once(packet_id, sent, dup=False)

@@ -17,6 +17,7 @@ from tests.simulation.mqtt_actor import MqttActor
 from tests.simulation.native_actor import NativeActor
 from tests.simulation.reference import DEAD, KINDS, Reference
 from tests.simulation.world import START_MS, Crash, Faults, World
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
 
 #: Ways to end a life, and how often each is taken.
@@ -29,7 +30,12 @@ ENDINGS = {
     "full disk": 2,
     "clean stop": 1,
 }
+#: How data is encrypted at rest, and how often: not, with the key given first, or with another key
+#: or none from life to life.
+ENCRYPTIONS = {"none": 5, "one key": 3, "changing keys": 2}
 LONGEST_LIFE = 120
+#: what the longer payloads have
+PLAIN_TEXT = b"." * 100
 TRACE = 400
 
 
@@ -63,9 +69,13 @@ class Simulation:
         #: how much of the time the disk works
         self.speed = 1.0
         self._rank = 0
+        self.encryption = self.random.choices(list(ENCRYPTIONS), list(ENCRYPTIONS.values()))[0]
+        self.secrets = (self.random.randbytes(32), self.random.randbytes(32))
+        self.keys = Keys(None if self.encryption == "none" else self.secrets[0], self.secrets)
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self.now = START_MS
+        self.compression = "none"
         self.disk = SimulatedDisk()
         self.actors: list[Actor] = [
             AmqpActor(self, "amqp0"),
@@ -83,6 +93,8 @@ class Simulation:
 
     def begin(self) -> None:
         """A first start without faults, for a script to go on from."""
+        self.encryption = "none"
+        self.keys = Keys()
         self._open()
 
     def run(self, operations: int) -> None:
@@ -95,6 +107,8 @@ class Simulation:
             raise self._failure(f"{type(error).__name__}: {error}") from error
 
     def _run(self, operations: int) -> None:
+        if self.encryption != "none":
+            self.counts[f"seeds encrypted with {self.encryption}"] = 1
         while self.counts["operations"] < operations:
             self._start()
             ending = self.random.choices(list(ENDINGS), list(ENDINGS.values()))[0]
@@ -134,7 +148,11 @@ class Simulation:
     def _open(self, dies_in: int = -1) -> None:
         self.faults = Faults(self.disk, self.random)
         self.faults.dies_in = dies_in
-        self.world = World(self.disk, self.random.getrandbits(32), self.now)
+        if self.encryption == "changing keys":
+            self.keys = Keys(self.random.choice((None, *self.secrets)), self.secrets)
+        self.compression = self.random.choice(("none", "zstd"))
+        seed = self.random.getrandbits(32)
+        self.world = World(self.disk, seed, self.now, self.keys, self.compression)
         self.faults.dies_in = -1
         found = self.world.recovered_batch
         self.states = {found: self.reference.copy()}
@@ -245,7 +263,7 @@ class Simulation:
 
     def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference]:
         """The batch that a start on ``disk`` finds, what is there, and what should be."""
-        world = World(disk, 0, self.now)
+        world = World(disk, 0, self.now, self.keys, self.compression)
         found = world.recovered_batch
         batch = max(each for each in self.states if each <= found)
         state = self.states[batch].restarted()
@@ -259,6 +277,8 @@ class Simulation:
 
     def _check_disk(self) -> None:
         """Whether a start finds a state that may be, and the model goes on from there."""
+        if self.encryption == "one key":
+            self._look_for_plain_text()
         found, contents, state = self._inspect(self.disk.copy())
         if found < self.floor:
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
@@ -314,6 +334,11 @@ class Simulation:
         faults = differences(state, contents, set())
         if faults:
             self.fail(f"damaged, after batch {found}: " + "; ".join(faults))
+
+    def _look_for_plain_text(self) -> None:
+        for path in self.disk.files:
+            if PLAIN_TEXT in self.disk.content(path):
+                self.fail(f"{path} holds a payload that is not encrypted")
 
     def _audit(self) -> None:
         """The broker as it runs: everything is answered, and there."""

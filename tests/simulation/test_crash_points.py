@@ -235,6 +235,7 @@ def exactly_once(run: Scenario) -> None:
     run.do(run.mqtt.lose, run.sender.lose)
     run.do(run.sender.connect, run.mqtt.connect)
     run.do(run.mqtt.confirm, run.sender.release_one)
+    run.do(lambda: run.sender.publish_once("a.b"))
 
 
 def retained(run: Scenario) -> None:

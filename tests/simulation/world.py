@@ -15,6 +15,7 @@ from tests.core.storage.simulated import Host, Operation, SimulatedDisk
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
+from trivium.storage.encryption import Keys
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 from trivium_native.server import NativeAdapter
@@ -110,7 +111,14 @@ class Wire:
 class World(Driver):
     """A broker that has just started. Opening raises StorageError, and Crash as planned."""
 
-    def __init__(self, disk: SimulatedDisk, seed: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        seed: int,
+        now_ms: int,
+        keys: Keys | None = None,
+        compression: str = "none",
+    ) -> None:
         self.is_requested = False
         self.host = Host(
             disk,
@@ -118,6 +126,8 @@ class World(Driver):
             journal_file_size=JOURNAL_FILE_SIZE,
             checkpoint_size=CHECKPOINT_SIZE,
             memory_size=MEMORY_SIZE,
+            keys=keys,
+            compression=compression,
         )
         self._wakes = 0
         self.storage = self.host.storage
