@@ -45,8 +45,10 @@ STOPPED: Final = 2
 #: where a block for all of it would be taken from the system, and touched, for each batch. And the
 #: interpreter lock is not held longer than for one of them.
 PIECE_SIZE: Final = 1024 * 1024
-#: Parts that are written as they are; more in one piece are small, and joined.
-MAX_PARTS: Final = 1000
+#: Parts of at least this size on average are written as they are, if they are not too many for one
+#: call; smaller ones are joined.
+_LARGE_PART: Final = 1024
+_MAX_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
 _LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
 
@@ -87,16 +89,21 @@ def checksum_holding_the_lock(parts: list[bytes], checksum: int = 0) -> int:
     return checksum
 
 
+def _joined_if_small(parts: list[bytes], size: int) -> list[bytes]:
+    if size >= _LARGE_PART * len(parts) and len(parts) <= _MAX_PARTS:
+        return parts
+    return [b"".join(parts)]
+
+
 def pieces(parts: list[bytes], size: int) -> Iterator[list[bytes]]:
-    """``parts`` in pieces of at least ``size`` bytes, but for the last; many parts are joined."""
+    """``parts`` in pieces of at least ``size`` bytes, but for the last; small parts are joined."""
     start = 0
     joined = 0
     last = len(parts) - 1
     for index, part in enumerate(parts):
         joined += len(part)
         if joined >= size or index == last:
-            piece = parts[start : index + 1]
-            yield piece if len(piece) <= MAX_PARTS else [b"".join(piece)]
+            yield _joined_if_small(parts[start : index + 1], joined)
             start = index + 1
             joined = 0
 
@@ -182,7 +189,7 @@ class JournalWriter:
             context = batch_context(self._marker, number, self.synced + 1, length, flags)
             parts = [self._cipher.seal(number, b"".join(parts), context)]
         if length <= PIECE_SIZE:
-            body = next(pieces(parts, length), [])
+            body = _joined_if_small(parts, length)
             head = self._head(number, length, flags, checksum_holding_the_lock(body))
             file.write([head, *body], self._position, sync)
         else:
