@@ -47,6 +47,9 @@ MAX_GROUP_PARTITIONS: Final = 4096
 #: groups with members, a holder, or offsets committed by such
 MAX_GROUPS: Final = 65_536
 
+#: The row with the newest generation of the groups that were forgotten. Not UTF-8, so no group's.
+_FORGOTTEN: Final = b"\xff"
+
 
 class MemberListener:
     """The way to a member, as long as there is one."""
@@ -296,9 +299,14 @@ class Memberships:
     def _row(self, group: str) -> tuple[int, str | None]:
         row = self._table.get(group.encode())
         if row is None:
-            return 0, None
+            # A member of a forgotten group may still be about: its generations do not come again.
+            return self._forgotten(), None
         value: Any = msgpack.unpackb(row)
         return value[0], value[1]
+
+    def _forgotten(self) -> int:
+        row = self._table.get(_FORGOTTEN)
+        return 0 if row is None else int(msgpack.unpackb(row)[0])
 
     def _put_row(self, group: str, generation: int, holder: str | None) -> None:
         key = group.encode()
@@ -314,10 +322,15 @@ class Memberships:
         return generation + 1
 
     def _forget_if_unused(self, group: str) -> None:
-        """A group without members, holder and offsets leaves nothing behind."""
+        """A group without members, holder and offsets has no row."""
         is_used = group in self._groups or self._row(group)[1] is not None
         if not is_used and not self.vhost.groups.has(group):
-            self._table.delete(group.encode())
+            self._forget(group)
+
+    def _forget(self, group: str) -> None:
+        generation = max(self._row(group)[0], self._forgotten())
+        self._table.put(_FORGOTTEN, msgpack.packb([generation]))
+        self._table.delete(group.encode())
 
     # Joining and leaving
 
@@ -483,5 +496,5 @@ class Memberships:
             raise PreconditionFailed(f"group '{group}' has members")
         if self._table.get(group.encode()) is None:
             return False
-        self._table.delete(group.encode())
+        self._forget(group)
         return True

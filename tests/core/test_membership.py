@@ -478,7 +478,25 @@ def test_a_group_that_never_committed_leaves_nothing_behind() -> None:
     vhost.memberships.leave("held", "one", holder)
     Client(vhost, "b").join()
     advance(vhost, SESSION)
-    assert len(storage.table("memberships//")) == 0
+    assert len(storage.table("memberships//")) == 1  # the generation to go on from
+
+
+def test_a_forgotten_group_does_not_begin_again_with_generations_that_were() -> None:
+    storage = MemoryStorage()
+    vhost = open_broker(storage).vhosts["/"]
+    stream = vhost.declare_stream("s", 4)
+    a = Client(vhost, "a").join()
+    a.leave()
+    again = Client(vhost, "a").join()
+    assert again.generation > a.generation
+    assert not again.may_commit(stream, 0, generation=a.generation)
+    again.leave()
+
+    vhost = open_broker(storage).vhosts["/"]
+    assert Client(vhost, "a").join().generation > again.generation
+    held = vhost.memberships.join_exclusively("held", "one")
+    vhost.delete_group("held")
+    assert vhost.memberships.join_exclusively("held", "one") > held
 
 
 def test_what_an_answer_said_is_on_the_disk_before_it_counts() -> None:
