@@ -21,8 +21,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-#: Messages that one turn of the loop publishes, as a few busy connections bring them.
+#: Messages that one turn of the loop publishes, and their bytes, as a few busy connections bring
+#: them.
 TURN: Final = 500
+TURN_BYTES: Final = 256 * 1024
 #: Messages that may be published and not durable yet, as publishers with open windows have them.
 WINDOW: Final = 16_000
 ENGINES: Final = ("trivium", "pauses", "recovery", "raw", "sqlite", "rocksdb")
@@ -51,8 +53,8 @@ def trivium(directory: Path, payload: bytes, seconds: float) -> Result:
 def pauses(directory: Path, payload: bytes, seconds: float) -> Result:
     """The same for 2 GiB however long it takes, with one checkpoint, when 1 GiB is in the journal.
 
-    A turn is what happens between two looks for what else there is to do: here the publishing of
-    500 messages, and the storage's part of it.
+    A turn is what happens between two looks for what else there is to do: here some publishing, and
+    the storage's part of it.
     """
     gibibyte = 1 << 30
     return _publish(directory, payload, 3600.0, 2 * gibibyte // len(payload), gibibyte)
@@ -90,6 +92,7 @@ def _publish(
     waiting = durable = total = 0
     first_batch = storage.durable
     longest = 0.0
+    count = max(1, min(TURN, TURN_BYTES // len(payload)))
     start = turn = time.perf_counter()
     end = start + seconds
     while (now := time.perf_counter()) < end and total < most and not failures:
@@ -97,12 +100,12 @@ def _publish(
         is_open = waiting < WINDOW and storage.pending_bytes <= MAX_PENDING_BYTES
         if is_open:
             address, stamp = route.address, broker.now_ms
-            for _ in range(TURN):
+            for _ in range(count):
                 route.publish(
                     Message(PROTOCOL_NONE, address, b"", payload, AT_LEAST_ONCE, True, stamp)
                 )
-            published[storage.batch] = published.get(storage.batch, 0) + TURN
-            waiting += TURN
+            published[storage.batch] = published.get(storage.batch, 0) + count
+            waiting += count
         wakes.clear()
         broker.end_turn()
         longest = max(longest, time.perf_counter() - turn)
