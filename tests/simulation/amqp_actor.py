@@ -286,7 +286,7 @@ class AmqpActor(Actor):
         """Declare a queue or stream."""
         self.note(f"declares {name}")
         if name in STREAMS:
-            self.reference.declare_stream(name, 1)
+            self.reference.declare_stream(name, 1, self.now)
             arguments: dict[str, Any] = {"x-queue-type": "stream"}
             durable = True
         else:

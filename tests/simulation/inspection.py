@@ -6,11 +6,13 @@ Reading takes the messages out, so a broker that is to go on is inspected on a c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import msgpack
 from pamqp import commands
 
+from tests.simulation.group_model import STALE, STRATEGIES
 from tests.simulation.reference import DEAD, LATE, Entry, Reference, backlog_of
 from tests.simulation.wires import (
     CONSUMING,
@@ -45,6 +47,8 @@ class Contents:
     groups: dict[tuple[str, str, int], int] = field(default_factory=dict)
     retained: dict[str, int] = field(default_factory=dict)
     producers: dict[str, int] = field(default_factory=dict)
+    transactional: dict[str, int] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
     #: what cannot be, whatever the model says
     faults: list[str] = field(default_factory=list)
 
@@ -60,6 +64,7 @@ def inspect(world: World, reference: Reference, clients: dict[str, int]) -> Cont
     for name in vhost.queues:
         contents.queues[name] = []
     _read_streams(world, reference, contents)
+    _read_groups(world, reference, contents)
     _read_retained(world, contents)
     _read_sessions(world, reference, contents, clients)
     _read_queues(world, contents)
@@ -142,15 +147,39 @@ def _read_streams(world: World, reference: Reference, contents: Contents) -> Non
             _read_partition(world, wire, name, index, contents)
             for index in range(len(stream.partitions))
         ]
-    for group, name in sorted({(group, name) for group, name, _ in reference.groups}):
+    for group, name in product(STRATEGIES, contents.streams):
         reply, body = _ask(world, wire, frames.COMMITTED, group=group, stream=name)
         if reply == frames.OK:
             for partition, offset, _ in msgpack.unpackb(body)["partitions"]:
                 if offset is not None:
                     contents.groups[group, name, partition] = offset
-    for name in reference.producers:
-        _, body = _ask(world, wire, frames.PRODUCER, producer=name)
-        contents.producers[name] = msgpack.unpackb(body)["sequence"]
+    for names, is_transactional, sequences in (
+        (reference.producers, False, contents.producers),
+        (reference.transactional, True, contents.transactional),
+    ):
+        for name in names:
+            _, body = _ask(
+                world, wire, frames.PRODUCER, producer=name, transactional=is_transactional
+            )
+            sequences[name] = msgpack.unpackb(body)["sequence"]
+    wire.lose()
+
+
+def _read_groups(world: World, reference: Reference, contents: Contents) -> None:
+    wire = NativeWire(world)
+    _settled(world)
+    for group in STRATEGIES:
+        holder = reference.groups.holders.get(group)
+        generation = reference.groups.generations.get(group, 0)
+        fields = {"group": group, "member": holder or "nobody", "generation": generation}
+        reply, body = _ask(world, wire, frames.HEARTBEAT, **fields)
+        if reply != (frames.ERROR if holder is None else frames.OK) or (
+            holder is None and msgpack.unpackb(body)[0] != STALE
+        ):
+            contents.faults.append(f"group {group}: the holder is not {holder}")
+        # Whoever holds it next has the next generation.
+        _, body = _ask(world, wire, frames.JOIN, group=group, member="inspector", exclusive=True)
+        contents.generations[group] = msgpack.unpackb(body)["generation"] - 1
     wire.lose()
 
 
@@ -189,13 +218,19 @@ def differences(
         found += _queue_differences(reference, contents, delivered, moved, name)
     for what, is_, should in (
         ("streams", contents.streams, reference.streams),
-        ("groups", contents.groups, reference.groups),
+        ("groups", contents.groups, reference.groups.offsets),
+        ("generations", contents.generations, reference.groups.all_generations()),
         ("retained", contents.retained, reference.retained),
-        ("producers", contents.producers, {n: at for n, (_, at) in reference.producers.items()}),
+        ("producers", contents.producers, _sequences(reference.producers)),
+        ("transactions", contents.transactional, _sequences(reference.transactional)),
     ):
         if is_ != should:
             found.append(f"{what} at {now}: {is_}, not {should}")
     return found
+
+
+def _sequences(producers: dict[str, tuple[int, int]]) -> dict[str, int]:
+    return {name: sequence for name, (_, sequence) in producers.items()}
 
 
 def _moved(reference: Reference, contents: Contents) -> dict[int, str]:

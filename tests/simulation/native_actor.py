@@ -1,33 +1,78 @@
-"""A native client: batches, an idempotent producer, queues, streams and groups."""
+"""A native client: batches, an idempotent producer, queues and streams.
+
+What it does as a member of groups, and its transactions, are modules of their own.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from tests.native import harness as native
 from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, STREAMS, Actor
+from tests.simulation.group_model import FENCED, STRATEGIES, Refused
+from tests.simulation.memberships import Memberships
 from tests.simulation.reference import KINDS, TOPICS
-from tests.simulation.wires import Delivered, NativeWire, number_in, payload_of, read_fetched
+from tests.simulation.transactions import Transactions
+from tests.simulation.wires import (
+    Delivered,
+    Fields,
+    NativeWire,
+    number_in,
+    payload_of,
+    read_fetched,
+)
 from trivium_native import frames
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 UNKNOWN_DELIVERY = 308
-FENCED = 309
 PERSISTENT = 4
 RETAIN = 8
 CREDIT = 4
 
-GROUPS = ("g0", "g1")
+
+@dataclass
+class Draft:
+    """A message that is not published yet."""
+
+    number: int
+    exchange: str
+    key: str
+    mode: int
+    is_retained: bool
+    payload: bytes
+
+    def encoded(self) -> bytes:
+        flags = self.mode | (PERSISTENT if self.mode else 0) | (RETAIN if self.is_retained else 0)
+        return native.entry(self.payload, self.key.encode(), self.exchange.encode(), flags)
+
+
+@dataclass
+class Request:
+    what: str
+    #: an answer says that this batch is durable
+    batch: int
+    #: code of the ERROR that must come; 0 for none
+    refusal: int
+    #: takes the answer
+    then: Callable[[bytes], None] | None
+    #: whether an ERROR may come all the same
+    is_open: Callable[[], bool] | None
 
 
 class NativeActor(Actor):
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        #: goes on over its connections, so that what was delivered by an earlier one is unknown
+        self.next_subscription = 0
+        self.memberships = Memberships(self)
+        self.transactions = Transactions(self)
         self.forget()
         self.actions = [
             (self.publish, 20),
@@ -44,18 +89,27 @@ class NativeActor(Actor):
             (self.declare, 3),
             (self.bind, 3),
             (self.delete, 1),
+            *self.memberships.actions,
+            *self.transactions.actions,
         ]
 
     def forget(self) -> None:
-        #: what the broker has not answered, by correlation id: what it is about and its batch
-        self.waiting: dict[int, tuple[str, int, Any]] = {}
+        #: what the broker has not answered, by correlation id
+        self.waiting: dict[int, Request] = {}
         self.subscriptions: dict[int, str] = {}
+        #: subscriptions that the broker ended
+        self.cancelled: set[int] = set()
         self.unsettled: dict[tuple[int, int], int] = {}
-        self.next_subscription = 0
         #: epoch and next sequence number of its open producer
         self.producer: tuple[int, int] | None = None
         #: the latest request of that producer
         self.latest: tuple[int, bytes] | None = None
+        self.memberships.forget()
+        self.transactions.forget()
+
+    def restarted(self) -> None:
+        super().restarted()
+        self.transactions.restarted()
 
     def connect(self) -> None:
         self.wire = NativeWire(self.simulation.world)
@@ -65,37 +119,49 @@ class NativeActor(Actor):
         assert isinstance(self.wire, NativeWire)
         return self.wire
 
-    def _ask(self, what: str, batch: int, kind: int, data: Any, detail: Any = None) -> None:
-        correlation = self.native.correlation + 1
-        self.waiting[correlation] = (what, batch, detail)
+    def ask(
+        self,
+        what: str,
+        batch: int,
+        kind: int,
+        data: Any,
+        then: Callable[[bytes], None] | None = None,
+        refusal: int = 0,
+        is_open: Callable[[], bool] | None = None,
+    ) -> None:
+        """Send a request."""
+        request = Request(what, batch, refusal, then, is_open)
+        self.waiting[self.native.correlation + 1] = request
         self.native.request(kind, data)
 
     def unanswered(self) -> str:
-        return str(self.waiting or "")
+        return str([request.what for request in self.waiting.values()] or "")
 
     # Publishing
 
-    def _entry(self, target: tuple[str, str] | None = None) -> tuple[bytes, int]:
-        """An encoded message that the model has taken, and the batch to wait for."""
+    def draft(self, target: tuple[str, str] | None = None) -> Draft:
+        """A message to publish."""
         target = target or self.target()
         if target is None or target[1] == "full":
             target = (TOPICS, self.random.choice(KEYS))
-        exchange, key = target
         number = self.simulation.new_message()
         mode = self.random.choice((0, 1, 1, 2))
-        retain = exchange == TOPICS and self.random.random() < 0.1
-        flags = mode | (PERSISTENT if mode else 0) | (RETAIN if retain else 0)
-        self.note(f"publishes {number} to {target}, mode {mode}, retain {retain}")
-        durable = self.reference.publish(number, exchange, key, mode, self.now, retain=retain)
-        batch = self.simulation.published(number, durable)
-        payload = payload_of(number, self.size())
-        return native.entry(payload, key.encode(), exchange.encode(), flags), batch
+        is_retained = target[0] == TOPICS and self.random.random() < 0.1
+        self.note(f"publishes {number} to {target}, mode {mode}, retain {is_retained}")
+        return Draft(number, *target, mode, is_retained, payload_of(number, self.size()))
+
+    def model(self, draft: Draft, mode: int) -> int:
+        """The model takes a message; the batch to wait for."""
+        durable = self.reference.publish(
+            draft.number, draft.exchange, draft.key, mode, self.now, retain=draft.is_retained
+        )
+        return self.simulation.published(draft.number, durable)
 
     def publish(self, target: tuple[str, str] | None = None) -> None:
-        entries = [self._entry(target) for _ in range(self.random.choice((1, 1, 2, 5)))]
-        batch = max(batch for _, batch in entries)
-        data = native.publish(*[entry for entry, _ in entries])
-        self._ask("publish", batch, frames.PUBLISH, data)
+        drafts = [self.draft(target) for _ in range(self.random.choice((1, 1, 2, 5)))]
+        batch = max([self.model(draft, draft.mode) for draft in drafts])
+        data = native.publish(*[draft.encoded() for draft in drafts])
+        self.ask("publish", batch, frames.PUBLISH, data)
 
     def open_producer(self) -> None:
         epoch, sequence = self.reference.producers.get(self.name, (-1, 0))
@@ -103,26 +169,45 @@ class NativeActor(Actor):
         self.reference.producers[self.name] = (epoch + 1, sequence)
         self.producer = (epoch + 1, sequence)
         self.latest = None
-        detail = {"epoch": epoch + 1, "sequence": sequence}
-        self._ask("producer", self.batch, frames.PRODUCER, {"producer": self.name}, detail)
+        self.ask_fields(
+            "producer",
+            self.batch,
+            frames.PRODUCER,
+            {"producer": self.name},
+            {"epoch": epoch + 1, "sequence": sequence},
+        )
+
+    def ask_fields(
+        self, what: str, batch: int, kind: int, fields: Fields, expected: Fields, refusal: int = 0
+    ) -> None:
+        """Send a request whose answer must have these fields."""
+
+        def check(body: bytes) -> None:
+            found = msgpack.unpackb(body)
+            if {name: found[name] for name in expected} != expected:
+                self.simulation.fail(f"{self.name}: {what} {found}, not {expected}")
+
+        self.ask(what, batch, kind, fields, check, refusal)
 
     def publish_once(self, target: tuple[str, str] | None = None) -> None:
         if self.producer is None:
             self.open_producer()
         assert self.producer is not None
         epoch, sequence = self.producer
-        count = self.random.randint(1, 3)
-        entries = [self._entry(target)[0] for _ in range(count)]
+        drafts = [self.draft(target) for _ in range(self.random.randint(1, 3))]
+        for draft in drafts:
+            self.model(draft, draft.mode)
+        entries = [draft.encoded() for draft in drafts]
         data = native.publish(*entries, producer=(self.name.encode(), epoch, sequence))
-        self.producer = (epoch, sequence + count)
+        self.producer = (epoch, sequence + len(drafts))
         self.reference.producers[self.name] = self.producer
         self.latest = (self.batch, data)
-        self._ask("publish once", self.batch, frames.PUBLISH, data)
+        self.ask("publish once", self.batch, frames.PUBLISH, data)
 
     def publish_again(self) -> None:
         if self.latest is not None:
             self.note("repeats its latest request")
-            self._ask("publish again", self.latest[0], frames.PUBLISH, self.latest[1])
+            self.ask("publish again", self.latest[0], frames.PUBLISH, self.latest[1])
 
     def publish_fenced(self) -> None:
         if self.producer is not None and self.producer[0] > 0:
@@ -130,7 +215,7 @@ class NativeActor(Actor):
             entry = native.entry(payload_of(0, 0), b"a.a", TOPICS.encode())
             block = (self.name.encode(), self.producer[0] - 1, self.producer[1])
             data = native.publish(entry, producer=block)
-            self._ask("fenced", -1, frames.PUBLISH, data)
+            self.ask("publish in an old epoch", -1, frames.PUBLISH, data, refusal=FENCED)
 
     # Queues
 
@@ -152,7 +237,7 @@ class NativeActor(Actor):
             "queue": queue,
             "credit": CREDIT,
         }
-        self._ask("subscribe", -1, frames.SUBSCRIBE, fields)
+        self.ask("subscribe", -1, frames.SUBSCRIBE, fields)
 
     def unsubscribe(self) -> None:
         if self.subscriptions:
@@ -161,7 +246,13 @@ class NativeActor(Actor):
             self.note(f"unsubscribes from {queue}")
             for place in [place for place in self.unsettled if place[0] == number]:
                 self.simulation.holders.pop((queue, self.unsettled.pop(place)), None)
-            self._ask("unsubscribe", -1, frames.UNSUBSCRIBE, {"subscription": number})
+
+            def is_cancelled() -> bool:
+                # The queue was deleted in the same turn.
+                return number in self.cancelled
+
+            fields = {"subscription": number}
+            self.ask("unsubscribe", -1, frames.UNSUBSCRIBE, fields, is_open=is_cancelled)
 
     def settle(self) -> None:
         if not self.unsettled:
@@ -184,16 +275,20 @@ class NativeActor(Actor):
             self.note(f"rejects {message} of {queue}")
             self.reference.reject(queue, message)
         data = native.settle(subscription, tag, tag, flags)
-        self._ask("settle", self.batch, kind, data, subscription)
+        # The queue may have been deleted in the same turn.
+        is_gone = (queue, message) in self.simulation.dropped
+        refusal = UNKNOWN_DELIVERY if is_gone else 0
+        self.ask("settle", self.batch, kind, data, refusal=refusal)
 
     # Streams
 
-    def _some_stream(self) -> str | None:
+    def some_stream(self) -> str | None:
+        """One that there is."""
         found: str | None = self.some(tuple(STREAMS), self.exists)
         return found
 
     def fetch(self) -> None:
-        stream = self._some_stream()
+        stream = self.some_stream()
         if stream is None:
             return
         partition = self.random.randrange(len(self.reference.streams[stream]))
@@ -202,31 +297,50 @@ class NativeActor(Actor):
         self.note(f"fetches {stream}/{partition} from {offset}")
         fields = {"stream": stream, "partition": partition, "offset": offset}
         fields["max_bytes"] = self.random.choice((1, 1000, 1 << 20))
-        detail = (stream, partition, self.simulation.deletions)
-        self._ask("fetch", -1, frames.FETCH, fields, detail)
+        deletions = self.simulation.deletions
+
+        def is_deleted() -> bool:
+            return deletions != self.simulation.deletions
+
+        def then(body: bytes) -> None:
+            if not is_deleted():
+                self._got_records(stream, partition, body)
+
+        self.ask("fetch", -1, frames.FETCH, fields, then, is_open=is_deleted)
 
     def commit(self) -> None:
-        stream = self._some_stream()
+        stream = self.some_stream()
         if stream is None:
             return
         partition = self.random.randrange(len(self.reference.streams[stream]))
         offset = self.random.randint(0, self.simulation.marks.get((stream, partition), 0))
-        group = self.random.choice(GROUPS)
+        group = self.random.choice(list(STRATEGIES))
         self.note(f"commits {offset} of {stream}/{partition} for {group}")
-        self.reference.groups[group, stream, partition] = offset
+        refusal = 0
+        try:
+            self.reference.groups.check_commit(group, None, 0, stream, partition)
+            self.reference.groups.commit(group, stream, partition, offset)
+        except Refused as refused:
+            refusal = refused.code
         fields = {"group": group, "stream": stream, "offsets": [[partition, offset]]}
-        self._ask("commit", self.batch, frames.COMMIT, fields)
+        self.ask("commit", self.batch, frames.COMMIT, fields, refusal=refusal)
 
     def ask_committed(self) -> None:
-        stream = self._some_stream()
-        if stream is not None:
-            group = self.random.choice(GROUPS)
-            expected = [
-                self.reference.groups.get((group, stream, partition))
-                for partition in range(len(self.reference.streams[stream]))
-            ]
-            fields = {"group": group, "stream": stream}
-            self._ask("committed", -1, frames.COMMITTED, fields, expected)
+        stream = self.some_stream()
+        if stream is None:
+            return
+        group = self.random.choice(list(STRATEGIES))
+        expected = [
+            self.reference.groups.offsets.get((group, stream, partition))
+            for partition in range(len(self.reference.streams[stream]))
+        ]
+
+        def check(body: bytes) -> None:
+            found = [offset for _, offset, _ in msgpack.unpackb(body)["partitions"]]
+            if found != expected:
+                self.simulation.fail(f"{self.name}: committed is {found}, not {expected}")
+
+        self.ask("committed", -1, frames.COMMITTED, {"group": group, "stream": stream}, check)
 
     # Topology
 
@@ -234,7 +348,7 @@ class NativeActor(Actor):
         name = name or self.random.choice([*KINDS, *STREAMS])
         self.note(f"declares {name}")
         if name in STREAMS:
-            self.reference.declare_stream(name, STREAMS[name])
+            self.reference.declare_stream(name, STREAMS[name], self.now)
             fields: dict[str, Any] = {"kind": "stream", "partitions": STREAMS[name]}
             if name == "s0":
                 # As AMQP clients declare it, who cannot give it more partitions.
@@ -243,7 +357,7 @@ class NativeActor(Actor):
             self.reference.declare_queue(name)
             kind = KINDS[name]
             fields = {"kind": "queue", "durable": kind.durable, "arguments": kind.arguments}
-        self._ask("declare", self.batch, frames.DECLARE, {"name": name, **fields})
+        self.ask("declare", self.batch, frames.DECLARE, {"name": name, **fields})
 
     def bind(self, name: str | None = None, pattern: str = "", is_bind: bool = True) -> None:
         if name is None:
@@ -263,16 +377,16 @@ class NativeActor(Actor):
             "name": name,
             "pattern": pattern.encode(),
         }
-        self._ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
+        self.ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
 
     def delete(self, stream: str | None = None) -> None:
-        stream = stream or self._some_stream()
+        stream = stream or self.some_stream()
         if stream is None:
             return
         self.note(f"deletes {stream}")
-        self.reference.delete_stream(stream)
+        self.reference.delete_stream(stream, self.now)
         self.simulation.stream_deleted(stream)
-        self._ask("delete", self.batch, frames.DELETE, {"kind": "stream", "name": stream})
+        self.ask("delete", self.batch, frames.DELETE, {"kind": "stream", "name": stream})
 
     # What comes
 
@@ -286,9 +400,12 @@ class NativeActor(Actor):
                     self._answered(each, "publish", b"")
             elif kind == frames.CANCELLED:
                 number = msgpack.unpackb(body)["subscription"]
+                self.cancelled.add(number)
                 self.subscriptions.pop(number, None)
                 for place in [place for place in self.unsettled if place[0] == number]:
                     del self.unsettled[place]
+            elif kind == frames.REBALANCE:
+                self.memberships.rebalance(msgpack.unpackb(body))
             elif kind == frames.ERROR:
                 self._refused(correlation, msgpack.unpackb(body))
             elif kind == frames.FETCHED:
@@ -299,32 +416,19 @@ class NativeActor(Actor):
     def _answered(self, correlation: int, expected: str, body: bytes) -> None:
         if correlation not in self.waiting:
             self.simulation.fail(f"{self.name} got an answer to {correlation} twice")
-        what, batch, detail = self.waiting.pop(correlation)
-        if not what.startswith(expected):
-            self.simulation.fail(f"{self.name} got a wrong answer to {what}")
-        self.simulation.acknowledged(batch)
-        if what == "producer":
-            if msgpack.unpackb(body) != detail:
-                self.simulation.fail(f"{self.name}: producer {msgpack.unpackb(body)}, not {detail}")
-        elif what == "committed":
-            found = [offset for _, offset, _ in msgpack.unpackb(body)["partitions"]]
-            if found != detail:
-                self.simulation.fail(f"{self.name}: committed is {found}, not {detail}")
-        elif what == "fetch":
-            stream, partition, deletions = detail
-            if deletions == self.simulation.deletions:
-                self._got_records(stream, partition, body)
+        request = self.waiting.pop(correlation)
+        if request.refusal or not request.what.startswith(expected):
+            self.simulation.fail(f"{self.name} got a wrong answer to {request.what}")
+        self.simulation.acknowledged(request.batch)
+        if request.then is not None:
+            request.then(body)
 
     def _refused(self, correlation: int, error: list[Any]) -> None:
-        what, _, detail = self.waiting.pop(correlation, ("nothing", -1, None))
-        if what == "fenced" and error[0] == FENCED:
-            return
-        if what == "settle" and error[0] == UNKNOWN_DELIVERY and detail not in self.subscriptions:
-            # The queue was deleted in the same turn.
-            return
-        if what == "fetch" and detail[2] != self.simulation.deletions:
-            return
-        self.simulation.fail(f"{self.name} was refused to {what}: {error}")
+        request = self.waiting.pop(correlation, None)
+        if request is None or (
+            error[0] != request.refusal and (request.is_open is None or not request.is_open())
+        ):
+            self.simulation.fail(f"{self.name}: {request} was refused: {error}")
 
     def _got_records(self, stream: str, partition: int, body: bytes) -> None:
         records = self.reference.streams[stream][partition]

@@ -8,8 +8,11 @@ show exactly the state after the last batch that it found.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final
 from zlib import crc32
+
+from tests.simulation.group_model import GroupModel
 
 TOPICS: Final = "amq.topic"
 #: takes what other queues give up
@@ -130,11 +133,14 @@ class Reference:
         #: pattern and queue or stream, bound to the topic exchange
         self.bindings: set[tuple[str, str]] = set()
         self.sessions: dict[str, Session] = {}
-        #: group, stream and partition to the committed offset
-        self.groups: dict[tuple[str, str, int], int] = {}
+        self.groups = GroupModel()
+        #: tells a stream from an earlier one of its name; all copies count together
+        self.incarnations = count()
         self.retained: dict[str, int] = {}
         #: epoch and next sequence number
         self.producers: dict[str, tuple[int, int]] = {}
+        #: the same of those that number transactions
+        self.transactional: dict[str, tuple[int, int]] = {}
         #: messages on their way to LATE, and when they are due
         self.delayed: dict[int, int] = {}
         #: messages that ONCE has had with their id
@@ -151,9 +157,11 @@ class Reference:
         }
         copy.bindings = set(self.bindings)
         copy.sessions = {name: session.copy() for name, session in self.sessions.items()}
-        copy.groups = dict(self.groups)
+        copy.groups = self.groups.copy()
+        copy.incarnations = self.incarnations
         copy.retained = dict(self.retained)
         copy.producers = dict(self.producers)
+        copy.transactional = dict(self.transactional)
         copy.delayed = dict(self.delayed)
         copy.known = set(self.known)
         return copy
@@ -179,13 +187,17 @@ class Reference:
         self.queues.pop(name, None)
         self.bindings = {each for each in self.bindings if each[1] != name}
 
-    def declare_stream(self, name: str, partitions: int) -> None:
-        self.streams.setdefault(name, [[] for _ in range(partitions)])
+    def declare_stream(self, name: str, partitions: int, now: int) -> int:
+        """The incarnation of the stream."""
+        if name not in self.streams:
+            self.streams[name] = [[] for _ in range(partitions)]
+            self.groups.stream_made(name, next(self.incarnations), partitions, now)
+        return self.groups.streams[name][0]
 
-    def delete_stream(self, name: str) -> None:
-        self.streams.pop(name, None)
+    def delete_stream(self, name: str, now: int) -> None:
+        del self.streams[name]
         self.bindings = {each for each in self.bindings if each[1] != name}
-        self.groups = {each: at for each, at in self.groups.items() if each[1] != name}
+        self.groups.stream_deleted(name, now)
 
     # Publishing
 
@@ -266,8 +278,9 @@ class Reference:
         if entry is not None and KINDS[queue].has_dead_letters:
             self.given_up.append((number, entry))
 
-    def end_turn(self) -> None:
-        """What was given up is published to DEAD."""
+    def end_turn(self, now: int) -> None:
+        """What was given up is published to DEAD; members of groups may be due."""
+        self.groups.end_turn(now)
         for number, entry in self.given_up:
             self.queues[DEAD][number] = Entry(entry.persistent)
         self.given_up.clear()

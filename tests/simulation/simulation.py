@@ -10,7 +10,7 @@ import random
 from collections import Counter
 
 from tests.core.storage.simulated import SimulatedDisk
-from tests.simulation.actors import Actor
+from tests.simulation.actors import STREAMS, Actor
 from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.inspection import Contents, differences, inspect
 from tests.simulation.mqtt_actor import MqttActor
@@ -33,7 +33,8 @@ ENDINGS = {
 #: How data is encrypted at rest, and how often: not, with the key given first, or with another key
 #: or none from life to life.
 ENCRYPTIONS = {"none": 5, "one key": 3, "changing keys": 2}
-LONGEST_LIFE = 120
+#: Operations of a life at most: short ones have more crashes, long ones get further.
+LONGEST_LIVES = (40, 120, 500)
 #: what the longer payloads have
 PLAIN_TEXT = b"." * 100
 TRACE = 400
@@ -63,6 +64,8 @@ class Simulation:
         self.batches: dict[int, int] = {}
         #: streams deleted so far
         self.deletions = 0
+        #: what the broker calls the incarnations of the model
+        self.incarnations: dict[int, str] = {}
         #: offset up to which a partition was seen to be readable
         self.marks: dict[tuple[str, int], int] = {}
         self.next_number = 0
@@ -113,7 +116,8 @@ class Simulation:
             self._start()
             ending = self.random.choices(list(ENDINGS), list(ENDINGS.values()))[0]
             self.counts[ending] += 1
-            self._live(ending, self.random.randint(3, LONGEST_LIFE))
+            longest = self.random.choice(LONGEST_LIVES)
+            self._live(ending, self.random.randint(3, longest))
             self._check_disk()
         self._start()
         self._audit()
@@ -158,6 +162,7 @@ class Simulation:
         self.states = {found: self.reference.copy()}
         self.floor = found
         self.marks.clear()
+        self.dropped.clear()
         self.note(f"start at batch {found}")
         for actor in self.actors:
             actor.restarted()
@@ -168,6 +173,12 @@ class Simulation:
         actor.connect()
         for name in KINDS:
             actor.declare(name)
+        native = self.actors[-1]
+        assert isinstance(native, NativeActor)
+        native.connect()
+        for name in STREAMS:
+            native.declare(name)
+            native.bind(name, "#")
 
     def _live(self, ending: str, operations: int) -> None:
         random_ = self.random
@@ -225,7 +236,7 @@ class Simulation:
         storage = self.world.storage
         for _ in range(4):
             batch = storage.batch
-            self.reference.end_turn()
+            self.reference.end_turn(self.world.broker.now_ms)
             self.world.end_turn()
             for actor in self.actors:
                 if actor.wire is not None:
@@ -342,7 +353,7 @@ class Simulation:
 
     def _audit(self) -> None:
         """The broker as it runs: everything is answered, and there."""
-        for _ in range(self.random.randint(0, LONGEST_LIFE)):
+        for _ in range(self.random.randint(0, min(LONGEST_LIVES))):
             self._operate()
         for _ in range(50):
             self.turn()
@@ -396,6 +407,12 @@ class Simulation:
         self.deletions += 1
         for place in [place for place in self.marks if place[0] == stream]:
             del self.marks[place]
+
+    def learn_incarnation(self, incarnation: int, name: str) -> None:
+        """The broker called it so."""
+        known = self.incarnations.setdefault(incarnation, name)
+        if known != name:
+            self.fail(f"the incarnation {name} of a stream was {known}")
 
     def received(self, actor: Actor, queue: str, number: int, is_flagged: bool) -> None:
         """A consumer got a message."""
