@@ -87,6 +87,8 @@ class TriviumProcess:
         ports = free_restart_ports(len(protocols)) if restartable else [0] * len(protocols)
         self.ports = dict(zip(protocols, ports, strict=True))
         self.process: subprocess.Popen[str] | None = None
+        #: times that it was killed
+        self.kills = 0
         self._module = module
         self._prefix = prefix
         self._environment = dict(os.environ) | dict(environment or {})
@@ -95,15 +97,15 @@ class TriviumProcess:
         if is_compiled:
             self._environment["PYTHONPATH"] = str(COMPILED)
 
-    def start(self) -> None:
-        """Start, and wait for the ready line. Raises BrokerError."""
+    def launch(self) -> None:
+        """Start, and wait for nothing."""
         places = [
             word
             for name in ("mqtt", "amqp", "native", "http")
             for word in (f"--{name}", str(self.ports[name]) if name in self.ports else "off")
         ]
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [
                     *self._prefix,
                     *(sys.executable, "-m", self._module),
@@ -116,7 +118,12 @@ class TriviumProcess:
                 cwd=ROOT,
                 env=self._environment,
             )
-        self.process = process
+
+    def start(self) -> None:
+        """Start, and wait for the ready line. Raises BrokerError."""
+        self.launch()
+        process = self.process
+        assert process is not None
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
         line = process.stdout.readline() if ready else ""
@@ -131,6 +138,7 @@ class TriviumProcess:
         assert self.process is not None
         self.process.kill()
         self.process.communicate(timeout=STOP_SECONDS)
+        self.kills += 1
 
     def restart(self) -> None:
         """Kill it and start it again on the same directory and ports."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 from contextlib import suppress
 
 import aiormq
@@ -38,6 +40,27 @@ def test_confirm_means_kept(broker: TriviumProcess, seed: int) -> None:
     assert len(found) == len(set(found)), "nothing was sent twice"
     assert set(found) >= set(confirmed)
     assert len(confirmed) > count - (kills.kills + 1) * WINDOW, "little was in flight"
+
+
+def test_kills_at_any_moment_of_a_start_lose_nothing(broker: TriviumProcess, seed: int) -> None:
+    """What a start does may be cut, again and again, before the ready line or behind it."""
+    port = broker.ports["amqp"]
+    with channel(port, confirms=True) as opened:
+        opened.queue_declare("crash", durable=True)
+        for i in range(500):
+            opened.basic_publish("", "crash", b"%d" % i, PERSISTENT)
+    draw = random.Random(seed)
+    begin = time.monotonic()
+    broker.restart()
+    whole = time.monotonic() - begin
+    for _ in range(10):
+        broker.kill()
+        broker.launch()
+        # Nothing is waited for: this is the moment of the kill.
+        time.sleep(draw.uniform(0.3, 1.1) * whole)
+    broker.restart()
+    with channel(port) as opened:
+        assert [int(body) for body in bodies(opened, "crash")] == list(range(500))
 
 
 def test_what_was_not_persistent_is_gone_and_the_rest_is_in_order(broker: TriviumProcess) -> None:

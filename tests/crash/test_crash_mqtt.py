@@ -148,6 +148,7 @@ def test_qos_2_is_exactly_once_for_an_offline_session(broker: TriviumProcess, se
         assert numbers_until(sleeper, b"end") == list(range(count))
 
 
+@pytest.mark.parametrize("broker", ["plain", "encrypted"], indirect=True)
 def test_qos_2_publishes_are_once_and_in_order_in_an_amqp_queue(
     broker: TriviumProcess, seed: int
 ) -> None:

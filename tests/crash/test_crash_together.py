@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from interop.amqp import bodies, channel, url
 from interop.brokers import TriviumProcess
 from interop.mqtt import PATIENCE
@@ -17,6 +19,7 @@ EACH = 600
 MQTT, AMQP, NATIVE = 0, 1_000_000, 2_000_000
 
 
+@pytest.mark.parametrize("broker", ["plain", "encrypted"], indirect=True)
 def test_what_any_protocol_acknowledged_is_in_the_queue_and_in_the_stream(
     broker: TriviumProcess, seed: int
 ) -> None:
