@@ -19,6 +19,7 @@ from bench.backlog import KINDS, measure_backlog
 from bench.endpoints import PeerError
 from bench.idle import measure_idle
 from bench.instructions import count_instructions
+from bench.restart import measure_restart
 from bench.runner import RESULTS, SERVERS, Settings
 from bench.servers import ServerError
 from bench.storage import measure_storage, storage_table
@@ -51,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     backlog.add_argument("--messages", type=int, default=10_000_000)
     backlog.add_argument("--payload", type=int, default=256, metavar="BYTES")
     backlog.add_argument("--server", action="append", choices=brokers, metavar="NAME")
+    restart = commands.add_parser("restart", help="start with many queues and retained messages")
+    restart.add_argument("--count", type=int, default=10_000)
     instructions = commands.add_parser("instructions", help="count instructions per message")
     instructions.add_argument(
         "--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME"
@@ -143,6 +146,12 @@ def _backlog(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _restart(arguments: argparse.Namespace) -> int:
+    results, status = _each([partial(measure_restart, "trivium", arguments.count)])
+    _write("restart", results)
+    return status
+
+
 def _instructions(arguments: argparse.Namespace) -> int:
     names = arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q")
     servers = arguments.server or ("trivium", "trivium-interpreted")
@@ -188,6 +197,7 @@ _COMMANDS: Final = {
     "list": _list,
     "idle": _idle,
     "backlog": _backlog,
+    "restart": _restart,
     "instructions": _instructions,
     "storage": _storage,
 }

@@ -22,6 +22,7 @@ from bench.frames import FrameBlock, Rows, layout, rows_per_batch
 
 CHANNEL: Final = 1
 FRAME_MAX: Final = 131072
+_PASSIVE: Final = 0x01
 _DURABLE: Final = 0x02
 _MULTIPLE: Final = 0x01
 _CLOSES: Final = (amqp_frames.CONNECTION_CLOSE, amqp_frames.CHANNEL_CLOSE)
@@ -80,6 +81,17 @@ class AmqpSetup:
         """Declare a durable queue, with the arguments of ``table``."""
         arguments = b"\0\0" + amqp_frames.short_string(name) + bytes((_DURABLE,)) + table
         self.call(CHANNEL, amqp_frames.QUEUE_DECLARE, arguments, amqp_frames.QUEUE_DECLARE_OK)
+
+    def message_count(self, name: str) -> int:
+        """How many messages a queue has that are ready; it must exist."""
+        head = b"\0\0" + amqp_frames.short_string(name) + bytes((_PASSIVE,))
+        reply = self.call(
+            CHANNEL,
+            amqp_frames.QUEUE_DECLARE,
+            head + amqp_frames.EMPTY_TABLE,
+            amqp_frames.QUEUE_DECLARE_OK,
+        )
+        return int.from_bytes(reply[-8:-4], "big")
 
     def bind_queue(self, name: str, exchange: str, routing_key: str) -> None:
         """Bind a queue to an exchange."""
