@@ -15,6 +15,8 @@ import pytest
 
 from trivium import __version__
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli.serve import CollectionSchedule
+from trivium.metrics import ProtocolMetrics
 from trivium.security.passwords import verify_password
 
 COMMAND = [sys.executable, "-m", "trivium"]
@@ -198,3 +200,27 @@ def test_refused_connection_is_one_line_and_exit_1(url: str, command: list[str])
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         assert_one_line(run(command[0], f"{url}:{port}", *command[1:]), EXIT_FAILED, "onnect")
+
+
+# What the collector of cycles is left with
+
+
+def test_closed_connections_are_collected_when_nothing_else_is_to_do() -> None:
+    schedule = CollectionSchedule()
+    mqtt, amqp = ProtocolMetrics(), ProtocolMetrics()
+    mqtt.connections_closed, amqp.connections_closed = 60, 39
+    assert not schedule.is_due([mqtt, amqp]), "too few"
+    amqp.connections_closed += 1
+    amqp.messages_sent += 1
+    assert not schedule.is_due([mqtt, amqp]), "not while messages pass"
+    assert schedule.is_due([mqtt, amqp])
+    assert not schedule.is_due([mqtt, amqp]), "once"
+
+
+def test_very_many_closed_connections_are_collected_at_once() -> None:
+    schedule = CollectionSchedule()
+    metrics = ProtocolMetrics()
+    for closed, is_due in ((9_999, False), (10_000, True), (19_999, False), (20_000, True)):
+        metrics.messages_received += 1
+        metrics.connections_closed = closed
+        assert schedule.is_due([metrics]) is is_due

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, TriviumError
+from trivium.metrics import ProtocolMetrics
 from trivium.process import is_compiled
 from trivium.storage.errors import (
     StorageDamaged,
@@ -32,8 +33,8 @@ from trivium.storage.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Closed connections that are worth a collection of all objects when nothing else is to do, and
-#: whatever there is to do: each is a few KiB.
+#: Closed connections that are enough when nothing else is to do, and whatever there is to do: each
+#: is a few KiB.
 _SOME_CLOSED: Final = 100
 _MANY_CLOSED: Final = 10_000
 
@@ -148,17 +149,34 @@ def _relax_interpreter() -> None:
 
 
 async def _collect(broker: Broker) -> None:
-    """Free closed connections, which form cycles: in a quiet second, or when they are too many."""
-    collected = passed = 0
+    """Free closed connections, which form cycles."""
+    schedule = CollectionSchedule()
     while True:
         await asyncio.sleep(1.0)
-        before = passed
-        metrics = [adapter.metrics for adapter in broker.adapters.values()]
-        passed = sum(each.messages_received + each.messages_sent for each in metrics)
-        closed = sum(each.connections_closed for each in metrics)
-        if closed - collected >= (_SOME_CLOSED if passed == before else _MANY_CLOSED):
+        if schedule.is_due([adapter.metrics for adapter in broker.adapters.values()]):
             gc.collect()
-            collected = closed
+
+
+class CollectionSchedule:
+    """When connections that were closed are worth a collection of all objects, which takes a while:
+    in a quiet second, or when they are too many."""
+
+    def __init__(self) -> None:
+        self._collected = 0
+        self._passed = 0
+
+    def is_due(self, metrics: Iterable[ProtocolMetrics]) -> bool:
+        """To be asked every second; True counts as done."""
+        passed = closed = 0
+        for each in metrics:
+            passed += each.messages_received + each.messages_sent
+            closed += each.connections_closed
+        enough = _SOME_CLOSED if passed == self._passed else _MANY_CLOSED
+        self._passed = passed
+        if closed - self._collected < enough:
+            return False
+        self._collected = closed
+        return True
 
 
 def _fail(code: int, error: object) -> int:
