@@ -476,6 +476,27 @@ def test_session_of_a_client_that_was_connected_at_the_crash_expires() -> None:
     assert crashed.connect("a", 5, clean=False).connack[1][0] == 0
 
 
+def test_later_starts_do_not_prolong_what_a_crash_cut_off() -> None:
+    bench = DiskBench()
+    subscribed(bench, 1).lose()
+    bench.connect_kept(
+        "a",
+        5,
+        properties=b"\x11" + struct.pack(">I", 100),
+        will=("t", b"gone", 1, False),
+        will_properties=b"\x18" + struct.pack(">I", 80),
+    )
+    # Whoever connects has the broker note the time.
+    bench = bench.crash(50)
+    bench.connect_kept("b")
+    bench = bench.crash(40)
+    client = bench.connect_kept("c")
+    bench.sync()
+    assert client.received() == publish("t", b"gone", 1, 1)
+    bench = bench.crash(20)
+    assert bench.connect("a", 5, clean=False).connack[1][0] == 0
+
+
 def test_a_crash_right_after_a_long_time_without_kept_sessions() -> None:
     bench = DiskBench()
     bench.connect_kept("a", 5).leave()

@@ -74,7 +74,11 @@ class Sessions:
         for client_id, row in list(store.sessions()):
             session = Session(self, client_id, row.expiry)
             self.by_client[client_id] = session
-            self._expire_later(session, row.last_seen or last_run)
+            if row.last_seen == 0 and row.expiry != NEVER:
+                # A crash cut its client off. Later starts must not count from anew.
+                row.last_seen = last_run
+                store.put_session(client_id, row)
+            self._expire_later(session, row.last_seen)
             if QUEUE_PREFIX + session.name in self.vhost.queues:
                 # It may hold messages although no subscription needs it any more.
                 self.outgoing(session)
@@ -106,7 +110,10 @@ class Sessions:
                 self._publish_will(client_id, will)
             else:
                 kept.will = will
-                kept.will_due = due or last_run + will.delay * 1000
+                kept.will_due = due
+                if due == 0:
+                    kept.will_due = last_run + will.delay * 1000
+                    store.put_will(client_id, will, kept.will_due)
                 heappush(self._due, (kept.will_due, client_id))
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
