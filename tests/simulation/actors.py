@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.reference import KINDS, TOPICS, Reference
+from tests.simulation.reference import KINDS, STREAMS, TOPICS, Reference
 from tests.simulation.world import Wire
 
 if TYPE_CHECKING:
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 KEYS = ("a.a", "a.b", "b.a", "b.b")
 PATTERNS = ("a.*", "*.a", "#", "b.b")
 
-STREAMS = {"s0": 1, "s1": 3}
 #: queues that come and go; the others have what other queues give up, or give up themselves
 DELETABLE = ("q0", "newest", "full", "transient", "priority")
-BINDABLE = ("q0", "q1", "priority", "s0", "s1")
+BINDABLE = ("q0", "q1", "priority", *STREAMS)
 
 #: sizes of payloads, small ones more often
 SIZES = (0, 1, 10, 30, 100, 100, 300, 1500)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 from pamqp.base import Frame
 
-from tests.simulation.actors import BINDABLE, DELETABLE, PATTERNS, STREAMS, Actor
-from tests.simulation.reference import KINDS, LATE, ONCE, TOPICS
+from tests.simulation.actors import BINDABLE, DELETABLE, PATTERNS, Actor
+from tests.simulation.reference import KINDS, LATE, ONCE, STREAMS, TOPICS
 from tests.simulation.wires import (
     CONFIRMING,
     CONSUMING,

@@ -13,14 +13,14 @@ import msgpack
 from pamqp import commands
 
 from tests.simulation.group_model import STALE, STRATEGIES
-from tests.simulation.reference import DEAD, LATE, Entry, Reference, backlog_of
+from tests.simulation.reference import DEAD, LATE, STREAM_ARGUMENTS, Entry, Reference, backlog_of
 from tests.simulation.wires import (
     CONSUMING,
     AmqpWire,
+    Fetched,
     MqttWire,
     NativeWire,
     number_in,
-    read_fetched,
 )
 from tests.simulation.world import World
 from trivium_native import frames
@@ -38,12 +38,22 @@ class Delivery:
 
 
 @dataclass
+class Kept:
+    """What retention left of a partition. ``size`` is that of the batches, in bytes."""
+
+    first: int
+    size: int = 0
+    numbers: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Contents:
     """Times of reading are ``now`` and a good while later, for what was not to be had at once."""
 
     now: int
     queues: dict[str, list[Delivery]] = field(default_factory=dict)
-    streams: dict[str, list[list[int]]] = field(default_factory=dict)
+    streams: dict[str, list[Kept]] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
     groups: dict[tuple[str, str, int], int] = field(default_factory=dict)
     retained: dict[str, int] = field(default_factory=dict)
     producers: dict[str, int] = field(default_factory=dict)
@@ -147,6 +157,9 @@ def _read_streams(world: World, reference: Reference, contents: Contents) -> Non
             _read_partition(world, wire, name, index, contents)
             for index in range(len(stream.partitions))
         ]
+    _, body = _ask(world, wire, frames.LIST_POLICIES)
+    for policy in msgpack.unpackb(body)["policies"]:
+        contents.policies[policy["name"]] = policy["definition"]
     for group, name in product(STRATEGIES, contents.streams):
         reply, body = _ask(world, wire, frames.COMMITTED, group=group, stream=name)
         if reply == frames.OK:
@@ -185,23 +198,25 @@ def _read_groups(world: World, reference: Reference, contents: Contents) -> None
 
 def _read_partition(
     world: World, wire: NativeWire, name: str, index: int, contents: Contents
-) -> list[int]:
-    numbers: list[int] = []
+) -> Kept:
+    kept: Kept | None = None
     while True:
-        reply, body = _ask(
-            world, wire, frames.FETCH, stream=name, partition=index, offset=len(numbers)
-        )
+        offset: int | str = "first" if kept is None else kept.first + len(kept.numbers)
+        reply, body = _ask(world, wire, frames.FETCH, stream=name, partition=index, offset=offset)
         if reply != frames.FETCHED:
             contents.faults.append(f"stream {name}/{index}: {msgpack.unpackb(body)}")
-            return numbers
-        mark, batches = read_fetched(body)
-        for base, found in batches:
-            if base != len(numbers):
-                contents.faults.append(f"stream {name}/{index}: {base}, not {len(numbers)}")
-                return numbers
-            numbers += found
-        if len(numbers) >= mark or not batches:
-            return numbers
+            return kept or Kept(0)
+        fetched = Fetched(body)
+        if kept is None:
+            kept = Kept(fetched.first)
+        for base, size, found in fetched.batches:
+            if base != kept.first + len(kept.numbers):
+                contents.faults.append(f"stream {name}/{index}: {base} after {kept}")
+                return kept
+            kept.size += size
+            kept.numbers += found
+        if kept.first + len(kept.numbers) >= fetched.mark or not fetched.batches:
+            return kept
 
 
 def differences(
@@ -213,11 +228,14 @@ def differences(
     if set(contents.queues) != set(reference.queues):
         found.append(f"queues are {sorted(contents.queues)}, not {sorted(reference.queues)}")
         return found
+    found += _stream_differences(reference, contents)
+    found += _share_differences(reference, contents)
     moved = _moved(reference, contents)
     for name in reference.queues:
         found += _queue_differences(reference, contents, delivered, moved, name)
     for what, is_, should in (
-        ("streams", contents.streams, reference.streams),
+        ("streams", set(contents.streams), set(reference.streams)),
+        ("policies", contents.policies, reference.policies),
         ("groups", contents.groups, reference.groups.offsets),
         ("generations", contents.generations, reference.groups.all_generations()),
         ("retained", contents.retained, reference.retained),
@@ -231,6 +249,37 @@ def differences(
 
 def _sequences(producers: dict[str, tuple[int, int]]) -> dict[str, int]:
     return {name: sequence for name, (_, sequence) in producers.items()}
+
+
+def _stream_differences(reference: Reference, contents: Contents) -> list[str]:
+    found: list[str] = []
+    for name, partitions in contents.streams.items():
+        least = STREAM_ARGUMENTS.get(name, {}).get("x-max-length-bytes", 0)
+        for index, kept in enumerate(partitions):
+            records = reference.streams.get(name, [[]] * len(partitions))[index]
+            if kept.numbers != records[kept.first :]:
+                found.append(f"stream {name}/{index} from {kept.first}: {kept}, not {records}")
+            if kept.first > reference.removable.get((name, index), 0):
+                found.append(f"stream {name}/{index}: {kept.first} records are gone")
+            if kept.first > 0 and kept.size < least:
+                found.append(f"stream {name}/{index}: {kept.size} bytes are left")
+    return found
+
+
+def _share_differences(reference: Reference, contents: Contents) -> list[str]:
+    """Each message of a share is in one backlog."""
+    found: list[str] = []
+    for number, clients in reference.shared.items():
+        names = [backlog_of(client) for client in clients]
+        there = [name for name in names if number in _numbers(contents, name)]
+        is_lost = not any(reference.may_be_gone(name, number, contents.now) for name in names)
+        if len(there) > 1 or (not there and is_lost):
+            found.append(f"{number} is in {there} of {names}")
+    return found
+
+
+def _numbers(contents: Contents, name: str) -> list[int]:
+    return [delivery.number for delivery in contents.queues[name]]
 
 
 def _moved(reference: Reference, contents: Contents) -> dict[int, str]:
@@ -256,7 +305,7 @@ def _queue_differences(
     found: list[str] = []
     entries: dict[int, Entry] = reference.queues[name]
     deliveries = contents.queues[name]
-    numbers = [delivery.number for delivery in deliveries]
+    numbers = _numbers(contents, name)
     if len(set(numbers)) != len(numbers):
         found.append(f"{name}: duplicates in {numbers}")
     for delivery in deliveries:
@@ -278,7 +327,7 @@ def _queue_differences(
         if (name, number) in delivered and not delivery.is_redelivered:
             found.append(f"{name}: {number} is not flagged as redelivered")
     for number in entries:
-        if number in numbers or moved.get(number) == name:
+        if number in numbers or moved.get(number) == name or number in reference.shared:
             continue
         if not reference.may_be_gone(name, number, contents.now) or reference.may_move(
             name, entries[number], contents.now

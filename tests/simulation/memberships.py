@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tests.simulation.actors import STREAMS
 from tests.simulation.group_model import (
     NOT_FOUND,
     STRATEGIES,
@@ -19,6 +18,7 @@ from tests.simulation.group_model import (
     Place,
     Refused,
 )
+from tests.simulation.reference import STREAMS
 from trivium_native import frames
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.mqtt import harness as mqtt
 from tests.simulation.actors import KEYS, Actor
-from tests.simulation.reference import TOPICS, Session, backlog_of
+from tests.simulation.reference import TOPICS, Will, backlog_of
 from tests.simulation.wires import MqttWire, number_in, payload_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class MqttActor(Actor):
         self.received_in: dict[int, int] = {}
         #: QoS 2 messages that it got: each once
         self.completed: set[int] = set()
+        #: whether it had a session when it connected
+        self.is_present = False
         self.forget()
         self.actions = [
             (self.publish_live, 5),
@@ -76,16 +78,36 @@ class MqttActor(Actor):
     def backlog(self) -> str:
         return backlog_of(self.name)
 
-    def connect(self) -> None:
-        self.reference.sessions.setdefault(self.name, Session())
-        self.reference.declare_queue(self.backlog)
-        self.wire = MqttWire(self.simulation.world, self.name, self.version)
+    def connect(self, will: Will | None = None) -> None:
+        if will is None and self.random.random() < 0.4:
+            will = self._some_will()
+        self.is_present = self.name in self.reference.sessions
+        self.waiting[0x20, 0] = self.batch
+        self.reference.connect(self.name, will, self.now)
+        fields: dict[str, Any] = {}
+        if will is not None:
+            self.note(f"leaves {will}")
+            topic = will.key.replace(".", "/")
+            fields["will"] = (topic, payload_of(will.number, self.size()), will.qos, will.retain)
+            if will.delay_ms:
+                fields["will_properties"] = b"\x18" + (will.delay_ms // 1000).to_bytes(4)
+        self.wire = MqttWire(self.simulation.world, self.name, self.version, **fields)
         # What it does not know to be complete it sends again (MQTT-4.4.0-1).
         for packet_id, sent in self.outgoing.items():
             if sent.is_released:
                 self._send_release(packet_id, sent)
             else:
                 self._send_once(packet_id, sent, dup=True)
+
+    def _some_will(self) -> Will:
+        number, key = self.simulation.new_message(), self.random.choice(KEYS)
+        delay = self.random.choice((0, 2000)) if self.version == 5 else 0
+        retain = self.random.random() < 0.2
+        return Will(number, key, self.random.randint(0, 2), retain, delay)
+
+    def lose(self) -> None:
+        super().lose()
+        self.simulation.published_later(self.reference.disconnect(self.name, self.now))
 
     def unanswered(self) -> str:
         return str(self.waiting or "")
@@ -182,7 +204,12 @@ class MqttActor(Actor):
 
     def leave(self) -> None:
         self.note("disconnects")
-        self.mqtt.feed(b"\xe0\x00")
+        if self.version == 5 and self.random.random() < 0.3:
+            # With its will (reason code 4).
+            self.mqtt.feed(b"\xe0\x01\x04")
+        else:
+            self.reference.sessions[self.name].will = None
+            self.mqtt.feed(b"\xe0\x00")
         self.lose()
 
     # From the broker
@@ -212,7 +239,11 @@ class MqttActor(Actor):
                 self._got(first, data)
             elif kind == 0x60:
                 self._got_release(int.from_bytes(data[:2]))
-            elif kind != 0x20:
+            elif kind == 0x20:
+                if data[:2] != bytes((self.is_present, 0)):
+                    self.simulation.fail(f"{self.name}: CONNACK {data.hex()}")
+                self._answered(kind, 0)
+            else:
                 self._answered(kind, int.from_bytes(data[:2]))
 
     def _answered(self, kind: int, packet_id: int) -> None:
@@ -262,3 +293,26 @@ class MqttActor(Actor):
                 elif known is not None and known != delivery.number:
                     found.append(f"{self.name} would take {delivery.number} for {known}")
         return found
+
+
+#: as a filter, and as the pattern that the model has for it
+SHARED = ("$share/some/a/+", "a.*")
+
+
+class SharingActor(MqttActor):
+    """A client whose only subscription is one that it shares with others."""
+
+    def subscribe(self, topic_filter: str = "", qos: int = 1) -> None:
+        packet_id = self._next_packet_id()
+        self.note(f"subscribes to {SHARED[0]}")
+        self.reference.shares.setdefault(SHARED[1], set()).add(self.name)
+        self.waiting[0x90, packet_id] = self.batch
+        self.mqtt.subscribe(SHARED[0], 1, packet_id, retained=False)
+
+    def unsubscribe(self, topic_filter: str = "") -> None:
+        packet_id = self._next_packet_id()
+        self.note(f"unsubscribes from {SHARED[0]}")
+        members = self.reference.shares.get(SHARED[1], set())
+        self.waiting[0xB0, packet_id] = self.batch if self.name in members else -1
+        members.discard(self.name)
+        self.mqtt.feed(mqtt.unsubscribe(SHARED[0], packet_id, self.version))

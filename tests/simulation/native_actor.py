@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from tests.native import harness as native
-from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, STREAMS, Actor
-from tests.simulation.group_model import FENCED, STRATEGIES, Refused
+from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
+from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
-from tests.simulation.reference import KINDS, TOPICS
+from tests.simulation.reference import KINDS, POLICIES, STREAM_ARGUMENTS, STREAMS, TOPICS
 from tests.simulation.transactions import Transactions
 from tests.simulation.wires import (
     Delivered,
+    Fetched,
     Fields,
     NativeWire,
     number_in,
     payload_of,
-    read_fetched,
 )
 from trivium_native import frames
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
+OUT_OF_RANGE = 304
 UNKNOWN_DELIVERY = 308
 PERSISTENT = 4
 RETAIN = 8
@@ -63,7 +64,7 @@ class Request:
     #: takes the answer
     then: Callable[[bytes], None] | None
     #: whether an ERROR may come all the same
-    is_open: Callable[[], bool] | None
+    is_open: Callable[[list[Any]], bool] | None
 
 
 class NativeActor(Actor):
@@ -89,6 +90,7 @@ class NativeActor(Actor):
             (self.declare, 3),
             (self.bind, 3),
             (self.delete, 1),
+            (self.set_policy, 3),
             *self.memberships.actions,
             *self.transactions.actions,
         ]
@@ -127,7 +129,7 @@ class NativeActor(Actor):
         data: Any,
         then: Callable[[bytes], None] | None = None,
         refusal: int = 0,
-        is_open: Callable[[], bool] | None = None,
+        is_open: Callable[[list[Any]], bool] | None = None,
     ) -> None:
         """Send a request."""
         request = Request(what, batch, refusal, then, is_open)
@@ -247,7 +249,7 @@ class NativeActor(Actor):
             for place in [place for place in self.unsettled if place[0] == number]:
                 self.simulation.holders.pop((queue, self.unsettled.pop(place)), None)
 
-            def is_cancelled() -> bool:
+            def is_cancelled(_: list[Any]) -> bool:
                 # The queue was deleted in the same turn.
                 return number in self.cancelled
 
@@ -293,20 +295,30 @@ class NativeActor(Actor):
             return
         partition = self.random.randrange(len(self.reference.streams[stream]))
         mark = self.simulation.marks.get((stream, partition), 0)
-        offset = self.random.randint(0, mark)
-        self.note(f"fetches {stream}/{partition} from {offset}")
-        fields = {"stream": stream, "partition": partition, "offset": offset}
+        first = self.simulation.firsts.get((stream, partition), 0)
+        offset = self.random.randint(0 if self.random.random() < 0.1 else first, mark)
+        fields: Fields = {"stream": stream, "partition": partition, "offset": offset}
+        if self.random.random() < 0.4:
+            fields["offset"] = "first"
         fields["max_bytes"] = self.random.choice((1, 1000, 1 << 20))
+        self.note(f"fetches {fields}")
         deletions = self.simulation.deletions
+        removable = self.reference.removable.get((stream, partition), 0)
 
-        def is_deleted() -> bool:
-            return deletions != self.simulation.deletions
+        def is_gone(error: list[Any]) -> bool:
+            if deletions != self.simulation.deletions:
+                return True
+            if error[0] != OUT_OF_RANGE or fields["offset"] == "first":
+                return False
+            first: int = error[2]["first_offset"]
+            self.simulation.saw_offsets(stream, partition, first, error[2]["high_watermark"])
+            return offset < first <= removable
 
         def then(body: bytes) -> None:
-            if not is_deleted():
+            if deletions == self.simulation.deletions:
                 self._got_records(stream, partition, body)
 
-        self.ask("fetch", -1, frames.FETCH, fields, then, is_open=is_deleted)
+        self.ask("fetch", -1, frames.FETCH, fields, then, is_open=is_gone)
 
     def commit(self) -> None:
         stream = self.some_stream()
@@ -350,9 +362,7 @@ class NativeActor(Actor):
         if name in STREAMS:
             self.reference.declare_stream(name, STREAMS[name], self.now)
             fields: dict[str, Any] = {"kind": "stream", "partitions": STREAMS[name]}
-            if name == "s0":
-                # As AMQP clients declare it, who cannot give it more partitions.
-                fields["arguments"] = {}
+            fields["arguments"] = STREAM_ARGUMENTS.get(name, {})
         else:
             self.reference.declare_queue(name)
             kind = KINDS[name]
@@ -378,6 +388,22 @@ class NativeActor(Actor):
             "pattern": pattern.encode(),
         }
         self.ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
+
+    def set_policy(self, name: str = "", definition: dict[str, str | int] | None = None) -> None:
+        """Set or delete the policy of a queue or stream."""
+        if not name:
+            name = self.random.choice(list(POLICIES))
+            if self.random.random() < 0.6:
+                definition = self.random.choice(POLICIES[name])
+        self.note(f"sets the policy of {name} to {definition}")
+        refusal = NOT_FOUND if definition is None and name not in self.reference.policies else 0
+        self.reference.set_policy(name, definition)
+        fields: dict[str, Any] = {"name": name}
+        if definition is None:
+            self.ask("policy", self.batch, frames.DELETE_POLICY, fields, refusal=refusal)
+        else:
+            fields |= {"pattern": f"^{name}$", "definition": definition}
+            self.ask("policy", self.batch, frames.SET_POLICY, fields)
 
     def delete(self, stream: str | None = None) -> None:
         stream = stream or self.some_stream()
@@ -426,20 +452,17 @@ class NativeActor(Actor):
     def _refused(self, correlation: int, error: list[Any]) -> None:
         request = self.waiting.pop(correlation, None)
         if request is None or (
-            error[0] != request.refusal and (request.is_open is None or not request.is_open())
+            error[0] != request.refusal and (request.is_open is None or not request.is_open(error))
         ):
             self.simulation.fail(f"{self.name}: {request} was refused: {error}")
 
     def _got_records(self, stream: str, partition: int, body: bytes) -> None:
         records = self.reference.streams[stream][partition]
-        mark, batches = read_fetched(body)
-        self.simulation.marks[stream, partition] = mark
-        for base, numbers in batches:
+        fetched = Fetched(body)
+        self.simulation.saw_offsets(stream, partition, fetched.first, fetched.mark)
+        for base, _, numbers in fetched.batches:
             if numbers != records[base : base + len(numbers)]:
                 self.simulation.fail(f"{stream}/{partition} from {base}: {numbers}")
-        # What a reader may see is durable.
-        if mark:
-            self.simulation.acknowledged(self.simulation.batches[records[mark - 1]])
 
     def _got(self, delivered: Delivered) -> None:
         number = number_in(delivered.payload)
@@ -448,8 +471,5 @@ class NativeActor(Actor):
         if queue is None:
             return
         self.note(f"got {number} of {queue}, redelivered {is_flagged}")
-        if delivered.mode == 2 and KINDS[queue].durable:
-            # Held back until its publisher's acknowledgement is certain.
-            self.simulation.acknowledged(self.simulation.batches[number])
         self.simulation.received(self, queue, number, is_flagged)
         self.unsettled[delivered.subscription, delivered.tag] = number

@@ -19,6 +19,8 @@ TOPICS: Final = "amq.topic"
 DEAD: Final = "dead"
 #: takes a message once
 ONCE: Final = "once"
+#: milliseconds between notes of the time
+CLOCK_INTERVAL: Final = 60_000
 #: gets what is delayed
 LATE: Final = "q1"
 
@@ -37,6 +39,10 @@ class Entry:
     is_unsure: bool = False
     #: when it came the model does not know
     was_delayed: bool = False
+    #: was in its queue while being handed to a consumer settled it
+    is_at_most_once: bool = False
+    #: delivery mode in this queue
+    mode: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,34 @@ KINDS: Final = {
 }
 
 
+#: Streams by number of partitions, and the arguments that limit what they keep.
+STREAMS: Final = {"s0": 1, "s1": 3, "s2": 1, "s3": 1}
+STREAM_ARGUMENTS: Final = {"s2": {"x-max-length": 6}, "s3": {"x-max-length-bytes": 3000}}
+
+#: What a policy may say of a queue or stream; one at a time.
+POLICIES: Final[dict[str, tuple[dict[str, str | int], ...]]] = {
+    "q0": (
+        {"max-length": 3},
+        {"delivery": "at-most-once"},
+        {"delivery": "at-least-once"},
+        {"delivery": "exactly-once"},
+    ),
+    "s0": ({"max-length": 5}, {"max-length": 12}),
+}
+DELIVERY: Final = {"at-most-once": 0, "at-least-once": 1, "exactly-once": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    number: int
+    key: str
+    qos: int
+    retain: bool
+    delay_ms: int
+    #: 0 while the client is connected
+    due: int = 0
+
+
 @dataclass(slots=True)
 class Session:
     """What the broker keeps of an MQTT client. Its backlog is the queue of its name."""
@@ -106,9 +140,13 @@ class Session:
     subscriptions: dict[str, int] = field(default_factory=dict)
     #: packet identifiers of QoS 2 messages that were not released, to the messages
     incoming: dict[int, int] = field(default_factory=dict)
+    will: Will | None = None
+    is_connected: bool = False
 
     def copy(self) -> Session:
-        return Session(dict(self.subscriptions), dict(self.incoming))
+        copied = Session(dict(self.subscriptions), dict(self.incoming))
+        copied.will, copied.is_connected = self.will, self.is_connected
+        return copied
 
 
 def backlog_of(client: str) -> str:
@@ -130,9 +168,20 @@ class Reference:
         self.queues: dict[str, dict[int, Entry]] = {}
         #: by partition, what is in it
         self.streams: dict[str, list[list[int]]] = {}
+        #: by stream and partition, up to which offset a limit allows to remove
+        self.removable: dict[tuple[str, int], int] = {}
+        #: by the name of the queue or stream
+        self.policies: dict[str, dict[str, str | int]] = {}
         #: pattern and queue or stream, bound to the topic exchange
         self.bindings: set[tuple[str, str]] = set()
         self.sessions: dict[str, Session] = {}
+        #: by pattern, clients that share a subscription
+        self.shares: dict[str, set[str]] = {}
+        #: messages that one of these clients has in its backlog, nobody knows which
+        self.shared: dict[int, frozenset[str]] = {}
+        #: when the broker noted that it runs, and when it does so again at the earliest
+        self.clock = 0
+        self.next_clock = 0
         self.groups = GroupModel()
         #: tells a stream from an earlier one of its name; all copies count together
         self.incarnations = count()
@@ -155,8 +204,13 @@ class Reference:
             name: [list(partition) for partition in partitions]
             for name, partitions in self.streams.items()
         }
+        copy.removable = dict(self.removable)
+        copy.policies = dict(self.policies)
         copy.bindings = set(self.bindings)
         copy.sessions = {name: session.copy() for name, session in self.sessions.items()}
+        copy.shares = {pattern: set(clients) for pattern, clients in self.shares.items()}
+        copy.shared = dict(self.shared)
+        copy.clock, copy.next_clock = self.clock, self.next_clock
         copy.groups = self.groups.copy()
         copy.incarnations = self.incarnations
         copy.retained = dict(self.retained)
@@ -176,6 +230,13 @@ class Reference:
                 entries = copy.queues[name]
                 for number in [each for each in entries if not entries[each].persistent]:
                     del entries[number]
+        copy.next_clock = 0
+        for session in copy.sessions.values():
+            session.is_connected = False
+            if session.will is not None and not session.will.due:
+                # That its client has left is noticed as of when the broker was there last.
+                due = copy.clock + session.will.delay_ms
+                session.will = replace(session.will, due=due)
         return copy
 
     # Topology
@@ -196,8 +257,90 @@ class Reference:
 
     def delete_stream(self, name: str, now: int) -> None:
         del self.streams[name]
+        self.removable = {each: at for each, at in self.removable.items() if each[0] != name}
         self.bindings = {each for each in self.bindings if each[1] != name}
         self.groups.stream_deleted(name, now)
+
+    def set_policy(self, name: str, definition: dict[str, str | int] | None) -> None:
+        """Put a policy in force, or take it away."""
+        self.policies.pop(name, None)
+        if definition is not None:
+            self.policies[name] = definition
+            if definition.get("delivery") == "at-most-once":
+                entries = self.queues.get(name, {})
+                for number, entry in entries.items():
+                    entries[number] = replace(entry, is_unsure=True, is_at_most_once=True)
+        self._apply_limits(name)
+
+    def _apply_limits(self, name: str) -> None:
+        """Note what the limits of a queue or stream allow to be gone."""
+        limits = {**STREAM_ARGUMENTS.get(name, {}), **self.policies.get(name, {})}
+        limit = limits.get("x-max-length", limits.get("max-length"))
+        if name in self.streams:
+            for index, records in enumerate(self.streams[name]):
+                allowed = len(records) - int(limit) if limit is not None else 0
+                if "x-max-length-bytes" in limits:
+                    # The newest batch stays.
+                    allowed = len(records) - 1
+                self.removable[name, index] = max(self.removable.get((name, index), 0), allowed)
+        elif name in self.queues:
+            kind = KINDS[name]
+            if kind.max_length >= 0 and not kind.rejects:
+                limit = kind.max_length
+            if limit is not None:
+                self._overflow(self.queues[name], int(limit))
+
+    # Sessions
+
+    def connect(self, client: str, will: Will | None, now: int) -> None:
+        """A client is here, and with it its session."""
+        session = self.sessions.setdefault(client, Session())
+        self.declare_queue(backlog_of(client))
+        session.is_connected = True
+        session.will = will
+        self._note_time(now)
+
+    def disconnect(self, client: str, now: int) -> list[int]:
+        """A client is gone; the number of its will, if that is published."""
+        session = self.sessions[client]
+        session.is_connected = False
+        if session.will is None:
+            return []
+        session.will = replace(session.will, due=now + session.will.delay_ms)
+        return self._publish_wills(now, client) if session.will.delay_ms == 0 else []
+
+    def tick(self, now: int) -> list[int]:
+        """Time has passed, or the broker starts; wills that are published."""
+        found: list[int] = []
+        dues = [(each.will.due, name) for name, each in self.sessions.items() if each.will]
+        for _, client in sorted(dues):
+            found += self._publish_wills(now, client)
+        if any(session.is_connected for session in self.sessions.values()):
+            self._note_time(now)
+        return found
+
+    def _publish_wills(self, now: int, client: str) -> list[int]:
+        session = self.sessions[client]
+        will = session.will
+        if will is None or not 0 < will.due <= now:
+            return []
+        session.will = None
+        self.publish(will.number, TOPICS, will.key, will.qos, now, retain=will.retain)
+        return [will.number]
+
+    def _note_time(self, now: int) -> None:
+        if now >= self.next_clock:
+            self.clock = now
+            self.next_clock = now + CLOCK_INTERVAL
+
+    def resolve(self, queue: str, number: int) -> None:
+        """A message of a share was found to be in this backlog."""
+        backlogs = [backlog_of(client) for client in self.shared.get(number, ())]
+        if queue in backlogs:
+            del self.shared[number]
+            for each in backlogs:
+                if each != queue:
+                    del self.queues[each][number]
 
     # Publishing
 
@@ -229,29 +372,53 @@ class Reference:
                 partitions[crc32(key.encode()) % len(partitions)].append(number)
                 is_durable = True
             elif name in self.queues:
-                kind = KINDS[name]
-                ends = [now + each for each in (lifetime, kind.ttl) if each > 0]
-                self.queues[name][number] = Entry(
-                    mode > 0,
-                    min(priority, kind.max_priority),
-                    min(ends, default=0),
-                    is_unsure=kind.rejects,
-                )
-                if kind.max_length >= 0 and not kind.rejects:
-                    self._overflow(self.queues[name], kind.max_length)
-                is_durable |= mode > 0 and kind.durable
-        if exchange == TOPICS:
-            for client, session in self.sessions.items():
-                granted = [
-                    qos
-                    for pattern, qos in session.subscriptions.items()
-                    if matches(pattern.split("."), levels)
-                ]
-                if granted and min(mode, max(granted)) > 0:
-                    expires = now + lifetime if lifetime else 0
-                    entry = Entry(qos=min(mode, max(granted)), expires=expires)
+                is_durable |= self._enqueue(name, number, mode, now, priority, lifetime)
+            self._apply_limits(name)
+        if exchange == TOPICS and mode > 0:
+            is_durable |= self._give_to_sessions(number, levels, mode, now, lifetime)
+        return is_durable
+
+    def _enqueue(
+        self, name: str, number: int, mode: int, now: int, priority: int, lifetime: int
+    ) -> bool:
+        kind = KINDS[name]
+        delivery = self.policies.get(name, {}).get("delivery")
+        if delivery is not None:
+            mode = DELIVERY[str(delivery)]
+        is_at_most_once = delivery == "at-most-once"
+        ends = [now + each for each in (lifetime, kind.ttl) if each > 0]
+        self.queues[name][number] = Entry(
+            mode > 0,
+            min(priority, kind.max_priority),
+            min(ends, default=0),
+            is_unsure=kind.rejects or is_at_most_once,
+            is_at_most_once=is_at_most_once,
+            mode=mode if kind.durable else 0,
+        )
+        return mode > 0 and kind.durable
+
+    def _give_to_sessions(
+        self, number: int, levels: list[str], mode: int, now: int, lifetime: int
+    ) -> bool:
+        expires = now + lifetime if lifetime else 0
+        is_durable = False
+        for client, session in self.sessions.items():
+            granted = [
+                qos
+                for pattern, qos in session.subscriptions.items()
+                if matches(pattern.split("."), levels)
+            ]
+            if granted and max(granted) > 0:
+                entry = Entry(qos=min(mode, max(granted)), expires=expires)
+                self.queues[backlog_of(client)][number] = entry
+                is_durable = True
+        for pattern, clients in self.shares.items():
+            if clients and matches(pattern.split("."), levels):
+                for client in clients:
+                    entry = Entry(qos=1, expires=expires)
                     self.queues[backlog_of(client)][number] = entry
-                    is_durable = True
+                self.shared[number] = frozenset(clients)
+                is_durable = True
         return is_durable
 
     @staticmethod

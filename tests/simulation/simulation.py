@@ -10,12 +10,12 @@ import random
 from collections import Counter
 
 from tests.core.storage.simulated import SimulatedDisk
-from tests.simulation.actors import STREAMS, Actor
+from tests.simulation.actors import Actor
 from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.inspection import Contents, differences, inspect
-from tests.simulation.mqtt_actor import MqttActor
+from tests.simulation.mqtt_actor import MqttActor, SharingActor
 from tests.simulation.native_actor import NativeActor
-from tests.simulation.reference import DEAD, KINDS, Reference
+from tests.simulation.reference import DEAD, KINDS, STREAMS, Reference, backlog_of
 from tests.simulation.world import START_MS, Crash, Faults, World
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
@@ -68,6 +68,8 @@ class Simulation:
         self.incarnations: dict[int, str] = {}
         #: offset up to which a partition was seen to be readable
         self.marks: dict[tuple[str, int], int] = {}
+        #: the first offset that was seen to be kept
+        self.firsts: dict[tuple[str, int], int] = {}
         self.next_number = 0
         #: how much of the time the disk works
         self.speed = 1.0
@@ -86,6 +88,8 @@ class Simulation:
             MqttActor(self, "mqtt0", 5),
             MqttActor(self, "mqtt1", 5),
             MqttActor(self, "mqtt2", 4),
+            SharingActor(self, "share0", 5),
+            SharingActor(self, "share1", 4),
             NativeActor(self, "native0"),
             NativeActor(self, "native1"),
         ]
@@ -162,7 +166,16 @@ class Simulation:
         self.states = {found: self.reference.copy()}
         self.floor = found
         self.marks.clear()
+        self.firsts.clear()
         self.dropped.clear()
+        # Wills of clients that were cut off.
+        first = self.world.first_batch
+        for number in self.reference.tick(self.now):
+            self.note(f"{first}: will {number} is published")
+            self.published(number, True)
+            self.batches[number] = first
+        if self.world.storage.batch != first:
+            self.states[first] = self.reference.copy()
         self.note(f"start at batch {found}")
         for actor in self.actors:
             actor.restarted()
@@ -223,13 +236,18 @@ class Simulation:
         else:
             actor.act()
         if random_.random() < 0.02:
-            self.world.advance(random_.choice((10, 1000, 4000)))
+            self.advance(random_.choice((10, 1000, 4000)))
         if random_.random() < 0.6:
             self.turn()
         for _ in range(random_.randint(0, 2) if random_.random() < self.speed else 0):
             self.world.step(random_)
             if random_.random() < 0.5:
                 self.turn()
+
+    def advance(self, milliseconds: int) -> None:
+        """Time passes."""
+        self.world.advance(milliseconds)
+        self.published_later(self.reference.tick(self.world.broker.now_ms))
 
     def turn(self) -> None:
         """End turns until nobody asks for more; after each, clients read what came."""
@@ -272,8 +290,11 @@ class Simulation:
 
     # Checks
 
-    def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference]:
-        """The batch that a start on ``disk`` finds, what is there, and what should be."""
+    def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference, Reference]:
+        """What a start on ``disk`` finds: batch, and contents; what should be there, and before.
+
+        The start publishes the wills of clients that were cut off.
+        """
         world = World(disk, 0, self.now, self.keys, self.compression)
         found = world.recovered_batch
         batch = max(each for each in self.states if each <= found)
@@ -283,23 +304,35 @@ class Simulation:
             for actor in self.actors
             if isinstance(actor, MqttActor) and actor.name in state.sessions
         }
-        contents = inspect(world, state, clients)
-        return found, contents, state
+        expected = state.copy()
+        expected.tick(self.now)
+        contents = inspect(world, expected, clients)
+        return found, contents, expected, state
 
     def _check_disk(self) -> None:
         """Whether a start finds a state that may be, and the model goes on from there."""
         if self.encryption == "one key":
             self._look_for_plain_text()
-        found, contents, state = self._inspect(self.disk.copy())
+        found, contents, expected, state = self._inspect(self.disk.copy())
         if found < self.floor:
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
-        faults = differences(state, contents, self.delivered)
+        # What came to a queue in a batch that is lost, and comes again, is new there.
+        self.delivered = {
+            (name, number)
+            for name, number in self.delivered
+            if number in state.queues.get(name, ())
+        }
+        faults = differences(expected, contents, self.delivered)
         for actor in self.actors:
             faults += actor.check(contents)
         if faults:
             self.fail(f"after batch {found}: " + "; ".join(faults))
         if self.random.random() < 0.5:
             self._check_damaged(found)
+        for number, clients in list(state.shared.items()):
+            for name in [backlog_of(client) for client in clients]:
+                if number in [delivery.number for delivery in contents.queues[name]]:
+                    state.resolve(name, number)
         for name, entries in state.queues.items():
             there = {delivery.number for delivery in contents.queues[name]}
             kind = KINDS.get(name)
@@ -311,12 +344,6 @@ class Simulation:
                 elif kind is not None and kind.delivery_limit >= 0:
                     state.move(number, self.now)
         self.reference = state
-        # What came to a queue in a batch that is lost, and comes again, is new there.
-        self.delivered = {
-            (name, number)
-            for name, number in self.delivered
-            if number in state.queues.get(name, ())
-        }
         # Numbers of batches that are not there are used again by the next start.
         self.states = {batch: each for batch, each in self.states.items() if batch <= found}
 
@@ -336,13 +363,13 @@ class Simulation:
         self.counts["bit flips"] += 1
         self.note(f"a bit of {path} changes at byte {at}")
         try:
-            found, contents, state = self._inspect(disk)
+            found, contents, expected, _ = self._inspect(disk)
         except StorageError:
             self.counts["bit flips noticed"] += 1
             return
         if found < min(self.floor, last - 1):
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
-        faults = differences(state, contents, set())
+        faults = differences(expected, contents, set())
         if faults:
             self.fail(f"damaged, after batch {found}: " + "; ".join(faults))
 
@@ -396,6 +423,21 @@ class Simulation:
         self.batches[number] = self.world.storage.batch
         return self.world.storage.batch if is_durable else -1
 
+    def published_later(self, numbers: list[int]) -> None:
+        """The broker itself has published these now."""
+        for number in numbers:
+            self.note(f"{self.world.storage.batch}: will {number} is published")
+            self.published(number, True)
+
+    def saw_offsets(self, stream: str, partition: int, first: int, mark: int) -> None:
+        """The broker said from and up to where a partition can be read."""
+        place = (stream, partition)
+        self.firsts[place] = max(first, self.firsts.get(place, 0))
+        self.marks[place] = max(mark, self.marks.get(place, 0))
+        # What a reader may see is durable.
+        if mark:
+            self.acknowledged(self.batches[self.reference.streams[stream][partition][mark - 1]])
+
     def deleted(self, queue: str) -> None:
         """A queue is about to be deleted."""
         for number in self.reference.queues.get(queue, ()):
@@ -407,6 +449,7 @@ class Simulation:
         self.deletions += 1
         for place in [place for place in self.marks if place[0] == stream]:
             del self.marks[place]
+            self.firsts.pop(place, None)
 
     def learn_incarnation(self, incarnation: int, name: str) -> None:
         """The broker called it so."""
@@ -419,6 +462,7 @@ class Simulation:
         place = (queue, number)
         if place in self.dropped:
             return
+        self.reference.resolve(queue, number)
         entries = self.reference.queues.get(queue)
         if entries is None or number not in entries:
             now = self.world.broker.now_ms
@@ -428,12 +472,15 @@ class Simulation:
         if place in self.delivered and not is_flagged:
             self.fail(f"{actor.name} got {number} of {queue} again, not flagged")
         self.delivered.add(place)
+        entry = self.reference.queues[queue][number]
+        if entry.mode == 2:
+            # Held back until its publisher's acknowledgement is certain.
+            self.acknowledged(self.batches[number])
         holder = self.holders.get(place)
         if holder is not None:
             self.fail(f"{actor.name} got {number} of {queue}, which {holder.name} holds")
-        if not (queue in KINDS and KINDS[queue].is_lossy):
+        if not entry.is_at_most_once and not (queue in KINDS and KINDS[queue].is_lossy):
             self.holders[place] = actor
-        entry = self.reference.queues[queue][number]
         if not is_flagged and queue not in (DEAD, "priority") and not entry.was_delayed:
             # In MQTT, messages of different quality of service may overtake each other.
             kind = (queue, entry.qos)

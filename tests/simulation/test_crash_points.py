@@ -21,7 +21,7 @@ from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.inspection import differences, inspect
 from tests.simulation.mqtt_actor import MqttActor, Sent
 from tests.simulation.native_actor import NativeActor
-from tests.simulation.reference import DEAD, TOPICS, Reference, Session, backlog_of
+from tests.simulation.reference import DEAD, TOPICS, Reference, Session, Will, backlog_of
 from tests.simulation.simulation import Simulation
 from tests.simulation.wires import MqttWire
 from tests.simulation.world import World
@@ -80,7 +80,7 @@ class Scenario:
                 world.host.run_calls()
 
     def advance(self, milliseconds: int) -> None:
-        self.do(lambda: self.simulation.world.advance(milliseconds))
+        self.do(lambda: self.simulation.advance(milliseconds))
 
     def _note(self) -> None:
         simulation = self.simulation
@@ -127,11 +127,18 @@ class Scenario:
             for actor in (self.mqtt, self.sender)
             if actor.name in state.sessions
         }
+        delivered = {
+            (name, number)
+            for name, number in moment.delivered
+            if number in state.queues.get(name, ())
+        }
+        # Wills of clients that were cut off are published by every start.
+        state.tick(moment.now)
         if moment.sent:
             self._send_again(world, state, moment.sent)
             clients[self.sender.name] = self.sender.version
         contents = inspect(world, state, clients)
-        faults = differences(state, contents, moment.delivered)
+        faults = differences(state, contents, delivered)
         for actor in (self.mqtt, self.sender):
             actor.incoming, actor.completed = moment.received[actor.name]
             faults += actor.check(contents)
@@ -265,6 +272,64 @@ def stream(run: Scenario) -> None:
     run.do(lambda: run.native.delete("s1"))
 
 
+def members(run: Scenario) -> None:
+    run.do(run.native.connect, lambda: run.native.declare("s1"))
+    run.do(lambda: run.native.bind("s1", "#"))
+    for key in ("a.a", "a.b", "b.b"):
+        run.do(partial(run.native.publish, ("amq.topic", key)))
+    run.do(*[run.native.fetch] * 12)
+    known = run.native.memberships
+    for name in ("one", "two", "one"):
+        run.do(partial(known.join, "g0", name))
+    for _ in range(3):
+        run.do(*[partial(known.heartbeat, member) for member in known.members.values()])
+        run.do(known.commit)
+    run.do(lambda: known.join_exclusively("g1"))
+    run.do(known.leave, lambda: known.join_exclusively("g0"))
+    run.do(known.commit)
+
+
+def native_transaction(run: Scenario) -> None:
+    run.do(run.native.connect, lambda: run.native.declare("q0"), lambda: run.native.declare("s1"))
+    run.do(lambda: run.native.bind("s1", "#"))
+    run.do(*[lambda: run.native.publish(("", "q0"))] * 2)
+    run.do(lambda: run.native.publish(("amq.topic", "a.b")))
+    run.do(*[run.native.fetch] * 6, lambda: run.native.subscribe("q0"))
+    run.do(lambda: run.native.memberships.join("g0", "one"))
+    for _ in range(3):
+        run.do(run.native.transactions.commit)
+    run.do(run.native.transactions.commit_again)
+    run.do(run.native.lose)
+    run.do(run.native.connect, run.native.transactions.commit_again)
+
+
+def will(run: Scenario) -> None:
+    run.do(run.mqtt.connect, lambda: run.mqtt.subscribe("a/+", 1))
+    run.do(lambda: run.sender.connect(Will(run.simulation.new_message(), "a.a", 1, True, 0)))
+    run.do(run.sender.lose)
+    run.do(lambda: run.sender.connect(Will(run.simulation.new_message(), "a.b", 2, False, 0)))
+    run.do(run.mqtt.lose)
+    number = run.simulation.new_message()
+    run.do(lambda: run.mqtt.connect(Will(number, "b.b", 1, True, 2000)))
+    run.do(run.mqtt.lose)
+    run.advance(3000)
+
+
+def limits(run: Scenario) -> None:
+    run.do(run.native.connect, lambda: run.native.declare("q0"), lambda: run.native.declare("s0"))
+    run.do(lambda: run.native.bind("s0", "#"), lambda: run.native.bind("q0", "#"))
+    run.do(lambda: run.native.set_policy("q0", {"max-length": 3}))
+    for _ in range(3):
+        run.do(*[lambda: run.native.publish(("amq.topic", "a.a"))] * 2)
+    run.do(lambda: run.native.set_policy("s0", {"max-length": 5}))
+    run.advance(1500)
+    run.do(lambda: run.native.set_policy("q0", {"delivery": "exactly-once"}))
+    run.do(lambda: run.native.publish(("amq.topic", "a.a")))
+    run.advance(1500)
+    run.do(lambda: run.native.set_policy("q0"), lambda: run.native.set_policy("s0"))
+    run.do(lambda: run.native.publish(("amq.topic", "a.a")))
+
+
 def checkpoint(run: Scenario) -> None:
     run.do(run.amqp.connect, lambda: run.amqp.declare("q0"), lambda: run.amqp.declare("q1"))
     run.do(lambda: run.amqp.consume("q0"))
@@ -288,6 +353,10 @@ SCRIPTS = (
     retained,
     producer,
     stream,
+    members,
+    native_transaction,
+    will,
+    limits,
     checkpoint,
 )
 

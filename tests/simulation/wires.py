@@ -98,11 +98,13 @@ class AmqpWire(Wire):
 class MqttWire(Wire):
     """``version`` 4 or 5. A session is kept unless ``is_clean``."""
 
-    def __init__(self, world: World, client: str, version: int, is_clean: bool = False) -> None:
+    def __init__(
+        self, world: World, client: str, version: int, is_clean: bool = False, **will: Any
+    ) -> None:
         super().__init__(world, "mqtt")
         self.version = version
         properties = _KEPT if version == 5 and not is_clean else b""
-        self.feed(mqtt.connect(client, version, is_clean, properties=properties))
+        self.feed(mqtt.connect(client, version, is_clean, properties=properties, **will))
 
     def publish(self, topic: str, payload: bytes, qos: int, packet_id: int, **flags: Any) -> None:
         self.feed(mqtt.publish(topic, payload, qos, packet_id, self.version, **flags))
@@ -169,15 +171,16 @@ class Delivered:
         self.payload = data[48 + exchange + key + properties :]
 
 
-def read_fetched(data: bytes) -> tuple[int, list[tuple[int, list[int]]]]:
-    """High watermark and, by base offset, the message numbers in each batch of a FETCHED body."""
-    _, mark, count, _ = struct.unpack_from("<qqII", data)
-    at = 24
-    found: list[tuple[int, list[int]]] = []
-    for _ in range(count):
-        base, size, _ = struct.unpack_from("<qII", data, at)
-        batch = RecordBatch(data[at + 16 : at + 16 + size])
-        payloads = [batch.binary(PAYLOAD, row) or b"" for row in range(batch.count)]
-        found.append((base, [number_in(payload) for payload in payloads]))
-        at += 16 + (size + 7) // 8 * 8
-    return mark, found
+class Fetched:
+    """A FETCHED body. ``batches``: base offset, size in bytes and message numbers of each."""
+
+    def __init__(self, data: bytes) -> None:
+        self.first, self.mark, count, _ = struct.unpack_from("<qqII", data)
+        at = 24
+        self.batches: list[tuple[int, int, list[int]]] = []
+        for _ in range(count):
+            base, size, _ = struct.unpack_from("<qII", data, at)
+            batch = RecordBatch(data[at + 16 : at + 16 + size])
+            payloads = [batch.binary(PAYLOAD, row) or b"" for row in range(batch.count)]
+            self.batches.append((base, size, [number_in(payload) for payload in payloads]))
+            at += 16 + (size + 7) // 8 * 8

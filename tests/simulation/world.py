@@ -133,6 +133,8 @@ class World(Driver):
         self.storage = self.host.storage
         #: the newest batch that the start found; it has written one of its own since
         self.recovered_batch = self.storage.durable - 1
+        #: the batch with what the broker does as it starts
+        self.first_batch = self.storage.batch
         self.broker = Broker(
             Config(listen={"mqtt": Listen(0)}, storage=StorageConfig(mode="memory"))
         )
