@@ -7,7 +7,9 @@ note which batch an acknowledgement was about: no start may find less than the n
 from __future__ import annotations
 
 import random
+import secrets
 from collections import Counter
+from unittest.mock import patch
 
 from tests.core.storage.simulated import SimulatedDisk
 from tests.simulation.actors import Actor
@@ -107,11 +109,16 @@ class Simulation:
     def run(self, operations: int) -> None:
         """Live and crash until so many operations were done. Raises Failure."""
         try:
-            self._run(operations)
+            # Incarnations of streams are random.
+            with patch.object(secrets, "token_hex", self._token):
+                self._run(operations)
         except Exception as error:
             if isinstance(error, Failure):
                 raise
             raise self._failure(f"{type(error).__name__}: {error}") from error
+
+    def _token(self, size: int) -> str:
+        return self.random.randbytes(size).hex()
 
     def _run(self, operations: int) -> None:
         if self.encryption != "none":
