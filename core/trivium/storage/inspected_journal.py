@@ -152,8 +152,12 @@ class InspectedJournal:
         if self._last == -2:
             self._last = file.first_batch - 1
         position = file.start
+        # The batch that should lie there; the checkpoint may have it already.
+        here = file.first_batch
         while position < len(data):
             found = batch_at(data, position, marker)
+            if found is not None:
+                here = found[0] + 1
             if found is not None and found[0] > self._last:
                 if found[0] > self._last + 1:
                     if not self._holes and not self.damages:
@@ -169,10 +173,8 @@ class InspectedJournal:
                 # In the checkpoint already, in a file that it left.
                 position += BATCH_HEADER_SIZE + found[2]
             else:
-                following = self._next_batch(data, position, marker)
-                end = len(data) if following is None else following[0]
-                missing = self._last + 1
-                if is_last and not is_wrong and (following is None or following[1] <= missing):
+                end, synced = self._next_batch(data, position, marker)
+                if is_last and not is_wrong and synced < here:
                     if data.startswith(marker, position):
                         self.notes.append(
                             f"{path}: the last write was interrupted at byte {position};"
@@ -180,20 +182,25 @@ class InspectedJournal:
                         )
                     return
                 self.damages.append(
-                    StorageDamaged(path, position, f"batch {missing} is missing or wrong")
+                    StorageDamaged(path, position, f"batch {here} is missing or wrong")
                 )
                 self._holes.append((file, marker, position, end))
                 position = end
 
-    def _next_batch(self, data: bytes, position: int, marker: bytes) -> tuple[int, int] | None:
-        """Where the next whole batch lies, and the oldest batch that was not synced by then."""
+    def _next_batch(self, data: bytes, position: int, marker: bytes) -> tuple[int, int]:
+        """Where the next whole batch lies, or the data ends; the newest batch that any of those
+        behind knows to be synced, -1 for none."""
+        following = len(data)
+        synced = -1
         position = data.find(marker, position + 1)
         while position >= 0:
             found = batch_at(data, position, marker)
-            if found is not None and found[0] > self._last:
-                return position, found[1]
+            if found is not None:
+                synced = max(synced, found[1] - 1)
+                if found[0] > self._last:
+                    following = min(following, position)
             position = data.find(marker, position + 1)
-        return None
+        return following, synced
 
     def _gap(self, last: int) -> None:
         """Batches up to ``last`` are lost; how far is not known when that is behind."""

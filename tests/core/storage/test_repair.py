@@ -35,9 +35,13 @@ class Written:
         }
 
 
-def written(*, is_clean: bool = True, tail: int = 12) -> Written:
+def written(
+    *, is_clean: bool = True, tail: int = 12, file_size: int = 900, fsync: str = "always"
+) -> Written:
     """Two logs and a table: two checkpoints, several journal files behind them."""
-    host = Host(seed=3, journal_file_size=900, checkpoint_size=1 << 30, memory_size=600)
+    host = Host(
+        seed=3, fsync=fsync, journal_file_size=file_size, checkpoint_size=1 << 30, memory_size=600
+    )
     result = Written(host.disk)
     storage = host.storage
 
@@ -371,6 +375,37 @@ def test_another_version_is_refused() -> None:
     header[44:48] = zlib.crc32(header[:44]).to_bytes(4, "little")
     with pytest.raises(StorageVersionMismatch):
         inspect(before.disk)
+
+
+@pytest.mark.parametrize("fsync", ["always", "every_n:3", "never"])
+@pytest.mark.parametrize("file_size", [900, 1 << 20])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_wrong_batch_is_damage_to_an_inspection_where_it_is_to_a_start(
+    is_clean: bool, file_size: int, fsync: str
+) -> None:
+    """Any batch of any file, those among them that a checkpoint has already."""
+    before = written(is_clean=is_clean, file_size=file_size, fsync=fsync)
+    seen = set()
+    for path in journals(before.disk):
+        data = bytes(before.disk.content(path))
+        marker = data[32:40]
+        position = data.find(marker, FILE_HEADER_SIZE)
+        while position >= 0:
+            disk = before.disk.copy()
+            disk.content(path)[position + BATCH_HEADER_SIZE - 2] ^= 1
+            damages = inspect(disk).damages
+            try:
+                host = Host(disk.copy(), seed=1)
+            except StorageDamaged:
+                seen.add("damage")
+                assert damages, (path, position)
+            else:
+                seen.add("torn")
+                assert damages == [], (path, position)
+                inspected = {log.name: len(log) for log in inspect(disk).logs()}
+                assert inspected == {name: len(host.storage.log(name)) for name in inspected}
+            position = data.find(marker, position + 1)
+    assert seen == {"damage", "torn"}
 
 
 def test_a_start_names_what_the_inspection_names() -> None:
