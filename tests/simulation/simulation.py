@@ -17,7 +17,7 @@ from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.inspection import Contents, differences, inspect
 from tests.simulation.mqtt_actor import MqttActor, SharingActor
 from tests.simulation.native_actor import NativeActor
-from tests.simulation.reference import DEAD, KINDS, STREAMS, Reference, backlog_of
+from tests.simulation.reference import DEAD, KINDS, POLICIES, STREAMS, Reference, backlog_of
 from tests.simulation.world import START_MS, Crash, Faults, World
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
@@ -345,6 +345,9 @@ class Simulation:
             kind = KINDS.get(name)
             for number in list(entries):
                 if number in there or (entries[number].expires and not entries[number].is_unsure):
+                    continue
+                if name in POLICIES and entries[number].is_unsure:
+                    # Perhaps that start dropped it, and the next one will not: policies change.
                     continue
                 if state.may_be_gone(name, number, self.now):
                     del entries[number]
