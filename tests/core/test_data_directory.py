@@ -176,6 +176,8 @@ def test_an_encrypted_directory_needs_its_key(tmp_path: Path) -> None:
     assert run("check", str(data), "--key-file", str(other)).returncode == EXIT_USAGE
     assert run("check", str(data), "--key-file", str(key)).returncode == EXIT_OK
     assert run("check", str(data), "--key-env", "K", K="ab" * 32).returncode == EXIT_OK
+    assert run("check", str(data), TRIVIUM_STORAGE__KEY_FILE=str(key)).returncode == EXIT_OK
+    assert run("check", str(data), TRIVIUM_STORAGE__KEY_ENV="K", K="ab" * 32).returncode == EXIT_OK
 
 
 def test_logs_are_shown_as_their_users_know_them() -> None:

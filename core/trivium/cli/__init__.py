@@ -176,7 +176,11 @@ def _parser() -> argparse.ArgumentParser:
         command = add(name, summary, epilog)
         command.add_argument("directory", metavar="DIR")
         source = command.add_mutually_exclusive_group()
-        source.add_argument("--key-file", metavar="FILE", help="keys of an encrypted directory")
+        source.add_argument(
+            "--key-file",
+            metavar="FILE",
+            help="keys of an encrypted directory (else as the environment configures the broker)",
+        )
         source.add_argument("--key-env", metavar="NAME", help="variable that holds the keys")
 
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")

@@ -35,8 +35,13 @@ def run(options: argparse.Namespace) -> int:
     filesystem = RealFileSystem()
     if not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
         return _fail(EXIT_FAILED, f"{directory} is no data directory")
+    key_file, key_env = options.key_file or "", options.key_env or ""
+    if not key_file and not key_env:
+        # As a broker finds them that is configured by its environment.
+        key_file = os.environ.get("TRIVIUM_STORAGE__KEY_FILE", "")
+        key_env = os.environ.get("TRIVIUM_STORAGE__KEY_ENV", "")
     try:
-        keys = find_keys(options.key_file or "", options.key_env or "", os.environ)
+        keys = find_keys(key_file, key_env, os.environ)
     except ValueError as error:
         return _fail(EXIT_USAGE, error)
     try:
