@@ -140,13 +140,19 @@ class Memberships:
 
     def _some(self, former: float) -> Membership | None:
         if self.former and self.random.random() < former:
-            return self.random.choice(self.former)
+            living = [each for each in self.former if (each.group, each.name) in self.members]
+            return self.random.choice(living or list(self.former))
         return self.random.choice(list(self.members.values())) if self.members else None
 
     def _retire(self, group: str, name: str) -> None:
         member = self.members.pop((group, name), None)
         if member is not None:
-            self.former.append(replace(member, owned=set(member.owned), is_waiting=False))
+            self._remember(member)
+
+    def _remember(self, member: Membership) -> None:
+        former = replace(member, owned=set(member.owned), revoked=set())
+        former.is_waiting = former.is_reachable = False
+        self.former.append(former)
 
     @staticmethod
     def _fields(member: Membership) -> dict[str, Any]:
@@ -155,7 +161,7 @@ class Memberships:
     # Heartbeats
 
     def heartbeat(self, member: Membership | None = None) -> None:
-        member = member or self._some(former=0.1)
+        member = member or self._some(former=0.2)
         if member is None or member.is_waiting:
             return
         # What it has let go it may be given back at once.
@@ -188,12 +194,16 @@ class Memberships:
             [stream, names[incarnation], [number]] for stream, incarnation, number in sorted(owned)
         ]
         was_asked = member.is_asked or not member.is_reachable
+        current = self.members.get((member.group, member.name))
         if refusal:
-            if self.members.get((member.group, member.name)) is member:
+            if current is member:
                 self._retire(member.group, member.name)
         else:
             member.is_asked = False
             member.is_waiting = member.is_reachable = True
+            if current is not None and current is not member:
+                # It does not hear of what this one is told.
+                current.is_reachable = False
 
         def then(body: bytes) -> None:
             member.is_waiting = False
@@ -203,6 +213,9 @@ class Memberships:
                 self.actor.simulation.fail(
                     f"{member.name} of {member.group} was not asked for a heartbeat"
                 )
+            if set(assigned) != member.owned and not member.is_holder:
+                # A part of it may not have heard of this.
+                self._remember(member)
             member.generation = max(member.generation, generation)
             member.owned |= set(assigned)
             member.revoked = member.owned - set(assigned)
@@ -243,7 +256,7 @@ class Memberships:
 
     def commit_fields(self) -> tuple[dict[str, Any], int] | None:
         """A commit of a member, or a former one, and the incarnation of its stream."""
-        member = self._some(former=0.2)
+        member = self._some(former=0.3)
         if member is None:
             return None
         place = self._some_place(member)
@@ -284,7 +297,7 @@ class Memberships:
 
     def _some_place(self, member: Membership) -> Place | None:
         places = sorted(member.owned)
-        if member.is_holder:
+        if member.is_holder or self.random.random() < 0.15:
             known = self.actor.simulation.incarnations
             places = [
                 (stream, self.model.streams[stream][0], number)
