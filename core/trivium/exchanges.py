@@ -127,6 +127,27 @@ class Route:
         return Route(self.address, destinations, self.generation)
 
 
+class Demand:
+    """What messages that are to be published together ask of their destinations."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Destination, int] = {}
+        self._sizes: dict[Destination, int] = {}
+
+    def add(self, route: Route, size: int) -> None:
+        """A message with ``size`` bytes of payload by ``route``, which is its very own."""
+        for destination in route.destinations:
+            self._counts[destination] = self._counts.get(destination, 0) + 1
+            self._sizes[destination] = self._sizes.get(destination, 0) + size
+
+    def refused_by(self) -> Destination | None:
+        """A destination that has no room for all of it."""
+        for destination, count in self._counts.items():
+            if not destination.has_room(count, self._sizes[destination]):
+                return destination
+        return None
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Exchange:
     """Base of the exchange types: keeps the bindings, answers which of them match."""

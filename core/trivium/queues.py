@@ -480,6 +480,9 @@ class Queue(Destination):
         self.unsettled -= 1
         self.ready_bytes += len(entry.message.payload)
         entry.lane.put_back(entry)
+        if entry.expires or self.settings.has_limits:
+            # Its time may be up, or the queue full, once consumers have had their turn.
+            self._broker.timers.call_at(self._broker.now_ms, self._alarm)
 
     def _keep_returns(self, entry: QueueEntry, until: int) -> None:
         if self.returns is None:

@@ -340,14 +340,15 @@ class VirtualHost:
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, its messages and its bindings; how many messages were ready in it.
 
-        Raises PreconditionFailed when it has consumers (``if_unused``) or messages (``if_empty``).
+        Raises PreconditionFailed when it has consumers (``if_unused``) or messages that are ready
+        or wait for their time (``if_empty``).
         """
         if self.queues.get(queue.name) is not queue:
             return 0
         if if_unused and queue.consumers:
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
-        if if_empty and count:
+        if if_empty and (count or queue.delayed):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' is not empty")
         del self.queues[queue.name]
         if queue.durable and queue.owner is None:

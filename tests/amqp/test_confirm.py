@@ -364,12 +364,34 @@ def test_tx_exchange_that_is_gone_on_commit_is_404(tx: Setup) -> None:
     assert len(tx.server.vhost.queue("memory")) == 0
 
 
-def test_tx_refused_publish_fails_the_commit(tx: Setup) -> None:
-    tx.client.declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+def test_tx_with_a_publish_that_is_refused_does_nothing(tx: Setup) -> None:
+    other = tx.server.open()
+    other.declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    other.publish("memory", b"input")
+    (method, *_) = tx.client.call(Basic.Get(queue="memory"))
+    assert isinstance(method, Basic.GetOk)
+    tx.client.send(Basic.Ack(delivery_tag=1))
+    tx.client.publish("memory", b"output")
     tx.publish("full", 2)
     assert_channel_closed(
-        tx.client.ask(Tx.Commit()), 406, "PRECONDITION_FAILED - partial tx completion"
+        tx.client.ask(Tx.Commit()),
+        406,
+        "PRECONDITION_FAILED - 'full' in vhost '/' has no room for the transaction",
     )
+    assert other.counts("full") == (0, 0)
+    (_, _, content) = other.call(Basic.Get(queue="memory", no_ack=True))
+    assert content.value == b"input", "it is back, and alone"
+    assert other.counts("memory") == (0, 0)
+
+
+def test_tx_counts_each_queue_a_message_is_copied_to(tx: Setup) -> None:
+    other = tx.server.open()
+    other.declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    tx.client.publish("full", b"1")
+    tx.client.publish("memory", b"2", headers={"CC": ["full"]})
+    received = tx.client.ask(Tx.Commit())
+    assert isinstance(received, Channel.Close)
+    assert (other.counts("full"), other.counts("memory")) == ((0, 0), (0, 0))
 
 
 def test_tx_is_bounded(tx: Setup) -> None:

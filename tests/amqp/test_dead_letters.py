@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pamqp.commands import Basic, Queue
+from pamqp.commands import Basic, Channel, Queue
 
 from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, tags
 
@@ -86,6 +86,24 @@ def test_priorities(client: Client) -> None:
     for priority in (0, 3, 9, 5, 3):
         client.publish("q", str(priority).encode(), priority=priority)
     assert [client.get("q") for _ in range(5)] == [b"9", b"5", b"3", b"3", b"0"]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_the_next_single_active_consumer_begins_with_what_the_last_one_held(
+    server: Server, is_lost: bool
+) -> None:
+    one, two = server.open(), server.open()
+    one.declare("q", arguments={"x-single-active-consumer": True})
+    one.call(Basic.Qos(prefetch_count=5))
+    one.consume("q")
+    two.consume("q")
+    for number in range(10):
+        server.open().publish("q", b"%d" % number)
+    if is_lost:
+        one.lose()
+    else:
+        one.send(Channel.Close(reply_code=200, class_id=0, method_id=0))
+    assert bodies(two.take()) == [b"%d" % number for number in range(10)]
 
 
 def test_single_active_consumer_fails_over(server: Server) -> None:

@@ -10,6 +10,7 @@ import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
+from trivium.errors import PreconditionFailed
 from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
 from trivium.queues import Queue
@@ -60,6 +61,63 @@ def deaths(sent: Message) -> list[tuple[object, object, object]]:
 
 
 # Time to live
+
+
+def test_what_comes_back_when_its_time_is_up_expires(vhost: VirtualHost) -> None:
+    vhost.declare_queue("dead")
+    queue = declare(vhost, message_ttl=100, dead_letter_exchange="", dead_letter_routing_key="dead")
+    put(queue, b"1")
+    entry = queue.get()
+    assert entry is not None
+    pass_time(vhost, 200)
+    queue.requeue(entry)
+    queue.dispatch()
+    pass_time(vhost, 0)
+    assert len(queue) == 0
+    assert [deaths(sent) for sent in dead(vhost)] == [[("q", "expired", 1)]]
+
+
+def test_what_comes_back_into_a_full_queue_is_dropped_from_its_head(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=2)
+    held = []
+    for number in range(4):
+        put(queue, b"%d" % number)
+        held.append(queue.get())
+    for entry in held:
+        assert entry is not None
+        queue.requeue(entry)
+    queue.dispatch()
+    pass_time(vhost, 0)
+    assert drain(queue) == [b"2", b"3"]
+
+
+def test_a_consumer_gets_what_comes_back_before_limits_do(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=1)
+    consumer = RecordingConsumer()
+    held = []
+    for number in range(3):
+        put(queue, b"%d" % number)
+        held.append(queue.get())
+    queue.add_consumer(consumer)
+    for entry in held:
+        assert entry is not None
+        queue.requeue(entry)
+    queue.dispatch()
+    pass_time(vhost, 0)
+    assert consumer.payloads == [b"0", b"1", b"2"]
+
+
+def test_a_queue_with_messages_that_wait_is_not_empty(vhost: VirtualHost) -> None:
+    queue = declare(vhost, retry_delay=1000)
+    put(queue, b"1")
+    entry = queue.get()
+    assert entry is not None
+    queue.requeue(entry)
+    assert len(queue) == 0
+    with pytest.raises(PreconditionFailed):
+        vhost.delete_queue(queue, if_empty=True)
+    pass_time(vhost, 1000)
+    assert len(queue) == 1
 
 
 def test_queue_ttl_expires_messages_when_their_time_has_come(vhost: VirtualHost) -> None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.exchanges import ACCEPTED, REJECTED
+from trivium.exchanges import ACCEPTED, Demand
 from trivium.message import HeaderValue
 from trivium.queues import LoadWaiter, Queue
 from trivium_amqp import methods
@@ -291,19 +291,24 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     transaction = _transaction(channel)
     # Before anything is applied: this raises where an exchange is gone.
     targets = [channel.publisher.current(target) for target, _, _ in transaction.publishes]
+    demand = Demand()
+    for index, (_, header, body) in enumerate(transaction.publishes):
+        demand.add(channel.publisher.route_of(targets[index], header, body), len(body))
+    full = demand.refused_by()
+    if full is not None:
+        raise ChannelException(
+            PRECONDITION_FAILED,
+            f"'{full.name}' in vhost '{channel.vhost.name}' has no room for the transaction",
+        )
     channel.transaction = None
-    is_refused = False
     is_stored = False
     for index, (_, header, body) in enumerate(transaction.publishes):
         result = channel.publisher.route(targets[index], header, body)
-        is_refused = is_refused or result == REJECTED
         is_stored = is_stored or result > ACCEPTED
     for tag, held, action in transaction.acknowledgements:
         is_stored = is_stored or held[0].is_stored
         channel.settle([(tag, held)], action)
     channel.transaction = Transaction()
-    if is_refused:
-        raise ChannelException(PRECONDITION_FAILED, "partial tx completion")
     channel.reply_after(channel.broker.storage.batch if is_stored else 0, methods.TX_COMMIT_OK)
 
 

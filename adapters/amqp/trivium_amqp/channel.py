@@ -217,11 +217,13 @@ class Channel:
         queues: dict[int, Queue] = {}
         for consumer in consumers:
             consumer.is_started = False
-            consumer.queue.remove_consumer(consumer)
-            queues[id(consumer.queue)] = consumer.queue
+        # First, so that whoever is next begins with them.
         for entry, _ in held:
             entry.queue.requeue(entry)
             queues[id(entry.queue)] = entry.queue
+        for consumer in consumers:
+            consumer.queue.remove_consumer(consumer)
+            queues[id(consumer.queue)] = consumer.queue
         if self.reply_queue is not None:
             self.vhost.delete_queue(self.reply_queue)
             self.reply_queue = None

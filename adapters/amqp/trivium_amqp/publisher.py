@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
-from trivium.exchanges import ACCEPTED, REJECTED
+from trivium.exchanges import ACCEPTED, REJECTED, Route
 from trivium.message import PROTOCOL_AMQP, Message
 from trivium.retained import RETAINING_EXCHANGE
 from trivium_amqp import methods
@@ -256,12 +256,42 @@ class Publisher:
 
     def route(self, target: Target, header: ContentHeader, body: bytes) -> int:
         """Give a message to its destinations: ACCEPTED, REJECTED, or the batch to wait for."""
+        message = self._message(target, header, body)
+        if header.delay:
+            message.deliver_at = message.timestamp + header.delay
+            return self._route_later(target, header, message)
+        route = self._route_for(target, header, message)
+        result = route.publish(message)
+        if header.retain and target.exchange.name == RETAINING_EXCHANGE:
+            self._vhost.retained.keep(message)
+            if result == ACCEPTED:
+                result = self._storage.batch
+        elif not route.destinations:
+            self._metrics.messages_unroutable += 1
+            if target.mandatory:
+                self._return(message)
+        return result
+
+    def route_of(self, target: Target, header: ContentHeader, body: bytes) -> Route:
+        """Where ``route`` would bring a message at once."""
+        if header.delay:
+            return target.route.extended([])
+        if not header.copies and not target.route.depends_on_message:
+            return target.route
+        return self._route_for(target, header, self._message(target, header, body))
+
+    def _route_for(self, target: Target, header: ContentHeader, message: Message) -> Route:
         route = target.route
+        if header.copies:
+            return self._vhost.route_all(target.exchange, [target.key, *header.copies], message)
+        return route.resolve(message) if route.depends_on_message else route
+
+    def _message(self, target: Target, header: ContentHeader, body: bytes) -> Message:
         now_ms = self._broker.now_ms
         expiration = header.expiration
-        message = Message(
+        return Message(
             PROTOCOL_AMQP,
-            route.address,
+            target.route.address,
             header.header,
             body,
             header.mode,
@@ -273,23 +303,6 @@ class Publisher:
             self._connection,
             insists=header.insists,
         )
-        if header.delay:
-            message.deliver_at = now_ms + header.delay
-            return self._route_later(target, header, message)
-        if header.copies:
-            route = self._vhost.route_all(target.exchange, [target.key, *header.copies], message)
-        elif route.depends_on_message:
-            route = route.resolve(message)
-        result = route.publish(message)
-        if header.retain and target.exchange.name == RETAINING_EXCHANGE:
-            self._vhost.retained.keep(message)
-            if result == ACCEPTED:
-                result = self._storage.batch
-        elif not route.destinations:
-            self._metrics.messages_unroutable += 1
-            if target.mandatory:
-                self._return(message)
-        return result
 
     def _route_later(self, target: Target, header: ContentHeader, message: Message) -> int:
         """Keep a delayed message, unless it is mandatory and nobody would want it now."""

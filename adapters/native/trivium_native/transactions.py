@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import Destination, Route
+from trivium.exchanges import Demand, Route
 from trivium.message import EXACTLY_ONCE, Message
 from trivium.producers import FENCED
 from trivium.queues import Queue, QueueEntry
@@ -93,8 +93,7 @@ class Transactions:
     def _check_messages(self, routes: list[Route], messages: list[Message]) -> None:
         """Whether all can be published. Raises Blocked, Unroutable, Rejected."""
         self._publisher.check_read(routes, messages)
-        counts: dict[Destination, int] = {}
-        sizes: dict[Destination, int] = {}
+        demand = Demand()
         for index, message in enumerate(messages):
             if message.persistent:
                 # Nobody sees it before it is certain.
@@ -102,12 +101,10 @@ class Transactions:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(message)
-            for destination in route.destinations:
-                counts[destination] = counts.get(destination, 0) + 1
-                sizes[destination] = sizes.get(destination, 0) + len(message.payload)
-        for destination, count in counts.items():
-            if not destination.has_room(count, sizes[destination]):
-                raise Rejected(f"'{destination.name}' has no room for the transaction")
+            demand.add(route, len(message.payload))
+        full = demand.refused_by()
+        if full is not None:
+            raise Rejected(f"'{full.name}' has no room for the transaction")
 
     def _check_settlements(self, settlements: list[list[int]]) -> None:
         for number, action, first, last in settlements:
