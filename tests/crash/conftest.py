@@ -39,18 +39,22 @@ def seed() -> int:
     return int(os.environ.get("TRIVIUM_CRASH_SEED", "1"))
 
 
+def is_too_few(config: pytest.Config) -> bool:
+    """Whether all these tests ran, with too few kills. None at all: they were deselected."""
+    return config.stash.get(IS_WHOLE, False) and 0 < config.stash[KILLS] < LEAST_KILLS
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if kills := config.stash.get(KILLS, 0):
         terminalreporter.write_line(f"brokers were killed {kills} times")
+    if is_too_few(config):
+        terminalreporter.write_line(f"at least {LEAST_KILLS} kills are promised", red=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    config = session.config
-    kills = config.stash.get(KILLS, 0)
-    # None at all: the tests were deselected.
-    if config.stash.get(IS_WHOLE, False) and 0 < kills < LEAST_KILLS and not session.testsfailed:
+    if is_too_few(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -243,9 +243,11 @@ def test_puback_means_the_retained_message_is_kept(broker: TriviumProcess, seed:
     kills = Kills(broker, seed, 600)
     number = 1
     for _ in range(kills.kills):
+        restart = threading.Thread(target=kills.restart)
+        restart.start()
         publisher = MqttPublisher(broker.ports["mqtt"], kills, topic_of, retain=True)
         number = publisher.run(number, 1_000_000)
-        kills.restart()
+        restart.join()
         acknowledged = {topic_of(n): n for n in publisher.acknowledged}
         with Mqtt(broker.ports["mqtt"]) as reader:
             reader.subscribe("crash/+", 1)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -15,10 +16,11 @@ from interop.mqtt import PATIENCE
 from interop.native import native_url, open_client, read_all
 from tests.crash.kills import Kills
 from tests.crash.publishers import BATCH, batch
-from trivium_native.client import connect
-from trivium_native.errors import NativeError
+from trivium_native.client import Client, connect
+from trivium_native.errors import NativeError, UnknownDelivery
 from trivium_native.sync import SyncClient
-from trivium_native.values import Publication
+from trivium_native.transaction import Transaction
+from trivium_native.values import OffsetCommit, Publication
 
 
 def while_killed(broker: TriviumProcess, kills: Kills, work: Callable[[SyncClient], bool]) -> None:
@@ -135,6 +137,91 @@ def test_commit_means_the_offset_is_kept(broker: TriviumProcess, seed: int) -> N
         assert info.incarnation == incarnation, "it is the same stream"
         assert [p.high_watermark for p in info.partitions] == ends
         assert [row.committed for row in client.committed("readers", "crash")] == [count, None]
+
+
+def to(name: str, payload: bytes) -> Publication:
+    """A message for a queue or a stream by its name."""
+    return Publication(payload=payload, exchange="", routing_key=name)
+
+
+#: messages that a transaction takes
+TAKEN = 2
+
+
+@pytest.mark.parametrize("broker", ["plain", "encrypted"], indirect=True)
+async def test_transactions_move_messages_exactly_once(broker: TriviumProcess, seed: int) -> None:
+    """Each is there or not as a whole: settlements, messages, a group's offset, its number."""
+    count = 300
+    port = broker.ports["native"]
+    kills = Kills(broker, seed, count)
+    with open_client(port) as setup:
+        for name in ("in", "out"):
+            setup.declare_queue(name)
+        for name in ("source", "log"):
+            setup.declare_stream(name)
+        for first in range(0, count * TAKEN, BATCH):
+            setup.publish(
+                [
+                    to(name, b"%d" % number)
+                    for number in range(first, first + BATCH)
+                    for name in ("in", "source")
+                ]
+            )
+    committed = generation = 0
+    doubtful: Transaction | None = None
+    seen: set[int] = set()
+
+    async def move(client: Client) -> None:
+        nonlocal committed, doubtful, generation
+        if doubtful is not None:
+            with suppress(UnknownDelivery):
+                await client.commit_transaction(doubtful)
+                committed += 1
+            doubtful = None
+        producer = await client.open_producer("mover", transactional=True)
+        assert producer.sequence == committed
+        (kept,) = await client.committed("movers", "source")
+        assert (kept.committed or 0) == committed * TAKEN
+        holder = await client.join_exclusively("movers", "mover")
+        assert holder.generation > generation, "who held it before the crash is fenced"
+        generation = holder.generation
+        async with client.consume("in", credit=20) as deliveries:
+            while committed < count:
+                end = (committed + 1) * TAKEN
+                async with asyncio.timeout(PATIENCE):
+                    taken = [await anext(deliveries) for _ in range(TAKEN)]
+                numbers = [int(delivery.payload) for delivery in taken]
+                assert numbers == list(range(end - TAKEN, end)), "nothing settled is back"
+                assert all(d.is_redelivered for d in taken if int(d.payload) in seen)
+                seen.update(numbers)
+                transaction = Transaction(replace(producer, sequence=committed))
+                for delivery in taken:
+                    transaction.ack(delivery)
+                    for name in ("out", "log"):
+                        transaction.publish(to(name, delivery.payload))
+                offsets = OffsetCommit("movers", "source", {0: end}, membership=holder)
+                transaction.commit_offsets([offsets])
+                doubtful = transaction
+                await client.commit_transaction(transaction)
+                doubtful = None
+                committed += 1
+                kills.acknowledged()
+
+    restarts = threading.Thread(target=kills.restart_each)
+    restarts.start()
+    while committed < count:
+        assert await asyncio.to_thread(kills.is_up.wait, PATIENCE)
+        with suppress(NativeError):
+            async with connect(native_url(port)) as client:
+                await move(client)
+    restarts.join()
+    with channel(broker.ports["amqp"]) as opened:
+        assert bodies(opened, "in") == []
+        assert [int(body) for body in bodies(opened, "out")] == list(range(count * TAKEN))
+    with open_client(port) as reader:
+        moved = [int(record.payload) for record in read_all(reader, "log")]
+        assert moved == list(range(count * TAKEN))
+        assert [row.committed for row in reader.committed("movers", "source")] == [count * TAKEN]
 
 
 async def test_ack_of_a_delivery_means_that_it_stays_away(broker: TriviumProcess) -> None:
