@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import suppress
 
 import aiormq
 import pika
-from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractChannel, AbstractConnection
 from pika.exceptions import AMQPError
 
 from interop.amqp import PERSISTENT, TRANSIENT, bodies, channel, consume, url
@@ -173,7 +174,9 @@ def test_consumers_of_a_backlog_get_all_of_it(broker: TriviumProcess, seed: int)
     assert sum(seen.values()) < 2 * count
 
 
+#: messages of a transaction, and channels that commit transactions at the same time
 TRANSACTION = 5
+CHANNELS = 8
 
 
 async def transact(opened: AbstractChannel, number: int) -> None:
@@ -193,41 +196,49 @@ async def transact(opened: AbstractChannel, number: int) -> None:
 def test_commit_means_all_of_it_is_kept_and_nothing_of_others(
     broker: TriviumProcess, seed: int
 ) -> None:
-    count = 300
+    count = 600
+    tokens = count + 100
     port = broker.ports["amqp"]
-    kills = Kills(broker, seed, count, kills=2)
+    kills = Kills(broker, seed, count, kills=4)
     with channel(port, confirms=True) as opened:
         opened.queue_declare("crash", durable=True)
         opened.queue_declare("tokens", durable=True)
-        for i in range(count + 50):
+        for i in range(tokens):
             opened.basic_publish("", "tokens", b"%d" % i, PERSISTENT)
     restarts = threading.Thread(target=kills.restart_each)
     restarts.start()
     committed: list[int] = []
-    number = 0
+    tried = itertools.count()
 
-    async def run() -> None:
-        nonlocal number
-        connection = await aiormq.connect(url(port))
+    async def work(connection: AbstractConnection) -> None:
         opened = await connection.channel(publisher_confirms=False)
         await opened.tx_select()
         while len(committed) < count:
-            number += 1
+            number = next(tried)
             await transact(opened, number)
             committed.append(number)
             kills.acknowledged()
+
+    async def run() -> None:
+        connection = await aiormq.connect(url(port))
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(CHANNELS):
+                workers.create_task(work(connection))
         await connection.close()
 
     while len(committed) < count:
         kills.is_up.wait(PATIENCE)
-        with suppress(*LOST):
+        try:
             asyncio.run(run())
+        except* LOST:
+            continue
     restarts.join()
     with channel(port) as opened:
         found = [body.decode() for body in bodies(opened, "crash")]
-        tokens = len(bodies(opened, "tokens"))
-    whole = {int(text.partition(".")[0]) for text in found}
-    assert found == [f"{n}.{part}" for n in sorted(whole) for part in range(TRANSACTION)]
-    assert whole >= set(committed)
-    assert len(whole) <= len(committed) + kills.kills
-    assert tokens == count + 50 - len(whole), "acknowledgements are part of the transaction"
+        left = len(bodies(opened, "tokens"))
+    whole = [int(text.partition(".")[0]) for text in found[::TRANSACTION]]
+    assert found == [f"{n}.{part}" for n in whole for part in range(TRANSACTION)], "whole, together"
+    assert len(whole) == len(set(whole))
+    assert set(whole) >= set(committed)
+    assert len(whole) <= len(committed) + kills.kills * CHANNELS
+    assert left == tokens - len(whole), "acknowledgements are part of the transaction"

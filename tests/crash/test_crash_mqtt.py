@@ -67,6 +67,8 @@ def publish_all(
             assert client.resume().session_present, "the session survives"
         while acknowledged < sent:
             assert idle.acquire(timeout=PATIENCE), f"{acknowledged} of {sent} were acknowledged"
+        # Identifiers that were released before the kill must be good for new messages.
+        publisher.client._last_mid = 0
         kills.may_publish.set()
     while acknowledged < count:
         assert idle.acquire(timeout=PATIENCE), f"{acknowledged} of {count} were acknowledged"

@@ -16,6 +16,7 @@ from trivium_native import connect, errors, frames, receiving
 from trivium_native.client import Client
 from trivium_native.frames import encode_frame, pack
 from trivium_native.protocol import ClientProtocol
+from trivium_native.transaction import Transaction
 from trivium_native.values import PolicyInfo, Publication, Record
 
 
@@ -84,6 +85,27 @@ async def test_ack_multiple_and_nack(client: Client) -> None:
         with pytest.raises(errors.UnknownDelivery):
             await deliveries.ack(found[0], wait=True)
     assert (await client.declare_queue("q")).messages == 0
+
+
+async def test_a_transaction_of_another_connection_settles_nothing_here() -> None:
+    """Deliveries here have the same tags, as those of the first connection had."""
+    async with running(None) as url, asyncio.timeout(TIMEOUT):
+        async with connect(url) as first:
+            await first.declare_queue("q")
+            await first.publish_batch(
+                [Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in range(4)]
+            )
+            transaction = Transaction(await first.open_producer("p", transactional=True))
+            async with first.consume("q") as deliveries:
+                await deliveries.ack(await anext(deliveries), wait=True)
+                transaction.ack(await anext(deliveries))
+        async with connect(url) as second, second.consume("q") as deliveries:
+            found = [(await anext(deliveries)).payload for _ in range(3)]
+            with pytest.raises(errors.UnknownDelivery):
+                await second.commit_transaction(transaction)
+        assert found == [b"1", b"2", b"3"]
+        async with connect(url) as third:
+            assert (await third.declare_queue("q")).messages == 3
 
 
 async def test_no_ack_goes_on_as_messages_are_taken(client: Client) -> None:

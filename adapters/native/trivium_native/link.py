@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
@@ -71,7 +72,9 @@ class Link(asyncio.Protocol):
         self.members: dict[tuple[str, str], GroupMember] = {}
         self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._number = 0
+        # A transaction that is sent again on another connection must not meet other deliveries
+        # under the numbers of its own.
+        self._number = secrets.randbits(31)
         self._is_flush_scheduled = False
         self._heartbeat: asyncio.Task[None] | None = None
         self._has_received = False
