@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 
 import trivium_amqp
-from tests.core.storage.simulated import Host, Operation, SimulatedDisk
+from tests.core.storage.simulated import SYNCS, Host, Operation, SimulatedDisk
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
@@ -62,7 +62,7 @@ class Faults:
             raise Crash
         if self.dies_in > 0:
             self.dies_in -= 1
-        if self.sync_fails and operation.kind in ("sync", "sync_directory"):
+        if self.sync_fails and operation.kind in (*SYNCS, "sync_directory"):
             raise OSError(errno.EIO, "input/output error")
 
 

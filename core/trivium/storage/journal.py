@@ -191,7 +191,11 @@ class JournalWriter:
         if length <= PIECE_SIZE:
             body = _joined_if_small(parts, length)
             head = self._head(number, length, flags, checksum_holding_the_lock(body))
-            file.write([head, *body], self._position, sync)
+            # A write that syncs does so for itself only.
+            is_alone = self.synced == number - 1
+            file.write([head, *body], self._position, sync and is_alone)
+            if sync and not is_alone:
+                file.sync()
         else:
             # Without its head it is no batch yet.
             position = self._position + BATCH_HEADER_SIZE

@@ -10,7 +10,7 @@ import errno
 import random
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trivium.storage.base import DurabilityWaiter, Log
@@ -21,6 +21,10 @@ from trivium.storage.executor import Executor, Lane, Work
 from trivium.storage.filesystem import Database, File, FileSystem, Lock
 
 
+#: of a file as a whole, and of the write before it
+SYNCS = ("sync", "sync_range")
+
+
 @dataclass(frozen=True)
 class Operation:
     kind: Literal[
@@ -29,6 +33,7 @@ class Operation:
         "write",
         "truncate",
         "sync",
+        "sync_range",
         "rename",
         "remove",
         "sync_directory",
@@ -39,13 +44,15 @@ class Operation:
     file: int = 0
     position: int = 0
     data: bytes = b""
+    #: a write that was synced by itself, and nothing before it with it
+    is_synced: bool = False
 
 
 @dataclass
 class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
-    #: writes and truncations since the last sync
+    #: writes and truncations since the last sync of the whole file
     pending: list[Operation] = field(default_factory=list)
 
 
@@ -102,6 +109,10 @@ class SimulatedDisk(FileSystem):
             inode = self.inodes[operation.file]
             inode.durable = bytes(inode.content)
             inode.pending.clear()
+        elif kind == "sync_range":
+            # Of the write before it.
+            pending = self.inodes[operation.file].pending
+            pending[-1] = replace(pending[-1], is_synced=True)
         elif kind == "sync_directory":
             here = [each for each in self.pending_names if parent(each.path) == operation.path]
             for each in here:
@@ -175,20 +186,23 @@ class SimulatedDisk(FileSystem):
         for number in names.values():
             inode = self.inodes[number]
             content = bytearray(inode.durable)
-            if random_ is not None:
-                for operation in inode.pending:
-                    self._survive(content, operation, random_)
+            for operation in inode.pending:
+                self._survive(content, operation, random_)
             survivor.inodes[number] = Inode(content, bytes(content))
         survivor.files = dict(names)
         survivor.durable_files = dict(names)
         return survivor
 
     @staticmethod
-    def _survive(content: bytearray, operation: Operation, random_: random.Random) -> None:
-        choice = random_.random()
+    def _survive(
+        content: bytearray, operation: Operation, random_: random.Random | None
+    ) -> None:
+        choice = 0.0 if random_ is None else random_.random()
+        if operation.is_synced:
+            choice = 0.5
         if choice < 0.3:
             return
-        if choice < 0.6 or operation.kind == "truncate":
+        if random_ is None or choice < 0.6 or operation.kind == "truncate":
             _apply_to_content(content, operation)
             return
         start = random_.randint(0, len(operation.data))
@@ -261,7 +275,7 @@ class SimulatedFile(File):
             raise OSError(errno.ENOSPC, "no space left on device")
         self._disk.do(Operation("write", file=self._number, position=position, data=data))
         if sync:
-            self.sync()
+            self._disk.do(Operation("sync_range", file=self._number))
 
     def read(self, position: int, size: int) -> bytes:
         return bytes(self._disk.inodes[self._number].content[position : position + size])

@@ -128,3 +128,23 @@ def test_a_crash_during_the_first_start_and_a_power_cut_in_the_second_life() -> 
         host.commit()
         again = Host(host.disk.power_cut(None), seed=1)
         assert again.storage.table("t").get(b"k") == b"v"
+
+
+@pytest.mark.parametrize("fsync", ["every_n:3", "interval:10"])
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_power_cut_under_a_weaker_policy_loses_nothing_that_was_synced(
+    fsync: str, seed: int
+) -> None:
+    """A sync is one of everything before it, whatever the batches before it left unsynced."""
+    host = Host(seed=seed, fsync=fsync, journal_file_size=1 << 16)
+    random_ = random.Random(seed)
+    for number in range(40):
+        host.executor.clock += 0.004
+        host.storage.log("l").append(b"%d" % number)
+        host.storage.commit()
+        host.step()
+        synced = host.storage.journal.synced
+        for randomness in (None, random_):
+            again = Host(host.disk.power_cut(randomness), seed=1)
+            assert again.storage.durable - 1 >= synced

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.storage.simulated import Host, Operation, Recorder, SimulatedDisk, read_all
+from tests.core.storage.simulated import SYNCS, Host, Operation, Recorder, SimulatedDisk, read_all
 from trivium.storage.base import DurabilityWaiter
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import (
@@ -94,7 +94,7 @@ def test_a_waiter_may_wait_again_when_it_is_called() -> None:
     assert waiter.batches == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["write", "sync"])
+@pytest.mark.parametrize("kind", ["write", "sync_range"])
 def test_a_write_or_sync_error_is_final(kind: str) -> None:
     host = Host()
     waiter = Recorder()
@@ -133,7 +133,7 @@ def test_an_error_of_the_last_write_is_raised_by_close() -> None:
     host.storage.log("l").append(b"lost")
 
     def fail(operation: Operation) -> None:
-        if operation.kind == "sync":
+        if operation.kind in SYNCS:
             raise OSError(errno.EIO, "input/output error")
 
     host.disk.before = fail
@@ -262,7 +262,7 @@ def test_sizes_out_of_range_are_refused() -> None:
 
 
 def syncs(host: Host) -> int:
-    return sum(operation.kind == "sync" for operation in host.disk.operations)
+    return sum(operation.kind in SYNCS for operation in host.disk.operations)
 
 
 def one_batch(host: Host) -> None:
@@ -306,7 +306,7 @@ def test_a_failed_interval_sync_is_final() -> None:
     one_batch(host)
 
     def fail(operation: Operation) -> None:
-        if operation.kind == "sync":
+        if operation.kind in SYNCS:
             raise OSError(errno.EIO, "input/output error")
 
     host.disk.before = fail
