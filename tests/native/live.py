@@ -16,6 +16,15 @@ TIMEOUT = 20.0
 @asynccontextmanager
 async def running(data: Path | None = None, *, users: bool = False) -> AsyncIterator[str]:
     """A broker, in memory or in a directory; its URL without credentials."""
+    async with running_broker(data, users=users) as (_, url):
+        yield url
+
+
+@asynccontextmanager
+async def running_broker(
+    data: Path | None = None, *, users: bool = False
+) -> AsyncIterator[tuple[Broker, str]]:
+    """The same, with the broker itself."""
     mode = StorageConfig(mode="memory") if data is None else StorageConfig(data=data)
     config = Config(
         listen={"native": Listen(0)},
@@ -24,7 +33,7 @@ async def running(data: Path | None = None, *, users: bool = False) -> AsyncIter
         auth=AuthConfig(anonymous="never" if users else "loopback"),
     )
     async with Broker(config) as broker:
-        yield f"trivium://{broker.listeners['native']}"
+        yield broker, f"trivium://{broker.listeners['native']}"
 
 
 class FakeBroker:

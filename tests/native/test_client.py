@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.live import TIMEOUT, FakeBroker, running
+from tests.native.live import TIMEOUT, FakeBroker, running, running_broker
 from tests.native.vectors import fields_of
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium_native import connect, errors, frames, receiving
@@ -159,6 +159,50 @@ async def test_publishes_leave_in_the_order_of_the_calls(client: Client, pause: 
     await asyncio.gather(*waiting)
     async with client.consume("q") as deliveries:
         assert [(await anext(deliveries)).payload for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_what_is_under_way_when_an_alarm_begins_is_published_when_it_is_over() -> None:
+    async with running_broker() as (broker, url), asyncio.timeout(TIMEOUT), connect(url) as client:
+        await client.declare_queue("q")
+        producer = await client.open_producer("p")
+        transaction = Transaction()
+        to_queue = [Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in range(4)]
+        transaction.publish(to_queue[2])
+        calls = [
+            asyncio.create_task(client.publish_batch(to_queue[:1])),
+            asyncio.create_task(client.publish_batch(to_queue[1:2], producer)),
+            asyncio.create_task(client.commit_transaction(transaction)),
+        ]
+        # They are sent in this turn of the loop, and read by the broker in a later one.
+        await asyncio.sleep(0)
+        broker.alarms.memory_high = 1
+        broker.check_alarms()
+        # Answered after those were refused.
+        assert (await client.declare_queue("q")).messages == 0
+        calls.append(asyncio.create_task(client.publish_batch(to_queue[3:])))
+        await client.commit_transaction(Transaction())
+        assert not any(call.done() for call in calls)
+        broker.alarms.memory_high = 0
+        broker.alarms.is_memory_short = False
+        broker.check_alarms()
+        await asyncio.gather(*calls)
+        async with client.consume("q") as deliveries:
+            assert [(await anext(deliveries)).payload for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_who_waits_for_the_end_of_an_alarm_is_told_when_the_broker_stops() -> None:
+    async with running_broker() as (broker, url), asyncio.timeout(TIMEOUT), connect(url) as client:
+        under_way = asyncio.create_task(client.publish(b""))
+        await asyncio.sleep(0)
+        broker.alarms.memory_high = 1
+        broker.check_alarms()
+        await client.metadata()
+        waiting = asyncio.create_task(client.publish(b""))
+        await client.metadata()
+        await broker.__aexit__(None, None, None)
+        for call in (under_way, waiting):
+            with pytest.raises(errors.ShuttingDown):
+                await call
 
 
 async def test_policies(client: Client) -> None:

@@ -137,16 +137,17 @@ class Client:
         if not publications:
             return
         operation = operations.publish(publications, producer)
-        if not self._link.can_publish.is_free:
-            await self._link.can_publish.wait()
+        link = self._link
         if producer is None and all(
             publication.mode == AT_MOST_ONCE and not publication.mandatory
             for publication in publications
         ):
-            await self._link.tell(operation)
+            if not link.can_publish.is_free:
+                await link.can_publish.wait()
+            await link.tell(operation)
             return
         async with self._window:
-            await self._link.run(operation)
+            await link.publish(operation)
 
     async def open_producer(self, name: str, *, transactional: bool = False) -> Producer:
         """Start a new epoch of an idempotent producer; whoever published in an older one is fenced.
@@ -368,7 +369,9 @@ class Client:
         it was done; UnknownDelivery after a repetition, that the first attempt was not either, and
         the deliveries come again. Raises what publishing, settling and committing offsets raise.
         """
-        await self._link.run(transaction.operation())
+        # Publishing is what the broker refuses at times.
+        run = self._link.publish if len(transaction) else self._link.run
+        await run(transaction.operation())
 
     # Topology
 

@@ -9,7 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
 
 from trivium_native import operations
-from trivium_native.errors import ConnectionFailed, NativeError, NotFound, RemoteProtocolError
+from trivium_native.errors import (
+    Blocked,
+    ConnectionFailed,
+    NativeError,
+    NotFound,
+    RemoteProtocolError,
+)
 from trivium_native.gate import Gate
 from trivium_native.operations import Operation
 from trivium_native.protocol import (
@@ -62,6 +68,8 @@ class Link(asyncio.Protocol):
         self.error: NativeError | None = None
         #: open while the broker takes publishes
         self.can_publish = Gate()
+        # The same for those that the broker has refused meanwhile: they come first.
+        self._can_repeat = Gate()
         #: open while the socket's buffer has room
         self.can_write = Gate()
         #: answers that are waited for, by correlation id
@@ -96,6 +104,19 @@ class Link(asyncio.Protocol):
             raise reply.error
         assert reply.frame is not None
         return operation.result(reply.frame)
+
+    async def publish(self, operation: Operation[T]) -> T:
+        """``run`` a request that publishes, once the broker takes such.
+
+        One that was under way when the broker began to refuse them is made again, in its order.
+        """
+        if not self.can_publish.is_free:
+            await self.can_publish.wait()
+        while True:
+            try:
+                return await self.run(operation)
+            except Blocked:
+                await self._can_repeat.wait()
 
     async def tell(self, operation: Operation[None]) -> None:
         """Make a request without wanting an answer."""
@@ -197,11 +218,15 @@ class Link(asyncio.Protocol):
         for member in self.members.values():
             member.ended(error)
         self.can_write.open()
-        self.can_publish.open()
+        self._take_publishes()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._transport is not None:
             self._transport.close()
+
+    def _take_publishes(self) -> None:
+        self._can_repeat.open()
+        self.can_publish.open()
 
     async def _beat(self, interval: int) -> None:
         missed = 0
@@ -261,9 +286,10 @@ class Link(asyncio.Protocol):
                 member.called()
         elif isinstance(event, PublishingPaused):
             if event.reason is None:
-                self.can_publish.open()
+                self._take_publishes()
             else:
                 self.can_publish.close()
+                self._can_repeat.close()
         elif isinstance(event, Ready):
             if not self._ready.done():
                 self._ready.set_result(event.heartbeat)
