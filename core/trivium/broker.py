@@ -18,7 +18,7 @@ from mypy_extensions import mypyc_attr
 from trivium.adapter import Adapter, Connection
 from trivium.alarms import Alarms
 from trivium.config import Config
-from trivium.dead_letters import publish_dead_letter
+from trivium.dead_letters import LostDeadLetters, publish_dead_letter
 from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
 from trivium.message import Message
@@ -115,6 +115,7 @@ class Broker:
         self.brief_pauses = 0
         self._is_behind = False
         self._dirty: list[Connection] = []
+        self.lost_dead_letters = LostDeadLetters()
         self._dead_letters: list[tuple[Queue, Message, str]] = []
         self._unsettled: list[Queue] = []
         self._unflushed: list[EndOfTurn] = []
@@ -335,6 +336,16 @@ class Broker:
                     "Messages that are routed later",
                     sum(len(vhost.delays) for vhost in vhosts),
                 ),
+                *[
+                    Sample(
+                        "dead_letters_lost_total",
+                        "counter",
+                        "Dead letters that nobody got",
+                        count,
+                        f'reason="{why}"',
+                    )
+                    for why, count in self.lost_dead_letters.counts.items()
+                ],
                 Sample("queues", "gauge", "Queues", len(queues)),
                 Sample("streams", "gauge", "Streams", len(streams)),
                 Sample(

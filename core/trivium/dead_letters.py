@@ -7,6 +7,7 @@ one entry per queue and reason with a count, the latest first, in the form of Ra
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ from trivium.message import Address, HeaderValue, Message
 
 if TYPE_CHECKING:
     from trivium.queues import Queue
+
+logger = logging.getLogger(__name__)
 
 EXPIRED: Final = "expired"
 REJECTED_REASON: Final = "rejected"
@@ -23,28 +26,60 @@ DELIVERY_LIMIT: Final = "delivery_limit"
 #: Entries of ``x-death``: one per queue and reason in the path. Longer paths are misconfigured.
 MAX_DEATHS: Final = 64
 
+#: Why nobody gets a dead letter: it would go round for ever, its exchange does not exist, no
+#: binding wants it, or a queue is full and has ``reject-publish``.
+CYCLE: Final = "cycle"
+NO_EXCHANGE: Final = "no_exchange"
+UNROUTABLE: Final = "unroutable"
+REFUSED: Final = "refused"
+
+#: Milliseconds between two lines in the log about lost dead letters.
+TELL_INTERVAL: Final = 60_000
+
+
+class LostDeadLetters:
+    """Dead letters that were lost since the start, by why. A line in the log tells of them."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {CYCLE: 0, NO_EXCHANGE: 0, UNROUTABLE: 0, REFUSED: 0}
+        self._told_at = 0
+
+    def add(self, why: str, name: str, now: int) -> None:
+        """One more. ``name`` is the queue that gave the message up, or refused it."""
+        self.counts[why] += 1
+        if now - self._told_at >= TELL_INTERVAL:
+            self._told_at = now
+            total = sum(self.counts.values())
+            logger.warning(
+                "a dead letter is lost (%s, queue '%s'); %d since the start", why, name, total
+            )
+
 
 def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
     """Publish what ``queue`` gave up to its dead letter exchange.
 
-    It is dropped where the exchange does not exist, and where it has been round without anybody
-    rejecting it: otherwise two queues without consumers would pass it on for ever.
+    It is dropped, and counted, where the exchange does not exist or leads to nobody, and where it
+    has been round without anybody rejecting it: otherwise two queues without consumers would pass
+    it on for ever.
     """
     settings = queue.settings
     if settings.dead_letter_exchange is None:
         return
     vhost = queue.vhost
+    now = vhost.broker.now_ms
+    lost = vhost.broker.lost_dead_letters
     exchange = vhost.exchanges.get(settings.dead_letter_exchange)
     if exchange is None:
+        lost.add(NO_EXCHANGE, queue.name, now)
         return
     deaths = _deaths(message)
     if _is_cycle(deaths, queue.name, reason):
+        lost.add(CYCLE, queue.name, now)
         return
     address = message.address
     key = address.key
     if settings.dead_letter_routing_key is not None:
         key = settings.dead_letter_routing_key.encode()
-    now = vhost.broker.now_ms
     history = _with_death(deaths, queue.name, reason, message, now)
     annotations = dict(message.annotations or {})
     if not deaths:
@@ -70,6 +105,8 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
     route = vhost.route(exchange, key)
     if route.depends_on_message:
         route = route.resolve(dead)
+    if not route.destinations:
+        lost.add(UNROUTABLE, queue.name, now)
     route.publish(dead)
 
 

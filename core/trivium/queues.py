@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON
+from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED_REASON
 from trivium.deduplication import QUEUE, deduplication_id
 from trivium.errors import AccessRefused
 from trivium.exchanges import ACCEPTED, REJECTED, Destination
@@ -189,8 +189,15 @@ class Queue(Destination):
                 if answer != REJECTED:
                     return answer
         if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):
-            if settings.overflow == REJECT_PUBLISH_DLX:
+            if (
+                settings.overflow == REJECT_PUBLISH_DLX
+                and settings.dead_letter_exchange is not None
+            ):
                 self._dead_letter(message, MAXLEN)
+            elif message.annotations is not None:
+                # A dead letter has no publisher that could be told.
+                broker = self._broker
+                broker.lost_dead_letters.add(REFUSED, self.name, broker.now_ms)
             return REJECTED
         self.published += 1
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]

@@ -351,6 +351,7 @@ def test_a_cycle_without_rejection_is_cut(vhost: VirtualHost) -> None:
     for _ in range(3):
         pass_time(vhost, 10)
     assert (len(vhost.queues["one"]), len(vhost.queues["two"])) == (0, 0)
+    assert vhost.broker.lost_dead_letters.counts["cycle"] == 1
 
 
 def test_overflow_into_the_queue_itself_ends(vhost: VirtualHost) -> None:
@@ -359,6 +360,44 @@ def test_overflow_into_the_queue_itself_ends(vhost: VirtualHost) -> None:
     put(queue, b"2")
     vhost.broker.end_turn()
     assert len(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("exchange", "why"),
+    [("", "refused"), ("amq.fanout", "unroutable"), ("nowhere", "no_exchange")],
+)
+def test_dead_letters_that_nobody_gets_are_counted_and_told_once_a_minute(
+    vhost: VirtualHost, caplog: pytest.LogCaptureFixture, exchange: str, why: str
+) -> None:
+    full = declare(vhost, "full", max_length=1, overflow="reject-publish")
+    assert put(full, b"0") == ACCEPTED
+    queue = declare(
+        vhost, message_ttl=0, dead_letter_exchange=exchange, dead_letter_routing_key="full"
+    )
+    for count in (1, 2):
+        put(queue, b"1")
+        vhost.broker.end_turn()
+        assert f'dead_letters_lost_total{{reason="{why}"}} {count}\n' in vhost.broker.metrics_text()
+        assert [record.message for record in caplog.records] == [
+            f"a dead letter is lost ({why}, queue '{'full' if why == 'refused' else 'q'}'); "
+            "1 since the start"
+        ]
+    pass_time(vhost, 60_000)
+    put(queue, b"1")
+    vhost.broker.end_turn()
+    assert len(caplog.records) == 2
+    assert drain(full) == [b"0"]
+
+
+def test_a_dead_letter_that_a_full_queue_passes_on_is_not_lost(vhost: VirtualHost) -> None:
+    arguments = {"max_length": 0, "overflow": "reject-publish-dlx"}
+    declare(vhost, "last")
+    declare(vhost, "full", dead_letter_exchange="", dead_letter_routing_key="last", **arguments)
+    queue = declare(vhost, message_ttl=0, dead_letter_exchange="", dead_letter_routing_key="full")
+    put(queue, b"1")
+    vhost.broker.end_turn()
+    assert [letter.payload for letter in dead(vhost, "last")] == [b"1"]
+    assert not any(vhost.broker.lost_dead_letters.counts.values())
 
 
 def test_a_dead_letter_moves_in_one_batch() -> None:
