@@ -21,6 +21,7 @@ from trivium.storage.errors import (
     StorageVersionMismatch,
 )
 from trivium.storage.filesystem import RealFileSystem
+from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import Inspection, Loss
 from trivium.storage.log import DiskLog
 from trivium.storage.repair import REPORT_FILE, repair
@@ -117,7 +118,9 @@ def findings(inspection: Inspection) -> list[str]:
 def _loss(loss: Loss) -> str:
     log = describe(loss.log) if loss.log else f"log {loss.number}, whose name is lost"
     where = f"offset {loss.first}"
-    if loss.last > loss.first:
+    if loss.last == UNKNOWN:
+        where = f"offsets from {loss.first} on"
+    elif loss.last > loss.first:
         where = f"offsets {loss.first} to {loss.last}"
     count = f" ({loss.records} records)" if loss.records else ""
     return f"{loss.fate}: {log}: {where}{count}"

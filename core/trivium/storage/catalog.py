@@ -92,6 +92,23 @@ class CatalogChanges:
         #: numbers of removed logs
         self.dropped: list[int] = []
 
+    def set_positions(
+        self,
+        checkpoint_batch: int,
+        needed_batch: int,
+        first_file: int,
+        next_log: int,
+        next_segment: int,
+    ) -> None:
+        """Where the journal goes on; see ``Recovered``."""
+        self.positions = [
+            ("checkpoint_batch", checkpoint_batch),
+            ("needed_batch", needed_batch),
+            ("first_file", first_file),
+            ("next_log", next_log),
+            ("next_segment", next_segment),
+        ]
+
 
 def refuse(damage: StorageDamaged) -> None:
     """What a start does about damage."""

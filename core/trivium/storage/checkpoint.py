@@ -26,7 +26,8 @@ from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.executor import Completions, Work
 from trivium.storage.filesystem import FileSystem
-from trivium.storage.journal import SPARE_SUFFIX, JournalWriter, file_name
+from trivium.storage.journal import SPARE_SUFFIX, JournalWriter
+from trivium.storage.journal_files import file_name
 from trivium.storage.log import DiskLog
 from trivium.storage.segment_files import SegmentWriter
 from trivium.storage.segments import Segments
@@ -246,13 +247,13 @@ class Checkpoint(Work):
 
     def _complete_rows(self) -> None:
         rows = self._rows
-        rows.positions = [
-            ("checkpoint_batch", self.base_batch),
-            ("needed_batch", self.needed_batch),
-            ("first_file", self._first_file),
-            ("next_log", self._next_log),
-            ("next_segment", self._next_segment),
-        ]
+        rows.set_positions(
+            self.base_batch,
+            self.needed_batch,
+            self._first_file,
+            self._next_log,
+            self._next_segment,
+        )
         rows.chunks = [
             (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
             for image in self._images

@@ -12,13 +12,15 @@ JOURNAL_DIRECTORY: Final = "journal"
 SEGMENT_DIRECTORY: Final = "segments"
 CATALOG_FILE: Final = "catalog.sqlite"
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+#: what an earlier version left is taken over as it is, and marked before anything is written to it
+_OLD_FORMAT_VERSION: Final = 1
 _FILE: Final = "format"
 _TEXT: Final = "trivium storage "
 
 
-def check_directory_format(filesystem: FileSystem, directory: str) -> None:
-    """Mark a new directory; a directory that has a journal must be marked, and as ours.
+def check_directory_format(filesystem: FileSystem, directory: str) -> int:
+    """The format of a directory. A new one is marked; one that has a journal must be.
 
     Raises StorageDamaged, StorageVersionMismatch, OSError.
     """
@@ -27,11 +29,14 @@ def check_directory_format(filesystem: FileSystem, directory: str) -> None:
         filesystem.sync_directory(directory)
     elif not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
         mark_directory_format(filesystem, directory)
-    read_directory_format(filesystem, directory)
+    return read_directory_format(filesystem, directory)
 
 
-def read_directory_format(filesystem: FileSystem, directory: str) -> None:
-    """Raise StorageDamaged, StorageVersionMismatch, OSError unless the directory is ours."""
+def read_directory_format(filesystem: FileSystem, directory: str) -> int:
+    """The format that the mark names.
+
+    Raises StorageDamaged, StorageVersionMismatch, OSError unless it is one that is read.
+    """
     path = f"{directory}/{_FILE}"
     if not filesystem.exists(path):
         raise StorageDamaged(path, 0, "it is missing")
@@ -41,10 +46,12 @@ def read_directory_format(filesystem: FileSystem, directory: str) -> None:
     version = text[len(_TEXT) : -1]
     if text != f"{_TEXT}{version}\n" or not version.isdecimal():
         raise StorageDamaged(path, 0, "it does not name a storage format")
-    if version != str(FORMAT_VERSION):
+    if not _OLD_FORMAT_VERSION <= int(version) <= FORMAT_VERSION:
         raise StorageVersionMismatch(
-            f"{directory} has storage format {version}, this version reads {FORMAT_VERSION}"
+            f"{directory} has storage format {version}, this version reads"
+            f" {_OLD_FORMAT_VERSION} and {FORMAT_VERSION}"
         )
+    return int(version)
 
 
 def mark_directory_format(filesystem: FileSystem, directory: str) -> None:

@@ -10,31 +10,33 @@ turn by turn and then on a lane of its own.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
-from trivium.storage.catalog import Catalog
+from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
 from trivium.storage.checkpoint import Checkpoint
 from trivium.storage.directory import (
     CATALOG_FILE,
+    FORMAT_VERSION,
     JOURNAL_DIRECTORY,
     LOCK_FILE,
     SEGMENT_DIRECTORY,
     check_directory_format,
+    mark_directory_format,
 )
 from trivium.storage.encryption import Keys
-from trivium.storage.errors import (
-    StorageError,
-    StorageFailed,
-)
+from trivium.storage.errors import StorageDamaged, StorageError, StorageFailed
 from trivium.storage.executor import Completions, Executor, ThreadExecutor, Work
 from trivium.storage.filesystem import FileSystem, RealFileSystem
-from trivium.storage.journal import STARTED, STOPPED, FsyncPolicy, JournalWriter
+from trivium.storage.journal import FsyncPolicy, JournalWriter
+from trivium.storage.journal_files import STARTED, STOPPED
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
+from trivium.storage.segment_files import segment_number
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
 
@@ -190,16 +192,16 @@ class DiskStorage(Storage):
         except OSError as error:
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         try:
-            check_directory_format(self._filesystem, directory)
-            self._recover(journal_file_size)
-        except OSError as error:
+            version = check_directory_format(self._filesystem, directory)
+            self._recover(journal_file_size, version)
+        except (OSError, sqlite3.Error) as error:
             self._lock.release()
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         except StorageError:
             self._lock.release()
             raise
 
-    def _recover(self, journal_file_size: int) -> None:
+    def _recover(self, journal_file_size: int, version: int) -> None:
         filesystem = self._filesystem
         self._journal_directory = f"{self._directory}/{JOURNAL_DIRECTORY}"
         self._segment_directory = f"{self._directory}/{SEGMENT_DIRECTORY}"
@@ -212,7 +214,11 @@ class DiskStorage(Storage):
         try:
             self._catalog.load(recovered, self._segments)
             recovered.replay(filesystem, self._journal_directory)
+            if not self._catalog.has_positions and not recovered.files:
+                self._refuse_segments()
             self._segments.remove_unused()
+            if version != FORMAT_VERSION:
+                mark_directory_format(filesystem, self._directory)
             self.journal = JournalWriter(
                 filesystem,
                 self._journal_directory,
@@ -224,11 +230,24 @@ class DiskStorage(Storage):
                 self._keys,
             )
             self.journal.files = recovered.files
+            if recovered.last_file is not None:
+                self.journal.follow(recovered.last_file)
             # Durable before anything is delivered, so that a crash from here on is known as one.
             self.durable = recovered.last_batch + 1
             self.batch = self.durable + 1
             self.journal.write(self.durable, [], STARTED, True, self.executor.now())
-        except (OSError, StorageError):
+            if not self._catalog.has_positions:
+                # From now on it is noticed if the journal is not there.
+                changes = CatalogChanges()
+                changes.set_positions(
+                    recovered.checkpoint_batch,
+                    self.durable,
+                    recovered.first_file,
+                    recovered.next_log,
+                    self._segments.next_segment,
+                )
+                self._catalog.write(changes)
+        except (OSError, sqlite3.Error, StorageError):
             self._catalog.close()
             raise
         self.was_clean = recovered.was_clean
@@ -243,6 +262,13 @@ class DiskStorage(Storage):
         self._journal_bytes = recovered.journal_bytes
         if len(recovered.files) > MAX_JOURNAL_FILES or self._segments.foreign:
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
+
+    def _refuse_segments(self) -> None:
+        """Raise StorageDamaged if there are segment files, though the directory seems new."""
+        for name in self._filesystem.names(self._segment_directory):
+            if segment_number(name) is not None:
+                path = f"{self._directory}/{CATALOG_FILE}"
+                raise StorageDamaged(path, 0, "it is missing, or empty")
 
     def table(self, name: str) -> Table:
         """See ``Storage.table``."""

@@ -27,13 +27,15 @@ from trivium.storage.changes import (
 )
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem
-from trivium.storage.journal import (
+from trivium.storage.journal_files import (
     BATCH_HEADER_SIZE,
-    FILE_HEADER_SIZE,
+    MARK,
+    OLD_HEADER_SIZE,
+    BatchPlace,
     JournalFile,
-    batch_at,
     file_name,
     file_number,
+    find_marker,
     read_header,
 )
 from trivium.storage.recovery import Recovered
@@ -45,6 +47,10 @@ _UNREADABLE: Final = 0
 #: Offsets further than this behind a log's next one are nonsense in bytes that are damaged. Where
 #: it is not known how many were lost at the end, a log goes on that far behind.
 _PLAUSIBLE: Final = 1 << 20
+
+
+#: the last offset of a gap whose end is not known
+UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +90,18 @@ class InspectedJournal:
         self.gaps: list[Gap] = []
         #: paths of the files that were read
         self.paths: list[str] = []
+        #: the offset at which a log may go on, where more of it was lost than is known
+        self.next_offsets: dict[int, int] = {}
+        #: the newest batch that was read, -1 for none, and the newest one that is not lost
+        self._reached = -1
         self._last = recovered.checkpoint_batch
-        #: bytes without a whole batch since the last one: file, marker, start, end
-        self._holes: list[tuple[JournalFile, bytes, int, int]] = []
+        #: bytes without a whole batch since the last one: file, start, end
+        self._holes: list[tuple[JournalFile, int, int]] = []
         #: logs that may have lost records in a hole, with the offset up to which that is known
         self._watched: dict[int, int] = {}
         #: what a hole says of a log: its name, first offset, the one behind the last, records
         self._seen: dict[int, _Seen] = {}
-        #: whether the last hole could be read to its end
+        #: whether the holes could be read to their ends
         self._is_told = True
 
     def read(self, is_start_known: bool) -> None:
@@ -103,26 +113,34 @@ class InspectedJournal:
         expected = recovered.first_file
         if is_start_known:
             numbers = [number for number in numbers if number >= expected]
-            if not numbers and recovered.needed_batch >= 0:
-                self._miss(expected)
-                self._gap(-1)
         elif numbers:
             expected = numbers[0]
-            self._last = -2
+        file: JournalFile | None = None
         for number in numbers:
             if number != expected:
                 self._miss(expected)
-            self._read_file(number, number == numbers[-1])
+            file = self._read_file(number, file, number == numbers[-1], is_start_known)
             expected = number + 1
-        needed = recovered.needed_batch
-        if self._last < needed:
-            path = self.paths[-1] if self.paths else self._path(recovered.first_file)
-            reason = f"batch {needed} of the checkpoint is missing"
-            self.damages.append(StorageDamaged(path, 0, reason))
-        if self._last < needed or self._holes:
-            self._gap(needed)
+        self._look_at_end(file, expected)
         self._end_gaps()
-        recovered.last_batch = max(self._last, needed)
+        recovered.last_batch = max(self._reached, self._last, recovered.needed_batch)
+
+    def _look_at_end(self, last: JournalFile | None, expected: int) -> None:
+        """Whether anything is missing behind the last file; see ``Recovered.replay``."""
+        needed = self._recovered.needed_batch
+        is_lost = bool(self._holes)
+        if last is None:
+            is_missing = needed >= 0
+        else:
+            is_missing = last.is_followed
+        if is_missing:
+            self._miss(expected)
+        elif last is not None and self._reached < needed:
+            reason = f"batch {needed} of the checkpoint is missing"
+            self.damages.append(StorageDamaged(last.path, last.end, reason))
+            is_missing = True
+        if is_lost or is_missing:
+            self._lose(self._reached + 1, UNKNOWN)
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{file_name(number)}"
@@ -130,89 +148,126 @@ class InspectedJournal:
     def _miss(self, number: int) -> None:
         self.damages.append(StorageDamaged(self._path(number), 0, "it is missing"))
 
-    def _read_file(self, number: int, is_last: bool) -> None:
+    def _read_file(
+        self, number: int, before: JournalFile | None, is_last: bool, is_start_known: bool
+    ) -> JournalFile:
         path = self._path(number)
         self.paths.append(path)
         opened = self._filesystem.open(path)
         data = opened.read(0, opened.size())
         opened.close()
-        is_wrong = False
         try:
             file = read_header(path, data, number, self._recovered.keys)
         except StorageDamaged as damage:
             self.damages.append(damage)
-            is_wrong = True
-            # If it is encrypted there are no batches to be found without the header.
-            marker = data[FILE_HEADER_SIZE : FILE_HEADER_SIZE + 8]
-            file = JournalFile(path, data, self._last + 1, marker, FILE_HEADER_SIZE, None)
-        marker = file.marker
-        if not any(marker):
-            # Nothing, or unused space; the header of a file that was used gives it a marker.
-            return
-        if self._last == -2:
-            self._last = file.first_batch - 1
-        position = file.start
-        # The batch that should lie there; the checkpoint may have it already.
-        here = file.first_batch
-        while position < len(data):
-            found = batch_at(data, position, marker)
-            if found is not None:
-                here = found[0] + 1
-            if found is not None and found[0] > self._last:
-                if found[0] > self._last + 1:
-                    if not self._holes and not self.damages:
-                        reason = f"batch {self._last + 1} is missing before it"
-                        self.damages.append(StorageDamaged(path, position, reason))
-                    self._gap(found[0] - 1)
-                self._holes.clear()
-                start = position + BATCH_HEADER_SIZE
-                position = start + found[2]
-                self._last = found[0]
-                self._apply(file, found[0], start, position)
-            elif found is not None:
-                # In the checkpoint already, in a file that it left.
-                position += BATCH_HEADER_SIZE + found[2]
+            file = JournalFile(path, data, self._reached + 1, find_marker(data))
+            if file.marker:
+                self._read_headless(file, before, is_last, is_start_known)
             else:
-                end, synced = self._next_batch(data, position, marker)
-                if is_last and not is_wrong and synced < here:
-                    if data.startswith(marker, position):
-                        self.notes.append(
-                            f"{path}: the last write was interrupted at byte {position};"
-                            " a start cuts it off"
-                        )
-                    return
-                self.damages.append(
-                    StorageDamaged(path, position, f"batch {here} is missing or wrong")
-                )
-                self._holes.append((file, marker, position, end))
-                position = end
+                self._holes.append((file, 0, len(data)))
+            return file
+        self._look_at_start(file, before, is_start_known)
+        self._read_batches(file, is_last)
+        return file
 
-    def _next_batch(self, data: bytes, position: int, marker: bytes) -> tuple[int, int]:
-        """Where the next whole batch lies, or the data ends; the newest batch that any of those
-        behind knows to be synced, -1 for none."""
-        following = len(data)
-        synced = -1
-        position = data.find(marker, position + 1)
-        while position >= 0:
-            found = batch_at(data, position, marker)
-            if found is not None:
-                synced = max(synced, found[1] - 1)
-                if found[0] > self._last:
-                    following = min(following, position)
-            position = data.find(marker, position + 1)
-        return following, synced
+    def _read_headless(
+        self, file: JournalFile, before: JournalFile | None, is_last: bool, is_start_known: bool
+    ) -> None:
+        first = next(file.behind(OLD_HEADER_SIZE))
+        if before is None:
+            if not is_start_known:
+                self._last = first.number - 1
+            self._reached = min(first.number - 1, self._last)
+        file.first_batch = self._reached + 1
+        # What lies before the first batch is no torn end.
+        file.start = first.position
+        if first.number > file.first_batch:
+            self._holes.append((file, 0, first.position))
+            file.first_batch = first.number
+        self._read_batches(file, is_last)
 
-    def _gap(self, last: int) -> None:
-        """Batches up to ``last`` are lost; how far is not known when that is behind."""
-        first = self._last + 1
-        recovered = self._recovered
+    def _look_at_start(
+        self, file: JournalFile, before: JournalFile | None, is_start_known: bool
+    ) -> None:
+        """Whether anything is missing before a file."""
+        first = file.first_batch
+        reason = ""
+        if before is None:
+            if not is_start_known:
+                self._last = first - 1
+            elif first > self._recovered.checkpoint_batch + 1:
+                reason = f"it begins with batch {first}"
+            self._reached = min(first - 1, self._last)
+        elif first != self._reached + 1:
+            reason = f"batch {self._reached + 1} is missing before it"
+        if reason and not self.damages:
+            self.damages.append(StorageDamaged(file.path, 0, reason))
+
+    def _read_batches(self, file: JournalFile, is_last: bool) -> None:
+        places = list(file.behind(file.start))
+        # The newest batch that those from here on know to be synced.
+        synced = [-1] * (len(places) + 1)
+        for index in range(len(places) - 1, -1, -1):
+            synced[index] = max(synced[index + 1], places[index].unsynced - 1)
+        expected = file.first_batch
+        file.end = file.start
+        for index, place in enumerate(places):
+            if place.number < expected:
+                continue
+            is_next = place.position == file.end and place.number == expected
+            if not is_next and not self._skip(
+                file, expected, synced[index], place.position, is_last
+            ):
+                return
+            self._reach(place.number - 1)
+            file.end = place.position
+            if place.flags & MARK:
+                file.close_at(place)
+                return
+            self._take(file, place)
+            expected = place.number + 1
+            file.end = place.end
+        self._skip(file, expected, -1, len(file.data), is_last)
+
+    def _skip(self, file: JournalFile, expected: int, synced: int, end: int, is_last: bool) -> bool:
+        """Bytes up to ``end`` are no batch ``expected``; False where the journal ends so."""
+        start = file.end
+        reason = file.fault_at_end(expected, synced, is_last)
+        if reason:
+            self.damages.append(StorageDamaged(file.path, start, reason))
+            self._holes.append((file, start, end))
+            return True
+        if file.is_torn:
+            self.notes.append(
+                f"{file.path}: the last write was interrupted at byte {start}; a start cuts it off"
+            )
+        return False
+
+    def _reach(self, number: int) -> None:
+        """Batches up to ``number`` were written: those that were not read are lost."""
+        if number > self._last:
+            self._lose(self._last + 1, number)
+            self._last = number
+        self._reached = number
+        self._holes.clear()
+
+    def _take(self, file: JournalFile, batch: BatchPlace) -> None:
+        """Replay a batch, unless the checkpoint has it."""
+        self._reached = batch.number
+        if batch.number > self._last:
+            self._last = batch.number
+            self._apply(file, batch)
+
+    def _lose(self, first: int, last: int) -> None:
+        """Batches ``first`` to ``last`` are lost."""
         holes = self._holes
         self._holes = []
-        if recovered.checkpoint_batch >= last >= first:
-            return
-        what = f"batches {first} to {last}" if last > first else f"batch {first}"
-        if last < first:
-            what = f"batches from {first} on"
+        recovered = self._recovered
+        if last == UNKNOWN:
+            what = f"batches from {max(first, self._last + 1)} on"
+            self._is_told = False
+        else:
+            what = f"batches {first} to {last}" if last > first else f"batch {first}"
         self.notes.append(
             f"{what} of the journal lost, with what they removed or changed in tables; what they"
             " appended is listed as far as it can be told"
@@ -220,9 +275,10 @@ class InspectedJournal:
         for number, log in recovered.logs.items():
             self._watched.setdefault(number, log.next_offset)
         names: dict[int, str] = {}
-        self._is_told = bool(holes)
-        for file, marker, start, end in holes:
-            for kind, number, at, behind, name in _mentioned_in_hole(file, marker, start, end):
+        if not holes:
+            self._is_told = False
+        for file, start, end in holes:
+            for kind, number, at, behind, name in _mentioned_in_hole(file, start, end):
                 if kind == DEFINE_LOG:
                     names[number] = name.decode("utf-8", "replace")
                 elif kind == _UNREADABLE:
@@ -248,9 +304,11 @@ class InspectedJournal:
             seen = self._seen.get(number)
             behind = self._watched[number] if seen is None else seen.behind
             self._close_gap(number, behind)
-            log = self._recovered.logs.get(number)
-            if log is not None:
-                log.restore_next_offset(behind if self._is_told else behind + _PLAUSIBLE)
+            if number in self._recovered.logs:
+                self.next_offsets[number] = behind
+                if not self._is_told:
+                    self.next_offsets[number] += _PLAUSIBLE
+                    self.gaps.append(Gap(number, "", behind, UNKNOWN, 0))
 
     def _close_gap(self, number: int, next_offset: int) -> None:
         """A log goes on at ``next_offset`` behind a hole, or not at all."""
@@ -266,45 +324,51 @@ class InspectedJournal:
         if first < behind:
             self.gaps.append(Gap(number, name, first, behind - 1, records))
 
-    def _apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
+    def _apply(self, file: JournalFile, batch: BatchPlace) -> None:
         recovered = self._recovered
-        if batch <= recovered.checkpoint_batch:
-            return
-        defined: set[tuple[int, int]] = set()
+        number = batch.number
         try:
-            data, start_, end_ = file.body(start, end)
+            data, start, end = file.body(batch)
         except StorageDamaged as damage:
             self.damages.append(damage)
+            self._lose(number, number)
             return
-        for kind, number, first, _, _ in mentioned(data, start_, end_):
+        changes = list(mentioned(data, start, end))
+        if changes and changes[-1][0] == _UNREADABLE:
+            # Perhaps it is encrypted, in a file whose header is lost.
+            reason = f"batch {number} has no meaning"
+            self.damages.append(StorageDamaged(file.path, batch.start, reason))
+            self._holes = [(file, batch.position, batch.end)]
+            self._lose(number, number)
+            return
+        defined: set[tuple[int, int]] = set()
+        for kind, target, first, _, _ in changes:
             if kind in (DEFINE_LOG, DEFINE_TABLE):
-                defined.add((kind, number))
-            elif kind == _UNREADABLE:
-                break
+                defined.add((kind, target))
             elif kind in (PUT, DELETE):
-                if number not in recovered.tables and (DEFINE_TABLE, number) not in defined:
-                    recovered.tables[number] = DiskTable(number, "", recovered.changes)
+                if target not in recovered.tables and (DEFINE_TABLE, target) not in defined:
+                    recovered.tables[target] = DiskTable(target, "", recovered.changes)
             else:
-                if number not in recovered.logs and (DEFINE_LOG, number) not in defined:
-                    recovered.nameless(number)
-                if kind in (APPEND, APPEND_SAME) and number in self._watched:
-                    self._close_gap(number, first)
+                if target not in recovered.logs and (DEFINE_LOG, target) not in defined:
+                    recovered.nameless(target)
+                if kind in (APPEND, APPEND_SAME) and target in self._watched:
+                    self._close_gap(target, first)
         try:
-            recovered.apply(file, batch, start, end)
+            recovered.apply(file, batch)
         except StorageDamaged as damage:
             self.damages.append(damage)
 
 
 def _mentioned_in_hole(
-    file: JournalFile, marker: bytes, start: int, end: int
+    file: JournalFile, start: int, end: int
 ) -> Iterator[tuple[int, int, int, int, bytes]]:
     """The same for each batch that seems to begin in a hole."""
-    if file.cipher is not None:
-        # What is damaged cannot be decrypted.
+    if file.cipher is not None or not file.marker:
+        # What is damaged cannot be decrypted, or nothing says where a batch begins.
         yield _UNREADABLE, 0, 0, 0, b""
         return
     while start < end:
-        following = file.data.find(marker, start + 1, end)
+        following = file.data.find(file.marker, start + 1, end)
         stop = end if following < 0 else following
         yield from mentioned(file.data, start + BATCH_HEADER_SIZE, stop)
         start = stop

@@ -39,7 +39,7 @@ from trivium.storage.errors import StorageDamaged, StorageFailed
 from trivium.storage.executor import Completions, Lane
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.inspected_journal import InspectedJournal
-from trivium.storage.journal import file_name
+from trivium.storage.journal_files import file_name
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
 from trivium.storage.segment_files import (
@@ -64,6 +64,8 @@ COMES_BACK: Final = "kept, even if removed before"
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What became of offsets ``first`` to ``last`` of a log; ``records`` is 0 when not known.
+
+    ``last`` is UNKNOWN for those from ``first`` on.
 
     ``log`` is "" when its name is lost; ``number`` is its number in the files.
     """
@@ -105,6 +107,8 @@ class Inspection:
         self.wrong_records: list[tuple[int, int, bytes]] = []
         #: files that hold, beside others, what is lost or damaged
         self.suspects: set[str] = set()
+        #: the offset at which a log may go on, where that is not behind its last record
+        self.next_offsets: dict[int, int] = {}
         self.segments = Segments(
             filesystem,
             self.segment_directory,
@@ -142,6 +146,7 @@ class Inspection:
             name = gap.name if log is None or not log.name else log.name
             fate = LOST if gap.records else MAYBE_LOST
             self.losses.append(Loss(name, gap.number, gap.first, gap.last, gap.records, fate))
+        self.next_offsets = journal.next_offsets
         if self.damages:
             self.suspects.update(journal.paths)
         for log in list(recovered.logs.values()):

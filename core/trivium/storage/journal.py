@@ -1,45 +1,26 @@
-"""The journal: a row of files that hold batches, each with its number and checksums.
-
-A journal file is made complete before it is used: written under a temporary name, its header
-synced, renamed, the directory synced. Its header holds a random *marker*, and every batch in the
-file starts with it, so that neither what an earlier use of the same blocks left behind nor anything
-in a message's payload can pass for a batch.
-
-How an end that was being written is told from damage: a batch says which batches were synced when
-it was written. Bytes that are no batch are a torn end unless a later batch says that the missing
-one had been synced, or another file follows, which is only made once the file before it is whole.
-"""
+"""The journal: writes batches to a row of files, and syncs them as the policy says."""
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from struct import Struct
 from typing import Final
 
 from trivium.storage.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
-from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.filesystem import File, FileSystem
-
-VERSION: Final = 1
-_FILE_MAGIC: Final = b"TRIVJRNL"
-#: magic, version, (pad), file number, number of its first batch, marker, (pad)
-_FILE_HEADER: Final = Struct("<8sI4xQQ8s4x")
-#: marker, batch number, oldest batch not synced, body length, flags, checksum of the body, (pad)
-_BATCH_HEADER: Final = Struct("<8sQQQII4x")
-_CHECKSUM: Final = Struct("<I")
-#: of an encrypted file, behind what any file has up to its marker: key id, salt, (pad)
-_ENCRYPTED_VERSION: Final = 2
-_ENCRYPTION: Final = Struct("<8s32s12x")
-_CONTEXT_SIZE: Final = 40
-FILE_HEADER_SIZE: Final[int] = _FILE_HEADER.size + 4
-ENCRYPTED_HEADER_SIZE: Final[int] = _CONTEXT_SIZE + _ENCRYPTION.size + 4
-BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
-
-#: flag of the first batch of a process, and of the last one when it stopped cleanly
-STARTED: Final = 1
-STOPPED: Final = 2
+from trivium.storage.journal_files import (
+    BATCH_HEADER_SIZE,
+    CLOSED,
+    FILE_HEADER_SIZE,
+    FOLLOWED,
+    JournalFile,
+    batch_context,
+    batch_header,
+    file_cipher,
+    file_header,
+    file_name,
+)
 
 #: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
 #: where a block for all of it would be taken from the system, and touched, for each batch. And the
@@ -52,25 +33,8 @@ _MAX_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
 _LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
 
-SUFFIX: Final = ".journal"
 TEMPORARY_SUFFIX: Final = ".tmp"
 SPARE_SUFFIX: Final = ".spare"
-
-
-def file_name(number: int) -> str:
-    """The name of a journal file."""
-    return f"{number:016x}{SUFFIX}"
-
-
-def file_number(name: str) -> int | None:
-    """The number in the name of a journal file; None when it is another file."""
-    stem = name.removesuffix(SUFFIX)
-    if stem == name or len(stem) != 16:
-        return None
-    try:
-        return int(stem, 16)
-    except ValueError:
-        return None
 
 
 def checksum_holding_the_lock(parts: list[bytes], checksum: int = 0) -> int:
@@ -138,7 +102,7 @@ class JournalWriter:
         policy: FsyncPolicy,
         entropy: Callable[[int], bytes],
         next_file: int,
-        synced: int,
+        last_batch: int,
         keys: Keys,
     ) -> None:
         self._filesystem = filesystem
@@ -148,22 +112,39 @@ class JournalWriter:
         self._entropy = entropy
         self._keys = keys
         self._cipher: FileCipher | None = None
-        #: where the first batch of the open file lies
-        self._start = FILE_HEADER_SIZE
         self._next_file = next_file
         self._file: File | None = None
+        #: whether the open file takes no further batch, and whether the mark that says so is there
+        self._is_full = False
+        self._is_closed = False
         self._marker = b""
         self._position = 0
         #: newest batch written, and newest batch known to survive a power cut
-        self.written = synced
+        self.written = last_batch
         #: size of the newest batch
         self.written_size = 0
-        self.synced = synced
+        self.synced = last_batch
         self.synced_at = 0.0
         #: number and first batch of each file, oldest first; a checkpoint drops the front
         self.files: list[tuple[int, int]] = []
         #: paths of files that may be used again
         self.spares: deque[str] = deque()
+
+    def follow(self, last: JournalFile) -> None:
+        """Go on behind the file that an earlier process wrote last. Raises OSError."""
+        file = self._filesystem.open(last.path)
+        if not last.has_marks and last.end < len(last.data):
+            file.truncate(last.end)
+        # A killed process may have left some of it in the system's cache only.
+        file.sync()
+        if not last.has_marks:
+            file.close()
+            return
+        self._file = file
+        self._is_full = True
+        self._is_closed = last.is_closed
+        self._marker = last.marker
+        self._position = last.end
 
     def write(self, number: int, parts: list[bytes], flags: int, sync: bool, now: float) -> int:
         """Write a batch, and sync it if ``sync`` or the policy asks for it; the bytes written.
@@ -174,9 +155,7 @@ class JournalWriter:
         if self._keys.current != PLAIN:
             length += TAG_SIZE
         size = BATCH_HEADER_SIZE + length
-        if self._file is None or (
-            self._position > self._start and self._position + size > self._file_size
-        ):
+        if self._file is None or self._is_full or not self._has_room(size):
             self._next(number)
         file = self._file
         assert file is not None
@@ -215,9 +194,13 @@ class JournalWriter:
             self.synced_at = now
         return size
 
+    def _has_room(self, size: int) -> bool:
+        """Whether the open file takes a batch of ``size``, with both marks behind it."""
+        end = self._position + size + 2 * BATCH_HEADER_SIZE
+        return end <= self._file_size or self._position == FILE_HEADER_SIZE
+
     def _head(self, number: int, length: int, flags: int, checksum: int) -> bytes:
-        head = _BATCH_HEADER.pack(self._marker, number, self.synced + 1, length, flags, checksum)
-        return head + _CHECKSUM.pack(zlib.crc32(head))
+        return batch_header(self._marker, number, self.synced + 1, length, flags, checksum)
 
     def sync(self, now: float) -> None:
         """Sync everything written. Raises OSError."""
@@ -227,11 +210,21 @@ class JournalWriter:
         self.synced_at = now
 
     def close(self) -> None:
-        """Cut the reserved space off and release the file. Raises OSError."""
+        """Close the open file for good and release it. Raises OSError."""
         if self._file is not None:
-            self._file.truncate(self._position)
-            self._file.sync()
+            self._close(self._file)
             self.abandon()
+
+    def _close(self, file: File) -> None:
+        """Make a file durable, with the mark that nothing is missing, and cut the rest off."""
+        end = self._position + BATCH_HEADER_SIZE
+        if not self._is_closed:
+            file.write([self._head(self.written + 1, 0, CLOSED, 0)], self._position, False)
+            file.sync()
+            self.synced = self.written
+            self._is_closed = True
+        # This need not be durable: what lies behind the mark means nothing.
+        file.truncate(end)
 
     def abandon(self) -> None:
         """Release the file as it is."""
@@ -240,9 +233,21 @@ class JournalWriter:
             self._file = None
 
     def _next(self, number: int) -> None:
-        # The file behind must be whole and durable before the next one exists: see the module.
-        self.close()
-        self.synced = self.written
+        before = self._file
+        if before is not None:
+            # It must be whole and durable before the next one exists: see journal_files.
+            self._close(before)
+            mark = self._head(number, 0, FOLLOWED, 0)
+            mark_at = self._position + BATCH_HEADER_SIZE
+        self._file = self._create(number)
+        if before is not None:
+            before.write([mark], mark_at, True)
+            before.close()
+        self.files.append((self._next_file, number))
+        self._next_file += 1
+
+    def _create(self, number: int) -> File:
+        """The next file, durable, with batch ``number`` to come first."""
         path = f"{self._directory}/{file_name(self._next_file)}"
         if self.spares:
             # Blocks that were written before sync faster than freshly reserved ones.
@@ -251,144 +256,16 @@ class JournalWriter:
         else:
             temporary = path + TEMPORARY_SUFFIX
             file = self._filesystem.create(temporary)
-        self._file = file
-        self._marker = self._entropy(8)
-        header = self._file_header(number, path)
         file.allocate(self._file_size)
-        file.write([header, _CHECKSUM.pack(zlib.crc32(header))], 0, False)
+        key_id = self._keys.current
+        salt = self._entropy(SALT_SIZE) if key_id != PLAIN else bytes(SALT_SIZE)
+        self._marker = self._entropy(8)
+        header = file_header(self._next_file, number, self._marker, key_id, salt, file.size())
+        self._cipher = file_cipher(self._keys, header, path)
+        file.write([header], 0, False)
         file.sync()
         self._filesystem.rename(temporary, path)
         self._filesystem.sync_directory(self._directory)
-        self._position = self._start
-        self.files.append((self._next_file, number))
-        self._next_file += 1
-
-    def _file_header(self, number: int, path: str) -> bytes:
-        keys = self._keys
-        if keys.current == PLAIN:
-            self._start = FILE_HEADER_SIZE
-            return _FILE_HEADER.pack(_FILE_MAGIC, VERSION, self._next_file, number, self._marker)
-        self._start = ENCRYPTED_HEADER_SIZE
-        fields = (_FILE_MAGIC, _ENCRYPTED_VERSION, self._next_file, number, self._marker)
-        header = _FILE_HEADER.pack(*fields)[:_CONTEXT_SIZE]
-        salt = self._entropy(SALT_SIZE)
-        self._cipher = keys.cipher(keys.current, salt, header, path)
-        return header + _ENCRYPTION.pack(keys.current, salt)
-
-
-class JournalFile:
-    """A journal file that was read back: its content and where the bodies of its batches lie."""
-
-    def __init__(
-        self,
-        path: str,
-        data: bytes,
-        first_batch: int,
-        marker: bytes,
-        start: int,
-        cipher: FileCipher | None,
-    ) -> None:
-        self.path = path
-        self.data = data
-        self.first_batch = first_batch
-        self.marker = marker
-        #: where the first batch lies
-        self.start = start
-        self.cipher = cipher
-        #: for each batch its number, its flags and the start and end of its body
-        self.batches: list[tuple[int, int, int, int]] = []
-        #: position after the last batch
-        self.end = start
-        #: whether what follows is the beginning of a batch, and not just unused space
-        self.is_torn = False
-
-    def body(self, start: int, end: int) -> tuple[bytes, int, int]:
-        """Bytes that hold the body of a batch, decrypted, and where. Raises StorageDamaged."""
-        cipher = self.cipher
-        if cipher is None:
-            return self.data, start, end
-        at = start - BATCH_HEADER_SIZE
-        _, number, unsynced, length, flags, _ = _BATCH_HEADER.unpack_from(self.data, at)
-        context = batch_context(self.marker, number, unsynced, length, flags)
-        body = cipher.unseal(number, self.data[start:end], context)
-        if body is None:
-            raise StorageDamaged(self.path, at, f"batch {number} cannot be decrypted")
-        return body, 0, len(body)
-
-
-def batch_context(marker: bytes, number: int, unsynced: int, length: int, flags: int) -> bytes:
-    """What an encrypted batch is tied to."""
-    return _BATCH_HEADER.pack(marker, number, unsynced, length, flags, 0)
-
-
-def read_header(path: str, data: bytes, number: int, keys: Keys) -> JournalFile:
-    """A journal file of which the header was read.
-
-    Raises StorageDamaged, StorageVersionMismatch, StorageKeyError.
-    """
-    if len(data) < FILE_HEADER_SIZE:
-        raise StorageDamaged(path, len(data), "shorter than its header")
-    version = _FILE_HEADER.unpack_from(data)[1]
-    start = ENCRYPTED_HEADER_SIZE if version == _ENCRYPTED_VERSION else FILE_HEADER_SIZE
-    magic, version, stated, first_batch, marker = _FILE_HEADER.unpack_from(data)
-    end = start - _CHECKSUM.size
-    if (
-        len(data) < start
-        or magic != _FILE_MAGIC
-        or _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[:end])
-    ):
-        raise StorageDamaged(path, 0, "the file header is wrong")
-    if version not in (VERSION, _ENCRYPTED_VERSION):
-        raise StorageVersionMismatch(
-            f"{path} has format {version}, this version reads {VERSION} and {_ENCRYPTED_VERSION}"
-        )
-    if stated != number:
-        raise StorageDamaged(path, 0, f"the file header belongs to file {stated}")
-    cipher = None
-    if version == _ENCRYPTED_VERSION:
-        id_, salt = _ENCRYPTION.unpack_from(data, _CONTEXT_SIZE)
-        cipher = keys.cipher(id_, salt, data[:_CONTEXT_SIZE], path)
-    return JournalFile(path, data, first_batch, marker, start, cipher)
-
-
-def read_file(path: str, data: bytes, number: int, is_last: bool, keys: Keys) -> JournalFile:
-    """Check a journal file. Raises StorageDamaged, StorageVersionMismatch, StorageKeyError."""
-    file = read_header(path, data, number, keys)
-    first_batch, marker = file.first_batch, file.marker
-    expected = first_batch
-    while True:
-        found = batch_at(data, file.end, marker)
-        if found is None or found[0] != expected:
-            break
-        body = file.end + BATCH_HEADER_SIZE
-        file.end = body + found[2]
-        file.batches.append((expected, found[3], body, file.end))
-        expected += 1
-    if file.end < len(data):
-        if not is_last:
-            raise StorageDamaged(path, file.end, f"batch {expected} is missing or wrong")
-        file.is_torn = data.startswith(marker, file.end)
-        position = data.find(marker, file.end)
-        while position >= 0:
-            found = batch_at(data, position, marker)
-            if found is not None and found[1] > expected:
-                raise StorageDamaged(
-                    path, file.end, f"batch {expected} is wrong, but batch {found[0]} follows"
-                )
-            position = data.find(marker, position + 1)
-    return file
-
-
-def batch_at(data: bytes, position: int, marker: bytes) -> tuple[int, int, int, int] | None:
-    """Number, oldest unsynced batch, length, flags of the batch there; None if there is none."""
-    body = position + BATCH_HEADER_SIZE
-    if body > len(data) or not data.startswith(marker, position):
-        return None
-    view = memoryview(data)
-    (checksum,) = _CHECKSUM.unpack_from(data, body - 4)
-    if checksum != zlib.crc32(view[position : body - 4]):
-        return None
-    _, number, unsynced, length, flags, body_checksum = _BATCH_HEADER.unpack_from(data, position)
-    if length > len(data) - body or body_checksum != zlib.crc32(view[body : body + length]):
-        return None
-    return number, unsynced, length, flags
+        self._position = FILE_HEADER_SIZE
+        self._is_full = self._is_closed = False
+        return file

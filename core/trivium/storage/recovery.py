@@ -32,9 +32,9 @@ from trivium.storage.changes import (
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem
-from trivium.storage.journal import (
-    FILE_HEADER_SIZE,
+from trivium.storage.journal_files import (
     STOPPED,
+    BatchPlace,
     JournalFile,
     file_name,
     file_number,
@@ -68,8 +68,9 @@ class Recovered:
         self.next_file = 1
         self.last_batch = -1
         self.journal_bytes = 0
-        #: each file's number and first batch
+        #: each file's number and first batch, and the last file
         self.files: list[tuple[int, int]] = []
+        self.last_file: JournalFile | None = None
         self.was_clean = False
         #: offsets below which a log's records are as the checkpoint has them
         self._checkpointed: dict[int, int] = {}
@@ -100,16 +101,20 @@ class Recovered:
         self.next_file = self.first_file
         # Of a new directory; a process that made a checkpoint and left no batch did not stop.
         self.was_clean = self.needed_batch < 0
-        last: JournalFile | None = None
         for number in numbers:
-            last = self._replay_file(filesystem, directory, number, number == numbers[-1])
+            self.last_file = self._replay_file(filesystem, directory, number, number == numbers[-1])
+        last = self.last_file
         if last is not None:
+            if last.is_followed:
+                raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
             if self.last_batch < self.needed_batch:
                 reason = f"batch {self.needed_batch} of the checkpoint is missing"
                 raise StorageDamaged(last.path, last.end, reason)
             for path in self._unknown.values():
-                raise StorageDamaged(path, FILE_HEADER_SIZE, "it changes a log that is not there")
-            _end(filesystem, last)
+                raise StorageDamaged(path, last.start, "it changes a log that is not there")
+            if last.is_torn:
+                reason = "where the last write was interrupted"
+                _logger.warning("%s: cut at byte %d, %s", last.path, last.end, reason)
         for path in left_over:
             filesystem.remove(path)
 
@@ -130,11 +135,11 @@ class Recovered:
             if file.first_batch > self.checkpoint_batch + 1:
                 raise StorageDamaged(path, 0, f"it begins with batch {file.first_batch}")
             self.last_batch = file.first_batch - 1
-        for batch, flags, start, end in file.batches:
-            self.last_batch = batch
-            self.was_clean = flags & STOPPED != 0
-            if batch > self.checkpoint_batch:
-                self.apply(file, batch, start, end)
+        for batch in file.batches:
+            self.last_batch = batch.number
+            self.was_clean = batch.flags & STOPPED != 0
+            if batch.number > self.checkpoint_batch:
+                self.apply(file, batch)
         self.files.append((number, file.first_batch))
         self.journal_bytes += file.end
         self.next_file = number + 1
@@ -145,17 +150,18 @@ class Recovered:
         self.logs[number] = DiskLog(number, "", self.changes, self.segments)
         return self.logs[number]
 
-    def apply(self, file: JournalFile, batch: int, start: int, end: int) -> None:
-        """Replay a batch, which lies in ``file`` from ``start`` to ``end``. Raises StorageDamaged.
+    def apply(self, file: JournalFile, batch: BatchPlace) -> None:
+        """Replay a batch, which lies in ``file``. Raises StorageDamaged.
 
         All of it or, when it raises, a part.
         """
         try:
-            data, position, behind = file.body(start, end)
+            data, position, behind = file.body(batch)
             self._apply_records(file.path, data, position, behind)
         except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongRecord) as error:
             # The checksum is right, so this was written: by a fault, or by somebody.
-            raise StorageDamaged(file.path, start, f"batch {batch} has no meaning") from error
+            reason = f"batch {batch.number} has no meaning"
+            raise StorageDamaged(file.path, batch.start, reason) from error
 
     def _apply_records(self, path: str, data: bytes, position: int, end: int) -> None:
         record = b""
@@ -233,22 +239,3 @@ class Recovered:
 
 class _WrongRecord(Exception):
     """A batch holds something that is no record, or one that cannot follow the others."""
-
-
-def _end(filesystem: FileSystem, last: JournalFile) -> None:
-    """Cut what follows the last batch off, and sync what was read.
-
-    A killed process may have left some of it in the system's cache only, and the next file must not
-    become durable before it.
-    """
-    if last.is_torn:
-        _logger.warning(
-            "%s: cut at byte %d, where the last write was interrupted", last.path, last.end
-        )
-    file = filesystem.open(last.path)
-    try:
-        if last.end < len(last.data):
-            file.truncate(last.end)
-        file.sync()
-    finally:
-        file.close()

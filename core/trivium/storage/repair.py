@@ -17,7 +17,8 @@ from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.directory import mark_directory_format
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.inspection import Inspection
-from trivium.storage.journal import FILE_HEADER_SIZE, FsyncPolicy, JournalWriter
+from trivium.storage.journal import FsyncPolicy, JournalWriter
+from trivium.storage.journal_files import FILE_HEADER_SIZE
 from trivium.storage.segment_files import SegmentWriter
 
 REPORT_FILE: Final = "report.txt"
@@ -47,6 +48,7 @@ def repair(
         entropy,
     )
     for log in inspection.logs():
+        log.restore_next_offset(inspection.next_offsets.get(log.number, 0))
         changes.logs.append((log.number, log.name, log.next_offset))
         for chunk in log.chunks():
             if chunk.segment:
@@ -62,13 +64,13 @@ def repair(
     for table in recovered.tables.values():
         changes.tables.append((table.number, table.name))
         changes.rows += [(table.number, key, value) for key, value in table.items()]
-    changes.positions = [
-        ("checkpoint_batch", recovered.last_batch),
-        ("needed_batch", recovered.last_batch),
-        ("first_file", recovered.next_file),
-        ("next_log", max(recovered.next_log, *recovered.logs, 0) + 1),
-        ("next_segment", writer.next_segment),
-    ]
+    changes.set_positions(
+        recovered.last_batch,
+        recovered.last_batch,
+        recovered.next_file,
+        max(recovered.next_log, *recovered.logs, 0) + 1,
+        writer.next_segment,
+    )
     _begin_journal(inspection, entropy)
     _replace_catalog(inspection, changes, entropy)
     mark_directory_format(filesystem, inspection.directory)

@@ -20,7 +20,6 @@ from trivium.storage.errors import StorageError, StorageLocked
 from trivium.storage.executor import Executor, Lane, Work
 from trivium.storage.filesystem import Database, File, FileSystem, Lock
 
-
 #: of a file as a whole, and of the write before it
 SYNCS = ("sync", "sync_range")
 
@@ -194,9 +193,7 @@ class SimulatedDisk(FileSystem):
         return survivor
 
     @staticmethod
-    def _survive(
-        content: bytearray, operation: Operation, random_: random.Random | None
-    ) -> None:
+    def _survive(content: bytearray, operation: Operation, random_: random.Random | None) -> None:
         choice = 0.0 if random_ is None else random_.random()
         if operation.is_synced:
             choice = 0.5

@@ -15,6 +15,7 @@ from tests.core.storage.model import Scenario, assert_equal, assert_recovers
 from tests.core.storage.simulated import Host, Operation, SimulatedDisk
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
+from trivium.storage.journal_files import FILE_HEADER_SIZE
 
 CATALOG = "data/catalog.sqlite"
 
@@ -318,6 +319,11 @@ def test_many_full_chunks() -> None:
     assert again.contents("l") == {at: (b"%d" % at, b"") for at in wanted}
 
 
+def has_checkpointed(host: Host) -> bool:
+    """Whether the catalog was written, behind the first time at the start."""
+    return sum(operation.kind == "database" for operation in host.disk.operations) > 1
+
+
 def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
     """The images of 10,000 logs and 10,000 rows are taken in many turns."""
     host = Host(checkpoint_size=100_000)
@@ -325,7 +331,7 @@ def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
         host.storage.log(f"l{number}").append(b"x")
         host.storage.table("t").put(b"%d" % number, b"x")
     turns = 0
-    while not any(operation.kind == "database" for operation in host.disk.operations):
+    while not has_checkpointed(host):
         host.storage.commit()
         host.step()
         turns += 1
@@ -342,7 +348,7 @@ def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled(
     for log in logs:
         log.append(b"x" * 20)
         log.append(b"y")
-    while not any(operation.kind == "database" for operation in host.disk.operations):
+    while not has_checkpointed(host):
         host.storage.commit()
         host.step()
     turns = 0
@@ -484,13 +490,13 @@ def test_a_journal_that_ends_before_its_checkpoint_stops_the_start() -> None:
     disk = host.disk.copy()
     (path,) = paths(disk, "data/journal")
     content = disk.content(path)
-    content[48:] = bytes(len(content) - 48)
+    content[FILE_HEADER_SIZE:] = bytes(len(content) - FILE_HEADER_SIZE)
     disk.create(path + ".spare")
     before = {name: bytes(disk.content(name)) for name in disk.files}
     for _ in range(2):
         with pytest.raises(StorageDamaged, match="of the checkpoint is missing") as raised:
             Host(disk)
-        assert (raised.value.file, raised.value.offset) == (path, 48)
+        assert (raised.value.file, raised.value.offset) == (path, FILE_HEADER_SIZE)
     assert {name: bytes(disk.content(name)) for name in disk.files} == before
 
 

@@ -146,7 +146,7 @@ def test_an_error_of_the_last_write_is_raised_by_close() -> None:
 def test_a_full_disk_is_final_and_loses_nothing_acknowledged() -> None:
     host = Host(journal_file_size=2000)
     acknowledged = 0
-    host.disk.capacity = 5000
+    host.disk.capacity = host.disk.used() + 5000
     for number in range(1000):
         host.storage.log("l").append(b"record %d" % number)
         host.commit()
@@ -178,9 +178,9 @@ def test_a_second_open_is_refused() -> None:
 
 def test_another_format_is_refused() -> None:
     disk = Host().disk.copy()
-    assert bytes(disk.content("data/format")) == b"trivium storage 1\n"
-    disk.content("data/format")[-2:-1] = b"2"
-    with pytest.raises(StorageVersionMismatch, match="storage format 2, this version reads 1"):
+    assert bytes(disk.content("data/format")) == b"trivium storage 2\n"
+    disk.content("data/format")[-2:-1] = b"3"
+    with pytest.raises(StorageVersionMismatch, match="format 3, this version reads 1 and 2"):
         Host(disk)
     disk.content("data/format")[:] = b"something else"
     with pytest.raises(StorageDamaged):

@@ -150,7 +150,7 @@ def test_catalog_columns(disk: SimulatedDisk) -> None:
 
 
 def test_names(disk: SimulatedDisk) -> None:
-    assert bytes(disk.content("data/format")) == b"trivium storage 1\n"
+    assert bytes(disk.content("data/format")) == b"trivium storage 2\n"
     assert {path.split("/")[1] for path in disk.files} == {
         "format",
         "journal",

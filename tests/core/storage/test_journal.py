@@ -10,11 +10,11 @@ import pytest
 
 from tests.core.storage.simulated import SYNCS, Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
-from trivium.storage.journal import (
+from trivium.storage.journal import PIECE_SIZE, FsyncPolicy
+from trivium.storage.journal_files import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
-    PIECE_SIZE,
-    FsyncPolicy,
+    MARK,
     file_name,
     file_number,
 )
@@ -40,6 +40,8 @@ def positions(disk: SimulatedDisk, path: str) -> list[int]:
     found = [FILE_HEADER_SIZE]
     marker = data[32:40]
     while data[found[-1] : found[-1] + 8] == marker:
+        if data[found[-1] + 32] & MARK:
+            break
         length = int.from_bytes(data[found[-1] + 24 : found[-1] + 32], "little")
         found.append(found[-1] + BATCH_HEADER_SIZE + length)
     return found
@@ -62,12 +64,14 @@ def test_the_format_is_what_the_document_says() -> None:
     markers.randbytes(8)
     data = bytes(host.disk.content(SECOND))
     assert data[:8] == b"TRIVJRNL"
-    assert data[8:12] == bytes([1, 0, 0, 0])
+    assert data[8:12] == bytes([3, 0, 0, 0])
     assert data[16:24] == bytes([2, 0, 0, 0, 0, 0, 0, 0])
     assert data[24:32] == bytes([1, 0, 0, 0, 0, 0, 0, 0])
     assert data[32:40] == markers.randbytes(8)
-    assert data[44:48] == zlib.crc32(data[:44]).to_bytes(4, "little")
-    batch = data[48:]
+    # Not encrypted, and nothing was reserved.
+    assert data[40:92] == bytes(52)
+    assert data[92:96] == zlib.crc32(data[:92]).to_bytes(4, "little")
+    batch = data[96:]
     assert batch[:8] == data[32:40]
     assert batch[8:16] == bytes([1, 0, 0, 0, 0, 0, 0, 0])
     assert batch[16:24] == bytes([1, 0, 0, 0, 0, 0, 0, 0])
@@ -91,6 +95,59 @@ def test_the_format_is_what_the_document_says() -> None:
         b"\x09\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00kvv"
         b"\x0a\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00k"
     )
+
+
+def test_a_file_that_is_closed_and_followed_says_so() -> None:
+    """docs/storage-format.md, "Marks"."""
+    host = Host(journal_file_size=4096)
+    host.commit()
+    live = bytes(host.disk.content(FIRST))
+    assert len(live) == 4096
+    assert live[80:88] == (4096).to_bytes(8, "little")
+    host.storage.close()
+    closed = bytes(host.disk.content(FIRST))
+    end = positions(host.disk, FIRST)[-1]
+    Host(host.disk, seed=1)
+    followed = bytes(host.disk.content(FIRST))
+    assert (len(closed), len(followed)) == (end + 48, end + 96)
+    assert followed[: end + 48] == closed
+    for mark, flags in ((closed[end:], 4), (followed[end + 48 :], 8)):
+        assert mark[:8] == live[32:40]
+        assert mark[8:24] == 2 * (2).to_bytes(8, "little")
+        assert mark[24:32] == bytes(8)
+        assert mark[32:36] == flags.to_bytes(4, "little")
+        assert mark[36:44] == bytes(8)
+        assert mark[44:48] == zlib.crc32(mark[:44]).to_bytes(4, "little")
+
+
+def test_a_missing_last_file_stops_the_start() -> None:
+    disk = written(9, journal_file_size=600)
+    last = max(path for path in disk.files if path.endswith(".journal"))
+    disk.files.pop(last)
+    with pytest.raises(StorageDamaged, match="missing") as raised:
+        Host(disk)
+    assert raised.value.file == last
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_last_file_cut_anywhere_stops_the_start(close: bool) -> None:
+    whole = written(3, close=close)
+    for cut in range(FILE_HEADER_SIZE, len(whole.content(FIRST))):
+        disk = whole.copy()
+        del disk.content(FIRST)[cut:]
+        with pytest.raises(StorageDamaged) as raised:
+            Host(disk)
+        assert raised.value.file == FIRST
+
+
+def test_any_damaged_bit_of_the_last_batch_of_a_clean_stop_stops_the_start() -> None:
+    whole = written(3, close=True)
+    start, end = positions(whole, FIRST)[-2:]
+    for position in range(start, end + BATCH_HEADER_SIZE):
+        disk = whole.copy()
+        disk.content(FIRST)[position] ^= 1 << position % 8
+        with pytest.raises(StorageDamaged):
+            Host(disk)
 
 
 def test_a_record_for_several_logs_is_written_once() -> None:
@@ -126,7 +183,7 @@ def test_a_torn_end_is_cut_with_one_log_line(caplog: pytest.LogCaptureFixture) -
         with caplog.at_level(logging.WARNING):
             assert records(disk) == 2
         assert len(caplog.records) == (1 if cut >= start + 8 else 0)
-        assert len(disk.content(FIRST)) == start
+        assert len(disk.content(FIRST)) == start + 2 * BATCH_HEADER_SIZE
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -163,7 +220,7 @@ def test_a_damaged_start_changes_nothing_and_releases_the_lock() -> None:
 
 
 def test_a_damaged_end_of_a_file_that_is_not_the_last_stops_the_start() -> None:
-    disk = written(9, journal_file_size=400)
+    disk = written(9, journal_file_size=600)
     assert SECOND in disk.files
     start, end = positions(disk, FIRST)[-2:]
     disk.content(FIRST)[end - 1] ^= 1
@@ -173,16 +230,16 @@ def test_a_damaged_end_of_a_file_that_is_not_the_last_stops_the_start() -> None:
 
 
 def test_a_short_file_that_is_not_the_last_stops_the_start() -> None:
-    disk = written(9, journal_file_size=400)
+    disk = written(9, journal_file_size=600)
     del disk.content(FIRST)[positions(disk, FIRST)[-2] :]
     with pytest.raises(StorageDamaged) as raised:
         Host(disk)
-    assert raised.value.file == SECOND
+    assert raised.value.file == FIRST
 
 
 @pytest.mark.parametrize("missing", [FIRST, SECOND])
 def test_a_missing_file_stops_the_start(missing: str) -> None:
-    disk = written(20, journal_file_size=400)
+    disk = written(20, journal_file_size=600)
     disk.files.pop(missing)
     with pytest.raises(StorageDamaged) as raised:
         Host(disk)
@@ -221,9 +278,9 @@ def test_a_batch_without_meaning_stops_the_start() -> None:
 def test_a_journal_of_another_version_is_refused() -> None:
     disk = written(1)
     content = disk.content(FIRST)
-    content[8] = 3
-    content[44:48] = zlib.crc32(content[:44]).to_bytes(4, "little")
-    with pytest.raises(StorageVersionMismatch, match="format 3, this version reads 1 and 2"):
+    content[8] = 4
+    content[92:96] = zlib.crc32(content[:92]).to_bytes(4, "little")
+    with pytest.raises(StorageVersionMismatch, match="format 4, this version reads 1 to 3"):
         Host(disk)
 
 
@@ -271,10 +328,10 @@ def test_a_large_batch_is_written_in_pieces_and_its_head_last() -> None:
     start = len(host.disk.operations)
     host.commit()
     operations = [each for each in host.disk.operations[start:] if each.kind in ("write", "sync")]
-    # That of the file's header, the pieces, the head.
+    # Those of the file before and the header of the next one, the pieces, the head.
     writes = [each for each in operations if each.kind == "write"]
-    assert [len(each.data) >= PIECE_SIZE for each in writes] == [False, True, True, False, False]
-    positions_ = [each.position for each in writes[1:]]
+    assert [len(each.data) >= PIECE_SIZE for each in writes[3:]] == [True, True, False, False]
+    positions_ = [each.position for each in writes[3:]]
     assert positions_ == [*sorted(positions_[:3]), FILE_HEADER_SIZE]
     assert [each.kind for each in operations[-2:]] == ["write", "sync"]
     path = next(path for path in host.disk.files if records[0] in host.disk.content(path))
