@@ -29,6 +29,8 @@ DEFAULT_HEADER: Final = "x-deduplication-header"
 #: has all of its rows in memory.
 DEFAULT_SIZE: Final = 65_536
 MAX_SIZE: Final = 1 << 20
+#: Ids that a window which became smaller forgets in one turn, lest everything else stop.
+FORGET_AT_ONCE: Final = 1024
 #: Longer ids are replaced by their SHA-256.
 MAX_ID_BYTES: Final = 128
 
@@ -111,6 +113,7 @@ class Window(Timed):
         self._prefix = _SCOPE.pack(len(scope)) + scope
         self._entries: dict[bytes, _Entry] = {}
         self._order: deque[_Entry] = deque()
+        self._size = MAX_SIZE
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -141,10 +144,19 @@ class Window(Timed):
         self._order.append(entry)
         if is_stored:
             self._owner.table.put(self._prefix + identity, _ROW.pack(now, expires))
-        while len(self._entries) > settings.size:
-            self._drop(self._order.popleft())
+        self.limit(settings.size)
         if expires:
             broker.timers.call_at(expires, self)
+
+    def limit(self, size: int) -> None:
+        """Hold the latest ``size`` ids: forget the others, very many of them bit by bit."""
+        self._size = size
+        forgotten = 0
+        while len(self._entries) > size and forgotten < FORGET_AT_ONCE:
+            self._drop(self._order.popleft())
+            forgotten += 1
+        if len(self._entries) > size:
+            self._broker.timers.call_at(self._broker.now_ms + 1, self)
 
     def restore(self, identity: bytes, expires: int) -> None:
         """An id from before a restart; in the order in which they were taken."""
@@ -161,7 +173,8 @@ class Window(Timed):
         self._order.clear()
 
     def due(self) -> None:
-        """See ``Timed``: forget what has expired."""
+        """See ``Timed``: forget what has expired, and what there is no room for."""
+        self.limit(self._size)
         order = self._order
         now = self._broker.now_ms
         while order and 0 < order[0].expires <= now:
@@ -198,6 +211,12 @@ class Deduplication:
     def window(self, kind: str, name: str) -> Window:
         """The window of the exchange or queue (``kind``) called ``name``."""
         return self._window(f"{kind}/{name}".encode())
+
+    def limit(self, kind: str, name: str, size: int) -> None:
+        """The exchange or queue remembers ``size`` ids from now on."""
+        window = self._windows.get(f"{kind}/{name}".encode())
+        if window is not None:
+            window.limit(size)
 
     def _window(self, scope: bytes) -> Window:
         found = self._windows.get(scope)

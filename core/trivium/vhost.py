@@ -323,6 +323,7 @@ class VirtualHost:
             # What a session keeps is up to its own protocol.
             settings.delivery = -1
         queue.apply(settings)
+        self.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
 
     def _is_on_disk(self, durable: bool, owner: object, arguments: dict[str, HeaderValue]) -> bool:
         return (

@@ -8,6 +8,7 @@ import trivium.message
 from tests.core.harness import drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
+from trivium.deduplication import DEFAULT_SIZE, FORGET_AT_ONCE
 from trivium.errors import PreconditionFailed
 from trivium.exchanges import ACCEPTED, REJECTED, Binding, Exchange
 from trivium.message import HeaderValue, Message, Properties, PropertyCodec
@@ -210,6 +211,29 @@ def test_an_exchange_takes_an_id_once(vhost: VirtualHost, kind: str) -> None:
     assert [len(queue) for queue in queues] == [4, 4]
 
 
+def test_a_stream_behind_an_exchange_that_deduplicates_takes_an_id_once(
+    vhost: VirtualHost,
+) -> None:
+    exchange = exchange_of(vhost, message_deduplication=True)
+    stream = vhost.declare_stream("s", 2)
+    vhost.bind(exchange, Binding(stream, b"#"))
+    vhost.bind(exchange, Binding(stream, b"k"))
+    for identity in ("a", "b", "a"):
+        publish(vhost, sent(identity, mode=2))
+    assert stream.published == 2
+
+
+def test_a_stream_itself_does_not_deduplicate(vhost: VirtualHost) -> None:
+    stream = vhost.declare_stream("s")
+    made = sent("a", mode=2)
+    made.insists = True
+    for _ in range(2):
+        vhost.route(vhost.exchange(""), b"s").publish(made)
+    assert stream.published == 2
+    with pytest.raises(PreconditionFailed, match="x-message-deduplication"):
+        vhost.declare_stream("t", 1, {"x-message-deduplication": True})
+
+
 def test_an_exchange_forgets_as_queues_do(vhost: VirtualHost) -> None:
     exchange = exchange_of(vhost, message_deduplication=True, cache_ttl=100, cache_size=2)
     queue = declare(vhost)
@@ -364,6 +388,41 @@ def test_a_window_goes_on_after_a_restart_as_it_was() -> None:
     assert len(queue) == 4
     pass_time(again, 1000)
     assert len(storage.table("deduplication//")) == 0
+
+
+def test_a_window_that_a_policy_makes_smaller_forgets_the_oldest_ids() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, message_deduplication=True)
+    identities = [str(n) for n in range(2 * FORGET_AT_ONCE + 10)]
+    for identity in identities:
+        queue.put(sent(identity), b"")
+    vhost.set_policy(Policy("p", "q", {"cache-size": 10}))
+    pass_time(vhost, 0)
+    window = vhost.deduplication.window("queue", "q")
+    # Not all in one turn.
+    assert len(window) == FORGET_AT_ONCE + 10
+    pass_time(vhost, 1)
+    assert len(window) == len(storage.table("deduplication//")) == 10
+    assert [queue.put(sent(identity), b"") > 0 for identity in identities[-10:]] == [True] * 10
+    assert len(queue) == len(identities)
+    # So it does after a start, and no more than the policy says.
+    vhost.set_policy(Policy("p", "q", {"cache-size": 9}))
+    again = open_vhost(storage)
+    assert len(again.deduplication.window("queue", "q")) == 9
+
+
+def test_a_window_that_a_policy_made_larger_is_not_cut_by_a_start() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    vhost.set_policy(Policy("p", "q", {"cache-size": DEFAULT_SIZE + 5}))
+    declare(vhost, message_deduplication=True)
+    window = vhost.deduplication.window("queue", "q")
+    for n in range(DEFAULT_SIZE + 5):
+        window.add(str(n).encode(), vhost.queues["q"].settings.deduplication, True)
+    again = open_vhost(storage)
+    pass_time(again, 1)
+    assert len(again.deduplication.window("queue", "q")) == DEFAULT_SIZE + 5
 
 
 @pytest.mark.parametrize("storage", [HeldStorage(), MemoryStorage()], ids=["disk", "memory"])
