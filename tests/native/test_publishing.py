@@ -440,6 +440,31 @@ def test_after_a_rejection_the_numbers_go_on_with_the_rejected_message(memory: S
     assert payloads == [b"0", b"1", b"2", b"3"]
 
 
+def test_after_an_unroutable_message_the_numbers_go_on_with_it(disk: Site) -> None:
+    queue = add_queue(disk, b"wanted")
+    wire = disk.client()
+    open_producer(disk, wire)
+    body = publish(
+        entry(b"0", b"wanted", flags=5 | 16),
+        entry(b"1", b"other"),
+        entry(b"2", b"later", flags=5 | 16),
+        entry(b"3", b"wanted"),
+        producer=(b"p", 0, 0),
+    )
+    for correlation in (1, 2):
+        # The first time may have got lost: the second is answered the same, not confirmed.
+        wire.send(frames.PUBLISH, correlation, body)
+        disk.sync()
+        assert error(wire.take()) == (correlation, 306, {"indexes": [2]})
+        assert len(queue) == 1
+    disk.vhost.bind(disk.vhost.exchange("amq.topic"), Binding(queue, b"later"))
+    disk.turn()
+    wire.send(frames.PUBLISH, 3, body)
+    disk.sync()
+    assert confirms(wire.take()) == [(3, 1)]
+    assert [queue.get().message.payload for _ in range(3)] == [b"0", b"2", b"3"]
+
+
 # Backpressure
 
 

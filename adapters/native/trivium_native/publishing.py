@@ -119,14 +119,11 @@ class Publisher:
             if known < count:
                 self._publish(routes, messages, known)
                 producers.advance(producer, epoch, sequence + count)
-        except Rejected as error:
-            # The numbers stop before it, so that it can be sent again.
+        except (Rejected, Unroutable) as error:
+            # The numbers stop before it, so that it can be sent again and is not confirmed then.
             indexes = error.detail["indexes"]
             assert isinstance(indexes, list)
             producers.advance(producer, epoch, sequence + int(indexes[0]))
-            raise
-        except Unroutable:
-            producers.advance(producer, epoch, sequence + count)
             raise
         # Also where nothing was published: the first time may not be durable yet.
         return storage.batch if storage.is_durable else 0
@@ -260,7 +257,7 @@ class Publisher:
         """Publish; ``skip`` of the first are there already (-1: not idempotent).
 
         Raises Rejected and Unroutable after everything else was published, but an idempotent
-        request stops at the first that is rejected.
+        request stops at the first that is one of them.
         """
         storage = self._broker.storage
         metrics = self._connection.metrics
@@ -278,6 +275,8 @@ class Publisher:
             if not is_routable and (not is_delayed or index in self._mandatory):
                 metrics.messages_unroutable += 1
                 unroutable.append(index)
+                if skip >= 0 and index in self._mandatory:
+                    break
             if not is_delayed:
                 result = route.publish(message)
             elif is_routable or index not in self._mandatory:
