@@ -132,11 +132,14 @@ class GroupMembers(Timed):
         rebalance_ms: int,
         listener: MemberListener,
     ) -> Member:
-        """Make a member, in place of one of that name."""
+        """Make a member, in place of one of that name, which is fenced."""
+        replaced = self.members.get(name)
         generation = self._memberships.raise_generation(self.name)
         self._release_all(name)
         member = Member(name, streams, session_ms, rebalance_ms, generation)
         self.members[name] = member
+        if replaced is not None and replaced.listener is not listener:
+            replaced.notify(self.name)
         self.reassign()
         self._heard_from(member, listener)
         self._give(member, generation)
@@ -145,7 +148,14 @@ class GroupMembers(Timed):
     def heartbeat(
         self, name: str, generation: int, owned: set[Partition], listener: MemberListener
     ) -> Member:
-        """A member lives, and holds ``owned``. Raises StaleMember."""
+        """A member lives, and holds ``owned``. Raises StaleMember, Fenced.
+
+        Two that would join again and again under one name would take it from each other for ever:
+        so the one before is told to stop.
+        """
+        newer = self.members.get(name)
+        if newer is not None and generation < newer.joined:
+            raise Fenced(f"group '{self.name}' was joined again as '{name}': that one took over")
         member = self.member(name, generation)
         self._heard_from(member, listener)
         for partition, ownership in list(member.owned.items()):

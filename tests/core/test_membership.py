@@ -296,8 +296,12 @@ def test_joining_again_fences_the_same_member_before(vhost: VirtualHost, stream:
     new = Client(vhost, "a").join()
     assert len(new.partitions) == 2
     assert not old.may_commit(stream, *new.partitions)
-    with pytest.raises(StaleMember, match="generation"):
+    # It is asked for a heartbeat, to learn at once that it must stop.
+    assert old.calls == 1
+    with pytest.raises(Fenced, match="joined again as 'a'"):
         old.beat()
+    with pytest.raises(StaleMember, match="generation"):
+        old.leave()
     assert len(b.beat().partitions) == 2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.live import TIMEOUT, running
-from trivium_native import connect, errors, group_operations
+from trivium_native import connect, errors
 from trivium_native.client import Client
 from trivium_native.consumer import GroupConsumer
 from trivium_native.transaction import Transaction
@@ -185,15 +185,49 @@ async def test_a_member_that_was_taken_for_gone_joins_again(url: str, client: Cl
         ) as consumer,
     ):
         await anext(consumer)
-        # Someone takes its place: for the broker that is what a time-out is.
-        usurper = await other._link.run(group_operations.join("g", "m", ["s"]))
-        await other.leave(usurper.membership)
+        # For the broker that is what a time-out is.
+        await other.leave(consumer.membership)
         await log.until_assigned(2 * PARTITIONS)
         assert log.revoked == [0, 1, 2, 3]
         with pytest.raises(errors.StaleMember):
             await consumer.commit()
         await read(consumer, log, 20)
     assert sorted(log.read) == list(range(20))
+
+
+async def test_who_joins_under_the_name_of_a_living_member_ends_that_one_for_good(
+    url: str, client: Client
+) -> None:
+    await put(client, range(20))
+    log = Log()
+    async with (
+        connect(url) as other,
+        client.join("g", ["s"], member="m") as old,
+        other.join("g", ["s"], member="m") as new,
+    ):
+        # It is told at once, and hands out nothing more of what it has.
+        with pytest.raises(errors.Fenced, match="joined again as 'm'"):
+            async for _ in old:
+                pass
+        for call in (lambda: anext(old), old.commit):
+            with pytest.raises(errors.Fenced):
+                await call()
+        await read(new, log, 20)
+    assert sorted(log.read) == list(range(20))
+
+
+async def test_the_same_on_one_connection(client: Client) -> None:
+    log = Log()
+    async with AsyncExitStack() as stack:
+        async with client.join("g", ["s"], member="m", session_timeout=0.3) as old:
+            new = await stack.enter_async_context(client.join("g", ["s"], member="m"))
+            with pytest.raises(errors.Fenced):
+                await anext(old)
+        # The end of the old one takes nothing from the new one.
+        assert client._link.members["g", "m"] is new
+        await put(client, range(10))
+        await read(new, log, 10)
+    assert sorted(log.read) == list(range(10))
 
 
 async def test_a_deleted_stream_is_let_go_and_its_successor_is_read(client: Client) -> None:

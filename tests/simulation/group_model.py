@@ -143,6 +143,9 @@ class GroupModel:
         """Generation and partitions of the member, or the holder. Raises Refused."""
         if self._is_holder(group, name, generation):
             return generation, {}
+        newer = self._group(group).members.get(name)
+        if newer is not None and generation < newer.joined:
+            raise Refused(FENCED)
         member = self._group(group).member(name, generation)
         member.expires = now + member.session_ms
         for place, held in list(member.held.items()):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from trivium_native import group_operations, operations
 from trivium_native.errors import (
+    Fenced,
     NativeError,
     NotFound,
     OffsetOutOfRange,
@@ -178,6 +179,9 @@ class GroupConsumer:
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
+        if isinstance(error, Fenced):
+            # Someone else reads what is left.
+            self._items.clear()
         self._wakeup.set()
 
     # Committing
@@ -207,8 +211,10 @@ class GroupConsumer:
         """Commit everything that was handed out; returns once it is durable.
 
         Raises StaleMember when some of it was handed out before this member lost it: that will come
-        again, here or to another member.
+        again, here or to another member. Raises Fenced when someone has taken its place.
         """
+        if isinstance(self._error, Fenced):
+            raise self._error
         lost, self._lost = self._lost, None
         if lost is not None:
             raise lost
@@ -236,7 +242,9 @@ class GroupConsumer:
         if self._task is not None:
             self._task.cancel()
         membership = self.membership
-        self._link.members.pop((membership.group, membership.member), None)
+        place = (membership.group, membership.member)
+        if self._link.members.get(place) is self:
+            del self._link.members[place]
         for reader in self._readers.values():
             self._unsubscribe(reader)
         self._readers.clear()
