@@ -188,6 +188,8 @@ def test_user_merges_from_file_and_environment(tmp_path: Path) -> None:
         ("[storage]\nfsync = 'often'\n", "[storage] fsync = 'often': 'often' is not always"),
         ("[storage]\nmode = 'tape'\n", "[storage] mode = 'tape': not one of disk, memory"),
         ("[storage]\ndata = 5\n", "[storage] data = 5: must be text"),
+        ("[storage]\ndata = ''\n", "[storage] data = '': not a path"),
+        ('[storage]\ndata = "a\\u0000b"\n', "not a path"),
         ("[limits]\nmax_connections = 'many'\n", "max_connections = 'many': not a whole number"),
         ("[limits]\nmax_connections = 1.5\n", "max_connections = 1.5: not a whole number"),
         ("[limits]\nmax_connections = true\n", "must not be true or false"),
@@ -210,6 +212,11 @@ def test_wrong_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -
         load(write(tmp_path, text))
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value) or message.startswith("[users.ann] needs")
+
+
+def test_an_empty_variable_is_no_data_directory() -> None:
+    with pytest.raises(ConfigError, match=r"^TRIVIUM_STORAGE__DATA: .* not a path"):
+        load(environment={"TRIVIUM_STORAGE__DATA": ""})
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,14 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     serve = add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG)
-    serve.add_argument("--config", metavar="FILE", help="TOML configuration file")
+    serve.add_argument("--config", type=_not_empty, metavar="FILE", help="TOML configuration file")
     place = serve.add_mutually_exclusive_group()
-    place.add_argument("--data", metavar="DIR", help="data directory (default: ./trivium-data)")
+    place.add_argument(
+        "--data",
+        type=_not_empty,
+        metavar="DIR",
+        help="data directory (default: ./trivium-data)",
+    )
     place.add_argument("--memory", action="store_true", help="keep everything in memory only")
     for protocol, port in (("mqtt", 1883), ("amqp", 5672), ("native", 7650), ("http", 15672)):
         serve.add_argument(
@@ -174,14 +179,17 @@ def _parser() -> argparse.ArgumentParser:
         ("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG),
     ):
         command = add(name, summary, epilog)
-        command.add_argument("directory", metavar="DIR")
+        command.add_argument("directory", type=_not_empty, metavar="DIR")
         source = command.add_mutually_exclusive_group()
         source.add_argument(
             "--key-file",
+            type=_not_empty,
             metavar="FILE",
             help="keys of an encrypted directory (else as the environment configures the broker)",
         )
-        source.add_argument("--key-env", metavar="NAME", help="variable that holds the keys")
+        source.add_argument(
+            "--key-env", type=_not_empty, metavar="NAME", help="variable that holds the keys"
+        )
 
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser
@@ -213,6 +221,12 @@ def _address(text: str) -> str:
         Listen.parse(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it must not be empty")
     return text
 
 

@@ -189,6 +189,11 @@ def _convert_value(wanted: Any, value: Any) -> Any:
         value = str(value)
     if not isinstance(value, (str, Path)):
         raise ConfigError("must be text")
+    if wanted is Path:
+        # Path("") would be the current directory.
+        if not str(value) or "\0" in str(value):
+            raise ConfigError("not a path")
+        return Path(value)
     if wanted in (Listen, Fsync):
         return wanted.parse(value)
     return wanted(value)
