@@ -118,6 +118,7 @@ class World(Driver):
         now_ms: int,
         keys: Keys | None = None,
         compression: str = "none",
+        fsync: str = "always",
     ) -> None:
         self.is_requested = False
         self.host = Host(
@@ -128,6 +129,7 @@ class World(Driver):
             memory_size=MEMORY_SIZE,
             keys=keys,
             compression=compression,
+            fsync=fsync,
         )
         self._wakes = 0
         self.storage = self.host.storage
