@@ -25,7 +25,8 @@ EXCHANGES: Final = "exchanges"
 STREAMS: Final = "streams"
 ALL: Final = "all"
 
-_EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
+#: What a policy for exchanges may set.
+EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
 #: Policies of a virtual host: each new queue is compared with all of them.
 MAX_POLICIES: Final = 256
@@ -63,7 +64,7 @@ class Policy:
             what = f"'{key}' of policy '{name}'"
             if isinstance(value, str) and len(value.encode()) > MAX_NAME_BYTES:
                 raise PreconditionFailed(f"invalid {what}: it is too long")
-            if key in _EXCHANGE_KEYS:
+            if key in EXCHANGE_KEYS:
                 if not isinstance(value, str):
                     raise PreconditionFailed(f"invalid {what}: text is needed")
             elif key in POLICY_KEYS:

@@ -68,8 +68,11 @@ IGNORED: Final = frozenset(
     }
 )
 
+#: Arguments of queues that are honoured, without ``x-``.
+KEYS: Final = frozenset(_NUMBERS) | _TEXTS | _FLAGS
+
 #: What a policy for queues may set.
-POLICY_KEYS: Final = (frozenset(_NUMBERS) | _TEXTS | _FLAGS) - {
+POLICY_KEYS: Final = KEYS - {
     "max-priority",
     "queue-type",
     "storage",

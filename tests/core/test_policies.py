@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.core.harness import ManualDriver, drain, message, open_vhost
@@ -10,8 +13,10 @@ from trivium.broker import Broker
 from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.message import HeaderValue
-from trivium.policies import MAX_POLICIES, Policy
+from trivium.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
+from trivium.queue_settings import IGNORED, KEYS, POLICY_KEYS
 from trivium.storage.memory import MemoryStorage
+from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
 
 
 def test_the_highest_priority_holds_alone() -> None:
@@ -153,3 +158,30 @@ def test_a_policy_that_is_set_already_is_not_written_again() -> None:
 def test_a_wrong_policy_of_the_configuration_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match=r"^\[policies\.p\]: .*'max-lenght'"):
         Config(policies={"p": PolicyConfig(pattern="q", definition={"max-lenght": 3})})
+
+
+def documented(document: str, row: str, cell: int = 1, prefix: str = "") -> set[str]:
+    """What stands in backquotes, after ``prefix``, in a cell of the table row that begins so."""
+    text = Path(__file__).parents[2].joinpath("docs", document).read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^\| {row} \|.*\|$", text, flags=re.MULTILINE)
+    return set(re.findall(rf"`{prefix}([a-z-]+)`", line.split("|")[cell + 1]))
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [("queues", POLICY_KEYS), ("exchanges", EXCHANGE_KEYS), ("streams", STREAM_KEYS)],
+)
+def test_the_reference_of_policies_has_every_key(row: str, keys: frozenset[str]) -> None:
+    assert documented("delivery.md", row) == keys
+
+
+def test_the_reference_of_queue_arguments_has_every_argument() -> None:
+    known = documented("amqp.md", "queue arguments", prefix="x-")
+    assert known | documented("amqp.md", "of this broker", prefix="x-") == KEYS
+    assert documented("amqp.md", "accepted, without a meaning here", prefix="x-") == IGNORED
+
+
+def test_the_reference_of_stream_arguments_has_every_argument() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/streams.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`x-[^|]*)\|", text, flags=re.MULTILINE)
+    assert set(re.findall(r"`x-([a-z-]+)`", "".join(cells))) >= STREAM_KEYS | {"queue-type"}
