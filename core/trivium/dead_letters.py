@@ -11,7 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from trivium.message import Address, HeaderValue, Message
+from trivium.message import PROTOCOL_AMQP, Address, HeaderValue, Message
 
 if TYPE_CHECKING:
     from trivium.queues import Queue
@@ -22,6 +22,12 @@ EXPIRED: Final = "expired"
 REJECTED_REASON: Final = "rejected"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
+
+#: The header with further routing keys that an AMQP message was published with.
+COPIES_HEADER: Final = "CC"
+
+#: Largest count in ``x-death``: AMQP has signed integers of 64 bits.
+MAX_COUNT: Final = (1 << 63) - 1
 
 #: Entries of ``x-death``: one per queue and reason in the path. Longer paths are misconfigured.
 MAX_DEATHS: Final = 64
@@ -77,11 +83,13 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
         lost.add(CYCLE, queue.name, now)
         return
     address = message.address
-    key = address.key
-    if settings.dead_letter_routing_key is not None:
-        key = settings.dead_letter_routing_key.encode()
-    history = _with_death(deaths, queue.name, reason, message, now)
+    keys = [address.key, *_copies(message)]
+    history = _with_death(deaths, queue.name, reason, message, keys, now)
     annotations = dict(message.annotations or {})
+    if settings.dead_letter_routing_key is not None:
+        if len(keys) > 1:
+            annotations[COPIES_HEADER] = None
+        keys = [settings.dead_letter_routing_key.encode()]
     if not deaths:
         annotations["x-first-death-reason"] = reason
         annotations["x-first-death-queue"] = queue.name
@@ -92,7 +100,7 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
     annotations["x-death"] = history
     dead = Message(
         message.protocol,
-        Address(exchange.name, key),
+        Address(exchange.name, keys[0]),
         message.header,
         message.payload,
         message.mode,
@@ -102,12 +110,25 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
         annotations=annotations,
         insists=message.insists,
     )
-    route = vhost.route(exchange, key)
-    if route.depends_on_message:
-        route = route.resolve(dead)
+    route = vhost.route_all(exchange, keys, dead)
     if not route.destinations:
         lost.add(UNROUTABLE, queue.name, now)
     route.publish(dead)
+
+
+def _copies(message: Message) -> list[bytes]:
+    """The further routing keys of a message, without those of the header BCC, which is gone."""
+    if message.protocol != PROTOCOL_AMQP:
+        return []
+    found = message.properties().header(COPIES_HEADER)
+    keys: list[bytes] = []
+    if isinstance(found, list):
+        for key in found:
+            if isinstance(key, str):
+                keys.append(key.encode())
+            elif isinstance(key, bytes):
+                keys.append(key)
+    return keys
 
 
 def _deaths(message: Message) -> list[HeaderValue]:
@@ -129,7 +150,12 @@ def _is_cycle(deaths: list[HeaderValue], queue_name: str, reason: str) -> bool:
 
 
 def _with_death(
-    deaths: list[HeaderValue], queue_name: str, reason: str, message: Message, now: int
+    deaths: list[HeaderValue],
+    queue_name: str,
+    reason: str,
+    message: Message,
+    keys: list[bytes],
+    now: int,
 ) -> list[HeaderValue]:
     others: list[HeaderValue] = []
     death: dict[str, HeaderValue] | None = None
@@ -141,7 +167,10 @@ def _with_death(
         ):
             count = known.get("count")
             death = dict(known)
-            death["count"] = count + 1 if isinstance(count, int) else 1
+            if not isinstance(count, int) or isinstance(count, bool):
+                count = 0
+            # It may be a publisher's, and of any size.
+            death["count"] = min(max(count, 0), MAX_COUNT - 1) + 1
         else:
             others.append(known)
     if death is None:
@@ -151,7 +180,7 @@ def _with_death(
             "queue": queue_name,
             "time": datetime.fromtimestamp(now // 1000, UTC),
             "exchange": message.address.exchange,
-            "routing-keys": [message.address.key.decode("utf-8", "replace")],
+            "routing-keys": [key.decode("utf-8", "replace") for key in keys],
         }
         if message.expires:
             expiration = message.properties().expiration

@@ -201,8 +201,8 @@ class Message:
         self.origin = origin
         #: not to be delivered before this time, in milliseconds since the epoch; 0 for at once
         self.deliver_at = deliver_at
-        #: headers that the broker set; they go before those in ``header``, whose expiration does
-        #: not count any more
+        #: headers that the broker set, None for one that it took away; they go before those in
+        #: ``header``, whose expiration does not count any more
         self.annotations = annotations
         #: its publisher asked for this very mode (``x-delivery``): queues must not change it
         self.insists = insists
@@ -327,7 +327,7 @@ def decode_record(record: bytes) -> Message:
 
 def _annotated(properties: Properties, annotations: dict[str, HeaderValue]) -> Properties:
     """``properties`` with the broker's headers in front, and without an expiration."""
-    headers = list(annotations.items())
+    headers = [(name, value) for name, value in annotations.items() if value is not None]
     headers.extend([pair for pair in properties.headers if pair[0] not in annotations])
     properties.headers = headers
     properties.expiration = None

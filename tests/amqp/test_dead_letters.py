@@ -73,6 +73,62 @@ def test_dead_letter_of_a_dead_letter_counts(client: Client) -> None:
         client.publish("q", b"1", headers=headers)
 
 
+@pytest.mark.parametrize(
+    ("count", "then"), [((1 << 63) - 1, (1 << 63) - 1), (-5, 1), ("7", 1), (True, 1), (7, 8)]
+)
+def test_a_publishers_own_count_stays_a_number(client: Client, count: object, then: int) -> None:
+    dead_letter_queue(client, **{"x-message-ttl": 0})
+    death = {"queue": "q", "reason": "expired", "count": count}
+    rejected = {"queue": "else", "reason": "rejected", "count": 1}
+    client.publish("q", b"1", headers={"x-death": [death, rejected]})
+    client.server.end_turn()
+    received = client.call(Basic.Get(queue="dead"))
+    assert received[1].properties.headers["x-death"] == [death | {"count": then}, rejected]
+
+
+def test_a_dead_letter_goes_by_all_routing_keys_of_its_message(client: Client) -> None:
+    client.exchange("dlx", "direct")
+    client.declare("q", arguments={"x-dead-letter-exchange": "dlx"})
+    for name in ("first", "second", "blind"):
+        client.declare(name)
+    client.bind("first", "dlx", "q")
+    client.bind("second", "dlx", "cc")
+    client.bind("second", "dlx", "q")
+    client.bind("blind", "dlx", "bcc")
+    client.publish("q", b"1", headers={"CC": ["cc", "cd"], "BCC": ["bcc"]})
+    client.get("q", no_ack=False)
+    client.send(Basic.Reject(1, requeue=False))
+    for name in ("first", "second"):
+        received = client.call(Basic.Get(queue=name, no_ack=True))
+        assert (received[0].exchange, received[0].routing_key) == ("dlx", "q")
+        headers = received[1].properties.headers
+        assert headers["CC"] == ["cc", "cd"]
+        assert headers["x-death"][0]["routing-keys"] == ["q", "cc", "cd"]
+        assert client.get(name) is None
+    # Those of BCC are known no more.
+    assert client.get("blind") is None
+
+
+def test_a_dead_letter_routing_key_replaces_all_and_cc_goes(client: Client) -> None:
+    client.exchange("dlx", "fanout")
+    client.declare("cc")
+    client.declare("last")
+    client.bind("last", "dlx", "")
+    client.declare("stage", arguments={"x-dead-letter-exchange": "dlx"})
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "stage"}
+    client.declare("q", arguments=arguments)
+    client.publish("q", b"1", headers={"CC": ["cc"], "k": 1})
+    assert client.get("cc") == b"1"
+    for queue in ("q", "stage"):
+        received = client.call(Basic.Get(queue=queue))
+        client.send(Basic.Reject(received[0].delivery_tag, requeue=False))
+    headers = client.call(Basic.Get(queue="last"))[1].properties.headers
+    assert "CC" not in headers
+    assert headers["k"] == 1
+    assert [death["routing-keys"] for death in headers["x-death"]] == [["stage"], ["q", "cc"]]
+    assert client.get("cc") is None
+
+
 def test_expired_message_is_dead_lettered(client: Client) -> None:
     dead_letter_queue(client, **{"x-message-ttl": 0})
     client.publish("q", b"1")

@@ -182,7 +182,7 @@ def without_header(header: bytes, name: str) -> bytes:
     at, end = basic.headers_at, basic.headers_end
     if at == end:
         return header
-    return header[:at] + with_fields(header, at + 4, end, {}, name) + header[end:]
+    return header[:at] + with_fields(header, at + 4, end, {name: None}) + header[end:]
 
 
 def parse_expiration(text: bytes) -> int | None:

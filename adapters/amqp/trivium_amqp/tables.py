@@ -156,15 +156,14 @@ def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[He
     raise malformed(f"unknown field type {letter}")
 
 
-def with_fields(
-    data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue], without: str = ""
-) -> bytes:
+def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue]) -> bytes:
     """The well-formed table ``data[start:end]`` (without its length), ``fields`` put in front.
 
-    What was there, is not replaced and is not called ``without`` stays as it was, byte by byte.
-    The result has a length.
+    What was there and is not replaced stays as it was, byte by byte; a field that is None takes it
+    away. The result has a length.
     """
-    kept: list[bytes] = [encode_table(fields.items())[4:]]
+    given = [(name, value) for name, value in fields.items() if value is not None]
+    kept: list[bytes] = [encode_table(given)[4:]]
     position = start
     while position < end:
         at = position
@@ -172,7 +171,7 @@ def with_fields(
         position = name_at + data[at]
         name = data[name_at:position].decode("utf-8", "replace")
         position = _value(data, position, False, 0)[1]
-        if name not in fields and name != without:
+        if name not in fields:
             kept.append(data[at:position])
     content = b"".join(kept)
     return _U32.pack(len(content)) + content
