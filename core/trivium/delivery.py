@@ -33,7 +33,11 @@ def delivery_mode(value: HeaderValue) -> int:
 
 
 def delay_of(value: HeaderValue) -> int:
-    """The delay in milliseconds that a value means; -1 for what is none."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DELAY:
-        return value
+    """The delay in milliseconds that a value means; -1 for what is none.
+
+    A negative one is that of a message which was delayed already, as AMQP
+    consumers see it: whoever passes its headers on does not delay it again.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_DELAY:
+        return max(value, 0)
     return -1

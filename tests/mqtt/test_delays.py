@@ -77,7 +77,7 @@ def test_a_will_may_be_delayed_beyond_its_will_delay() -> None:
     assert receiver.packet()[0] == 0x30
 
 
-@pytest.mark.parametrize("value", ["-1", "", "soon", "1.5", "1" * 17, "1" * 5000])
+@pytest.mark.parametrize("value", ["", "-", "--1", "soon", "1.5", "1" * 17, "1" * 5000])
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_value_that_is_no_delay_ends_the_connection_with_0x83(value: str, qos: int) -> None:
     bench = Bench()
@@ -85,3 +85,11 @@ def test_a_value_that_is_no_delay_ends_the_connection_with_0x83(value: str, qos:
     sender.send(publish("t", b"m", qos, 7, 5, properties=x_delay(value)))
     assert sender.packet() == (0xE0, b"\x83")
     assert sender.is_closed
+
+
+def test_a_negative_delay_is_none() -> None:
+    bench = Bench()
+    receiver = bench.connect("r", 5)
+    receiver.subscribe("t", 0)
+    bench.connect("s", 5).send(publish("t", b"m", 0, 7, 5, properties=x_delay(-3000)))
+    assert receiver.packet()[0] == 0x30

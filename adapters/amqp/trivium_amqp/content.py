@@ -18,6 +18,7 @@ from trivium_amqp.properties import (
     BasicProperties,
     decode_properties,
     parse_expiration,
+    with_headers,
     without_header,
 )
 
@@ -57,6 +58,7 @@ class ContentHeader:
         copies: list[bytes],
         delivery: int = -1,
         delay: int = 0,
+        delayed: bytes = b"",
     ) -> None:
         #: property bytes as they came; equal ones mean an equal header
         self.received = received
@@ -77,6 +79,8 @@ class ContentHeader:
         self.copies = copies
         #: milliseconds until it is routed (header x-delay)
         self.delay = delay
+        #: property bytes of a message that was delayed
+        self.delayed = delayed
 
 
 class Repeated:
@@ -144,6 +148,10 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
     if BCC in basic.headers:
         copies += _routing_keys(basic, BCC)
         header = without_header(header, BCC)
+    delayed = b""
+    if delay:
+        # As RabbitMQ's plugin does, so that nobody who passes it on delays it again.
+        delayed = with_headers(header, {DELAY_HEADER: -delay}, True)
     return ContentHeader(
         received,
         header,
@@ -154,6 +162,7 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
         copies,
         delivery,
         delay,
+        delayed,
     )
 
 

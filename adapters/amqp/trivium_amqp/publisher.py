@@ -312,6 +312,7 @@ class Publisher:
                 self._metrics.messages_unroutable += 1
                 self._return(message)
                 return ACCEPTED
+        message.header = header.delayed
         return self._vhost.delays.add(message, header.copies)
 
     def _return(self, message: Message) -> None:

@@ -288,7 +288,7 @@ def check_message_properties(found: PacketProperties) -> None:
 
 
 def _is_number(text: bytes) -> bool:
-    return 0 < len(text) <= MAX_DIGITS and text.isdigit()
+    return 0 < len(text) <= MAX_DIGITS and text.removeprefix(b"-").isdigit()
 
 
 class MqttCodec(PropertyCodec):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from trivium.delivery import delay_of
+from trivium.delivery import MAX_DELAY
 from trivium.message import HeaderValue, Properties, PropertyCodec
 from trivium_native.errors import InvalidArgument, Malformed
 from trivium_native.frames import pack, unpack
@@ -114,7 +114,7 @@ def _set(properties: Properties, field: object, value: object) -> bool:
         return 0 <= value <= MAX_EXPIRATION
     if field == DELAY:
         properties.delay = value
-        return delay_of(value) >= 0
+        return 0 <= value <= MAX_DELAY
     if field == TIMESTAMP:
         properties.timestamp = value
         return 0 <= value < 1 << 63
