@@ -184,6 +184,16 @@ def test_a_member_commits_as_such(site: Site) -> None:
     assert ok(wire.send(frames.TX, 5, tx(commits=[mine])))
 
 
+def test_settlements_happen_one_after_the_other(site: Site) -> None:
+    wire = site.client()
+    consume(wire, "in")
+    # As ACK: the second range may hold what the first has settled, but something must be left.
+    settle = [[1, DONE, 1, 1], [1, DONE, 1, 2], [1, REQUEUE, 2, 3]]
+    received = wire.send(frames.TX, 5, tx(settle=settle))
+    assert ok(received)
+    assert payloads(received) == [b"i2"]
+
+
 # Refused
 
 
@@ -198,6 +208,8 @@ def test_a_member_commits_as_such(site: Site) -> None:
         (308, [], {"settle": [[1, DONE, 4, 9]]}),
         (308, [], {"settle": [[2, DONE, 1, 1]]}),
         (308, [], {"settle": [[3, DONE, 1, 1]]}),
+        (308, [], {"settle": [[1, DONE, 3, 3], [1, DONE, 3, 3]]}),
+        (308, [], {"settle": [[1, DONE, 3, 3], [1, REJECT, 1, 3]]}),
         (300, [], {"settle": [[1, 3, 1, 1]]}),
         (300, [], {"settle": [[1, DONE, 2, 1]]}),
         (300, [], {"settle": [[1, DONE, 1]]}),

@@ -42,12 +42,12 @@ class Subscription:
         """Deliveries ``first`` to ``last`` were not wanted. Raises UnknownDelivery for none."""
         raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
 
-    def check_unsettled(self, first: int, last: int) -> None:
-        """Whether there is something to settle in this range. Raises UnknownDelivery."""
-        raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
+    def unsettled(self) -> list[int]:
+        """The tags of all unsettled deliveries, in order."""
+        return []
 
-    def take(self, first: int, last: int) -> list[QueueEntry]:
-        """The unsettled deliveries of a range, which are now the caller's to settle."""
+    def take(self, tags: list[int]) -> list[QueueEntry]:
+        """Unsettled deliveries, which are now the caller's to settle."""
         return []
 
     def end(self) -> None:
@@ -210,15 +210,14 @@ class QueueSubscription(Subscription):
                 queue.reject(entry)
         queue.dispatch()
 
-    def check_unsettled(self, first: int, last: int) -> None:
-        if not self._tags(first, last):
-            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
+    def unsettled(self) -> list[int]:
+        return list(self._unsettled)
 
-    def take(self, first: int, last: int) -> list[QueueEntry]:
-        return [self._unsettled.pop(tag) for tag in self._tags(first, last)]
+    def take(self, tags: list[int]) -> list[QueueEntry]:
+        return [self._unsettled.pop(tag) for tag in tags]
 
     def _take_some(self, first: int, last: int) -> list[QueueEntry]:
-        entries = self.take(first, last)
+        entries = self.take(self._tags(first, last))
         if not entries:
             raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
         return entries

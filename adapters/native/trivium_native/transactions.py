@@ -11,12 +11,13 @@ answered the same, whatever has happened to its queues and streams since.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 from trivium.exchanges import Demand, Route
 from trivium.message import EXACTLY_ONCE, Message
 from trivium.producers import FENCED
-from trivium.queues import Queue, QueueEntry
+from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_native.commits import Commit
 from trivium_native.entries import TX_HEAD, TX_HEAD_SIZE, TX_REJECT, TX_REQUEUE, TX_SETTLE
@@ -24,6 +25,7 @@ from trivium_native.errors import Fenced, InvalidArgument, Malformed, Rejected, 
 from trivium_native.fields import Fields
 from trivium_native.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
 from trivium_native.publishing import MAX_MESSAGES, Publisher
+from trivium_native.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from trivium_native.connection import NativeConnection
@@ -78,11 +80,11 @@ class Transactions:
         publisher = self._publisher
         routes, messages = publisher.read(body, at, count)
         self._check_messages(routes, messages)
-        self._check_settlements(settlements)
+        found = self._find_deliveries(settlements)
         for commit in commits:
             commit.check()
         # From here on nothing refuses.
-        self._settle(settlements)
+        _settle(found)
         publisher.publish_read(routes, messages)
         for commit in commits:
             commit.apply()
@@ -106,31 +108,48 @@ class Transactions:
         if full is not None:
             raise Rejected(f"'{full.name}' has no room for the transaction")
 
-    def _check_settlements(self, settlements: list[list[int]]) -> None:
+    def _find_deliveries(
+        self, settlements: list[list[int]]
+    ) -> list[tuple[int, Subscription, list[int]]]:
+        """What each settlement settles: action, subscription and tags.
+
+        As if they were made one after the other: what one settles is not there for the next.
+        Raises InvalidArgument, UnknownDelivery.
+        """
+        left: dict[int, list[int]] = {}
+        found: list[tuple[int, Subscription, list[int]]] = []
         for number, action, first, last in settlements:
             if action > TX_REJECT or first > last:
                 raise InvalidArgument("'settle' has an unknown action or an empty range")
             subscription = self._connection.subscriptions.get(number)
             if subscription is None:
                 raise UnknownDelivery(f"no subscription {number}")
-            subscription.check_unsettled(first, last)
+            tags = left.get(number)
+            if tags is None:
+                tags = left[number] = subscription.unsettled()
+            start, end = bisect_left(tags, first), bisect_right(tags, last)
+            if start == end:
+                raise UnknownDelivery(
+                    f"no delivery from {first} to {last} of subscription {number} is unsettled"
+                )
+            found.append((action, subscription, tags[start:end]))
+            del tags[start:end]
+        return found
 
-    def _settle(self, settlements: list[list[int]]) -> None:
-        # All are taken before any is done: what is delivered meanwhile is not among them.
-        taken: list[tuple[int, list[QueueEntry]]] = []
-        for number, action, first, last in settlements:
-            subscription = self._connection.subscriptions[number]
-            taken.append((action, subscription.take(first, last)))
-        queues: dict[Queue, None] = {}
-        for action, entries in taken:
-            for entry in entries:
-                queue = entry.queue
-                queues[queue] = None
-                if action == TX_SETTLE:
-                    queue.settle(entry)
-                elif action == TX_REQUEUE:
-                    queue.requeue(entry)
-                else:
-                    queue.reject(entry)
-        for queue in queues:
-            queue.dispatch()
+
+def _settle(found: list[tuple[int, Subscription, list[int]]]) -> None:
+    # All are taken before any is done: what is delivered meanwhile is not among them.
+    taken = [(action, subscription.take(tags)) for action, subscription, tags in found]
+    queues: dict[Queue, None] = {}
+    for action, entries in taken:
+        for entry in entries:
+            queue = entry.queue
+            queues[queue] = None
+            if action == TX_SETTLE:
+                queue.settle(entry)
+            elif action == TX_REQUEUE:
+                queue.requeue(entry)
+            else:
+                queue.reject(entry)
+    for queue in queues:
+        queue.dispatch()
