@@ -1,0 +1,359 @@
+"""What logs and tables hold is, byte by byte, what docs/stored-records.md says.
+
+A broker in which everything is used crashes and starts again; then its tables are read with SQLite
+from the catalog, and its records and notes as bytes from the logs.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.harness import message
+from tests.mqtt.harness import Client, publish, subscribe, text
+from tests.mqtt.test_durability import DiskBench
+from trivium.exchanges import Binding
+from trivium.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
+from trivium.policies import Policy
+from trivium.queues import Queue
+from trivium.streams import Stream
+from trivium.vhost import VirtualHost
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "stored-records.md").read_text(encoding="utf-8")
+INCARNATION = "0123456789abcdef"
+
+Rows = list[tuple[str, bytes, bytes]]
+
+_LINE = re.compile(r" *(?:(key|value) *)?((?:[0-9a-f]{2} )*[0-9a-f]{2})?(?: {2,}\S.*)?")
+
+
+def user_property(name: str, value: str) -> bytes:
+    return b"\x26" + text(name) + text(value)
+
+
+def declare_everything(vhost: VirtualHost) -> None:
+    vhost.broker.declare_vhost("other")
+    exchange = vhost.declare_exchange("logs", "topic", durable=True)
+    topic = vhost.exchange("amq.topic")
+    vhost.set_policy(Policy("p", "^q", {"delivery-limit": 5}, "queues", 1))
+    queue = vhost.declare_queue("q", durable=True, arguments={"x-max-priority": 1})
+    vhost.bind(exchange, Binding(queue, b"a.#", {"n": 1}))
+    vhost.bind(topic, Binding(queue, b"home.#"))
+    windowed = vhost.declare_queue(
+        "d", durable=True, arguments={"x-message-deduplication": True, "x-cache-ttl": 60_000}
+    )
+    vhost.bind(topic, Binding(windowed, b"d"))
+    vhost.declare_queue(
+        "back",
+        durable=True,
+        arguments={"x-retry-delay": 1000, "x-dead-letter-exchange": ""}
+        | {"x-dead-letter-routing-key": "dead"},
+    )
+    vhost.declare_queue("dead", durable=True)
+    vhost.declare_queue("in memory", durable=True, arguments={"x-storage": "memory"})
+    vhost.declare_queue("transient")
+    vhost.declare_stream("s", 1, {"x-cleanup-policy": "compact"})
+    vhost.producers.open(b"p")
+    vhost.producers.advance(b"p", 0, 7)
+    vhost.transactional.open(b"t")
+    vhost.transactional.open(b"t")
+
+
+def use_mqtt(bench: DiskBench) -> None:
+    will = ("w", b"gone", 1, False)
+    receiver = bench.connect_kept("c", 5, will=will, will_properties=b"\x18\x00\x00\x00\x3c")
+    receiver.send(subscribe("t/+", 2, 1, 5, b"\x0b\x05"), subscribe("$share/g/u", 1, 2, 5))
+    sender = bench.connect_kept("s", 5)
+    sender.send(
+        publish("u", b"one", 1, 10, 5),
+        publish("t/1", b"two", 2, 9, 5),
+        publish("r", b"kept", 1, 11, 5, retain=True),
+        publish("d", b"", 1, 12, 5, properties=user_property("x-deduplication-header", "id")),
+        publish("home/attic", b"later", 1, 13, 5, properties=user_property("x-delay", "9999999")),
+    )
+    publish_example(sender)
+    bench.sync()
+    receiver.lose()
+
+
+def publish_example(sender: Client) -> None:
+    properties = b"\x02\x00\x00\x00\x3c" + b"\x03" + text("text/plain")
+    sender.send(publish("home/attic", b"21.5", 1, 14, 5, properties=properties))
+
+
+def put(queue: Queue, *payloads: bytes) -> None:
+    for payload in payloads:
+        queue.put(message(payload), b"")
+
+
+def compact(bench: DiskBench, stream: Stream) -> None:
+    for key, payload in ((b"a", bytes(65536)), (b"newest", b"")):
+        now = bench.broker.now_ms
+        stream.accept(Message(0, Address("amq.topic", key), b"", payload, 1, True, now))
+        bench.sync()
+    for _ in range(2):
+        bench.advance(10)
+        bench.sync()
+
+
+@pytest.fixture(scope="module")
+def bench() -> DiskBench:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "token_hex", lambda size: INCARNATION)
+        bench = DiskBench()
+        vhost = bench.broker.vhosts["/"]
+        declare_everything(vhost)
+    use_mqtt(bench)
+    back = vhost.queues["back"]
+    put(back, b"settled", b"returned", b"rejected")
+    settled, returned, rejected = back.get(), back.get(), back.get()
+    assert settled is not None
+    assert returned is not None
+    assert rejected is not None
+    back.settle(settled)
+    back.requeue(returned)
+    back.reject(rejected)
+    vhost.delays.add(delayed(), [b"cc"])
+    bench.sync()
+    stream = vhost.streams["s"]
+    compact(bench, stream)
+    vhost.groups.commit("g", stream, [(0, 1)])
+    vhost.memberships.join_exclusively("g", "h")
+    vhost.memberships.join_exclusively("forgotten", "h")
+    vhost.memberships.leave("forgotten", "h", 1)
+    bench.sync()
+    return bench.crash()
+
+
+def delayed() -> Message:
+    return Message(PROTOCOL_NONE, Address("", b"k"), b"", b"", 1, True, 0, deliver_at=1 << 60)
+
+
+@pytest.fixture(scope="module")
+def rows(bench: DiskBench) -> Rows:
+    """Every row of every table; a table without rows is there once, without key and value."""
+    bench.host.storage._checkpoint_size = 0
+    bench.host.commit()
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(bytes(bench.host.disk.content("data/catalog.sqlite")))
+    found = connection.execute(
+        "SELECT name, key, value FROM key_table LEFT JOIN key_value ON number = key_table"
+    ).fetchall()
+    connection.close()
+    return found
+
+
+def block(name: str) -> list[str]:
+    """The lines of the page's only block of that name."""
+    (found,) = re.findall(rf"```{name}\n(.*?)\n```", PAGE, re.DOTALL)
+    return str(found).splitlines()
+
+
+def example(name: str) -> bytes:
+    """The bytes of a block."""
+    found = bytearray()
+    for line in block(name):
+        match = _LINE.fullmatch(line)
+        assert match is not None, line
+        found += bytes.fromhex(match[2])
+    return bytes(found)
+
+
+def example_rows() -> Rows:
+    """The rows of the page; a key or value goes on in lines that say neither."""
+    found: list[tuple[str, dict[str, bytes]]] = []
+    part = ""
+    for line in block("rows"):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            found.append((line, {"key": b"", "value": b""}))
+        else:
+            part = match[1] or part
+            found[-1][1][part] += bytes.fromhex(match[2] or "")
+    return [(table, parts["key"], parts["value"]) for table, parts in found]
+
+
+def on_page(table: str) -> bool:
+    """Whether the page has a row in its list of tables for one of the virtual host ``/``."""
+    name = table.removesuffix("/") + "V" if table.endswith("//") else table
+    return f"\n| `{name}` | " in PAGE
+
+
+# Tables
+
+
+def test_every_table_is_on_the_page_and_was_used(rows: Rows) -> None:
+    tables = {name for name, _, _ in rows if not name.endswith("/other")}
+    assert [name for name in sorted(tables) if not on_page(name)] == []
+    assert {name for name, key, _ in rows if key is not None} == tables
+
+
+def test_every_table_has_an_example_that_is_written_so(rows: Rows) -> None:
+    examples = example_rows()
+    assert [row for row in examples if row not in rows] == []
+    assert {row[0] for row in examples} == {row[0] for row in rows if row[1] is not None}
+
+
+def test_every_table_that_the_source_names_is_on_the_page() -> None:
+    found: set[str] = set()
+    for folder in ("core", "adapters"):
+        for path in ROOT.joinpath(folder).rglob("*.py"):
+            for argument in re.findall(r"storage\.table\((.*?)\)", path.read_text()):
+                match = re.fullmatch(r"f?\"([a-z.]+(?:/(?=\{))?)(?:\{[a-z.]+\})?\"", argument)
+                assert match is not None, argument
+                found.add(match[1])
+    assert len(found) == 21
+    assert [name for name in sorted(found) if not on_page(name.replace("/", "//"))] == []
+
+
+def test_keys_and_values_that_the_examples_do_not_have(rows: Rows) -> None:
+    assert (
+        "bindings//",
+        bytes.fromhex("96a9") + b"amq.topic" + b"\xa5queue\xa1q\xc4\x06home.#" + b"\xc2\x90",
+        b"",
+    ) in rows
+    assert ("queues//", b"amq.mqtt-session.c", b"\x93\xc2\x80\xa4mqtt") in rows
+    assert ("mqtt.subscriptions//", b"\x00\x01c$share/g/u", b"\x01\x00\x00\x00\x00") in rows
+
+
+# Logs
+
+
+def test_every_log_is_named_as_the_page_says(bench: DiskBench) -> None:
+    stream = f"stream///s/{INCARNATION}/0"
+    assert set(bench.host.storage.log_names()) == {
+        "queue/1://0/q",
+        "queue/1://1/q",
+        "queue/1://0/d",
+        "queue/1://0/back",
+        "queue/1://0/dead",
+        "queue/1://0/amq.delayed",
+        "queue/1://0/amq.mqtt-session.c",
+        stream,
+        f"{stream}/compacted/1",
+    }
+    for pattern in (
+        "queue/N:V/P/Q",
+        "queue/N:V/0/amq.delayed",
+        "queue/1://0/amq.mqtt-session.C",
+        "stream/V/S/I/P",
+        "stream/V/S/I/P/compacted/G",
+    ):
+        assert f"\n| `{pattern}` | " in PAGE, pattern
+
+
+def test_the_size_in_a_queue_logs_name_counts_characters() -> None:
+    bench = DiskBench()
+    bench.broker.declare_vhost("ö/").declare_queue("a/b", durable=True)
+    assert bench.host.storage.log_names() == ["queue/2:ö//0/a/b"]
+
+
+def test_a_streams_logs_follow_one_another(bench: DiskBench) -> None:
+    log = f"stream///s/{INCARNATION}/0"
+    assert list(bench.host.contents(f"{log}/compacted/1")) == [0]
+    assert list(bench.host.contents(log)) == [1]
+    for name in (log, f"{log}/compacted/1"):
+        ((record, note),) = bench.host.contents(name).values()
+        assert (record[:4], note) == (b"TRVB", b"")
+
+
+# Messages
+
+
+def test_a_message_is_stored_as_the_example(bench: DiskBench) -> None:
+    assert example("message a").hex(" ") == (
+        "05 01 00 00 00 50 5c 18 a3 01 00 00 60 3a 5d 18 a3 01 00 00 09 00 0a 00 00 00 12 00 00 00 "
+        "61 6d 71 2e 74 6f 70 69 63 68 6f 6d 65 2e 61 74 74 69 63 "
+        "02 00 00 00 3c 03 00 0a 74 65 78 74 2f 70 6c 61 69 6e 32 31 2e 35"
+    )
+    assert bench.host.contents("queue/1://0/q") == {0: (example("message a"), b"")}
+
+
+def test_a_message_that_has_everything_is_stored_as_the_example() -> None:
+    full = Message(
+        PROTOCOL_AMQP,
+        Address("x", b"k"),
+        b"\x00\x00",
+        b"m",
+        mode=2,
+        persistent=True,
+        timestamp=1,
+        expires=2,
+        retain=True,
+        priority=3,
+        deliver_at=4,
+        annotations={"n": 1},
+        insists=True,
+    )
+    assert example("message b").hex(" ") == (
+        "7e 02 03 00 01 00 00 00 00 00 00 00 02 00 00 00 00 00 00 00 01 00 01 00 00 00 02 00 00 00 "
+        "78 6b 04 00 00 00 00 00 00 00 04 00 00 00 81 a1 6e 01 00 00 6d"
+    )
+    assert full.record() == example("message b")
+    read = decode_record(example("message b"))
+    read._record = None
+    assert read.record() == example("message b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (0x00, {}),
+        (0x01, {"mode": 1}),
+        (0x02, {"mode": 2}),
+        (0x04, {"persistent": True}),
+        (0x08, {"retain": True}),
+        (0x10, {"annotations": {}}),
+        (0x20, {"deliver_at": 1}),
+        (0x40, {"insists": True}),
+    ],
+)
+def test_each_flag_has_its_bit(flags: int, changes: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"mode": 0, "persistent": False} | changes
+    made = Message(PROTOCOL_NONE, Address("", b""), b"", b"", timestamp=0, **fields)
+    assert made.record()[0] == flags
+
+
+def test_the_annotations_of_a_dead_letter(bench: DiskBench) -> None:
+    ((record, note),) = bench.host.contents("queue/1://0/dead").values()
+    assert note == b""
+    size = int.from_bytes(record[34:38], "little")
+    # Persistent, at least once, annotations; no exchange, routing key "dead", no header.
+    assert record[0] == 0x15
+    assert record[20:34] == bytes.fromhex("0000 04000000 00000000") + b"dead"
+    assert record[38 + size :] == b"rejected"
+    assert record[38 : 38 + size] == (
+        b"\x87"
+        b"\xb4x-first-death-reason\xa8rejected"
+        b"\xb3x-first-death-queue\xa4back"
+        b"\xb6x-first-death-exchange\xa0"
+        b"\xb3x-last-death-reason\xa8rejected"
+        b"\xb2x-last-death-queue\xa4back"
+        b"\xb5x-last-death-exchange\xa0"
+        b"\xa7x-death\x91\x86"
+        b"\xa5count\x01\xa6reason\xa8rejected\xa5queue\xa4back"
+        # The timestamp extension, 1,800,000,000 seconds.
+        b"\xa4time\xd6\xff\x6b\x49\xd2\x00"
+        b"\xa8exchange\xa0\xacrouting-keys\x91\xa1k"
+    )
+
+
+# Notes
+
+
+def test_notes_of_a_session(bench: DiskBench) -> None:
+    notes = [note for _, note in bench.host.contents("queue/1://0/amq.mqtt-session.c").values()]
+    assert notes == [bytes.fromhex("09c44acdce4a9d6eb5"), bytes.fromhex("020b05")]
+    assert notes == [example("note share"), example("note session")]
+
+
+def test_notes_of_delayed_messages(bench: DiskBench) -> None:
+    notes = [note for _, note in bench.host.contents("queue/1://0/amq.delayed").values()]
+    assert notes == [b"", bytes.fromhex("91c4026363")]
+    assert notes[1] == example("note delayed")
