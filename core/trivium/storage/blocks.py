@@ -29,6 +29,9 @@ SPARSE: Final = 1
 _NOTES: Final = 2
 _COMPRESSED: Final = 4
 _ENCRYPTED: Final = 8
+_NAMED: Final = 16
+#: of the log's name
+_NAME_SIZE: Final = Struct("<H")
 #: of a body before it was compressed
 _SIZE: Final = Struct("<Q")
 #: So many parts of a body are written as they are; the records of longer lists are small.
@@ -59,8 +62,10 @@ class ChunkImage:
         chunk = self.chunk
         records = self.records
         count = len(records)
-        flags = 0
-        parts = [struct.pack(f"<{count}I", *map(len, records))]
+        # The catalog has the name too; this is for whoever has lost it.
+        flags = _NAMED
+        name = self.log.name.encode()
+        parts = [_NAME_SIZE.pack(len(name)), name, struct.pack(f"<{count}I", *map(len, records))]
         if chunk.offsets is not None and chunk.ends is not None:
             flags |= SPARSE
             parts.append(struct.pack(f"<{count}q", *chunk.offsets))
@@ -205,10 +210,19 @@ def _decompressed(stored: bytes) -> bytes | None:
         return None
 
 
+def block_name(body: bytes, flags: int) -> tuple[str, int]:
+    """The name of the log in a block's body, and where what follows begins."""
+    if not flags & _NAMED:
+        return "", 0
+    (size,) = _NAME_SIZE.unpack_from(body)
+    end = _NAME_SIZE.size + size
+    return body[_NAME_SIZE.size : end].decode(), end
+
+
 def _decode_body(
     data: bytes, count: int, flags: int
 ) -> tuple[list[bytes | None], dict[int, bytes] | None]:
-    at = 0
+    _, at = block_name(data, flags)
     sizes = struct.unpack_from(f"<{count}I", data, at)
     at += 4 * count
     if flags & SPARSE:

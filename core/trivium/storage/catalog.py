@@ -16,7 +16,7 @@ from trivium.storage.blocks import offsets_from_bytes, offsets_to_bytes
 from trivium.storage.chunks import Chunk
 from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.filesystem import Database, FileSystem
 from trivium.storage.log import DiskLog
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 
-_SCHEMA: Final = (
+SCHEMA: Final = (
     "CREATE TABLE position (name TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER)",
     "CREATE TABLE log (number INTEGER PRIMARY KEY, name TEXT NOT NULL,"
     " next_offset INTEGER NOT NULL, checksum INTEGER NOT NULL)",
@@ -40,7 +40,7 @@ _SCHEMA: Final = (
     " checksum INTEGER NOT NULL, PRIMARY KEY (key_table, key)) WITHOUT ROWID",
 )
 
-_SEALED_SCHEMA: Final = (
+SEALED_SCHEMA: Final = (
     "CREATE TABLE sealed_value (key_table INTEGER, key BLOB, key_id BLOB NOT NULL,"
     " salt BLOB NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
     " PRIMARY KEY (key_table, key)) WITHOUT ROWID"
@@ -50,6 +50,9 @@ _CONTEXT: Final = b"trivium catalog"
 _POSITIONS: Final = frozenset(
     ("checkpoint_batch", "needed_batch", "first_file", "next_log", "next_segment")
 )
+
+#: a position of this name gives a table's number: there are few, and all depends on them
+_TABLE_PREFIX: Final = "table "
 
 _ChunkRow = tuple[int, int, int, int, int, int, int, int, bytes, bytes, bytes]
 
@@ -61,6 +64,11 @@ def checksum_of(row: tuple[int | str | bytes, ...]) -> int:
         data = value if isinstance(value, bytes) else str(value).encode()
         checksum = zlib.crc32(b"\0", zlib.crc32(data, checksum))
     return checksum
+
+
+def checksum_of_row(table: int, key: bytes, value: bytes) -> int:
+    """CRC-32 of the key, started with the table's number, continued over the value."""
+    return zlib.crc32(value, zlib.crc32(key, table))
 
 
 def _has_sealed(connection: sqlite3.Connection) -> bool:
@@ -119,28 +127,34 @@ class Catalog:
     """The open database. Used by one thread at a time."""
 
     def __init__(
-        self, filesystem: FileSystem, path: str, keys: Keys, entropy: Callable[[int], bytes]
+        self,
+        filesystem: FileSystem,
+        path: str,
+        keys: Keys,
+        entropy: Callable[[int], bytes],
+        database: Database | None = None,
     ) -> None:
         self._path = path
         self._keys = keys
         self._entropy = entropy
         self._has_sealed = False
         try:
-            self._database = filesystem.open_database(path)
+            self._database = filesystem.open_database(path) if database is None else database
+            self._connection = self._database.connection
+            # What is deleted is overwritten, so that who reads the pages of a damaged catalog
+            # finds nothing that is not valid any more; nor what was there in clear.
+            self._connection.execute("PRAGMA secure_delete = ON").close()
         except sqlite3.OperationalError as error:
             raise StorageFailed(f"cannot open {path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StorageDamaged(path, 0, str(error)) from error
-        self._connection = self._database.connection
-        if keys.current != PLAIN:
-            # What was there before it was encrypted is overwritten and not just forgotten.
-            self._connection.execute("PRAGMA secure_delete = ON").close()
         self._damaged: Callable[[StorageDamaged], None] = refuse
         #: whether it says where the journal goes on; not in a new directory
         self.has_positions = False
-        #: rows of chunks with a wrong checksum, and whether more rows than these may be missing
+        #: the other copy of the tables' names
+        self._table_names: dict[int, str] = {}
+        #: rows of chunks with a wrong checksum
         self.damaged_chunks: list[tuple[Any, ...]] = []
-        self.is_unreadable = False
 
     def load(
         self,
@@ -181,31 +195,17 @@ class Catalog:
         self._damaged(StorageDamaged(self._path, 0, reason))
 
     def _rows(self, table: str, key: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table in order; past damage, those that can be reached from the end."""
-        last: tuple[Any, ...] = ()
-        columns = key.count(",") + 1
-        try:
-            for row in self._connection.execute(f"SELECT * FROM {table} ORDER BY {key}"):  # noqa: S608
-                yield row
-                last = row[:columns]
-            return
-        except sqlite3.Error as error:
-            self._report(f"{table}: {error}")
-            self.is_unreadable = True
-        backwards = ", ".join(f"{name} DESC" for name in key.split(", "))
-        try:
-            for row in self._connection.execute(f"SELECT * FROM {table} ORDER BY {backwards}"):  # noqa: S608
-                if row[:columns] == last:
-                    return
-                yield row
-        except sqlite3.Error:
-            return
+        """The rows of a table in order."""
+        return self._connection.execute(f"SELECT * FROM {table} ORDER BY {key}")  # noqa: S608
 
     def _load_positions(self, recovered: Recovered, segments: Segments) -> None:
         values: dict[str, int] = {}
         for name, value, checksum in self._rows("position", "name"):
-            if self._check((name, value), checksum):
-                values[name] = value
+            if not self._check((name, value), checksum):
+                continue
+            if name.startswith(_TABLE_PREFIX):
+                self._table_names[value] = name.removeprefix(_TABLE_PREFIX)
+            values[name] = value
         missing = _POSITIONS - values.keys()
         if missing:
             self._report(f"the position {min(missing)} is missing")
@@ -265,12 +265,16 @@ class Catalog:
         for number, name, checksum in self._rows("key_table", "number"):
             if self._check((number, name), checksum):
                 tables[number] = DiskTable(number, name, recovered.changes)
-                recovered.next_table = max(recovered.next_table, number + 1)
+        for number, name in self._table_names.items():
+            if number not in tables:
+                self._report(f"the row of table {name} is missing")
+                tables[number] = DiskTable(number, name, recovered.changes)
+        recovered.next_table = max(recovered.next_table - 1, *tables, 0) + 1
         for number, key, value, checksum in self._rows("key_value", "key_table, key"):
             table = tables.get(number)
             if table is None:
                 self._report(f"the name of table {number} is missing")
-            elif checksum != zlib.crc32(value, zlib.crc32(key, number)):
+            elif checksum != checksum_of_row(number, key, value):
                 self._report(f"a row of table {table.name} has a wrong checksum: {key!r}")
             else:
                 table.load(key, value)
@@ -308,13 +312,18 @@ class Catalog:
         return False
 
     def verify(self) -> str:
-        """What SQLite itself finds wrong with the file; nothing when it is in order."""
+        """What SQLite itself finds wrong with the file, in a line; "" when it is in order."""
+        execute = self._connection.execute
         try:
-            rows = self._connection.execute("PRAGMA integrity_check(1)").fetchall()
+            found = str(execute("PRAGMA integrity_check(1)").fetchone()[0])
+            (version,) = execute("PRAGMA user_version").fetchone()
+            (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             return str(error)
-        found = str(rows[0][0])
-        return "" if found == "ok" else found
+        if found != "ok":
+            return " ".join(found.split())
+        # Another version of it would be in a directory of another format.
+        return "" if version == (VERSION if tables else 0) else f"it says format {version}"
 
     def write(self, changes: CatalogChanges) -> None:
         """Apply all of it or nothing. Raises sqlite3.Error."""
@@ -322,7 +331,7 @@ class Catalog:
         executemany = self._connection.executemany
         execute("BEGIN IMMEDIATE")
         if execute("PRAGMA user_version").fetchone() == (0,):
-            for statement in _SCHEMA:
+            for statement in SCHEMA:
                 execute(statement)
             execute(f"PRAGMA user_version = {VERSION}")
         executemany(
@@ -348,14 +357,20 @@ class Catalog:
         self._write_rows(changes)
         executemany(
             "INSERT OR REPLACE INTO position VALUES (?, ?, ?)",
-            ((*row, checksum_of(row)) for row in changes.positions),
+            (
+                (*row, checksum_of(row))
+                for row in [
+                    *changes.positions,
+                    *((_TABLE_PREFIX + name, number) for number, name in changes.tables),
+                ]
+            ),
         )
         self._database.commit()
 
     def _write_rows(self, changes: CatalogChanges) -> None:
         executemany = self._connection.executemany
         if self._keys.current != PLAIN and not self._has_sealed:
-            self._connection.execute(_SEALED_SCHEMA)
+            self._connection.execute(SEALED_SCHEMA)
             self._has_sealed = True
         names = [(number, key) for number, key, _ in changes.rows]
         for table in ("key_value", "sealed_value") if self._has_sealed else ("key_value",):
@@ -366,7 +381,7 @@ class Catalog:
             executemany(
                 "INSERT INTO key_value VALUES (?, ?, ?, ?)",
                 (
-                    (number, key, value, zlib.crc32(value, zlib.crc32(key, number)))
+                    (number, key, value, checksum_of_row(number, key, value))
                     for number, key, value in changes.rows
                 ),
             )

@@ -46,7 +46,7 @@ _UNREADABLE: Final = 0
 
 #: Offsets further than this behind a log's next one are nonsense in bytes that are damaged. Where
 #: it is not known how many were lost at the end, a log goes on that far behind.
-_PLAUSIBLE: Final = 1 << 20
+MARGIN: Final = 1 << 20
 
 
 #: the last offset of a gap whose end is not known
@@ -290,7 +290,7 @@ class InspectedJournal:
         """Damaged bytes show an append; what they say may be wrong."""
         seen = self._seen.get(number)
         known = self._watched.setdefault(number, 0) if seen is None else seen.behind
-        if not known <= first < behind < known + _PLAUSIBLE:
+        if not known <= first < behind < known + MARGIN:
             self._is_told = False
             return
         if seen is None:
@@ -307,7 +307,7 @@ class InspectedJournal:
             if number in self._recovered.logs:
                 self.next_offsets[number] = behind
                 if not self._is_told:
-                    self.next_offsets[number] += _PLAUSIBLE
+                    self.next_offsets[number] += MARGIN
                     self.gaps.append(Gap(number, "", behind, UNKNOWN, 0))
 
     def _close_gap(self, number: int, next_offset: int) -> None:

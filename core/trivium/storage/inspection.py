@@ -22,6 +22,7 @@ from trivium.storage.blocks import (
     Place,
     block_body,
     block_header,
+    block_name,
     decode_block,
     offsets_from_bytes,
 )
@@ -38,10 +39,11 @@ from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed
 from trivium.storage.executor import Completions, Lane
 from trivium.storage.filesystem import FileSystem
-from trivium.storage.inspected_journal import InspectedJournal
+from trivium.storage.inspected_journal import MARGIN, InspectedJournal
 from trivium.storage.journal_files import file_name
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
+from trivium.storage.salvage import salvaged
 from trivium.storage.segment_files import (
     ENCRYPTED_HEADER_SIZE,
     FILE_HEADER_SIZE,
@@ -146,9 +148,11 @@ class Inspection:
             name = gap.name if log is None or not log.name else log.name
             fate = LOST if gap.records else MAYBE_LOST
             self.losses.append(Loss(name, gap.number, gap.first, gap.last, gap.records, fate))
-        self.next_offsets = journal.next_offsets
+        for number, offset in journal.next_offsets.items():
+            self.next_offsets[number] = max(offset, self.next_offsets.get(number, 0))
         if self.damages:
             self.suspects.update(journal.paths)
+        self._drop_older_logs()
         for log in list(recovered.logs.values()):
             if log.name:
                 self._check_log(log)
@@ -177,23 +181,15 @@ class Inspection:
         found = len(self.damages)
         has_positions = False
         damaged_chunks: list[tuple[Any, ...]] = []
-        is_unreadable = True
-        if self.filesystem.exists(self.catalog_path):
+        catalog, is_whole = self._open_catalog()
+        if catalog is not None:
             try:
-                catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom)
-            except StorageDamaged as damage:
-                self._damaged(damage)
-            else:
-                try:
-                    reason = catalog.verify()
-                    if reason:
-                        self._damaged(self._in_catalog(reason))
-                    catalog.load(self.recovered, self.segments, self._damaged)
-                finally:
-                    catalog.close()
-                has_positions = catalog.has_positions
-                damaged_chunks = catalog.damaged_chunks
-                is_unreadable = catalog.is_unreadable or bool(reason) or not has_positions
+                catalog.load(self.recovered, self.segments, self._damaged)
+            finally:
+                catalog.close()
+            has_positions = catalog.has_positions
+            damaged_chunks = catalog.damaged_chunks
+        is_unreadable = not is_whole or not has_positions
         if not has_positions and len(self.damages) == found:
             # It is made by the first checkpoint, and until then the journal is whole.
             is_young = self.filesystem.exists(f"{self.journal_directory}/{file_name(1)}")
@@ -206,6 +202,27 @@ class Inspection:
         self.segments.next_segment = max(self.segments.next_segment - 1, *numbers, 0) + 1
         return has_positions
 
+    def _open_catalog(self) -> tuple[Catalog | None, bool]:
+        """The catalog, or what its file still says, and whether no row can be missing."""
+        catalog = None
+        if not self.filesystem.exists(self.catalog_path):
+            return None, False
+        try:
+            catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom)
+            reason = catalog.verify()
+        except StorageDamaged as damage:
+            reason = damage.reason
+        if catalog is not None:
+            if not reason:
+                return catalog, True
+            catalog.close()
+        self._damaged(self._in_catalog(reason))
+        file = self.filesystem.open(self.catalog_path)
+        database = salvaged(file.read(0, file.size()))
+        file.close()
+        catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom, database)
+        return catalog, database.is_whole
+
     def _find_chunks(
         self, damaged: list[tuple[Any, ...]], is_unreadable: bool, segments: list[int]
     ) -> None:
@@ -213,20 +230,26 @@ class Inspection:
         starts = {row[:2] for row in damaged}
         places = {row[5:7] for row in damaged}
         for segment in segments:
-            for number, chunk in self._blocks(segment):
+            for number, name, chunk in self._blocks(segment):
+                log = self.recovered.logs.get(number)
+                if log is not None and not log.name:
+                    log.name = name
+                    # Where it would have gone on was in the row that had the name.
+                    self.next_offsets[number] = max(log.next_offset, chunk.end) + MARGIN
                 is_named = (number, chunk.first) in starts or (segment, chunk.position) in places
                 if not is_named and not is_unreadable:
                     continue
-                log = self.recovered.logs.get(number)
                 if log is None:
                     log = self.recovered.nameless(number)
+                    log.name = name
+                    self.next_offsets[number] = chunk.end + MARGIN
                 if log.adopt(chunk):
                     self.segments.add(log, chunk)
                     if log.name:
                         self._lose(log, chunk.first, chunk.end - 1, chunk.live, COMES_BACK)
 
-    def _blocks(self, segment: int) -> Iterator[tuple[int, Chunk]]:
-        """All blocks of a segment file, as chunks of which nothing was removed."""
+    def _blocks(self, segment: int) -> Iterator[tuple[int, str, Chunk]]:
+        """All blocks of a segment file: the log, and a chunk of which nothing was removed."""
         file = self.filesystem.open(self.segments.path(segment))
         path = self.segments.path(segment)
         position, cipher = FILE_HEADER_SIZE, None
@@ -242,7 +265,8 @@ class Inspection:
             if body is None:
                 # It is wrong: left to whoever reads the chunk to say so.
                 body = bytes(20 * count)
-                flags &= ~SPARSE
+                flags = 0
+            name, at = block_name(body, flags)
             chunk = Chunk(first)
             chunk.end = end
             chunk.slots = chunk.live = count
@@ -251,12 +275,12 @@ class Inspection:
             chunk.length = BLOCK_HEADER_SIZE + length
             chunk.records = None
             chunk.closed = chunk.fixed = True
-            chunk.size = sum(struct.unpack_from(f"<{count}I", body))
+            chunk.size = sum(struct.unpack_from(f"<{count}I", body, at))
             if flags & SPARSE:
-                at = 4 * count
+                at += 4 * count
                 chunk.offsets = offsets_from_bytes(body[at : at + 8 * count])
                 chunk.ends = offsets_from_bytes(body[at + 8 * count : at + 16 * count])
-            yield number, chunk
+            yield number, name, chunk
             position += chunk.length
         file.close()
 
@@ -264,6 +288,18 @@ class Inspection:
 
     def _lose(self, log: DiskLog, first: int, last: int, records: int, fate: str) -> None:
         self.losses.append(Loss(log.name, log.number, first, last, records, fate))
+
+    def _drop_older_logs(self) -> None:
+        """Only the newest log of a name is left; blocks of those removed before have it too."""
+        newest: dict[str, DiskLog] = {}
+        for number in sorted(self.recovered.logs):
+            log = self.recovered.logs[number]
+            older = newest.get(log.name)
+            newest[log.name] = log
+            if log.name and older is not None:
+                older.drop()
+                del self.recovered.logs[older.number]
+                self.losses = [each for each in self.losses if each.number != older.number]
 
     def _lose_nameless(self, log: DiskLog) -> None:
         self._damaged(self._in_catalog(f"the name of log {log.number} is missing"))

@@ -40,11 +40,11 @@ def test_a_compressed_block_is_what_the_document_says() -> None:
     data = bytes(filled("zstd").disk.content(SEGMENT))
     start = FILE_HEADER_SIZE + BLOCK_HEADER_SIZE
     assert data[:FILE_HEADER_SIZE] == plain[:FILE_HEADER_SIZE]
-    # Log, offsets and number of records; sparse, with notes, compressed; length and checksum.
+    # Log, offsets and number of records; sparse, notes, compressed, name; length and checksum.
     assert data[FILE_HEADER_SIZE : FILE_HEADER_SIZE + 28] == plain[FILE_HEADER_SIZE:][:28]
     body = data[start:]
     assert data[FILE_HEADER_SIZE + 28 : start - 4] == (
-        bytes([7, 0, 0, 0])
+        bytes([23, 0, 0, 0])
         + len(body).to_bytes(8, "little")
         + zlib.crc32(body).to_bytes(4, "little")
     )

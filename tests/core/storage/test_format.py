@@ -41,13 +41,14 @@ def with_checksum(data: bytes) -> bytes:
 
 def test_segment_file(disk: SimulatedDisk) -> None:
     dense = (
-        # record sizes, note sizes, records, notes
-        bytes.fromhex("05000000 02000000 01000000 00000000") + b"hello" + b"hi" + b"n"
+        # name, record sizes, note sizes, records, notes
+        bytes.fromhex("0100 71 05000000 02000000 01000000 00000000") + b"hello" + b"hi" + b"n"
     )
     sparse = (
         bytes.fromhex(
-            # record sizes, first offsets, ends
-            "03000000 00000000 0000000000000000 0400000000000000 0300000000000000 0500000000000000"
+            # name, record sizes, first offsets, ends
+            "0100 73 03000000 00000000"
+            "0000000000000000 0400000000000000 0300000000000000 0500000000000000"
         )
         + b"abc"
     )
@@ -55,15 +56,15 @@ def test_segment_file(disk: SimulatedDisk) -> None:
         b"TRIVSEGM" + bytes.fromhex("01000000 00000000 0100000000000000 00000000")
     )
     dense_head = (
-        # log 1, offsets 0 to 2, 2 records, with notes, length of the body
+        # log 1, offsets 0 to 2, 2 records, with name and notes, length of the body
         b"BLCK"
-        + bytes.fromhex("01000000 0000000000000000 0200000000000000 02000000 02000000")
+        + bytes.fromhex("01000000 0000000000000000 0200000000000000 02000000 12000000")
         + len(dense).to_bytes(8, "little")
         + zlib.crc32(dense).to_bytes(4, "little")
     )
     sparse_head = (
         b"BLCK"
-        + bytes.fromhex("02000000 0000000000000000 0500000000000000 02000000 01000000")
+        + bytes.fromhex("02000000 0000000000000000 0500000000000000 02000000 11000000")
         + len(sparse).to_bytes(8, "little")
         + zlib.crc32(sparse).to_bytes(4, "little")
     )
@@ -100,6 +101,7 @@ def test_catalog_positions(disk: SimulatedDisk) -> None:
         ("first_file", 1),
         ("next_log", 3),
         ("next_segment", 2),
+        ("table t", 1),
     }
     assert all(checksum == row_checksum(name, value) for name, value, checksum in found)
 
@@ -115,10 +117,10 @@ def test_catalog_chunks(disk: SimulatedDisk) -> None:
     data = bytes(disk.content(SEGMENT))
     dense_at = data.index(b"BLCK\x01")
     sparse_at = data.index(b"BLCK\x02")
-    dense = (1, 0, 2, 2, 7, 1, dense_at, 48 + 24, b"\x02", b"", b"")
+    dense = (1, 0, 2, 2, 7, 1, dense_at, 48 + 27, b"\x02", b"", b"")
     offsets = bytes.fromhex("0000000000000000 0400000000000000")
     ends = bytes.fromhex("0300000000000000 0500000000000000")
-    sparse = (2, 0, 5, 2, 3, 1, sparse_at, 48 + 43, b"", offsets, ends)
+    sparse = (2, 0, 5, 2, 3, 1, sparse_at, 48 + 46, b"", offsets, ends)
     assert rows(disk, "SELECT * FROM chunk ORDER BY log") == [
         (*dense, row_checksum(*dense)),
         (*sparse, row_checksum(*sparse)),
