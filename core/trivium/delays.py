@@ -28,6 +28,9 @@ QUEUE_NAME: Final = "amq.delayed"
 FULL_DELAY: Final = 1000
 #: Messages routed in one millisecond, so that many of one time do not stop everything else.
 BURST: Final = 1024
+#: Bytes of the further routing keys of a message, with 5 more for each: they are kept in a note,
+#: which has at most 65,535 bytes.
+MAX_COPIES_BYTES: Final = 65_000
 
 
 class Delays(Consumer):
@@ -55,7 +58,7 @@ class Delays(Consumer):
     def add(self, message: Message, copies: list[bytes]) -> int:
         """Keep ``message`` until its ``deliver_at``: ACCEPTED, or the batch that makes it durable.
 
-        ``copies`` are routing keys beside its own.
+        ``copies`` are routing keys beside its own, of MAX_COPIES_BYTES together.
         """
         queue = self._open() if self._queue is None else self._queue
         return queue.put_special(message, msgpack.packb(copies) if copies else b"")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from pamqp.commands import Basic, Confirm, Exchange
 
-from tests.amqp.harness import Client, Server, bodies, names, publish_frames
+from tests.amqp.harness import (
+    Client,
+    Server,
+    assert_channel_closed,
+    bodies,
+    names,
+    publish_frames,
+)
 from tests.amqp.test_durability import Process
 from tests.core.storage.simulated import Host
 
@@ -67,6 +74,25 @@ def test_further_routing_keys_are_delayed_too(server: Server, client: Client) ->
     client.publish("q", b"m", headers=headers)
     pass_time(server, 3_600_000)
     assert [client.get(name) for name in ("q", "cc", "bcc")] == [b"m"] * 3
+
+
+@pytest.mark.parametrize(("count", "is_accepted"), [(317, True), (318, False)])
+def test_so_many_routing_keys_that_they_do_not_fit_a_note_are_406(
+    count: int, is_accepted: bool
+) -> None:
+    process = Process(Host())
+    client = process.open()
+    client.declare("q", durable=True)
+    headers = {"x-delay": 3_600_000, "CC": ["k" * 200] * count}
+    client.feed(publish_frames("q", b"m", delivery_mode=2, headers=headers))
+    answer = client.take()
+    if is_accepted:
+        assert answer == []
+        process.settle()
+        pass_time(process.crash().server, 3_600_001)
+    else:
+        text = "headers 'CC' and 'BCC' are too long for a delayed message"
+        assert_channel_closed(answer[0], 406, f"PRECONDITION_FAILED - {text}")
 
 
 def test_the_confirm_waits_for_the_disk_and_the_message_survives() -> None:

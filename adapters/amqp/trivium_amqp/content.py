@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.delays import MAX_COPIES_BYTES
 from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
 from trivium.exchanges import Exchange, Route
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
@@ -150,6 +151,10 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
         header = without_header(header, BCC)
     delayed = b""
     if delay:
+        if sum([len(key) + 5 for key in copies]) > MAX_COPIES_BYTES:
+            raise ChannelException(
+                PRECONDITION_FAILED, "headers 'CC' and 'BCC' are too long for a delayed message"
+            )
         # As RabbitMQ's plugin does, so that nobody who passes it on delays it again.
         delayed = with_headers(header, {DELAY_HEADER: -delay}, True)
     return ContentHeader(
