@@ -146,7 +146,9 @@ def check_value(key: str, value: HeaderValue, what: str) -> None:
         elif key == "delivery":
             allowed = frozenset(DELIVERY_MODES)
         elif key == "queue-type":
-            allowed = _QUEUE_TYPES
+            if value == "stream":
+                raise PreconditionFailed(f"invalid {what}: a stream is not declared as a queue")
+            allowed = _QUEUE_TYPES | {"stream"}
         elif key == "storage":
             allowed = _STORAGE
         if allowed is not None and value not in allowed:

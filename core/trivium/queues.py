@@ -303,9 +303,12 @@ class Queue(Destination):
         """Attach a consumer and start delivering to it.
 
         Raises AccessRefused when there is an exclusive consumer, or ``exclusive`` is asked for
-        while there are others.
+        while there are others, or of a queue with a single active consumer (as RabbitMQ does):
+        there others wait their turn.
         """
-        if self.is_exclusively_consumed or (exclusive and self.consumers):
+        if self.is_exclusively_consumed or (
+            exclusive and (self.consumers or self.settings.single_active_consumer)
+        ):
             raise AccessRefused(
                 f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use"
             )

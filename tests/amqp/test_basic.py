@@ -207,6 +207,18 @@ def test_exclusive_consumer_is_403(server: Server, first: bool, second: bool) ->
     )
 
 
+def test_an_exclusive_consumer_of_a_single_active_consumer_queue_is_403(server: Server) -> None:
+    one, two = server.open(), server.open()
+    one.declare("q", arguments={"x-single-active-consumer": True})
+    assert_channel_closed(
+        one.ask(Basic.Consume(queue="q", exclusive=True)),
+        403,
+        "ACCESS_REFUSED - queue 'q' in vhost '/' in exclusive use",
+    )
+    two.consume("q")
+    assert two.counts("q") == (0, 1)
+
+
 def test_get_from_an_exclusively_consumed_queue_is_403(server: Server) -> None:
     one, two = server.open(), server.open()
     one.declare("q")

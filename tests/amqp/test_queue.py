@@ -177,7 +177,7 @@ def test_quorum_queue(client: Client) -> None:
             "magic",
             {},
             "invalid arg 'x-queue-type' for queue 'q' in vhost '/':"
-            " 'magic' is not one of ['classic', 'quorum']",
+            " 'magic' is not one of ['classic', 'quorum', 'stream']",
         ),
     ],
 )
