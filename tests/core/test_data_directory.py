@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from tests.core.storage.directory_writer import DirectoryWriter
 from tests.core.test_cli import NO_PROTOCOLS, run, serve
-from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE, main
 from trivium.cli.data_directory import check_record, describe
 from trivium.message import Address, Message
 from trivium.records import encode_batch
@@ -147,11 +149,97 @@ def test_repair_keeps_the_rest_and_what_was_damaged(directory: Path) -> None:
     writer.storage.close()
 
 
-def test_a_queue_whose_name_is_lost_is_reported_by_number(directory: Path) -> None:
+def test_a_queue_whose_declaration_is_lost_keeps_its_messages(tmp_path: Path) -> None:
+    """It is declared anew by whoever uses it."""
+    directory = tmp_path / "data"
+    writer = DirectoryWriter(directory, journal_file_size=2048)
+    writer.vhost.declare_queue("orders", durable=True)
+    for number in range(30):
+        writer.publish("orders", b"order %d" % number)
+        if number % 10 == 9:
+            writer.checkpoint()
+    writer.storage.close()
     (directory / "catalog.sqlite").write_bytes(b"not SQLite" * 500)
     lines = repair(directory)
-    assert "lost: log 1, whose name is lost: offsets 4 to 14 (11 records)" in lines
-    assert check(directory) == (EXIT_OK, [f"{directory} is in order"])
+    kept = "kept, even if removed before: queue 'orders' in vhost '/'"
+    assert f"{kept}: offsets 0 to 29 (30 records)" in lines
+    code, listed = check(directory)
+    assert code == EXIT_OK
+    assert listed[0].startswith("queue 'orders' in vhost '/': 30 messages, offsets 0 to 29, next")
+    writer = DirectoryWriter(directory)
+    assert "orders" not in writer.vhost.queues
+    writer.vhost.declare_queue("orders", durable=True)
+    assert writer.drain("orders") == [b"order %d" % number for number in range(30)]
+    writer.storage.close()
+
+
+@pytest.mark.parametrize("part", ["journal", "segments"])
+def test_a_directory_of_which_a_part_is_missing_is_repaired(directory: Path, part: str) -> None:
+    shutil.rmtree(directory / part)
+    refused = run("serve", "--data", str(directory), "--mqtt", "0", "--http", "off")
+    assert refused.returncode == EXIT_DAMAGED
+    shutil.rmtree(directory / part)
+    assert check(directory)[0] == EXIT_FAILED
+    lines = repair(directory)
+    expected = {
+        "journal": "lost, if there was anything: queue 'orders' in vhost '/': offsets from 10 on",
+        "segments": "lost: queue 'orders' in vhost '/': offsets 4 to 9 (6 records)",
+    }
+    assert expected[part] in lines
+    assert check(directory)[0] == EXIT_OK
+    writer = DirectoryWriter(directory)
+    kept = range(4, 10) if part == "journal" else range(10, 15)
+    assert writer.drain("orders") == [b"order %d" % n for n in kept]
+    writer.storage.close()
+
+
+@pytest.mark.parametrize("pattern", ["journal/*.journal", "segments/*.segment"])
+def test_a_directory_in_the_place_of_a_file_is_moved_away(directory: Path, pattern: str) -> None:
+    path = max(directory.glob(pattern))
+    path.unlink()
+    path.mkdir()
+    code, lines = check(directory)
+    assert code == EXIT_FAILED
+    assert f"damaged: {path} is damaged at byte 0: it is a directory" in lines
+    repair(directory)
+    assert not path.exists() or path.is_file()
+    with serve("--data", str(directory)) as (_, line):
+        assert "trivium ready" in line
+
+
+def test_what_the_disk_cannot_read_is_damaged_and_the_rest_is_read(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reads that touch the header of a segment file fail, as a bad block makes them."""
+    path = next(directory.glob("segments/*.segment"))
+    inode = path.stat().st_ino
+    pread = os.pread
+
+    def worn(descriptor: int, size: int, position: int) -> bytes:
+        if os.fstat(descriptor).st_ino == inode and position == 0:
+            raise OSError(errno.EIO, "input/output error")
+        return pread(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", worn)
+    assert main(["check", str(directory)]) == EXIT_FAILED
+    assert f"{path} is damaged at byte 0: the file header is wrong" in capsys.readouterr().out
+    assert main(["repair", str(directory)]) == EXIT_OK
+    monkeypatch.undo()
+    assert check(directory)[0] == EXIT_OK
+    writer = DirectoryWriter(directory)
+    assert writer.drain("orders") == [b"order %d" % n for n in range(4, 15)]
+    writer.storage.close()
+
+
+def test_a_directory_that_may_not_be_searched_is_one_line(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert main(["check", str(directory)]) == EXIT_FAILED
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_an_encrypted_directory_needs_its_key(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.message import RecordError, decode_record
 from trivium.records import BatchError, RecordBatch
-from trivium.storage.directory import JOURNAL_DIRECTORY, LOCK_FILE
+from trivium.storage.directory import LOCK_FILE, is_data_directory
 from trivium.storage.encryption import find_keys
 from trivium.storage.errors import (
     StorageError,
@@ -20,7 +20,7 @@ from trivium.storage.errors import (
     StorageLocked,
     StorageVersionMismatch,
 )
-from trivium.storage.filesystem import RealFileSystem
+from trivium.storage.filesystem import WornFileSystem
 from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import Inspection, Loss
 from trivium.storage.log import DiskLog
@@ -33,9 +33,7 @@ _STREAM: Final = re.compile(r"stream/(.*)/[0-9a-f]+/(\d+)(/compacted/\d+)?", re.
 def run(options: argparse.Namespace) -> int:
     """Check or repair as the options say; the exit code."""
     directory = options.directory.rstrip("/") or "/"
-    filesystem = RealFileSystem()
-    if not filesystem.exists(f"{directory}/{JOURNAL_DIRECTORY}"):
-        return _fail(EXIT_FAILED, f"{directory} is no data directory")
+    filesystem = WornFileSystem()
     key_file, key_env = options.key_file or "", options.key_env or ""
     if not key_file and not key_env:
         # As a broker finds them that is configured by its environment.
@@ -46,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _fail(EXIT_USAGE, error)
     try:
+        if not is_data_directory(filesystem, directory):
+            return _fail(EXIT_FAILED, f"{directory} is no data directory")
         lock = filesystem.lock(f"{directory}/{LOCK_FILE}")
         try:
             inspection = Inspection(filesystem, directory, check_record, keys)
@@ -103,8 +103,11 @@ def summary(log: DiskLog) -> str:
     what = "batches" if log.name.startswith("stream/") else "messages"
     if len(log) == 0:
         return f"{describe(log.name)}: empty, next offset {log.next_offset}"
-    last = log.next_offset - 1
-    return f"{describe(log.name)}: {len(log)} {what}, offsets {log.first_offset} to {last}"
+    end = log.chunks()[-1].end
+    behind = "" if log.next_offset == end else f", next offset {log.next_offset}"
+    return (
+        f"{describe(log.name)}: {len(log)} {what}, offsets {log.first_offset} to {end - 1}{behind}"
+    )
 
 
 def findings(inspection: Inspection) -> list[str]:

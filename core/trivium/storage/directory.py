@@ -32,6 +32,12 @@ def check_directory_format(filesystem: FileSystem, directory: str) -> int:
     return read_directory_format(filesystem, directory)
 
 
+def is_data_directory(filesystem: FileSystem, directory: str) -> bool:
+    """Whether anything of ours is there. Raises OSError."""
+    parts = (_FILE, JOURNAL_DIRECTORY, CATALOG_FILE, SEGMENT_DIRECTORY)
+    return any(filesystem.exists(f"{directory}/{part}") for part in parts)
+
+
 def read_directory_format(filesystem: FileSystem, directory: str) -> int:
     """The format that the mark names.
 

@@ -21,12 +21,14 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.storage.errors import StorageLocked
+from trivium.storage.errors import StorageDamaged, StorageLocked
 
 _HAS_ADVICE: Final = hasattr(os, "posix_fadvise")
 _HAS_DATA_SYNC: Final = hasattr(os, "fdatasync")
 #: what every system takes in one call (IOV_MAX)
 _MAX_PARTS: Final = 1024
+#: what a disk cannot read is lost in pieces of this size
+_BLOCK_SIZE: Final = 4096
 _WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)
 
 
@@ -123,7 +125,7 @@ class FileSystem:
         raise NotImplementedError
 
     def open(self, path: str) -> File:
-        """Open a file that exists, for reading and writing."""
+        """Open a file that exists, for reading and writing. Raises StorageDamaged for others."""
         raise NotImplementedError
 
     def rename(self, old: str, new: str) -> None:
@@ -138,6 +140,10 @@ class FileSystem:
         """Return once the names in this directory are durable."""
         raise NotImplementedError
 
+    def free(self, path: str) -> int:
+        """Bytes that can still be written where ``path`` is."""
+        raise NotImplementedError
+
     def lock(self, path: str) -> Lock:
         """Lock the file, made if needed, until the process ends. Raises StorageLocked."""
         raise NotImplementedError
@@ -145,6 +151,15 @@ class FileSystem:
     def open_database(self, path: str) -> Database:
         """Open a SQLite database, made if needed."""
         raise NotImplementedError
+
+
+def read_whole(filesystem: FileSystem, path: str) -> bytes:
+    """All of a file. Raises OSError, StorageDamaged."""
+    file = filesystem.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
 
 
 class RealFile(File):
@@ -226,6 +241,24 @@ class RealFile(File):
         os.close(self._descriptor)
 
 
+class WornFile(RealFile):
+    """A file on a disk with bad blocks, which read as zeros."""
+
+    def read(self, position: int, size: int) -> bytes:
+        """See ``File.read``."""
+        try:
+            return super().read(position, size)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        if size <= _BLOCK_SIZE:
+            return bytes(max(min(size, self.size() - position), 0))
+        return b"".join(
+            self.read(at, min(_BLOCK_SIZE, position + size - at))
+            for at in range(position, position + size, _BLOCK_SIZE)
+        )
+
+
 class RealLock(Lock):
     """An advisory lock on a whole file, which the system drops when the process ends."""
 
@@ -291,6 +324,12 @@ class RealFileSystem(FileSystem):
 
     def open(self, path: str) -> File:
         """See ``FileSystem.open``."""
+        try:
+            return self._open(path)
+        except IsADirectoryError:
+            raise StorageDamaged(path, 0, "it is a directory") from None
+
+    def _open(self, path: str) -> File:
         return RealFile(path, 0)
 
     def rename(self, old: str, new: str) -> None:
@@ -309,6 +348,11 @@ class RealFileSystem(FileSystem):
         finally:
             os.close(descriptor)
 
+    def free(self, path: str) -> int:
+        """See ``FileSystem.free``."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def lock(self, path: str) -> Lock:
         """See ``FileSystem.lock``."""
         return RealLock(path)
@@ -316,3 +360,10 @@ class RealFileSystem(FileSystem):
     def open_database(self, path: str) -> Database:
         """See ``FileSystem.open_database``."""
         return RealDatabase(path)
+
+
+class WornFileSystem(RealFileSystem):
+    """One that reads what can be read; for inspections, which verify all of it."""
+
+    def _open(self, path: str) -> File:
+        return WornFile(path, 0)

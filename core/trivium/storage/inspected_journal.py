@@ -26,7 +26,7 @@ from trivium.storage.changes import (
     SETTLE,
 )
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.filesystem import FileSystem, read_whole
 from trivium.storage.journal_files import (
     BATCH_HEADER_SIZE,
     MARK,
@@ -104,11 +104,13 @@ class InspectedJournal:
         #: whether the holes could be read to their ends
         self._is_told = True
 
-    def read(self, is_start_known: bool) -> None:
-        """Read all files; from the catalog's first one, or whichever there are. Raises OSError."""
+    def read(self, names: list[str], is_start_known: bool) -> None:
+        """Read all files; from the catalog's first one, or whichever there are. Raises OSError.
+
+        ``names`` is what the directory holds, in order.
+        """
         recovered = self._recovered
-        found = [file_number(name) for name in self._filesystem.names(self._directory)]
-        numbers = [number for number in found if number is not None]
+        numbers = [number for number in map(file_number, names) if number is not None]
         recovered.next_file = max(numbers, default=0) + 1
         expected = recovered.first_file
         if is_start_known:
@@ -153,10 +155,9 @@ class InspectedJournal:
     ) -> JournalFile:
         path = self._path(number)
         self.paths.append(path)
-        opened = self._filesystem.open(path)
-        data = opened.read(0, opened.size())
-        opened.close()
+        data = b""
         try:
+            data = read_whole(self._filesystem, path)
             file = read_header(path, data, number, self._recovered.keys)
         except StorageDamaged as damage:
             self.damages.append(damage)

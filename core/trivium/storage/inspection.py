@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trivium.storage.blocks import (
@@ -38,7 +38,7 @@ from trivium.storage.directory import (
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed
 from trivium.storage.executor import Completions, Lane
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.filesystem import FileSystem, read_whole
 from trivium.storage.inspected_journal import MARGIN, InspectedJournal
 from trivium.storage.journal_files import file_name
 from trivium.storage.log import DiskLog
@@ -139,7 +139,7 @@ class Inspection:
         recovered = self.recovered
         recovered.begin()
         journal = InspectedJournal(self.filesystem, self.journal_directory, recovered)
-        journal.read(has_positions or not self.damages)
+        journal.read(self._names(self.journal_directory), has_positions or not self.damages)
         for found in journal.damages:
             self._damaged(found)
         self.notes += journal.notes
@@ -169,6 +169,10 @@ class Inspection:
             self.damages.append(damage)
         self.suspects.add(damage.file)
 
+    def _names(self, directory: str) -> list[str]:
+        # A start makes a directory that is missing, and misses the files.
+        return self.filesystem.names(directory) if self.filesystem.exists(directory) else []
+
     def _in_catalog(self, reason: str) -> StorageDamaged:
         return StorageDamaged(self.catalog_path, 0, reason)
 
@@ -176,7 +180,7 @@ class Inspection:
 
     def _load_catalog(self) -> bool:
         """Whether it says where the journal begins."""
-        names = self.filesystem.names(self.segment_directory)
+        names = self._names(self.segment_directory)
         numbers = [number for number in map(segment_number, names) if number is not None]
         found = len(self.damages)
         has_positions = False
@@ -217,9 +221,7 @@ class Inspection:
                 return catalog, True
             catalog.close()
         self._damaged(self._in_catalog(reason))
-        file = self.filesystem.open(self.catalog_path)
-        database = salvaged(file.read(0, file.size()))
-        file.close()
+        database = salvaged(read_whole(self.filesystem, self.catalog_path))
         catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom, database)
         return catalog, database.is_whole
 
@@ -250,8 +252,12 @@ class Inspection:
 
     def _blocks(self, segment: int) -> Iterator[tuple[int, str, Chunk]]:
         """All blocks of a segment file: the log, and a chunk of which nothing was removed."""
-        file = self.filesystem.open(self.segments.path(segment))
         path = self.segments.path(segment)
+        try:
+            file = self.filesystem.open(path)
+        except StorageDamaged as damage:
+            self._damaged(damage)
+            return
         position, cipher = FILE_HEADER_SIZE, None
         try:
             head = read_file_header(file.read(0, ENCRYPTED_HEADER_SIZE), path, segment, self.keys)
@@ -287,6 +293,12 @@ class Inspection:
     # Logs
 
     def _lose(self, log: DiskLog, first: int, last: int, records: int, fate: str) -> None:
+        if self.losses:
+            before = self.losses[-1]
+            is_same = (before.number, before.fate) == (log.number, fate)
+            if is_same and before.last + 1 == first and before.records and records:
+                self.losses[-1] = replace(before, last=last, records=before.records + records)
+                return
         self.losses.append(Loss(log.name, log.number, first, last, records, fate))
 
     def _drop_older_logs(self) -> None:

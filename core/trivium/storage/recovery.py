@@ -31,7 +31,7 @@ from trivium.storage.changes import (
 )
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.filesystem import FileSystem, read_whole
 from trivium.storage.journal_files import (
     STOPPED,
     BatchPlace,
@@ -124,11 +124,7 @@ class Recovered:
         path = f"{directory}/{file_name(number)}"
         if number != self.next_file:
             raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
-        opened = filesystem.open(path)
-        try:
-            file = read_file(path, opened.read(0, opened.size()), number, is_last, self.keys)
-        finally:
-            opened.close()
+        file = read_file(path, read_whole(filesystem, path), number, is_last, self.keys)
         if self.files and file.first_batch != self.last_batch + 1:
             raise StorageDamaged(path, 0, f"batch {self.last_batch + 1} is missing before it")
         if not self.files:

@@ -15,6 +15,7 @@ from typing import Final
 from trivium.storage.blocks import image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.directory import mark_directory_format
+from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.inspection import Inspection
 from trivium.storage.journal import FsyncPolicy, JournalWriter
@@ -38,6 +39,8 @@ def repair(
     """Save what can be saved; ``quarantine`` is a directory to be made. Raises OSError."""
     _quarantine(inspection, quarantine, report)
     filesystem = inspection.filesystem
+    filesystem.make_directory(inspection.journal_directory)
+    filesystem.make_directory(inspection.segment_directory)
     recovered = inspection.recovered
     changes = CatalogChanges()
     writer = SegmentWriter(
@@ -125,7 +128,11 @@ def _quarantine(inspection: Inspection, quarantine: str, report: list[str]) -> N
         target = quarantine + path.removeprefix(inspection.directory)
         directories.add(target.rpartition("/")[0])
         filesystem.make_directory(target.rpartition("/")[0])
-        _copy(filesystem, path, target)
+        try:
+            _copy(filesystem, path, target)
+        except StorageDamaged:
+            # It is no file, and would stand in the way of one.
+            filesystem.rename(path, target)
     if inspection.wrong_records:
         directory = f"{quarantine}/{_RECORD_DIRECTORY}"
         directories.add(directory)
