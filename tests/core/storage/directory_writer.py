@@ -8,11 +8,18 @@ from queue import SimpleQueue
 
 from tests.core.harness import drain, message, open_broker
 from trivium.storage.disk import DiskStorage
+from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
 
 
 class DirectoryWriter:
-    def __init__(self, directory: Path, journal_file_size: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        journal_file_size: int = 1 << 16,
+        compression: str = "none",
+        keys: Keys | None = None,
+    ) -> None:
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.errors: list[StorageError] = []
         self._is_awake = False
@@ -22,6 +29,8 @@ class DirectoryWriter:
             wake=self._wake,
             on_fatal=self.errors.append,
             journal_file_size=journal_file_size,
+            compression=compression,
+            keys=keys,
         )
         self.broker = open_broker(self.storage)
         self.vhost = self.broker.vhosts["/"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.storage.directory_writer import DirectoryWriter
-from tests.core.storage.fixtures.make import HERE, contents
+from tests.core.storage.fixtures.make import HERE, contents, keys_of
 from trivium.cli.data_directory import check_record
 from trivium.storage.filesystem import RealFileSystem
 from trivium.storage.inspection import Inspection
@@ -23,11 +23,26 @@ def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_there_is_one_for_each_version() -> None:
-    assert [path.name for path in FIXTURES] == ["v1"]
+    assert [path.name for path in FIXTURES] == [
+        version + kind
+        for version in ("v1", "v2")
+        for kind in ("", "-both", "-compressed", "-encrypted")
+    ]
+
+
+def test_what_they_hold_is_kept_as_their_names_say() -> None:
+    for path in FIXTURES:
+        data = b"".join(each.read_bytes() for each in path.glob("data/*/*"))
+        is_clear = b"priority 2" in data
+        assert is_clear == (not path.name.endswith(("-encrypted", "-both")))
+        catalog = (path / "data" / "catalog.sqlite").read_bytes()
+        assert (b"sealed_value" in catalog) == (keys_of(path) is not None)
+        zstd_frame = b"\x28\xb5\x2f\xfd"
+        assert (zstd_frame in data) == path.name.endswith("-compressed")
 
 
 def test_it_is_in_order(fixture: Path) -> None:
-    inspection = Inspection(RealFileSystem(), str(fixture / "data"), check_record)
+    inspection = Inspection(RealFileSystem(), str(fixture / "data"), check_record, keys_of(fixture))
     assert (inspection.damages, inspection.losses, inspection.notes) == ([], [], [])
 
 
@@ -35,12 +50,12 @@ def test_it_is_in_order(fixture: Path) -> None:
 def test_it_is_read_exactly(fixture: Path, more_lives: int) -> None:
     """At once, and once this version has moved all of it by checkpoints of its own."""
     expected = json.loads((fixture / "expected.json").read_text())
-    writer = DirectoryWriter(fixture / "data")
+    writer = DirectoryWriter(fixture / "data", keys=keys_of(fixture))
     assert not writer.storage.was_clean
     for _ in range(more_lives):
         writer.checkpoint()
         writer.storage.close()
-        writer = DirectoryWriter(fixture / "data")
+        writer = DirectoryWriter(fixture / "data", keys=keys_of(fixture))
     found = contents(writer.storage, writer.settle_down)
     # A start after a crash notes of itself what is in doubt.
     found["tables"].pop("doubts//")
@@ -49,7 +64,7 @@ def test_it_is_read_exactly(fixture: Path, more_lives: int) -> None:
 
 
 def test_a_broker_works_with_it(fixture: Path) -> None:
-    writer = DirectoryWriter(fixture / "data")
+    writer = DirectoryWriter(fixture / "data", keys=keys_of(fixture))
     assert writer.drain("plain") == [
         *(b"plain %d" % number for number in (1, 3, 5, 7, *range(8, 20))),
         b"bound",
