@@ -193,6 +193,66 @@ def use_up_the_disk(ports: dict[str, int]) -> None:
         assert len(filler.acknowledged) * SIZE > 64 * MIB
 
 
+PAIRS = 3000
+LARGE_SIZE = 40_000
+
+
+@pytest.mark.parametrize("queues", [("q", "q"), ("large", "small")])
+def test_small_messages_do_not_keep_the_disk_short(tmp_path: Path, queues: tuple[str, str]) -> None:
+    """Large ones that lay between them are consumed: that they are half of all must not matter."""
+
+    def started(mark: int) -> TriviumProcess:
+        broker = TriviumProcess(
+            tmp_path,
+            protocols=("amqp", "http"),
+            environment={"TRIVIUM_LIMITS__DISK_FREE_BYTES": str(mark)},
+            prefix=disk.prefix,
+        )
+        broker.start()
+        return broker
+
+    with small_disk(tmp_path / "data", 288 * MIB) as disk:
+        broker = started(0)
+        try:
+            with channel(broker.ports["amqp"], confirms=True) as opened:
+                for name in queues:
+                    opened.queue_declare(name, durable=True)
+                for number in range(PAIRS):
+                    opened.basic_publish("", queues[0], b"x" * LARGE_SIZE, PERSISTENT)
+                    opened.basic_publish("", queues[1], b"%08d" % number, PERSISTENT)
+            with channel(broker.ports["amqp"]) as opened:
+                consume_large(opened, queues[0])
+            broker.kill()
+            broker = started(224 * MIB)
+            wait_for(lambda: readiness(broker.ports["http"]) == READY, "the alarm goes on")
+            with channel(broker.ports["amqp"], confirms=True) as opened:
+                opened.basic_publish("", queues[1], b"after", PERSISTENT)
+                found = drain(opened, queues[1], lambda payload: payload == b"after")
+            assert found == [*(b"%08d" % number for number in range(PAIRS)), b"after"]
+            assert broker.stop() == EXIT_OK, broker.log_tail()
+        finally:
+            if broker.is_running:
+                broker.kill()
+        broker.check_log()
+        assert "publishers are paused" in broker.log.read_text()
+
+
+def consume_large(opened: BlockingChannel, queue: str) -> None:
+    """Acknowledge the large messages of ``PAIRS``, and leave what is between them."""
+    left = PAIRS
+    for method, _, payload in opened.consume(queue, inactivity_timeout=PATIENCE):
+        assert method is not None, f"{left} did not come"
+        assert payload is not None
+        if len(payload) == LARGE_SIZE:
+            assert method.delivery_tag is not None
+            opened.basic_ack(method.delivery_tag)
+            left -= 1
+            if left == 0:
+                break
+    # Whatever was acknowledged is so before this is answered.
+    opened.queue_declare(queue, passive=True)
+
+
 def test_a_full_disk_ends_the_broker_with_74_and_loses_nothing_acknowledged(
     tmp_path: Path,
 ) -> None:

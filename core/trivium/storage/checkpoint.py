@@ -74,9 +74,9 @@ class Checkpoint(Work):
         self._segments = segments
         self._catalog = catalog
         self._completions = completions
-        self._is_space_short = is_space_short
+        self.is_space_short = is_space_short
         self._compresses = compresses
-        #: whether files are rewritten in which few records are left
+        #: whether files are rewritten in which little is left
         self._rewrites = rewrites
         #: every batch up to this one is in it
         self.base_batch = base_batch
@@ -96,6 +96,7 @@ class Checkpoint(Work):
         #: chunks to be written anew, and those that were
         self._stragglers: list[Place] = []
         self._rewritten: list[tuple[Place, Chunk, list[int]]] = []
+        self._unreadable: list[Place] = []
         #: chunks in segments that have lost records: log, chunk, the lost ones
         self._changed: list[tuple[DiskLog, Chunk, int]] = []
         self._seen_logs: list[DiskLog] = []
@@ -141,7 +142,8 @@ class Checkpoint(Work):
         if self._logs or self._tables:
             return False
         if self._rewrites:
-            self._stragglers = [Place(log, chunk) for log, chunk in self._segments.stragglers()]
+            stragglers = self._segments.stragglers(self.is_space_short)
+            self._stragglers = [Place(log, chunk) for log, chunk in stragglers]
         return True
 
     def _take_log(self, log: DiskLog) -> None:
@@ -182,7 +184,7 @@ class Checkpoint(Work):
 
     def has_rewritten(self) -> bool:
         """Whether chunks were moved from one file to another."""
-        return bool(self._rewritten)
+        return bool(self._rewritten) and not self.is_abandoned
 
     def run(self) -> None:
         """On the checkpoint lane: write."""
@@ -226,6 +228,7 @@ class Checkpoint(Work):
                 except StorageDamaged as damage:
                     # It stays where it is, for whoever reads it.
                     _logger.error("%s", damage)
+                    self._unreadable.append(place)
                     continue
                 moved, kept = place.chunk.without(place.removed)
                 image = ChunkImage(
@@ -271,7 +274,7 @@ class Checkpoint(Work):
     def _drop_journal(self) -> None:
         assert self._journal is not None
         spares = self._journal.spares
-        limit = 0 if self._is_space_short else min(len(self._old_files), _SPARES)
+        limit = 0 if self.is_space_short else min(len(self._old_files), _SPARES)
         while len(spares) > limit:
             try:
                 path = spares.pop()
@@ -298,6 +301,8 @@ class Checkpoint(Work):
     def finish(self) -> None:
         """On the loop's thread: the checkpoint was made, or not."""
         self.is_finished = True
+        for place in self._unreadable:
+            self._segments.unreadable(place)
         if self.is_abandoned:
             _logger.warning("checkpoint not made, the journal grows: %s", self.error)
             self._restore()

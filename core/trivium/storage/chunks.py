@@ -67,6 +67,10 @@ class Chunk:
         #: then kept in ``removed`` (a bit per slot) as well
         self.fixed = False
         self.removed = 0
+        #: of a fixed chunk: bytes in the records not removed, and whether that is an estimate
+        #: because what was removed was not in memory
+        self.live_size = 0
+        self.is_estimated = False
         #: where it lies: number of the segment file, position and length of its block there;
         #: segment 0 is none
         self.segment = 0
@@ -74,6 +78,9 @@ class Chunk:
         self.length = 0
         #: removals since the last checkpoint that wrote this chunk's state
         self.changed = False
+        #: what its segment counts for it: see ``Segments.count``
+        self.counted = 0
+        self.guessed = 0
         #: bytes that count against the memory budget of records which could be read back
         self.charged = 0
 
@@ -154,16 +161,48 @@ class Chunk:
 
     def remove(self, slot: int) -> bool:
         """Remove the record in ``slot``; False when it was removed before."""
-        if self.is_removed(slot):
+        records = self.records
+        if records is not None:
+            record = records[slot]
+            if record is None:
+                return False
+            records[slot] = None
+            if self.fixed:
+                self.removed |= 1 << slot
+                self.live_size -= len(record)
+        elif (self.removed >> slot) & 1:
             return False
-        if self.records is not None:
-            self.records[slot] = None
-        if self.fixed:
+        else:
             self.removed |= 1 << slot
+            self.live_size -= self.live_size // self.live
+            self.is_estimated = True
         if self.notes is not None:
             self.notes.pop(slot, None)
         self.live -= 1
         return True
+
+    def fix(self) -> None:
+        """From here on it is as it is written to a segment. No record may be removed so far."""
+        self.closed = True
+        self.fixed = True
+        self.live_size = self.size
+        self.is_estimated = False
+
+    def measure(self) -> None:
+        """Find ``live_size``, of a fixed chunk: exactly if its records are in memory."""
+        records = self.records
+        self.is_estimated = False
+        if self.live == self.slots:
+            self.live_size = self.size
+        elif records is None:
+            self.live_size = self.size * self.live // self.slots
+            self.is_estimated = True
+        else:
+            size = 0
+            for record in records:
+                if record is not None:
+                    size += len(record)
+            self.live_size = size
 
     def oldest(self) -> int:
         """The offset of the oldest record not removed. There must be one."""
@@ -219,6 +258,7 @@ class Chunk:
         self.segment = other.segment
         self.position = other.position
         self.length = other.length
+        self.measure()
 
     def pack(self) -> None:
         """Drop the slots of removed records. Not for a fixed chunk."""
@@ -324,7 +364,7 @@ class ChunkedLog(Log):
                 if chunk.remove(slot):
                     removed += 1
         if removed and chunk.fixed:
-            self._chunk_changed(chunk, removed)
+            self._chunk_changed(chunk)
         return removed
 
     def _discard(self, index: int) -> bool:
@@ -342,8 +382,8 @@ class ChunkedLog(Log):
         self._count -= removed
         self.first_offset = self._chunks[0].oldest() if self._count else self.next_offset
 
-    def _chunk_changed(self, chunk: Chunk, removed: int) -> None:
-        """A fixed chunk has lost ``removed`` records (all of them when ``live`` is 0)."""
+    def _chunk_changed(self, chunk: Chunk) -> None:
+        """A fixed chunk has lost records (all of them when ``live`` is 0)."""
 
     def _chunk_ending_after(self, offset: int) -> int:
         """Index of the first chunk that ends after ``offset``."""

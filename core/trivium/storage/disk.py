@@ -169,9 +169,12 @@ class DiskStorage(Storage):
         self._journal_bytes = 0
         #: and before that, bytes of which no finished checkpoint knows
         self._older_bytes = 0
-        #: whether ``free_space`` was called
+        #: whether a checkpoint is wanted however little is in the journal, and whether by
+        #: ``free_space``; whether the last one came to nothing for want of space
+        self._is_wanted = False
         self._is_space_short = False
-        #: the batch that was being filled when ``tidy`` was called last, and when it did something
+        self._is_full = False
+        #: the batch that was being filled when ``tidy`` was called last, and when it looked
         self._seen_batch = 0
         self._tidied_batch = 0
         self._journal_lane = self.executor.lane("trivium-journal")
@@ -322,9 +325,7 @@ class DiskStorage(Storage):
             self._wake()
         if self._checkpoint is not None:
             self._go_on(self._checkpoint)
-        elif self._journal_bytes >= self._checkpoint_size:
-            # After one that came to nothing for want of space, the next one does not ask for more.
-            rewrites = self._older_bytes == 0
+        elif self._is_wanted or self._journal_bytes >= self._checkpoint_size:
             self._older_bytes += self._journal_bytes
             self._journal_bytes = 0
             self._checkpoint = Checkpoint(
@@ -338,12 +339,18 @@ class DiskStorage(Storage):
                 self.batch - 1,
                 self._is_space_short,
                 self._compresses,
-                rewrites,
+                # After one that came to nothing for want of space, it does not ask for more.
+                not self._is_full,
                 self._keys,
                 self._entropy,
             )
+            self._is_wanted = False
             self._is_space_short = False
             self._wake()
+
+    def _want_checkpoint(self) -> None:
+        self._is_wanted = True
+        self._wake()
 
     @property
     def pending_bytes(self) -> int:
@@ -352,24 +359,28 @@ class DiskStorage(Storage):
         return self._changes.size + max(waiting, 0)
 
     def free_space(self) -> None:
-        """See ``Storage.free_space``: a checkpoint drops journal files and empty segments."""
-        if self._journal_bytes:
+        """See ``Storage.free_space``: a checkpoint drops journal files and segments."""
+        is_idle = self._checkpoint is None and not self._is_full
+        if self._journal_bytes or (is_idle and self._segments.has_garbage(True)):
             self._is_space_short = True
-            self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
-            self._wake()
+            self._want_checkpoint()
 
     def tidy(self) -> None:
         """See ``Storage.tidy``: a checkpoint drops the segments of a backlog that was consumed.
 
-        A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go.
+        A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go;
+        it looks once for what its last batches have made useless.
         """
         is_idle = self.batch == self._seen_batch and not self._changes.parts
         self._seen_batch = self.batch
         is_due = is_idle and self._checkpoint is None and self._tidied_batch != self.batch
-        if is_due and self._segments.has_empty():
-            self._tidied_batch = self.batch
-            self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
-            self._wake()
+        if not is_due:
+            return
+        self._tidied_batch = self.batch
+        for log in self._changes.logs:
+            log.count_changed()
+        if self._segments.has_garbage(False):
+            self._want_checkpoint()
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Do a turn's part of a checkpoint."""
@@ -382,13 +393,18 @@ class DiskStorage(Storage):
             if not checkpoint.install():
                 self._wake()
                 return
+            self._checkpoint = None
+            self._is_full = checkpoint.is_abandoned
             if not checkpoint.is_abandoned:
                 self._older_bytes = 0
-            if checkpoint.has_rewritten() and self._segments.foreign:
-                # One after the other, until all is encrypted with the key of today.
-                self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
-                self._wake()
-            self._checkpoint = None
+            if checkpoint.has_rewritten():
+                # The next one drops what this one has left.
+                self._tidied_batch = 0
+                if checkpoint.is_space_short or self._segments.foreign:
+                    # One after the other, until there is nothing more to gain, or all is encrypted
+                    # with the key of today.
+                    self._is_space_short |= checkpoint.is_space_short
+                    self._want_checkpoint()
         elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
             if self.journal.synced < checkpoint.needed_batch:
                 if not self._is_busy:

@@ -141,7 +141,7 @@ class FileSystem:
         raise NotImplementedError
 
     def free(self, path: str) -> int:
-        """Bytes that can still be written where ``path`` is."""
+        """Bytes that can still be written where ``path`` is; 0 when nobody knows."""
         raise NotImplementedError
 
     def lock(self, path: str) -> Lock:
@@ -350,7 +350,10 @@ class RealFileSystem(FileSystem):
 
     def free(self, path: str) -> int:
         """See ``FileSystem.free``."""
-        found = os.statvfs(path)
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return 0
         return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> Lock:

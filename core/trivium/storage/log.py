@@ -114,10 +114,9 @@ class DiskLog(ChunkedLog):
         """The log was removed from the storage: forget its records, record nothing any more."""
         self.is_dropped = True
         for chunk in self._chunks:
-            removed = chunk.live
             chunk.live = 0
             if chunk.fixed:
-                self._chunk_changed(chunk, removed)
+                self._chunk_changed(chunk)
         self._chunks = []
         self._open = None
         self._removed(self._count)
@@ -161,8 +160,7 @@ class DiskLog(ChunkedLog):
                 break
             left -= COPY_COST if chunk.live == chunk.slots else chunk.slots
             chunk.pack()
-            chunk.closed = True
-            chunk.fixed = True
+            chunk.fix()
             if chunk is self._open:
                 self._open = None
             chunks.append(chunk)
@@ -175,11 +173,18 @@ class DiskLog(ChunkedLog):
         From here on a change of the log is one for the next checkpoint.
         """
         self._is_changed = False
+        self.count_changed()
         changed = self._changed_chunks
         self._changed_chunks = []
         for chunk in changed:
             chunk.changed = False
         return changed
+
+    def count_changed(self) -> None:
+        """Have the segments know what their chunks have lost. Not with each record, for speed."""
+        for chunk in self._changed_chunks:
+            if chunk.live:
+                self._segments.count(chunk)
 
     def note_changed(self, chunk: Chunk) -> None:
         """A chunk in a segment has lost records."""
@@ -187,11 +192,10 @@ class DiskLog(ChunkedLog):
         self._changed_chunks.append(chunk)
         self.mark_once()
 
-    def _chunk_changed(self, chunk: Chunk, removed: int) -> None:
-        if chunk.segment:
-            self._segments.live[chunk.segment] -= removed
+    def _chunk_changed(self, chunk: Chunk) -> None:
         if chunk.live == 0:
             if chunk.segment:
+                self._segments.count(chunk)
                 self._segments.dead.append((self.number, chunk.first, chunk.segment))
             self._segments.release(chunk)
         elif chunk.segment and not chunk.changed:

@@ -7,11 +7,12 @@ in it holds a record any more.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from trivium.storage.blocks import Place
+from trivium.storage.blocks import BLOCK_HEADER_SIZE, Place
 from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
@@ -27,9 +28,14 @@ from trivium.storage.segment_files import (
 if TYPE_CHECKING:
     from trivium.storage.log import DiskLog
 
-#: A file is rewritten when one in so many of its records is left, or fewer: what is written is then
-#: small beside what becomes free.
+#: A file is rewritten when one in so many of its bytes would be written, or fewer: small beside
+#: what becomes free, or, when the disk is short, not more than that.
 _STRAGGLER_SHARE: Final = 4
+_SHORT_SHARE: Final = 2
+#: When the disk is short, also where that may be so, if about one byte in so many becomes free.
+_GUESSED_GAIN: Final = 8
+#: Rewriting for want of space takes at most one byte in so many of what is free.
+_ROOM_SHARE: Final = 2
 #: One checkpoint rewrites so many bytes at most, small beside what it writes anyway, and so many
 #: chunks, looking at so many and a file's more, because that is done in one turn.
 _STRAGGLER_SIZE: Final = 16 * 1024 * 1024
@@ -41,6 +47,23 @@ _RELEASED_AT_ONCE: Final = 64
 
 #: What a chunk costs beside the bytes of its records: 33 for each object, 8 for its slot.
 _RECORD_OVERHEAD: Final = 41
+
+#: What a record in a block takes beside its bytes: its size, and when sparse its offset and end.
+_DENSE_OVERHEAD: Final = 4
+_SPARSE_OVERHEAD: Final = 20
+
+
+def needed_size(chunk: Chunk) -> int:
+    """About the bytes that a chunk in a segment would take there if it was written anew."""
+    if chunk.live == chunk.slots:
+        return chunk.length
+    if chunk.live == 0:
+        return 0
+    overhead = _DENSE_OVERHEAD if chunk.offsets is None else _SPARSE_OVERHEAD
+    # What is left is sparse, and shrinks by compression as all of it did.
+    left = chunk.live_size + _SPARSE_OVERHEAD * chunk.live
+    body = chunk.length - BLOCK_HEADER_SIZE
+    return BLOCK_HEADER_SIZE + body * left // (chunk.size + overhead * chunk.slots)
 
 
 class LoadWork(Work):
@@ -94,6 +117,9 @@ class LoadWork(Work):
             chunk.notes = notes
             list_made()
             segments.charge(chunk)
+            if chunk.is_estimated:
+                chunk.measure()
+                segments.count(chunk)
         self._ready()
 
 
@@ -123,11 +149,15 @@ class Segments:
         self._lane = lane
         self.next_segment = 1
         #: for each file: how many of its chunks the catalog names; which they are, with others
-        #: that are gone; how many records they have had, and have
+        #: that are gone; bytes of all blocks in it, and those that would be written if it was
+        #: rewritten, and how many of these are in chunks whose ``live_size`` is an estimate
         self.chunks: dict[int, int] = {}
         self._members: dict[int, list[tuple[DiskLog, Chunk]]] = {}
-        self._records: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
         self.live: dict[int, int] = {}
+        self._guessed: dict[int, int] = {}
+        #: segment and position of blocks that could not be read
+        self._unreadable: set[tuple[int, int]] = set()
         #: files that chunks have left, with the number of the last read that may need them
         self.left: list[tuple[int, int]] = []
         #: reads of chunks asked for, and done
@@ -163,8 +193,11 @@ class Segments:
         file.close()
         if found < size:
             raise StorageDamaged(path, found, "the file is too short")
-        if read_file_header(head, path, number, self._keys).key_id != self._keys.current:
+        header = read_file_header(head, path, number, self._keys)
+        if header.key_id != self._keys.current:
             self.foreign.add(number)
+        # With the blocks of chunks that the catalog names no more.
+        self.sizes[number] = found - header.size
 
     def remove_unused(self) -> None:
         """Remove the files that the catalog does not name: a checkpoint did not get so far."""
@@ -179,12 +212,26 @@ class Segments:
         if segment not in self.chunks:
             self.chunks[segment] = 0
             self._members[segment] = []
-            self._records[segment] = 0
+            self.sizes[segment] = 0
             self.live[segment] = 0
+            self._guessed[segment] = 0
         self.chunks[segment] += 1
         self._members[segment].append((log, chunk))
-        self._records[segment] += chunk.slots
-        self.live[segment] += chunk.live
+        self.sizes[segment] += chunk.length
+        if chunk.records is None:
+            chunk.measure()
+        chunk.counted = chunk.guessed = 0
+        self.count(chunk)
+
+    def count(self, chunk: Chunk) -> None:
+        """A chunk has lost records, or more is known about those that it has lost."""
+        segment = chunk.segment
+        needed = needed_size(chunk)
+        guessed = needed if chunk.is_estimated else 0
+        self.live[segment] += needed - chunk.counted
+        self._guessed[segment] += guessed - chunk.guessed
+        chunk.counted = needed
+        chunk.guessed = guessed
 
     def discard(self, segment: int) -> bool:
         """The catalog names one chunk less in a file; whether that was the last one."""
@@ -195,8 +242,9 @@ class Segments:
         """The catalog names no chunk in a file any more."""
         del self.chunks[segment]
         del self._members[segment]
-        del self._records[segment]
+        del self.sizes[segment]
         del self.live[segment]
+        del self._guessed[segment]
         self.foreign.discard(segment)
 
     def move(self, place: Place, moved: Chunk, kept: list[int]) -> None:
@@ -206,7 +254,8 @@ class Segments:
             # The last record went while it was written: the row to be removed is the new one.
             old = (place.log.number, chunk.first, place.segment)
             self.dead[self.dead.index(old)] = (place.log.number, chunk.first, moved.segment)
-        self.live[place.segment] -= chunk.live
+        self.live[place.segment] -= chunk.counted
+        self._guessed[place.segment] -= chunk.guessed
         chunk.become(moved, kept)
         self.add(place.log, chunk)
         if self.discard(place.segment):
@@ -219,33 +268,71 @@ class Segments:
         self.left = [each for each in self.left if each[1] > self.loads_done]
         return ready
 
-    def stragglers(self) -> list[tuple[DiskLog, Chunk]]:
-        """Chunks to be written anew, so that files go in which few records are left, or which are
-        not encrypted with the key for what is written.
+    def unreadable(self, place: Place) -> None:
+        """A block is damaged: it stays where it is, and so does its file."""
+        self._unreadable.add((place.segment, place.position))
 
-        They are bounded in number and in bytes: what is left waits for the next call.
+    def stragglers(self, is_space_short: bool) -> list[tuple[DiskLog, Chunk]]:
+        """Chunks to be written anew, so that files go in which little is left, or which are not
+        encrypted with the key for what is written.
+
+        They are bounded in number and in bytes: what is left waits for the next call. When space is
+        short more files are worth it, those come first that gain most, and there is room for them.
         """
         found: list[tuple[DiskLog, Chunk]] = []
         size = 0
         looked_at = 0
-        for segment, live in self.live.items():
-            is_full = live * _STRAGGLER_SHARE >= self._records[segment]
-            if live == 0 or (is_full and segment not in self.foreign):
+        room = sys.maxsize
+        if is_space_short:
+            room = self.filesystem.free(self._directory) // _ROOM_SHARE
+        for segment in self._worthwhile(is_space_short):
+            if self.live[segment] > room:
                 continue
+            room -= self.live[segment]
             for log, chunk in self._members[segment]:
-                if chunk.live and chunk.segment == segment:
-                    found.append((log, chunk))
-                    size += chunk.size * chunk.live // chunk.slots
-                    if size >= _STRAGGLER_SIZE or len(found) >= _STRAGGLER_CHUNKS:
-                        return found
+                if chunk.live == 0 or chunk.segment != segment:
+                    continue
+                if self._unreadable and (segment, chunk.position) in self._unreadable:
+                    continue
+                found.append((log, chunk))
+                size += chunk.counted
+                if size >= _STRAGGLER_SIZE or len(found) >= _STRAGGLER_CHUNKS:
+                    return found
             looked_at += len(self._members[segment])
             if looked_at >= _STRAGGLER_LOOKS:
                 break
         return found
 
-    def has_empty(self) -> bool:
-        """Whether a file is there in which no record is left."""
-        return len(self.dead) > 0 and 0 in self.live.values()
+    def _worthwhile(self, is_space_short: bool) -> list[int]:
+        """The files that should be rewritten."""
+        share = _SHORT_SHARE if is_space_short else _STRAGGLER_SHARE
+        found: list[int] = []
+        for segment, live in self.live.items():
+            if live == 0:
+                continue
+            size = self.sizes[segment]
+            is_worth_it = live * share <= size or segment in self.foreign
+            if is_space_short and not is_worth_it:
+                # To rewrite it is to know it.
+                least = live - self._guessed[segment]
+                gain = size - live
+                is_worth_it = least * share <= size and gain * _GUESSED_GAIN >= size
+            if is_worth_it:
+                found.append(segment)
+        if is_space_short:
+            found.sort(key=self._share_left)
+        return found
+
+    def _share_left(self, segment: int) -> float:
+        return self.live[segment] / self.sizes[segment]
+
+    def has_garbage(self, is_space_short: bool) -> bool:
+        """Whether a checkpoint could make space."""
+        if self.dead and 0 in self.live.values():
+            return True
+        if any(reads <= self.loads_done for _, reads in self.left):
+            return True
+        return bool(self.stragglers(is_space_short))
 
     def load(self, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
         """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""

@@ -249,6 +249,9 @@ class SimulatedDisk(FileSystem):
     def open_database(self, path: str) -> Database:
         return SimulatedDatabase(self, path)
 
+    def free(self, path: str) -> int:
+        return self.capacity - self.used()
+
     def used(self) -> int:
         return sum(len(self.inodes[number].content) for number in self.files.values())
 

@@ -94,6 +94,12 @@ def test_names(tmp_path: Path) -> None:
         SYSTEM.open(f"{directory}/2")
 
 
+def test_what_is_free_is_told_or_nothing(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    assert 0 < SYSTEM.free(str(tmp_path)) <= found.f_blocks * found.f_frsize
+    assert SYSTEM.free(str(tmp_path / "nowhere")) == 0
+
+
 def test_a_lock_is_held_once(tmp_path: Path) -> None:
     lock = SYSTEM.lock(str(tmp_path / "lock"))
     with pytest.raises(StorageLocked):
