@@ -120,8 +120,11 @@ def test_a_file_that_is_closed_and_followed_says_so() -> None:
         assert mark[44:48] == zlib.crc32(mark[:44]).to_bytes(4, "little")
 
 
-def test_a_missing_last_file_stops_the_start() -> None:
+@pytest.mark.parametrize("has_power", [True, False])
+def test_a_missing_last_file_stops_the_start(has_power: bool) -> None:
     disk = written(9, journal_file_size=600)
+    if not has_power:
+        disk = disk.power_cut(None)
     last = max(path for path in disk.files if path.endswith(".journal"))
     disk.files.pop(last)
     with pytest.raises(StorageDamaged, match="missing") as raised:
@@ -373,3 +376,29 @@ def test_a_weaker_policy_leaves_a_large_batch_to_a_later_sync() -> None:
     host.step()
     assert not {each.kind for each in host.disk.operations[start:]} & set(SYNCS)
     assert host.storage.durable == host.storage.batch - 1
+
+
+def test_a_journal_that_is_gone_stops_the_start_though_no_checkpoint_was_made() -> None:
+    disk = written(3)
+    for path in list(disk.files):
+        if path.startswith("data/journal/"):
+            disk.files.pop(path)
+    with pytest.raises(StorageDamaged, match="missing") as raised:
+        Host(disk)
+    assert raised.value.file == FIRST
+
+
+def test_segments_without_catalog_and_journal_stop_the_start() -> None:
+    host = Host()
+    host.storage.log("l").append(b"kept")
+    host.commit()
+    host.storage._journal_bytes = 1 << 40
+    host.commit()
+    disk = host.disk.copy()
+    for path in list(disk.files):
+        if path.startswith("data/journal/") or path.endswith(".sqlite"):
+            disk.files.pop(path)
+    with pytest.raises(StorageDamaged, match="missing, or empty") as raised:
+        Host(disk)
+    assert raised.value.file == "data/catalog.sqlite"
+    assert [path for path in disk.files if path.endswith(".segment")]
