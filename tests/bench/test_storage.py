@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers import REPOSITORY
-from bench.storage import StorageRow, storage_table
+from bench import storage
+from bench.servers import REPOSITORY, ServerError
+from bench.storage import StorageRow, measure_storage, storage_table
+from bench.storage_worker import PEERS
 
 
 @pytest.mark.parametrize("engine", ["trivium", "recovery", "raw", "sqlite", "rocksdb"])
@@ -42,3 +44,43 @@ def test_goals_and_ratios_are_shown() -> None:
     table = storage_table(rows)
     assert "300,000 missed" in table
     assert "0.20" in table
+
+
+def test_the_peers_sync_as_many_messages_at_once_as_trivium_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int, int]] = []
+    synced = {64: iter((4000, 4600)), 4096: iter((70, 80))}
+
+    def run(engine: str, size: int, seconds: float, batch: int, _: bool) -> dict[str, float]:
+        asked.append((engine, size, batch))
+        count = next(synced[size]) if engine == "trivium" else max(batch, 1)
+        return {"messages": count * 10, "batches": 10, "seconds": seconds, "longest": 0.0}
+
+    monkeypatch.setattr(storage, "_run", run)
+    rows = measure_storage([64, 4096], 2, 1.0)
+    for peer in PEERS:
+        found = [(size, batch) for engine, size, batch in asked if engine == peer]
+        assert found == [(64, 4000), (4096, 70), (64, 4600), (4096, 80)]
+    shown = {line.split()[0]: line for line in storage_table(rows[: len(rows) // 2]).splitlines()}
+    assert all(" 4,300 " in shown[engine] for engine in ("trivium", *PEERS))
+
+
+def test_without_trivium_there_is_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(engine: str, *_: object) -> dict[str, float]:
+        raise ServerError(f"{engine} failed")
+
+    monkeypatch.setattr(storage, "_run", run)
+    rows = {row.engine: row for row in measure_storage([64], 1, 1.0)}
+    assert "not known" in rows["sqlite"].error
+    assert "failed: trivium failed" in storage_table(list(rows.values()))
+
+
+def test_columns_stay_apart() -> None:
+    rows = [
+        StorageRow("recovery", 64, [2_030_000.0], [12_345_678.0], [0.0]),
+        StorageRow("pauses", 64, [882_000.0], [16_000.0], [0.0179]),
+    ]
+    recovery, pauses = (line.split() for line in storage_table(rows).splitlines()[1:])
+    assert recovery == ["recovery", "64", "2,030,000", "130", "500,000", "met"]
+    assert pauses == ["pauses", "64", "882,000", "56", "16,000", "0.00", "17.9", "20", "ms", "met"]
