@@ -19,7 +19,7 @@ from tests.core.storage.model import Scenario, assert_equal
 from tests.core.storage.simulated import Host, SimulatedDisk
 from trivium.storage.encryption import Keys, find_keys, key_id, read_keys
 from trivium.storage.errors import StorageDamaged, StorageKeyError
-from trivium.storage.inspection import Inspection
+from trivium.storage.inspection import MAYBE_LOST, Inspection
 from trivium.storage.repair import repair
 
 OLD = bytes(range(32))
@@ -262,6 +262,8 @@ def test_a_changed_batch_is_noticed_in_spite_of_its_checksums() -> None:
         with_right_checksums(disk, path, at)
         with pytest.raises(StorageDamaged, match="cannot be decrypted"):
             host_of(Keys(OLD), disk, 1)
+        losses = Inspection(disk, "data", lambda *_: "", Keys(OLD)).losses
+        assert [(loss.log, loss.last, loss.fate) for loss in losses] == [("l", -1, MAYBE_LOST)]
 
 
 def test_a_changed_block_is_noticed_in_spite_of_its_checksums() -> None:
