@@ -1,7 +1,7 @@
 """The journal of an inspection: read past damage, as far as any batch is whole.
 
-A hole is told from a torn end by the rules of ``journal``. Behind a hole the changes of logs and
-tables go on; a log's own offsets then show what is missing in it.
+A hole is told from a torn end by the rules of ``journal_files``. Behind a hole the changes of logs
+and tables go on; a log's own offsets then show what is missing in it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from trivium.storage.table import DiskTable
 
 #: what is no change
 _UNREADABLE: Final = 0
+#: where a batch seems to begin
+_BATCH: Final = -1
 
 #: Offsets further than this behind a log's next one are nonsense in bytes that are damaged. Where
 #: it is not known how many were lost at the end, a log goes on that far behind.
 MARGIN: Final = 1 << 20
-
 
 #: the last offset of a gap whose end is not known
 UNKNOWN: Final = -1
@@ -210,19 +211,24 @@ class InspectedJournal:
         synced = [-1] * (len(places) + 1)
         for index in range(len(places) - 1, -1, -1):
             synced[index] = max(synced[index + 1], places[index].unsynced - 1)
+        batches = {place.number: place for place in places if not place.flags & MARK}
         expected = file.first_batch
         file.end = file.start
         for index, place in enumerate(places):
             if place.number < expected:
                 continue
-            is_next = place.position == file.end and place.number == expected
-            if not is_next and not self._skip(
-                file, expected, synced[index], place.position, is_last
-            ):
-                return
-            self._reach(place.number - 1)
+            if place.position != file.end or place.number != expected:
+                # Once there is damage nothing that is whole behind it is dropped as unsynced.
+                is_end = is_last and not self.damages
+                if not self._skip(file, expected, synced[index], place.position, is_end):
+                    return
+                # Blocks in each other's place may have moved it.
+                while expected < place.number and expected in batches:
+                    self._take(file, batches[expected])
+                    expected += 1
             file.end = place.position
             if place.flags & MARK:
+                self._reach(place.number - 1)
                 file.close_at(place)
                 return
             self._take(file, place)
@@ -254,6 +260,7 @@ class InspectedJournal:
 
     def _take(self, file: JournalFile, batch: BatchPlace) -> None:
         """Replay a batch, unless the checkpoint has it."""
+        self._reach(batch.number - 1)
         self._reached = batch.number
         if batch.number > self._last:
             self._last = batch.number
@@ -276,16 +283,20 @@ class InspectedJournal:
         for number, log in recovered.logs.items():
             self._watched.setdefault(number, log.next_offset)
         names: dict[int, str] = {}
-        if not holes:
-            self._is_told = False
+        seen = 0
         for file, start, end in holes:
             for kind, number, at, behind, name in _mentioned_in_hole(file, start, end):
-                if kind == DEFINE_LOG:
+                if kind == _BATCH:
+                    seen += 1
+                elif kind == DEFINE_LOG:
                     names[number] = name.decode("utf-8", "replace")
                 elif kind == _UNREADABLE:
                     self._is_told = False
                 elif kind in (APPEND, APPEND_SAME):
                     self._see(number, names.get(number, ""), at, behind)
+        if seen <= last - first:
+            # Some of them are nowhere.
+            self._is_told = False
 
     def _see(self, number: int, name: str, first: int, behind: int) -> None:
         """Damaged bytes show an append; what they say may be wrong."""
@@ -369,6 +380,7 @@ def _mentioned_in_hole(
         yield _UNREADABLE, 0, 0, 0, b""
         return
     while start < end:
+        yield _BATCH, 0, 0, 0, b""
         following = file.data.find(file.marker, start + 1, end)
         stop = end if following < 0 else following
         yield from mentioned(file.data, start + BATCH_HEADER_SIZE, stop)

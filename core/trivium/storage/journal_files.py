@@ -247,7 +247,7 @@ def read_file(path: str, data: bytes, number: int, is_last: bool, keys: Keys) ->
         found = file.at(file.end)
         if found is None or found.number != expected:
             break
-        if found.flags & CLOSED:
+        if found.flags & MARK:
             file.close_at(found)
             break
         file.batches.append(found)
