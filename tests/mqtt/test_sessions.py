@@ -340,6 +340,35 @@ def test_mqtt_3_1_3_9_will_delay() -> None:
     assert listener.received() == b""
 
 
+def test_wills_are_published_in_the_order_of_their_times() -> None:
+    bench = Bench()
+    listener = bench.connect("l", 5)
+    listener.subscribe("will/#")
+
+    def leave(name: str) -> None:
+        bench.connect(
+            name,
+            5,
+            clean=False,
+            properties=expiry(100),
+            will=(f"will/{name}", b"gone", 0, False),
+            will_properties=delay(10),
+        ).lose()
+
+    leave("a")
+    bench.advance(0.2)
+    leave("b")
+    bench.advance(0.2)
+    # Its earlier time does not count any more.
+    leave("a")
+    bench.advance(9)
+    # One tick finds all three times.
+    bench.advance(1.5)
+    assert listener.received() == (
+        publish("will/b", b"gone", version=5) + publish("will/a", b"gone", version=5)
+    )
+
+
 def test_mqtt_3_1_3_9_session_end_comes_before_the_will_delay() -> None:
     bench = Bench()
     listener = bench.connect("l", 5)

@@ -216,12 +216,13 @@ class Sessions:
         now_ms = self.broker.now_ms
         due = self._due
         while due and due[0][0] <= now_ms:
-            session = self.by_client.get(heappop(due)[1])
+            at, client_id = heappop(due)
+            session = self.by_client.get(client_id)
             if session is None or session.connection is not None:
                 continue
-            if session.ends and session.ends <= now_ms:
+            if session.ends == at:
                 self.end(session)
-            elif session.will is not None and 0 < session.will_due <= now_ms:
+            elif session.will is not None and session.will_due == at:
                 self._publish_will(session.client_id, session.will)
                 session.will = None
         if self._connected_kept:
