@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.reference import KINDS, STREAMS, TOPICS, Reference
+from tests.simulation.reference import KINDS, TOPICS, Reference
+from tests.simulation.stream_model import STREAMS
 from tests.simulation.world import Wire
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from tests.simulation.actors import BINDABLE, DELETABLE, PATTERNS, Actor
-from tests.simulation.reference import KINDS, LATE, ONCE, STREAMS, TOPICS
+from tests.simulation.reference import KINDS, LATE, ONCE, TOPICS
+from tests.simulation.stream_model import STREAMS
 from tests.simulation.wires import (
     CONFIRMING,
     CONSUMING,

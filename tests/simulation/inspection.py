@@ -13,7 +13,8 @@ import msgpack
 from pamqp import commands
 
 from tests.simulation.group_model import STALE, STRATEGIES
-from tests.simulation.reference import DEAD, LATE, STREAM_ARGUMENTS, Entry, Reference, backlog_of
+from tests.simulation.reference import DEAD, LATE, Entry, Reference, backlog_of
+from tests.simulation.stream_model import STREAM_ARGUMENTS, Kept
 from tests.simulation.wires import (
     CONSUMING,
     AmqpWire,
@@ -35,15 +36,6 @@ class Delivery:
     is_redelivered: bool
     packet_id: int = 0
     qos: int = 0
-
-
-@dataclass
-class Kept:
-    """What retention left of a partition. ``size`` is that of the batches, in bytes."""
-
-    first: int
-    size: int = 0
-    numbers: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -201,21 +193,19 @@ def _read_partition(
 ) -> Kept:
     kept: Kept | None = None
     while True:
-        offset: int | str = "first" if kept is None else kept.first + len(kept.numbers)
+        offset: int | str = "first" if kept is None else kept.end
         reply, body = _ask(world, wire, frames.FETCH, stream=name, partition=index, offset=offset)
         if reply != frames.FETCHED:
             contents.faults.append(f"stream {name}/{index}: {msgpack.unpackb(body)}")
-            return kept or Kept(0)
+            return kept or Kept(0, 0)
         fetched = Fetched(body)
         if kept is None:
-            kept = Kept(fetched.first)
-        for base, size, found in fetched.batches:
-            if base != kept.first + len(kept.numbers):
-                contents.faults.append(f"stream {name}/{index}: {base} after {kept}")
-                return kept
-            kept.size += size
-            kept.numbers += found
-        if kept.first + len(kept.numbers) >= fetched.mark or not fetched.batches:
+            kept = Kept(fetched.first, fetched.first)
+        if fetched.batches and fetched.batches[0][0] < kept.end:
+            contents.faults.append(f"stream {name}/{index}: {fetched.batches[0][0]} after {kept}")
+            return kept
+        fetched.add_to(kept)
+        if kept.end >= fetched.mark or not fetched.batches:
             return kept
 
 
@@ -256,14 +246,39 @@ def _stream_differences(reference: Reference, contents: Contents) -> list[str]:
     for name, partitions in contents.streams.items():
         least = STREAM_ARGUMENTS.get(name, {}).get("x-max-length-bytes", 0)
         for index, kept in enumerate(partitions):
-            records = reference.streams.get(name, [[]] * len(partitions))[index]
-            if kept.numbers != records[kept.first :]:
-                found.append(f"stream {name}/{index} from {kept.first}: {kept}, not {records}")
-            if kept.first > reference.removable.get((name, index), 0):
-                found.append(f"stream {name}/{index}: {kept.first} records are gone")
-            if kept.first > 0 and kept.size < least:
-                found.append(f"stream {name}/{index}: {kept.size} bytes are left")
+            what = f"stream {name}/{index}"
+            if name not in reference.streams:
+                continue
+            partition = reference.streams[name][index]
+            if kept.end != len(partition.records):
+                found.append(f"{what} ends with {kept.end}, not {len(partition.records)}")
+            else:
+                faults = partition.faults(kept, 0, contents.now)
+                found += [f"{what}: {fault}" for fault in faults]
+            if kept.first > 0 and kept.size < int(least):
+                found.append(f"{what}: {kept.size} bytes are left")
     return found
+
+
+def undone(reference: Reference, contents: Contents) -> list[str]:
+    """What the broker should have done by now, where it was left alone."""
+    return [
+        f"stream {name}/{index}: {fault}"
+        for name, partitions in contents.streams.items()
+        for index, kept in enumerate(partitions)
+        for fault in reference.streams[name][index].idle_faults(kept)
+    ]
+
+
+def vanished(contents: Contents) -> dict[str, int]:
+    """How many partitions lack records, by what took them."""
+    partitions = [kept for each in contents.streams.values() for kept in each]
+    return {
+        "partitions cut by a limit": sum(kept.first > 0 for kept in partitions),
+        "partitions compacted": sum(
+            len(kept.records) < kept.end - kept.first for kept in partitions
+        ),
+    }
 
 
 def _share_differences(reference: Reference, contents: Contents) -> list[str]:

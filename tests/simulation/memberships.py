@@ -18,7 +18,7 @@ from tests.simulation.group_model import (
     Place,
     Refused,
 )
-from tests.simulation.reference import STREAMS
+from tests.simulation.stream_model import STREAMS
 from trivium_native import frames
 
 if TYPE_CHECKING:

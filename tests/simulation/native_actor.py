@@ -16,7 +16,16 @@ from tests.native import harness as native
 from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
 from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
-from tests.simulation.reference import KINDS, POLICIES, STREAM_ARGUMENTS, STREAMS, TOPICS
+from tests.simulation.reference import KINDS, POLICIES, TOPICS
+from tests.simulation.stream_model import (
+    KEYED,
+    KEYED_SIZES,
+    RECORD_KEYS,
+    STREAM_ARGUMENTS,
+    STREAMS,
+    Definition,
+    Kept,
+)
 from tests.simulation.transactions import Transactions
 from tests.simulation.wires import (
     Delivered,
@@ -36,6 +45,7 @@ UNKNOWN_DELIVERY = 308
 PERSISTENT = 4
 RETAIN = 8
 CREDIT = 4
+KEY_PROPERTY = 13
 
 
 @dataclass
@@ -81,6 +91,7 @@ class NativeActor(Actor):
             (self.publish_once, 12),
             (self.publish_again, 4),
             (self.publish_fenced, 1),
+            (self.publish_keyed, 12),
             (self.subscribe, 4),
             (self.unsubscribe, 1),
             (self.settle, 16),
@@ -219,6 +230,26 @@ class NativeActor(Actor):
             data = native.publish(entry, producer=block)
             self.ask("publish in an old epoch", -1, frames.PUBLISH, data, refusal=FENCED)
 
+    def publish_keyed(self, stream: str | None = None) -> None:
+        """Records with keys, some of them tombstones."""
+        stream = stream or self.some(KEYED, self.exists)
+        if stream is None:
+            return
+        entries: list[bytes] = []
+        batch = -1
+        for _ in range(self.random.randint(1, 6)):
+            number, key = self.simulation.new_message(), self.random.choice(RECORD_KEYS)
+            is_empty = self.random.random() < 0.15
+            self.note(f"publishes {number} to {stream}, key {key!r}, empty {is_empty}")
+            self.reference.publish(
+                number, "", stream, 1, self.now, record_key=key, is_empty=is_empty
+            )
+            batch = self.simulation.published(number, True)
+            payload = b"" if is_empty else payload_of(number, self.random.choice(KEYED_SIZES))
+            properties = msgpack.packb({KEY_PROPERTY: key})
+            entries.append(native.entry(payload, stream.encode(), b"", 5, properties))
+        self.ask("publish", batch, frames.PUBLISH, native.publish(*entries))
+
     # Queues
 
     def subscribe(self, queue: str | None = None) -> None:
@@ -303,7 +334,6 @@ class NativeActor(Actor):
         fields["max_bytes"] = self.random.choice((1, 1000, 1 << 20))
         self.note(f"fetches {fields}")
         deletions = self.simulation.deletions
-        removable = self.reference.removable.get((stream, partition), 0)
 
         def is_gone(error: list[Any]) -> bool:
             if deletions != self.simulation.deletions:
@@ -312,11 +342,13 @@ class NativeActor(Actor):
                 return False
             first: int = error[2]["first_offset"]
             self.simulation.saw_offsets(stream, partition, first, error[2]["high_watermark"])
-            return offset < first <= removable
+            kept = Kept(first, first)
+            return offset < first and not self._stream_faults(stream, partition, kept, 0)
 
         def then(body: bytes) -> None:
             if deletions == self.simulation.deletions:
-                self._got_records(stream, partition, body)
+                start = None if fields["offset"] == "first" else offset
+                self._got_records(stream, partition, body, start)
 
         self.ask("fetch", -1, frames.FETCH, fields, then, is_open=is_gone)
 
@@ -389,7 +421,7 @@ class NativeActor(Actor):
         }
         self.ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
 
-    def set_policy(self, name: str = "", definition: dict[str, str | int] | None = None) -> None:
+    def set_policy(self, name: str = "", definition: Definition | None = None) -> None:
         """Set or delete the policy of a queue or stream."""
         if not name:
             name = self.random.choice(list(POLICIES))
@@ -397,7 +429,7 @@ class NativeActor(Actor):
                 definition = self.random.choice(POLICIES[name])
         self.note(f"sets the policy of {name} to {definition}")
         refusal = NOT_FOUND if definition is None and name not in self.reference.policies else 0
-        self.reference.set_policy(name, definition)
+        self.reference.set_policy(name, definition, self.now)
         fields: dict[str, Any] = {"name": name}
         if definition is None:
             self.ask("policy", self.batch, frames.DELETE_POLICY, fields, refusal=refusal)
@@ -456,13 +488,19 @@ class NativeActor(Actor):
         ):
             self.simulation.fail(f"{self.name}: {request} was refused: {error}")
 
-    def _got_records(self, stream: str, partition: int, body: bytes) -> None:
-        records = self.reference.streams[stream][partition]
+    def _got_records(self, stream: str, partition: int, body: bytes, start: int | None) -> None:
         fetched = Fetched(body)
         self.simulation.saw_offsets(stream, partition, fetched.first, fetched.mark)
-        for base, _, numbers in fetched.batches:
-            if numbers != records[base : base + len(numbers)]:
-                self.simulation.fail(f"{stream}/{partition} from {base}: {numbers}")
+        kept = Kept(fetched.first, fetched.first)
+        fetched.add_to(kept)
+        faults = self._stream_faults(
+            stream, partition, kept, fetched.first if start is None else start
+        )
+        if faults:
+            self.simulation.fail(f"{stream}/{partition} from {start}: {faults}")
+
+    def _stream_faults(self, stream: str, partition: int, kept: Kept, start: int) -> list[str]:
+        return self.reference.streams[stream][partition].faults(kept, start, self.now)
 
     def _got(self, delivered: Delivered) -> None:
         number = number_in(delivered.payload)

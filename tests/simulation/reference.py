@@ -13,6 +13,13 @@ from typing import Final
 from zlib import crc32
 
 from tests.simulation.group_model import GroupModel
+from tests.simulation.stream_model import (
+    STREAM_POLICIES,
+    Definition,
+    Partition,
+    Record,
+    limits_of,
+)
 
 TOPICS: Final = "amq.topic"
 #: takes what other queues give up
@@ -104,19 +111,15 @@ KINDS: Final = {
 }
 
 
-#: Streams by number of partitions, and the arguments that limit what they keep.
-STREAMS: Final = {"s0": 1, "s1": 3, "s2": 1, "s3": 1}
-STREAM_ARGUMENTS: Final = {"s2": {"x-max-length": 6}, "s3": {"x-max-length-bytes": 3000}}
-
 #: What a policy may say of a queue or stream; one at a time.
-POLICIES: Final[dict[str, tuple[dict[str, str | int], ...]]] = {
+POLICIES: Final[dict[str, tuple[Definition, ...]]] = {
     "q0": (
         {"max-length": 3},
         {"delivery": "at-most-once"},
         {"delivery": "at-least-once"},
         {"delivery": "exactly-once"},
     ),
-    "s0": ({"max-length": 5}, {"max-length": 12}),
+    **STREAM_POLICIES,
 }
 DELIVERY: Final = {"at-most-once": 0, "at-least-once": 1, "exactly-once": 2}
 
@@ -166,12 +169,9 @@ def matches(pattern: list[str], levels: list[str]) -> bool:
 class Reference:
     def __init__(self) -> None:
         self.queues: dict[str, dict[int, Entry]] = {}
-        #: by partition, what is in it
-        self.streams: dict[str, list[list[int]]] = {}
-        #: by stream and partition, up to which offset a limit allows to remove
-        self.removable: dict[tuple[str, int], int] = {}
+        self.streams: dict[str, list[Partition]] = {}
         #: by the name of the queue or stream
-        self.policies: dict[str, dict[str, str | int]] = {}
+        self.policies: dict[str, Definition] = {}
         #: pattern and queue or stream, bound to the topic exchange
         self.bindings: set[tuple[str, str]] = set()
         self.sessions: dict[str, Session] = {}
@@ -201,10 +201,9 @@ class Reference:
         copy = Reference()
         copy.queues = {name: dict(entries) for name, entries in self.queues.items()}
         copy.streams = {
-            name: [list(partition) for partition in partitions]
+            name: [partition.copy() for partition in partitions]
             for name, partitions in self.streams.items()
         }
-        copy.removable = dict(self.removable)
         copy.policies = dict(self.policies)
         copy.bindings = set(self.bindings)
         copy.sessions = {name: session.copy() for name, session in self.sessions.items()}
@@ -251,17 +250,17 @@ class Reference:
     def declare_stream(self, name: str, partitions: int, now: int) -> int:
         """The incarnation of the stream."""
         if name not in self.streams:
-            self.streams[name] = [[] for _ in range(partitions)]
+            limits = limits_of(name, self.policies.get(name, {}))
+            self.streams[name] = [Partition(limits) for _ in range(partitions)]
             self.groups.stream_made(name, next(self.incarnations), partitions, now)
         return self.groups.streams[name][0]
 
     def delete_stream(self, name: str, now: int) -> None:
         del self.streams[name]
-        self.removable = {each: at for each, at in self.removable.items() if each[0] != name}
         self.bindings = {each for each in self.bindings if each[1] != name}
         self.groups.stream_deleted(name, now)
 
-    def set_policy(self, name: str, definition: dict[str, str | int] | None) -> None:
+    def set_policy(self, name: str, definition: Definition | None, now: int) -> None:
         """Put a policy in force, or take it away."""
         self.policies.pop(name, None)
         if definition is not None:
@@ -270,21 +269,15 @@ class Reference:
                 entries = self.queues.get(name, {})
                 for number, entry in entries.items():
                     entries[number] = replace(entry, is_unsure=True, is_at_most_once=True)
-        self._apply_limits(name)
+        for partition in self.streams.get(name, ()):
+            partition.apply(limits_of(name, self.policies.get(name, {})), now)
+        self._apply_limit(name)
 
-    def _apply_limits(self, name: str) -> None:
-        """Note what the limits of a queue or stream allow to be gone."""
-        limits = {**STREAM_ARGUMENTS.get(name, {}), **self.policies.get(name, {})}
-        limit = limits.get("x-max-length", limits.get("max-length"))
-        if name in self.streams:
-            for index, records in enumerate(self.streams[name]):
-                allowed = len(records) - int(limit) if limit is not None else 0
-                if "x-max-length-bytes" in limits:
-                    # The newest batch stays.
-                    allowed = len(records) - 1
-                self.removable[name, index] = max(self.removable.get((name, index), 0), allowed)
-        elif name in self.queues:
+    def _apply_limit(self, name: str) -> None:
+        """Note what the limit of a queue allows to be gone."""
+        if name in self.queues:
             kind = KINDS[name]
+            limit = self.policies.get(name, {}).get("max-length")
             if kind.max_length >= 0 and not kind.rejects:
                 limit = kind.max_length
             if limit is not None:
@@ -354,8 +347,13 @@ class Reference:
         priority: int = 0,
         lifetime: int = 0,
         retain: bool = False,
+        record_key: bytes | None = None,
+        is_empty: bool = False,
     ) -> bool:
-        """Route a message; whether anything durable took it. ``mode`` is 0, 1 or 2."""
+        """Route a message; whether anything durable took it. ``mode`` is 0, 1 or 2.
+
+        ``record_key`` is its key property.
+        """
         if exchange == TOPICS:
             levels = key.split(".")
             names = sorted(
@@ -369,11 +367,16 @@ class Reference:
         for name in names:
             if name in self.streams:
                 partitions = self.streams[name]
-                partitions[crc32(key.encode()) % len(partitions)].append(number)
+                chosen = key.encode() if record_key is None else record_key
+                kind = None if exchange == "" else b"r" + chosen
+                record = Record(
+                    number, now, kind if record_key is None else b"k" + record_key, is_empty
+                )
+                partitions[crc32(chosen) % len(partitions)].records.append(record)
                 is_durable = True
             elif name in self.queues:
                 is_durable |= self._enqueue(name, number, mode, now, priority, lifetime)
-            self._apply_limits(name)
+            self._apply_limit(name)
         if exchange == TOPICS and mode > 0:
             is_durable |= self._give_to_sessions(number, levels, mode, now, lifetime)
         return is_durable

@@ -14,10 +14,11 @@ from unittest.mock import patch
 from tests.core.storage.simulated import SimulatedDisk
 from tests.simulation.actors import Actor
 from tests.simulation.amqp_actor import AmqpActor
-from tests.simulation.inspection import Contents, differences, inspect
+from tests.simulation.inspection import Contents, differences, inspect, undone, vanished
 from tests.simulation.mqtt_actor import MqttActor, SharingActor
 from tests.simulation.native_actor import NativeActor
-from tests.simulation.reference import DEAD, KINDS, POLICIES, STREAMS, Reference, backlog_of
+from tests.simulation.reference import DEAD, KINDS, POLICIES, Reference, backlog_of
+from tests.simulation.stream_model import STREAMS
 from tests.simulation.world import START_MS, Crash, Faults, World
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
@@ -39,6 +40,8 @@ ENCRYPTIONS = {"none": 5, "one key": 3, "changing keys": 2}
 SYNC_POLICIES = {"always": 6, "every_n:3": 2, "interval:500": 2, "never": 1}
 #: Operations of a life at most: short ones have more crashes, long ones get further.
 LONGEST_LIVES = (40, 120, 500)
+#: In these steps a broker that is left alone comes to all that it has to do.
+IDLE_MS = (6000, 10, 10, 10) * 6
 #: what the longer payloads have
 PLAIN_TEXT = b"." * 100
 TRACE = 400
@@ -363,6 +366,7 @@ class Simulation:
             faults += actor.check(contents)
         if faults:
             self.fail(f"after batch {found}: " + "; ".join(faults))
+        self.counts.update(vanished(contents))
         if self.random.random() < 0.5:
             self._check_damaged()
         for number, clients in list(state.shared.items()):
@@ -446,14 +450,22 @@ class Simulation:
                     self.fail(f"{actor.name} waits for {unanswered}")
                 actor.lose()
         self.world.settle()
+        is_idle = self.random.random() < 0.5
+        if is_idle:
+            # Time for what the broker does by itself.
+            for pause in IDLE_MS:
+                self.advance(pause)
+                self.turn()
+                self.world.settle()
         clients = {
             actor.name: actor.version
             for actor in self.actors
             if isinstance(actor, MqttActor) and actor.name in self.reference.sessions
         }
-        faults = differences(
-            self.reference, inspect(self.world, self.reference, clients), self.delivered
-        )
+        contents = inspect(self.world, self.reference, clients)
+        faults = differences(self.reference, contents, self.delivered)
+        if is_idle:
+            faults += undone(self.reference, contents)
         if faults:
             self.fail("running: " + "; ".join(faults))
 
@@ -488,7 +500,8 @@ class Simulation:
         self.marks[place] = max(mark, self.marks.get(place, 0))
         # What a reader may see is durable.
         if mark:
-            self.acknowledged(self.batches[self.reference.streams[stream][partition][mark - 1]])
+            records = self.reference.streams[stream][partition].records
+            self.acknowledged(self.batches[records[mark - 1].number])
 
     def deleted(self, queue: str) -> None:
         """A queue is about to be deleted."""

@@ -13,6 +13,7 @@ from pamqp.base import Frame
 from tests.amqp import harness as amqp
 from tests.mqtt import harness as mqtt
 from tests.native import harness as native
+from tests.simulation.stream_model import Kept
 from tests.simulation.world import Wire, World
 from trivium.records import PAYLOAD, RecordBatch
 from trivium_native import frames
@@ -172,15 +173,23 @@ class Delivered:
 
 
 class Fetched:
-    """A FETCHED body. ``batches``: base offset, size in bytes and message numbers of each."""
+    """A FETCHED body. ``batches``: base offset and size in bytes of each, and what is in it."""
 
     def __init__(self, data: bytes) -> None:
         self.first, self.mark, count, _ = struct.unpack_from("<qqII", data)
         at = 24
-        self.batches: list[tuple[int, int, list[int]]] = []
+        self.batches: list[tuple[int, int, RecordBatch]] = []
         for _ in range(count):
             base, size, _ = struct.unpack_from("<qII", data, at)
-            batch = RecordBatch(data[at + 16 : at + 16 + size])
-            payloads = [batch.binary(PAYLOAD, row) or b"" for row in range(batch.count)]
-            self.batches.append((base, size, [number_in(payload) for payload in payloads]))
+            self.batches.append((base, size, RecordBatch(data[at + 16 : at + 16 + size])))
             at += 16 + (size + 7) // 8 * 8
+
+    def add_to(self, kept: Kept) -> None:
+        """Add what came to what was there."""
+        for base, size, batch in self.batches:
+            for row in range(batch.count):
+                payload = batch.binary(PAYLOAD, row) or b""
+                number = number_in(payload) if payload else None
+                kept.records[base + batch.delta(row)] = (number, len(payload))
+            kept.size += size
+            kept.newest, kept.end = base, base + batch.span
