@@ -52,6 +52,8 @@ def test_it_is_read_exactly(fixture: Path, more_lives: int) -> None:
     expected = json.loads((fixture / "expected.json").read_text())
     writer = DirectoryWriter(fixture / "data", keys=keys_of(fixture))
     assert not writer.storage.was_clean
+    # Older brokers refuse it from now on.
+    assert (fixture / "data" / "format").read_text() == "trivium storage 2\n"
     for _ in range(more_lives):
         writer.checkpoint()
         writer.storage.close()
