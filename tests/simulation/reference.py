@@ -38,8 +38,13 @@ class Entry:
 
     persistent: bool = True
     priority: int = 0
+    arrived: int = 0
     #: time from which it may not be delivered any more; 0 for never
     expires: int = 0
+    #: the same without a policy
+    own_expires: int = 0
+    #: an expiry that counts or not: of a policy that came later, or is gone
+    perhaps: int = 0
     #: quality of service toward the client of a session
     qos: int = 0
     #: the broker may have refused it or given it up
@@ -50,6 +55,16 @@ class Entry:
     is_at_most_once: bool = False
     #: delivery mode in this queue
     mode: int = 1
+
+    @property
+    def may_expire(self) -> int:
+        """Time from which it may be given up; 0 for never."""
+        return earliest(self.expires, self.perhaps)
+
+
+def earliest(*times: int) -> int:
+    """Of times of which 0 is never."""
+    return min([time for time in times if time > 0], default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,10 @@ POLICIES: Final[dict[str, tuple[Definition, ...]]] = {
         {"delivery": "at-most-once"},
         {"delivery": "at-least-once"},
         {"delivery": "exactly-once"},
+        {"message-ttl": 1500},
     ),
+    "rejected": ({"message-ttl": 1000}, {"message-ttl": 6000}),
+    "ttl": ({"message-ttl": 1000}, {"message-ttl": 60_000}),
     **STREAM_POLICIES,
 }
 DELIVERY: Final = {"at-most-once": 0, "at-least-once": 1, "exactly-once": 2}
@@ -269,6 +287,15 @@ class Reference:
                 entries = self.queues.get(name, {})
                 for number, entry in entries.items():
                     entries[number] = replace(entry, is_unsure=True, is_at_most_once=True)
+        ttl = int(self.policies.get(name, {}).get("message-ttl", 0))
+        entries = self.queues.get(name, {})
+        for number, entry in entries.items():
+            # It counts for what comes; for the rest after a restart, perhaps.
+            entries[number] = replace(
+                entry,
+                expires=entry.own_expires,
+                perhaps=earliest(entry.may_expire, entry.arrived + ttl if ttl else 0),
+            )
         for partition in self.streams.get(name, ()):
             partition.apply(limits_of(name, self.policies.get(name, {})), now)
         self._apply_limit(name)
@@ -390,10 +417,13 @@ class Reference:
             mode = DELIVERY[str(delivery)]
         is_at_most_once = delivery == "at-most-once"
         ends = [now + each for each in (lifetime, kind.ttl) if each > 0]
+        ttl = int(self.policies.get(name, {}).get("message-ttl", 0))
         self.queues[name][number] = Entry(
             mode > 0,
             min(priority, kind.max_priority),
-            min(ends, default=0),
+            now,
+            earliest(*ends, now + ttl if ttl else 0),
+            earliest(*ends),
             is_unsure=kind.rejects or is_at_most_once,
             is_at_most_once=is_at_most_once,
             mode=mode if kind.durable else 0,
@@ -470,13 +500,13 @@ class Reference:
         kind = KINDS.get(queue)
         if kind is None or not kind.has_dead_letters:
             return False
-        return kind.delivery_limit >= 0 or 0 < entry.expires <= now
+        return kind.delivery_limit >= 0 or 0 < entry.may_expire <= now
 
     def may_be_gone(self, queue: str, number: int, now: int) -> bool:
         """Whether an entry may be missing, and nowhere else."""
         entry = self.queues[queue][number]
         kind = KINDS.get(queue)
-        if entry.is_unsure or 0 < entry.expires <= now:
+        if entry.is_unsure or 0 < entry.may_expire <= now:
             return True
         return kind is not None and kind.is_lossy
 

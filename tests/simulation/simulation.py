@@ -377,7 +377,9 @@ class Simulation:
             there = {delivery.number for delivery in contents.queues[name]}
             kind = KINDS.get(name)
             for number in list(entries):
-                if number in there or (entries[number].expires and not entries[number].is_unsure):
+                if number in there or (
+                    entries[number].may_expire and not entries[number].is_unsure
+                ):
                     continue
                 if name in POLICIES and entries[number].is_unsure:
                     # Perhaps that start dropped it, and the next one will not: policies change.
