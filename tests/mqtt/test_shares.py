@@ -328,6 +328,23 @@ def test_a_client_waits_until_its_former_session_is_handed_on() -> None:
     assert payloads(staying) == [b"%d" % n for n in range(3001)]
 
 
+def test_what_came_by_a_share_that_was_left_is_handed_on_after_a_restart_as_well() -> None:
+    bench = DiskBench()
+    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    leaving.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    bench.connect("s", 5).send(numbered(3))
+    leaving.send(unsubscribe("$share/g/t", 2, 5))
+    leaving.send(subscribe("$share/g/u", 1, 3, 5))
+    bench.sync()
+    bench = bench.crash()
+    other = bench.connect("other", 5)
+    other.subscribe("$share/g/t", 1)
+    bench.connect("leaving", 5)
+    bench.sync()
+    assert payloads(other) == [b"0", b"1", b"2"]
+
+
 def test_qos_2_messages_that_were_sent_before_a_restart_go_to_nobody_else() -> None:
     bench = DiskBench()
     leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)

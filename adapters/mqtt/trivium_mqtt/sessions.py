@@ -81,7 +81,9 @@ class Sessions:
             self._expire_later(session, row.last_seen)
             if QUEUE_PREFIX + session.name in self.vhost.queues:
                 # It may hold messages although no subscription needs it any more.
-                self.outgoing(session)
+                queue = self.outgoing(session).queue
+                # They may be of shares that it has left: of which is not known any more.
+                session.has_shared = len(queue) > 0
             for offset, packet_id in row.inflight:
                 inflight.append((session, offset, packet_id, False))
         for client_id, topic_filter, options, identifier in list(store.subscriptions()):
