@@ -64,6 +64,10 @@ class Actor:
         """Have a connection."""
         raise NotImplementedError
 
+    def come(self) -> None:
+        """Have a connection, however it likes."""
+        self.connect()
+
     def receive(self) -> None:
         """Read what came."""
         raise NotImplementedError

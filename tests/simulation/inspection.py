@@ -118,7 +118,7 @@ def _read_sessions(
 
 
 def _read_retained(world: World, contents: Contents) -> None:
-    wire = MqttWire(world, "inspector", 5, is_clean=True)
+    wire = MqttWire(world, "inspector", 5, is_clean=True, expiry=0)
     wire.subscribe("#", 0, 1, retained=True)
     _settled(world)
     for first, data in wire.receive():
@@ -353,12 +353,14 @@ def _queue_differences(
     if name == DEAD:
         # When other queues gave up what is in it the model does not know.
         return found
-    for qos in (0, 1, 2):
+    for kind in {(entry.qos, entry.handed) for entry in entries.values()}:
         # In MQTT, messages of different quality of service may overtake each other.
         there = [
             number
             for number in numbers
-            if number in entries and entries[number].qos == qos and not entries[number].was_delayed
+            if number in entries
+            and (entries[number].qos, entries[number].handed) == kind
+            and not entries[number].was_delayed
         ]
         expected = [number for number in reference.order(name) if number in set(there)]
         if there != expected:

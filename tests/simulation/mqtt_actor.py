@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.mqtt import harness as mqtt
 from tests.simulation.actors import KEYS, Actor
 from tests.simulation.reference import TOPICS, Will, backlog_of
-from tests.simulation.wires import MqttWire, number_in, payload_of
+from tests.simulation.wires import NEVER, MqttWire, number_in, payload_of
 
 if TYPE_CHECKING:
     from tests.simulation.inspection import Contents
     from tests.simulation.simulation import Simulation
 
 #: filters, and the patterns that the model has for them
-FILTERS = {"a/+": "a.*", "+/b": "*.b", "#": "#", "b/a": "b.a"}
+FILTERS: Final = {"a/+": "a.*", "+/b": "*.b", "#": "#", "b/a": "b.a"}
+
+
+#: seconds that a session is kept which is not kept for ever
+SHORT: Final = 3
 
 
 class Sent:
@@ -30,6 +34,9 @@ class Sent:
 
 
 class MqttActor(Actor):
+    #: how often it says that its session is to end soon after it has left
+    ENDS = 0.1
+
     def __init__(self, simulation: Simulation, name: str, version: int) -> None:
         super().__init__(simulation, name)
         self.version = version
@@ -44,6 +51,8 @@ class MqttActor(Actor):
         self.completed: set[int] = set()
         #: whether it had a session when it connected
         self.is_present = False
+        #: whether it gave up its session and does not know that the broker did
+        self.is_clean = False
         self.forget()
         self.actions = [
             (self.publish_live, 5),
@@ -64,6 +73,8 @@ class MqttActor(Actor):
         self.unacknowledged: dict[int, int] = {}
         #: packet identifiers of QoS 2 messages that it has not answered on this connection
         self.unconfirmed: list[int] = []
+        #: will and expiry of a connection that waits for the end of its former session
+        self.entering: tuple[Will | None, int] | None = None
 
     def restarted(self) -> None:
         super().restarted()
@@ -78,13 +89,18 @@ class MqttActor(Actor):
     def backlog(self) -> str:
         return backlog_of(self.name)
 
-    def connect(self, will: Will | None = None) -> None:
+    def come(self) -> None:
+        is_clean = self.version == 5 and self.random.random() < self.ENDS / 2
+        is_short = self.version == 5 and self.random.random() < self.ENDS
+        self.connect(is_clean=is_clean, expiry=SHORT if is_short else NEVER)
+
+    def connect(
+        self, will: Will | None = None, is_clean: bool = False, expiry: int = NEVER
+    ) -> None:
         if will is None and self.random.random() < 0.4:
             will = self._some_will()
-        self.is_present = self.name in self.reference.sessions
-        self.waiting[0x20, 0] = self.batch
-        self.reference.connect(self.name, will, self.now)
-        fields: dict[str, Any] = {}
+        self.is_clean |= is_clean
+        fields: dict[str, Any] = {"is_clean": self.is_clean, "expiry": expiry}
         if will is not None:
             self.note(f"leaves {will}")
             topic = will.key.replace(".", "/")
@@ -92,6 +108,33 @@ class MqttActor(Actor):
             if will.delay_ms:
                 fields["will_properties"] = b"\x18" + (will.delay_ms // 1000).to_bytes(4)
         self.wire = MqttWire(self.simulation.world, self.name, self.version, **fields)
+        if self.is_clean and self.name in self.reference.sessions:
+            self.simulation.counts["sessions ended by clean starts"] += 1
+            self.note("ends its session")
+            self.simulation.published_later(self.reference.end(self.name, self.now))
+            self.simulation.session_ended(self.name)
+        self.entering = (will, expiry)
+        self.simulation.see_handovers(self.batch)
+        if self.entering is not None:
+            self.simulation.counts["waits for a handover"] += 1
+            self.note("waits until its former session is handed over")
+
+    def enter(self, batch: int) -> None:
+        """No former session is in the way: the broker goes on with a connection that waits."""
+        if self.entering is None:
+            return
+        will, expiry = self.entering
+        self.entering = None
+        self.is_present = self.name in self.reference.sessions
+        if not self.is_present:
+            # Nor is there anything left of it here.
+            self.completed -= set(self.incoming.values())
+            self.incoming.clear()
+            self.outgoing.clear()
+            self.received_in.clear()
+        self.waiting[0x20, 0] = batch
+        expiry_ms = None if expiry == NEVER else 1000 * expiry
+        self.reference.connect(self.name, will, self.now, expiry_ms)
         # What it does not know to be complete it sends again (MQTT-4.4.0-1).
         for packet_id, sent in self.outgoing.items():
             if sent.is_released:
@@ -105,12 +148,18 @@ class MqttActor(Actor):
         retain = self.random.random() < 0.2
         return Will(number, key, self.random.randint(0, 2), retain, delay)
 
+    def act(self) -> None:
+        if self.entering is None:
+            super().act()
+
     def lose(self) -> None:
+        is_in = self.entering is None
         super().lose()
-        self.simulation.published_later(self.reference.disconnect(self.name, self.now))
+        if is_in:
+            self.simulation.published_later(self.reference.disconnect(self.name, self.now))
 
     def unanswered(self) -> str:
-        return str(self.waiting or "")
+        return "the end of its session" if self.entering else str(self.waiting or "")
 
     def _next_packet_id(self) -> int:
         # Few of them, so that they are used again and again.
@@ -242,6 +291,7 @@ class MqttActor(Actor):
             elif kind == 0x20:
                 if data[:2] != bytes((self.is_present, 0)):
                     self.simulation.fail(f"{self.name}: CONNACK {data.hex()}")
+                self.is_clean = False
                 self._answered(kind, 0)
             else:
                 self._answered(kind, int.from_bytes(data[:2]))
@@ -302,10 +352,12 @@ SHARED = ("$share/some/a/+", "a.*")
 class SharingActor(MqttActor):
     """A client whose only subscription is one that it shares with others."""
 
+    ENDS = 0.4
+
     def subscribe(self, topic_filter: str = "", qos: int = 1) -> None:
         packet_id = self._next_packet_id()
         self.note(f"subscribes to {SHARED[0]}")
-        self.reference.shares.setdefault(SHARED[1], set()).add(self.name)
+        self.reference.join_share(SHARED[1], self.name)
         self.waiting[0x90, packet_id] = self.batch
         self.mqtt.subscribe(SHARED[0], 1, packet_id, retained=False)
 
@@ -314,5 +366,5 @@ class SharingActor(MqttActor):
         self.note(f"unsubscribes from {SHARED[0]}")
         members = self.reference.shares.get(SHARED[1], set())
         self.waiting[0xB0, packet_id] = self.batch if self.name in members else -1
-        members.discard(self.name)
+        self.reference.leave_shares(self.name)
         self.mqtt.feed(mqtt.unsubscribe(SHARED[0], packet_id, self.version))

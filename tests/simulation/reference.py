@@ -55,6 +55,10 @@ class Entry:
     is_at_most_once: bool = False
     #: delivery mode in this queue
     mode: int = 1
+    #: came by a shared subscription
+    is_shared: bool = False
+    #: which of the sessions that ended had it before: those with the same ones keep their order
+    handed: tuple[int, ...] = ()
 
     @property
     def may_expire(self) -> int:
@@ -163,11 +167,13 @@ class Session:
     incoming: dict[int, int] = field(default_factory=dict)
     will: Will | None = None
     is_connected: bool = False
+    #: how long it stays without its client, in milliseconds; None for ever
+    expiry_ms: int | None = None
+    #: when it ends; 0 while its client is connected, or never
+    ends: int = 0
 
     def copy(self) -> Session:
-        copied = Session(dict(self.subscriptions), dict(self.incoming))
-        copied.will, copied.is_connected = self.will, self.is_connected
-        return copied
+        return replace(self, subscriptions=dict(self.subscriptions), incoming=dict(self.incoming))
 
 
 def backlog_of(client: str) -> str:
@@ -197,6 +203,10 @@ class Reference:
         self.shares: dict[str, set[str]] = {}
         #: messages that one of these clients has in its backlog, nobody knows which
         self.shared: dict[int, frozenset[str]] = {}
+        #: by client, what its former session may still be handing over
+        self.leaving: dict[str, set[int]] = {}
+        #: sessions that ended so far
+        self.ended = 0
         #: when the broker noted that it runs, and when it does so again at the earliest
         self.clock = 0
         self.next_clock = 0
@@ -227,6 +237,8 @@ class Reference:
         copy.sessions = {name: session.copy() for name, session in self.sessions.items()}
         copy.shares = {pattern: set(clients) for pattern, clients in self.shares.items()}
         copy.shared = dict(self.shared)
+        copy.leaving = dict(self.leaving)
+        copy.ended = self.ended
         copy.clock, copy.next_clock = self.clock, self.next_clock
         copy.groups = self.groups.copy()
         copy.incarnations = self.incarnations
@@ -250,10 +262,12 @@ class Reference:
         copy.next_clock = 0
         for session in copy.sessions.values():
             session.is_connected = False
+            # That its client has left is noticed as of when the broker was there last.
             if session.will is not None and not session.will.due:
-                # That its client has left is noticed as of when the broker was there last.
                 due = copy.clock + session.will.delay_ms
                 session.will = replace(session.will, due=due)
+            if session.expiry_ms is not None and not session.ends:
+                session.ends = copy.clock + session.expiry_ms
         return copy
 
     # Topology
@@ -312,11 +326,15 @@ class Reference:
 
     # Sessions
 
-    def connect(self, client: str, will: Will | None, now: int) -> None:
+    def connect(
+        self, client: str, will: Will | None, now: int, expiry_ms: int | None = None
+    ) -> None:
         """A client is here, and with it its session."""
         session = self.sessions.setdefault(client, Session())
+        self.leaving.pop(client, None)
         self.declare_queue(backlog_of(client))
         session.is_connected = True
+        session.expiry_ms, session.ends = expiry_ms, 0
         session.will = will
         self._note_time(now)
 
@@ -324,25 +342,91 @@ class Reference:
         """A client is gone; the number of its will, if that is published."""
         session = self.sessions[client]
         session.is_connected = False
+        if session.expiry_ms is not None:
+            session.ends = now + session.expiry_ms
         if session.will is None:
             return []
         session.will = replace(session.will, due=now + session.will.delay_ms)
-        return self._publish_wills(now, client) if session.will.delay_ms == 0 else []
+        return self._publish_will(client, now) if session.will.delay_ms == 0 else []
 
     def tick(self, now: int) -> list[int]:
-        """Time has passed, or the broker starts; wills that are published."""
+        """Time has passed, or the broker starts: sessions end; wills that are published."""
         found: list[int] = []
-        dues = [(each.will.due, name) for name, each in self.sessions.items() if each.will]
-        for _, client in sorted(dues):
-            found += self._publish_wills(now, client)
+        times = [(each.will.due, name) for name, each in self.sessions.items() if each.will]
+        times += [(each.ends, name) for name, each in self.sessions.items()]
+        for at, client in sorted(times):
+            session = self.sessions.get(client)
+            if session is None or not 0 < at <= now:
+                continue
+            if session.ends == at:
+                found += self.end(client, now)
+            else:
+                found += self._publish_will(client, now)
         if any(session.is_connected for session in self.sessions.values()):
             self._note_time(now)
         return found
 
-    def _publish_wills(self, now: int, client: str) -> list[int]:
+    def end(self, client: str, now: int) -> list[int]:
+        """A session ends, and others of its share get what it has; the will that is published."""
+        found = self._publish_will(client, now)
+        del self.sessions[client]
+        self.ended += 1
+        entries = self.queues.pop(backlog_of(client))
+        shared = {number: entry for number, entry in entries.items() if entry.is_shared}
+        self.leave_shares(client)
+        members = self._members()
+        for number, entry in shared.items():
+            self._hand_over(client, number, entry, members)
+        if members:
+            self.leaving[client] = set(shared)
+        return found
+
+    def _members(self) -> frozenset[str]:
+        """All sharing sessions share the same."""
+        return frozenset(client for clients in self.shares.values() for client in clients)
+
+    def _hand_over(self, client: str, number: int, entry: Entry, members: frozenset[str]) -> None:
+        # One that may be elsewhere already has its place there.
+        is_in_order = number not in self.shared and not entry.was_delayed
+        others = self.shared.pop(number, frozenset((client,))) - {client}
+        if others | members:
+            self.shared[number] = others | members
+        for each in sorted(others | members):
+            queue = self.queues[backlog_of(each)]
+            queue[number] = replace(
+                queue.get(number, entry),
+                # With nobody in the share it goes, if it was here and not with one of the others.
+                is_unsure=entry.is_unsure or not members,
+                was_delayed=not is_in_order,
+                handed=(*entry.handed, self.ended) if is_in_order else (),
+            )
+
+    def join_share(self, pattern: str, client: str) -> None:
+        """What others are handing over it may get too."""
+        self.shares.setdefault(pattern, set()).add(client)
+        queue = self.queues[backlog_of(client)]
+        for number in [each for numbers in self.leaving.values() for each in sorted(numbers)]:
+            clients = self.shared.get(number, frozenset((client,)))
+            if client not in clients:
+                entry = self.queues[backlog_of(min(clients))][number]
+                queue[number] = replace(entry, was_delayed=True, handed=())
+                self.shared[number] = clients | {client}
+
+    def leave_shares(self, client: str) -> None:
+        """When it was the last one, what others are handing over goes."""
+        for clients in self.shares.values():
+            clients.discard(client)
+        if not self._members():
+            for number in [each for numbers in self.leaving.values() for each in numbers]:
+                for each in self.shared.get(number, ()):
+                    queue = self.queues.get(backlog_of(each), {})
+                    if number in queue:
+                        queue[number] = replace(queue[number], is_unsure=True)
+
+    def _publish_will(self, client: str, now: int) -> list[int]:
         session = self.sessions[client]
         will = session.will
-        if will is None or not 0 < will.due <= now:
+        if will is None:
             return []
         session.will = None
         self.publish(will.number, TOPICS, will.key, will.qos, now, retain=will.retain)
@@ -358,6 +442,7 @@ class Reference:
         backlogs = [backlog_of(client) for client in self.shared.get(number, ())]
         if queue in backlogs:
             del self.shared[number]
+            self.queues[queue][number] = replace(self.queues[queue][number], is_unsure=False)
             for each in backlogs:
                 if each != queue:
                     del self.queues[each][number]
@@ -448,7 +533,7 @@ class Reference:
         for pattern, clients in self.shares.items():
             if clients and matches(pattern.split("."), levels):
                 for client in clients:
-                    entry = Entry(qos=1, expires=expires)
+                    entry = Entry(qos=1, expires=expires, is_shared=True)
                     self.queues[backlog_of(client)][number] = entry
                 self.shared[number] = frozenset(clients)
                 is_durable = True

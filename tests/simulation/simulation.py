@@ -10,6 +10,7 @@ import random
 import secrets
 from collections import Counter
 from unittest.mock import patch
+from zlib import crc32
 
 from tests.core.storage.simulated import SimulatedDisk
 from tests.simulation.actors import Actor
@@ -52,7 +53,10 @@ class Failure(AssertionError):
 
 
 def newest_known_synced(disk: SimulatedDisk) -> int:
-    """The newest batch that some other one in the journal says was synced before it."""
+    """The newest batch that some other one in the journal says was synced before it.
+
+    A batch of which a part is missing says nothing.
+    """
     newest = -1
     for path in disk.files:
         data = disk.content(path)
@@ -61,8 +65,12 @@ def newest_known_synced(disk: SimulatedDisk) -> int:
             continue
         position = data.find(marker, 96)
         while position >= 0:
-            oldest_not_synced = int.from_bytes(data[position + 16 : position + 24], "little")
-            newest = max(newest, oldest_not_synced - 1)
+            body = position + 48
+            header = bytes(data[position:body])
+            size = int.from_bytes(header[24:32], "little")
+            sums = [crc32(header[:44]), crc32(data[body : body + size])]
+            if sums == [int.from_bytes(header[at : at + 4], "little") for at in (44, 36)]:
+                newest = max(newest, int.from_bytes(header[16:24], "little") - 1)
             position = data.find(marker, position + 8)
     return newest
 
@@ -116,6 +124,7 @@ class Simulation:
             MqttActor(self, "mqtt2", 4),
             SharingActor(self, "share0", 5),
             SharingActor(self, "share1", 4),
+            SharingActor(self, "share2", 5),
             NativeActor(self, "native0"),
             NativeActor(self, "native1"),
         ]
@@ -203,7 +212,7 @@ class Simulation:
         self.dropped.clear()
         # Wills of clients that were cut off.
         first = self.world.first_batch
-        for number in self.reference.tick(self.now):
+        for number in self._tick():
             self.note(f"{first}: will {number} is published")
             self.published(number, True)
             self.batches[number] = first
@@ -263,7 +272,7 @@ class Simulation:
         if actor.wire is None:
             if random_.random() < 0.7:
                 self.note(f"{actor.name} connects")
-                actor.connect()
+                actor.come()
         elif random_.random() < 0.015:
             self.turn()
             self.note(f"{actor.name} loses its connection")
@@ -271,7 +280,7 @@ class Simulation:
             if random_.random() < 0.5:
                 # At once, while much is not durable yet that it must hear again.
                 self.note(f"{actor.name} connects again")
-                actor.connect()
+                actor.come()
         else:
             actor.act()
         if random_.random() < 0.02:
@@ -286,7 +295,30 @@ class Simulation:
     def advance(self, milliseconds: int) -> None:
         """Time passes."""
         self.world.advance(milliseconds)
-        self.published_later(self.reference.tick(self.world.broker.now_ms))
+        self.published_later(self._tick())
+
+    def _tick(self) -> list[int]:
+        """Sessions may end; the wills that are published."""
+        before = set(self.reference.sessions)
+        found = self.reference.tick(self.world.broker.now_ms)
+        for client in sorted(before - set(self.reference.sessions)):
+            self.note(f"the session of {client} ends")
+            self.counts["sessions ended by time"] += 1
+            self.session_ended(client)
+        return found
+
+    def see_handovers(self, batch: int) -> None:
+        """What sessions that ended have left is with others once their queues are gone.
+
+        ``batch`` has that, and what connections begin that waited for it.
+        """
+        queues = self.world.broker.vhosts["/"].queues
+        for client in list(self.reference.leaving):
+            if backlog_of(client) not in queues:
+                del self.reference.leaving[client]
+        for actor in self.actors:
+            if isinstance(actor, MqttActor) and actor.name not in self.reference.leaving:
+                actor.enter(batch)
 
     def turn(self) -> None:
         """End turns until nobody asks for more; after each, clients read what came."""
@@ -295,6 +327,7 @@ class Simulation:
             batch = storage.batch
             self.reference.end_turn(self.world.broker.now_ms)
             self.world.end_turn()
+            self.see_handovers(batch)
             for actor in self.actors:
                 if actor.wire is not None:
                     actor.receive()
@@ -338,13 +371,13 @@ class Simulation:
         found = world.recovered_batch
         batch = max(each for each in self.states if each <= found)
         state = self.states[batch].restarted()
+        expected = state.copy()
+        expected.tick(self.now)
         clients = {
             actor.name: actor.version
             for actor in self.actors
-            if isinstance(actor, MqttActor) and actor.name in state.sessions
+            if isinstance(actor, MqttActor) and actor.name in expected.sessions
         }
-        expected = state.copy()
-        expected.tick(self.now)
         contents = inspect(world, expected, clients)
         return found, contents, expected, state
 
@@ -356,10 +389,12 @@ class Simulation:
         if found < self.floor:
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
         # What came to a queue in a batch that is lost, and comes again, is new there.
+        leaving = {number for numbers in state.leaving.values() for number in numbers}
         self.delivered = {
             (name, number)
             for name, number in self.delivered
             if number in state.queues.get(name, ())
+            and not (number in leaving and number in state.shared)
         }
         faults = differences(expected, contents, self.delivered)
         for actor in self.actors:
@@ -369,17 +404,21 @@ class Simulation:
         self.counts.update(vanished(contents))
         if self.random.random() < 0.5:
             self._check_damaged()
-        for number, clients in list(state.shared.items()):
+        # Who gets what a session leaves may be another one at each start.
+        is_settled = not leaving and state.ended == expected.ended
+        for number, clients in list(state.shared.items() if is_settled else ()):
             for name in [backlog_of(client) for client in clients]:
                 if number in [delivery.number for delivery in contents.queues[name]]:
                     state.resolve(name, number)
         for name, entries in state.queues.items():
-            there = {delivery.number for delivery in contents.queues[name]}
+            there = {delivery.number for delivery in contents.queues.get(name, ())}
             kind = KINDS.get(name)
             for number in list(entries):
                 if number in there or (
                     entries[number].may_expire and not entries[number].is_unsure
                 ):
+                    continue
+                if number in state.shared or name not in contents.queues:
                     continue
                 if name in POLICIES and entries[number].is_unsure:
                     # Perhaps that start dropped it, and the next one will not: policies change.
@@ -511,6 +550,13 @@ class Simulation:
             self.dropped.add((queue, number))
             self.holders.pop((queue, number), None)
 
+    def session_ended(self, client: str) -> None:
+        """What its client has seen is new to others, and to itself."""
+        queue = backlog_of(client)
+        self.delivered = {place for place in self.delivered if place[0] != queue}
+        for place in [place for place in self.holders if place[0] == queue]:
+            del self.holders[place]
+
     def stream_deleted(self, stream: str) -> None:
         """A stream is about to be deleted."""
         self.deletions += 1
@@ -548,7 +594,8 @@ class Simulation:
             self.fail(f"{actor.name} got {number} of {queue}, which {holder.name} holds")
         if not entry.is_at_most_once and not (queue in KINDS and KINDS[queue].is_lossy):
             self.holders[place] = actor
-        if not is_flagged and queue not in (DEAD, "priority") and not entry.was_delayed:
+        is_anywhere = entry.was_delayed or entry.handed != ()
+        if not is_flagged and queue not in (DEAD, "priority") and not is_anywhere:
             # In MQTT, messages of different quality of service may overtake each other.
             kind = (queue, entry.qos)
             rank = self.ranks[number]

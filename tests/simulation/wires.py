@@ -18,8 +18,8 @@ from tests.simulation.world import Wire, World
 from trivium.records import PAYLOAD, RecordBatch
 from trivium_native import frames
 
-#: MQTT 5: the session never expires.
-_KEPT: Final = b"\x11\xff\xff\xff\xff"
+#: MQTT 5: the seconds of a session that never expires
+NEVER: Final = 0xFFFF_FFFF
 #: subscription option: no retained messages (retain handling 2)
 _NO_RETAINED: Final = 0x20
 
@@ -97,14 +97,20 @@ class AmqpWire(Wire):
 
 
 class MqttWire(Wire):
-    """``version`` 4 or 5. A session is kept unless ``is_clean``."""
+    """``version`` 4 or 5. The session is kept for ``expiry`` seconds."""
 
     def __init__(
-        self, world: World, client: str, version: int, is_clean: bool = False, **will: Any
+        self,
+        world: World,
+        client: str,
+        version: int,
+        is_clean: bool = False,
+        expiry: int = NEVER,
+        **will: Any,
     ) -> None:
         super().__init__(world, "mqtt")
         self.version = version
-        properties = _KEPT if version == 5 and not is_clean else b""
+        properties = b"\x11" + expiry.to_bytes(4) if version == 5 else b""
         self.feed(mqtt.connect(client, version, is_clean, properties=properties, **will))
 
     def publish(self, topic: str, payload: bytes, qos: int, packet_id: int, **flags: Any) -> None:
