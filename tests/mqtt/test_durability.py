@@ -713,3 +713,26 @@ def test_a_client_that_pipelines_without_end_is_held_until_connack() -> None:
     states.append(client.transport.is_paused)
     assert states == [True, False]
     assert client.received() == CLEAN_CONNACK + packet(0xD0) * 5 * pings
+
+
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_rows_whose_session_a_repair_has_lost_go_as_well(has_queue: bool) -> None:
+    bench = DiskBench()
+    client = subscribed(bench)
+    client.send(publish("u", b"x", 2, 5))
+    bench.connect("s").send(publish("t", b"y", 2, 1))
+    bench.sync()
+    storage = bench.host.storage
+    storage.table("mqtt.sessions//").delete(b"c")
+    if not has_queue:
+        storage.table("queues//").delete(b"amq.mqtt-session.c")
+    bench.sync()
+    bench = bench.crash()
+    bench.sync()
+    assert "amq.mqtt-session.c" not in bench.broker.vhosts["/"].queues
+    for name in ("subscriptions", "incoming", "outgoing"):
+        assert len(bench.host.storage.table(f"mqtt.{name}//")) == 0, name
+    client = bench.connect_kept()
+    bench.connect("s").send(publish("t", b"z", 1, 1))
+    bench.sync()
+    assert client.received() == b""

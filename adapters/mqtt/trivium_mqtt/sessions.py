@@ -87,13 +87,20 @@ class Sessions:
             for offset, packet_id in row.inflight:
                 inflight.append((session, offset, packet_id, False))
         for client_id, topic_filter, options, identifier in list(store.subscriptions()):
-            session = self.by_client[client_id]
-            self._bind(session, Subscription(session, topic_filter, options, identifier))
+            known = self.by_client.get(client_id)
+            if known is None:
+                # A repair has lost the session.
+                store.delete_subscription(client_id, topic_filter)
+            else:
+                self._bind(known, Subscription(known, topic_filter, options, identifier))
         for client_id, packet_id in list(store.incoming()):
-            session = self.by_client[client_id]
-            if session.incoming is None:
-                session.incoming = set()
-            session.incoming.add(packet_id)
+            known = self.by_client.get(client_id)
+            if known is None:
+                store.delete_incoming(client_id, packet_id)
+                continue
+            if known.incoming is None:
+                known.incoming = set()
+            known.incoming.add(packet_id)
         ended: dict[bytes, dict[int, int]] = {}
         for client_id, packet_id, offset, released in list(store.outgoing()):
             known = self.by_client.get(client_id)
@@ -120,7 +127,11 @@ class Sessions:
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
             if queue.adapter == ADAPTER and client_id not in self.by_client:
-                self._hand_over(client_id, queue, ended.get(client_id, {}), None)
+                self._hand_over(client_id, queue, ended.pop(client_id, {}), None)
+        for client_id, sent in ended.items():
+            # With neither a session nor a queue they mean nothing.
+            for packet_id in sent.values():
+                store.delete_outgoing(client_id, packet_id)
         self.tick()
 
     # Life of a session
