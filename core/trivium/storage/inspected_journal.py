@@ -164,9 +164,15 @@ class InspectedJournal:
             self.damages.append(damage)
             file = JournalFile(path, data, self._reached + 1, find_marker(data))
             if file.marker:
-                self._read_headless(file, before, is_last, is_start_known)
-            else:
-                self._holes.append((file, 0, len(data)))
+                places = file.behind(OLD_HEADER_SIZE)
+                newest = max([place.number for place in places], default=-1)
+                if newest > max(self._reached, self._last):
+                    self._read_headless(file, before, is_last, is_start_known)
+                    return file
+                if newest >= 0:
+                    # Files are used again: what is whole in it is of an earlier use.
+                    file.marker = b""
+            self._holes.append((file, 0, len(data)))
             return file
         self._look_at_start(file, before, is_start_known)
         self._read_batches(file, is_last)

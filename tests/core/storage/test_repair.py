@@ -598,3 +598,15 @@ def test_a_start_names_what_the_inspection_names() -> None:
                     pytest.fail(f"{damage} is not among {found}")
             except StorageVersionMismatch:
                 continue
+
+
+def test_what_a_file_held_in_an_earlier_life_is_not_taken_for_its_batches() -> None:
+    before = written(is_clean=False, tail=20)
+    disk = before.disk.copy()
+    first, *_, last = journals(disk)
+    # Files are used again: behind what was written are the marks of what was in it before.
+    marks = disk.content(first)[-2 * BATCH_HEADER_SIZE :]
+    content = disk.content(last)
+    content[:] = bytes(len(content)) + marks
+    inspection = assert_nothing_is_dropped_silently(before, disk)
+    assert {loss.log for loss in inspection.losses if loss.last == UNKNOWN} == {"a", "b"}
