@@ -159,7 +159,8 @@ def test_a_queue_whose_declaration_is_lost_keeps_its_messages(tmp_path: Path) ->
         if number % 10 == 9:
             writer.checkpoint()
     writer.storage.close()
-    (directory / "catalog.sqlite").write_bytes(b"not SQLite" * 500)
+    for path in directory.glob("catalog*.sqlite"):
+        path.write_bytes(b"not SQLite" * 500)
     lines = repair(directory)
     kept = "kept, even if removed before: queue 'orders' in vhost '/'"
     assert f"{kept}: offsets 0 to 29 (30 records)" in lines

@@ -134,10 +134,9 @@ class Catalog:
         entropy: Callable[[int], bytes],
         database: Database | None = None,
     ) -> None:
-        self._path = path
+        self.path = path
         self._keys = keys
         self._entropy = entropy
-        self._has_sealed = False
         try:
             self._database = filesystem.open_database(path) if database is None else database
             self._connection = self._database.connection
@@ -174,7 +173,7 @@ class Catalog:
                 return
             if version != VERSION:
                 raise StorageVersionMismatch(
-                    f"{self._path} has format {version}, this version reads {VERSION}"
+                    f"{self.path} has format {version}, this version reads {VERSION}"
                 )
         except sqlite3.Error as error:
             self._report(str(error))
@@ -192,7 +191,7 @@ class Catalog:
                 self._report(str(error))
 
     def _report(self, reason: str) -> None:
-        self._damaged(StorageDamaged(self._path, 0, reason))
+        self._damaged(StorageDamaged(self.path, 0, reason))
 
     def _rows(self, table: str, key: str) -> Iterator[tuple[Any, ...]]:
         """The rows of a table in order."""
@@ -282,8 +281,7 @@ class Catalog:
                     table.mark(key)
 
     def _load_sealed(self, recovered: Recovered, segments: Segments) -> None:
-        self._has_sealed = _has_sealed(self._connection)
-        if not self._has_sealed:
+        if not _has_sealed(self._connection):
             return
         ciphers: dict[tuple[bytes, bytes], FileCipher] = {}
         for row in self._rows("sealed_value", "key_table, key"):
@@ -292,7 +290,7 @@ class Catalog:
             number, key, id_, salt, position, sealed = row[:6]
             cipher = ciphers.get((id_, salt))
             if cipher is None:
-                cipher = self._keys.cipher(id_, salt, _CONTEXT, self._path)
+                cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
                 ciphers[id_, salt] = cipher
             value = cipher.unseal(position, sealed, _row_context(number, key))
             table = recovered.tables.get(number)
@@ -324,6 +322,18 @@ class Catalog:
             return " ".join(found.split())
         # Another version of it would be in a directory of another format.
         return "" if version == (VERSION if tables else 0) else f"it says format {version}"
+
+    def positions(self) -> list[tuple[Any, ...]]:
+        """What it says of the journal, with the checksums; nothing where it cannot be read."""
+        try:
+            return self._connection.execute("SELECT * FROM position ORDER BY name").fetchall()
+        except sqlite3.Error:
+            return []
+
+    def back_up(self, other: Catalog) -> None:
+        """Have an empty catalog hold what this one holds. Raises sqlite3.Error."""
+        self._connection.backup(other._connection)
+        other._database.commit()
 
     def write(self, changes: CatalogChanges) -> None:
         """Apply all of it or nothing. Raises sqlite3.Error."""
@@ -369,11 +379,12 @@ class Catalog:
 
     def _write_rows(self, changes: CatalogChanges) -> None:
         executemany = self._connection.executemany
-        if self._keys.current != PLAIN and not self._has_sealed:
+        has_sealed = _has_sealed(self._connection)
+        if self._keys.current != PLAIN and not has_sealed:
             self._connection.execute(SEALED_SCHEMA)
-            self._has_sealed = True
+            has_sealed = True
         names = [(number, key) for number, key, _ in changes.rows]
-        for table in ("key_value", "sealed_value") if self._has_sealed else ("key_value",):
+        for table in ("key_value", "sealed_value") if has_sealed else ("key_value",):
             statement = f"DELETE FROM {table} WHERE key_table = ? AND key = ?"  # noqa: S608
             executemany(statement, changes.deleted)
             executemany(statement, names)
@@ -387,7 +398,7 @@ class Catalog:
             )
         elif changes.rows:
             id_, salt = self._keys.current, self._entropy(SALT_SIZE)
-            cipher = self._keys.cipher(id_, salt, _CONTEXT, self._path)
+            cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
             rows = [
                 (number, key, id_, salt, at, cipher.seal(at, value, _row_context(number, key)))
                 for at, (number, key, value) in enumerate(changes.rows)
@@ -400,7 +411,6 @@ class Catalog:
     def roll_back(self) -> None:
         """Forget a write that failed. Raises sqlite3.Error."""
         self._connection.rollback()
-        self._has_sealed = _has_sealed(self._connection)
 
     def close(self) -> None:
         """Release the file."""

@@ -20,6 +20,7 @@ from typing import Final
 
 from trivium.storage.blocks import ChunkImage, Place, image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog_copy import CatalogCopy
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
 from trivium.storage.encryption import Keys
@@ -57,6 +58,7 @@ class Checkpoint(Work):
         changes: Changes,
         segments: Segments,
         catalog: Catalog,
+        catalog_copy: CatalogCopy,
         completions: Completions,
         base_batch: int,
         is_space_short: bool,
@@ -73,6 +75,7 @@ class Checkpoint(Work):
         self._changes = changes
         self._segments = segments
         self._catalog = catalog
+        self._catalog_copy = catalog_copy
         self._completions = completions
         self.is_space_short = is_space_short
         self._compresses = compresses
@@ -198,6 +201,7 @@ class Checkpoint(Work):
             self._compresses,
             self._journal.written_size,
         )
+        is_written = False
         try:
             for image in self._images:
                 writer.write(image)
@@ -206,6 +210,8 @@ class Checkpoint(Work):
             self._next_segment = writer.next_segment
             self._complete_rows()
             self._catalog.write(self._rows)
+            is_written = True
+            self._catalog_copy.write(self._rows)
             self._rows.chunks = []
             self._drop_journal()
             for number in self._empty_segments:
@@ -214,7 +220,7 @@ class Checkpoint(Work):
                 self._filesystem.remove(self._segments.path(number))
         except (OSError, sqlite3.Error) as error:
             self.error = error
-            if _is_disk_full(error):
+            if _is_disk_full(error) and not is_written:
                 self._abandon(writer)
         self._completions.add(self)
 

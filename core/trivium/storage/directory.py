@@ -11,6 +11,7 @@ LOCK_FILE: Final = "lock"
 JOURNAL_DIRECTORY: Final = "journal"
 SEGMENT_DIRECTORY: Final = "segments"
 CATALOG_FILE: Final = "catalog.sqlite"
+CATALOG_COPY_FILE: Final = "catalog-copy.sqlite"
 
 FORMAT_VERSION: Final = 2
 #: what an earlier version left is taken over as it is, and marked before anything is written to it
@@ -34,7 +35,7 @@ def check_directory_format(filesystem: FileSystem, directory: str) -> int:
 
 def is_data_directory(filesystem: FileSystem, directory: str) -> bool:
     """Whether anything of ours is there. Raises OSError."""
-    parts = (_FILE, JOURNAL_DIRECTORY, CATALOG_FILE, SEGMENT_DIRECTORY)
+    parts = (_FILE, JOURNAL_DIRECTORY, CATALOG_FILE, CATALOG_COPY_FILE, SEGMENT_DIRECTORY)
     return any(filesystem.exists(f"{directory}/{part}") for part in parts)
 
 

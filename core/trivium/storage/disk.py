@@ -17,9 +17,11 @@ from typing import Final
 
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog_copy import CatalogCopy
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
 from trivium.storage.checkpoint import Checkpoint
 from trivium.storage.directory import (
+    CATALOG_COPY_FILE,
     CATALOG_FILE,
     FORMAT_VERSION,
     JOURNAL_DIRECTORY,
@@ -213,12 +215,23 @@ class DiskStorage(Storage):
         self._catalog = Catalog(
             filesystem, f"{self._directory}/{CATALOG_FILE}", self._keys, self._entropy
         )
+        self._catalog_copy = CatalogCopy(
+            filesystem,
+            f"{self._directory}/{CATALOG_COPY_FILE}",
+            self._catalog,
+            self._keys,
+            self._entropy,
+        )
         recovered = Recovered(self._changes, self._segments, self._keys)
         try:
             self._catalog.load(recovered, self._segments)
             recovered.replay(filesystem, self._journal_directory)
             if not self._catalog.has_positions and not recovered.files:
                 self._refuse_segments()
+            # Nothing on the disk changes before all of it was found to be in order.
+            self._catalog_copy.open()
+            for path in recovered.left_over:
+                filesystem.remove(path)
             self._segments.remove_unused()
             if version != FORMAT_VERSION:
                 mark_directory_format(filesystem, self._directory)
@@ -250,8 +263,9 @@ class DiskStorage(Storage):
                     self._segments.next_segment,
                 )
                 self._catalog.write(changes)
+                self._catalog_copy.write(changes)
         except (OSError, sqlite3.Error, StorageError):
-            self._catalog.close()
+            self._close_catalog()
             raise
         self.was_clean = recovered.was_clean
         for log in recovered.logs.values():
@@ -335,6 +349,7 @@ class DiskStorage(Storage):
                 self._changes,
                 self._segments,
                 self._catalog,
+                self._catalog_copy,
                 self.completions,
                 self.batch - 1,
                 self._is_space_short,
@@ -471,8 +486,12 @@ class DiskStorage(Storage):
                 self.journal.abandon()
                 raise self._failure
         finally:
-            self._catalog.close()
+            self._close_catalog()
             self._lock.release()
+
+    def _close_catalog(self) -> None:
+        self._catalog_copy.close()
+        self._catalog.close()
 
     def _stop_cleanly(self) -> None:
         for log in self._logs.values():

@@ -30,6 +30,7 @@ from trivium.storage.catalog import Catalog
 from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
 from trivium.storage.directory import (
+    CATALOG_COPY_FILE,
     CATALOG_FILE,
     JOURNAL_DIRECTORY,
     SEGMENT_DIRECTORY,
@@ -99,6 +100,7 @@ class Inspection:
         self.journal_directory = f"{directory}/{JOURNAL_DIRECTORY}"
         self.segment_directory = f"{directory}/{SEGMENT_DIRECTORY}"
         self.catalog_path = f"{directory}/{CATALOG_FILE}"
+        self.catalog_copy_path = f"{directory}/{CATALOG_COPY_FILE}"
         self._check_record = check_record
         #: each once, in the order of finding
         self.damages: list[StorageDamaged] = []
@@ -207,23 +209,48 @@ class Inspection:
         return has_positions
 
     def _open_catalog(self) -> tuple[Catalog | None, bool]:
-        """The catalog, or what its file still says, and whether no row can be missing."""
-        catalog = None
-        if not self.filesystem.exists(self.catalog_path):
-            return None, False
-        try:
-            catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom)
-            reason = catalog.verify()
-        except StorageDamaged as damage:
-            reason = damage.reason
+        """The catalog, its copy, or what both files still say; whether no row can be missing."""
+        catalog = self._whole_catalog(self.catalog_path)
+        copy = self._whole_catalog(self.catalog_copy_path)
+        if copy is not None and (catalog is None or not catalog.positions()) and copy.positions():
+            if catalog is not None or not self.filesystem.exists(self.catalog_path):
+                self._damaged(self._in_catalog("it is missing, or empty"))
+            self.notes.append(f"{self.catalog_path}: all that was in it is in its copy")
+            catalog, copy = copy, catalog
+        if copy is not None:
+            copy.close()
         if catalog is not None:
-            if not reason:
-                return catalog, True
-            catalog.close()
-        self._damaged(self._in_catalog(reason))
-        database = salvaged(read_whole(self.filesystem, self.catalog_path))
-        catalog = Catalog(self.filesystem, self.catalog_path, self.keys, os.urandom, database)
-        return catalog, database.is_whole
+            return catalog, True
+        paths = (self.catalog_copy_path, self.catalog_path)
+        files = [
+            read_whole(self.filesystem, path) for path in paths if self.filesystem.exists(path)
+        ]
+        if not files:
+            return None, False
+        database = salvaged(files)
+        if not database.is_whole:
+            self.notes.append(
+                "rows of tables may be lost: those in pages of the catalog that cannot be read"
+            )
+        return Catalog(
+            self.filesystem, self.catalog_path, self.keys, os.urandom, database
+        ), database.is_whole
+
+    def _whole_catalog(self, path: str) -> Catalog | None:
+        """The catalog in this file, if there is one and nothing is wrong with it."""
+        if not self.filesystem.exists(path):
+            return None
+        try:
+            catalog = Catalog(self.filesystem, path, self.keys, os.urandom)
+        except StorageDamaged as damage:
+            self._damaged(damage)
+            return None
+        reason = catalog.verify()
+        if not reason:
+            return catalog
+        catalog.close()
+        self._damaged(StorageDamaged(path, 0, reason))
+        return None
 
     def _find_chunks(
         self, damaged: list[tuple[Any, ...]], is_unreadable: bool, segments: list[int]

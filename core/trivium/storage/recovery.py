@@ -71,6 +71,8 @@ class Recovered:
         #: each file's number and first batch, and the last file
         self.files: list[tuple[int, int]] = []
         self.last_file: JournalFile | None = None
+        #: paths of files that may go once all was found to be in order
+        self.left_over: list[str] = []
         self.was_clean = False
         #: offsets below which a log's records are as the checkpoint has them
         self._checkpointed: dict[int, int] = {}
@@ -82,18 +84,14 @@ class Recovered:
         self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
 
     def replay(self, filesystem: FileSystem, directory: str) -> None:
-        """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError.
-
-        Nothing on the disk changes before all of it was found to be in order.
-        """
+        """Read the journal. Raises StorageDamaged, StorageVersionMismatch, OSError."""
         self.begin()
         numbers: list[int] = []
-        left_over: list[str] = []
         for name in filesystem.names(directory):
             number = file_number(name)
             if number is None or number < self.first_file:
                 # Half made, spare, or behind the checkpoint but not removed when the process died.
-                left_over.append(f"{directory}/{name}")
+                self.left_over.append(f"{directory}/{name}")
             else:
                 numbers.append(number)
         if not numbers and self.needed_batch >= 0:
@@ -115,8 +113,6 @@ class Recovered:
             if last.is_torn:
                 reason = "where the last write was interrupted"
                 _logger.warning("%s: cut at byte %d, %s", last.path, last.end, reason)
-        for path in left_over:
-            filesystem.remove(path)
 
     def _replay_file(
         self, filesystem: FileSystem, directory: str, number: int, is_last: bool

@@ -14,6 +14,7 @@ from typing import Final
 
 from trivium.storage.blocks import image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog_copy import ROLLBACK_SUFFIX, remove_database
 from trivium.storage.directory import mark_directory_format
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem
@@ -25,8 +26,6 @@ from trivium.storage.segment_files import SegmentWriter
 REPORT_FILE: Final = "report.txt"
 _RECORD_DIRECTORY: Final = "records"
 _NEW: Final = ".repaired"
-#: what SQLite keeps beside a database whose transaction did not end
-_ROLLBACK: Final = "-journal"
 _COPY_SIZE: Final = 4 * 1024 * 1024
 
 
@@ -101,17 +100,19 @@ def _replace_catalog(
 ) -> None:
     filesystem, directory = inspection.filesystem, inspection.directory
     path = inspection.catalog_path
-    for left_over in (path + _NEW, path + _NEW + _ROLLBACK):
-        filesystem.remove(left_over)
+    remove_database(filesystem, path + _NEW)
     catalog = Catalog(filesystem, path + _NEW, inspection.keys, entropy)
     try:
         catalog.write(changes)
     finally:
         catalog.close()
     # The inspection has applied it, unless the catalog could not be read at all.
-    filesystem.remove(path + _ROLLBACK)
+    filesystem.remove(path + ROLLBACK_SUFFIX)
     filesystem.sync_directory(directory)
     filesystem.rename(path + _NEW, path)
+    filesystem.sync_directory(directory)
+    # The next start makes it anew.
+    remove_database(filesystem, inspection.catalog_copy_path)
     filesystem.sync_directory(directory)
 
 
@@ -120,7 +121,7 @@ def _quarantine(inspection: Inspection, quarantine: str, report: list[str]) -> N
     filesystem.make_directory(quarantine)
     paths = sorted(inspection.suspects)
     if inspection.catalog_path in inspection.suspects:
-        paths.append(inspection.catalog_path + _ROLLBACK)
+        paths.append(inspection.catalog_path + ROLLBACK_SUFFIX)
     directories = {quarantine}
     for path in paths:
         if path == inspection.journal_directory or not filesystem.exists(path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 from trivium.storage.catalog import SCHEMA, SEALED_SCHEMA, VERSION, checksum_of, checksum_of_row
@@ -48,8 +49,17 @@ class SalvagedDatabase(Database):
         self.connection.close()
 
 
-def salvaged(data: bytes) -> SalvagedDatabase:
-    """All that the file of a catalog still says."""
+def salvaged(files: list[bytes]) -> SalvagedDatabase:
+    """All that the files of a catalog still say; where they differ the last one counts."""
+    for data in reversed(files):
+        connection = _with_new_header(data)
+        if connection is not None:
+            return SalvagedDatabase(connection, True)
+    return SalvagedDatabase(_from_pages(files), False)
+
+
+def _with_new_header(data: bytes) -> sqlite3.Connection | None:
+    """The database in a file of which nothing but the header is damaged; else None."""
     header = bytearray(data[:_FILE_HEADER_SIZE])
     header[: len(_FILE_START)] = _FILE_START
     header[_ENCODING_AT : _ENCODING_AT + len(_ENCODING)] = _ENCODING
@@ -59,19 +69,19 @@ def salvaged(data: bytes) -> SalvagedDatabase:
         if connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == VERSION:
-                return SalvagedDatabase(connection, True)
+                return connection
     except sqlite3.Error:
         pass
     connection.close()
-    return SalvagedDatabase(_from_pages(data), False)
+    return None
 
 
-def _from_pages(data: bytes) -> sqlite3.Connection:
+def _from_pages(files: list[bytes]) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     for statement in (*SCHEMA, SEALED_SCHEMA, f"PRAGMA user_version = {VERSION}"):
         connection.execute(statement)
     wrong: list[tuple[str, tuple[Any, ...]]] = []
-    for rowid, values in _records(data):
+    for rowid, values in chain.from_iterable(map(_records, files)):
         table, row = _row(rowid, values)
         if not table:
             continue

@@ -18,6 +18,7 @@ from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersion
 from trivium.storage.journal_files import FILE_HEADER_SIZE
 
 CATALOG = "data/catalog.sqlite"
+COPY = "data/catalog-copy.sqlite"
 
 
 def host_of(disk: SimulatedDisk | None = None, seed: int = 0, fsync: str = "always") -> Host:
@@ -321,7 +322,7 @@ def test_many_full_chunks() -> None:
 
 def has_checkpointed(host: Host) -> bool:
     """Whether the catalog was written, behind the first time at the start."""
-    return sum(operation.kind == "database" for operation in host.disk.operations) > 1
+    return sum(operation.path == CATALOG for operation in host.disk.operations) > 1
 
 
 def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
@@ -439,6 +440,54 @@ def _full_database() -> Exception:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
     return error
+
+
+def dump(disk: SimulatedDisk, path: str) -> list[str]:
+    database = disk.copy().open_database(path)
+    found = list(database.connection.iterdump())
+    database.close()
+    return found
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT])
+def test_a_copy_of_the_catalog_that_cannot_be_written_is_made_anew(code: int) -> None:
+    """At once if it was damaged, at the next checkpoint if there was no space for it."""
+    host = host_of()
+    host.storage.log("l").append(b"kept")
+    failures = [True]
+
+    def fail(operation: Operation) -> None:
+        if operation.path == COPY and operation.kind == "database" and failures:
+            failures.pop()
+            error = sqlite3.DatabaseError("the second file fails once")
+            error.sqlite_errorcode = code
+            raise error
+
+    host.disk.before = fail
+    checkpoint(host)
+    assert host.errors == []
+    assert (COPY in host.disk.files) == (code == sqlite3.SQLITE_CORRUPT)
+    assert host_of(host.disk.power_cut(None), 1).contents("l") == {0: (b"kept", b"")}
+    checkpoint(host)
+    assert dump(host.disk, COPY) == dump(host.disk, CATALOG)
+
+
+def test_a_copy_of_the_catalog_that_fails_otherwise_is_final() -> None:
+    host = host_of()
+
+    def fail(operation: Operation) -> None:
+        if operation.path == COPY and operation.kind == "database":
+            raise sqlite3.OperationalError("disk I/O error")
+
+    host.storage.log("l").append(b"kept")
+    host.commit()
+    host.disk.before = fail
+    checkpoint(host)
+    assert "disk I/O error" in str(host.errors[0])
+    host.disk.before = lambda operation: None
+    again = host_of(host.disk.power_cut(None), 1)
+    assert again.contents("l") == {0: (b"kept", b"")}
+    assert dump(again.disk, COPY) == dump(again.disk, CATALOG)
 
 
 def checkpointed() -> SimulatedDisk:

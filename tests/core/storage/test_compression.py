@@ -101,6 +101,7 @@ def test_a_size_that_is_not_that_of_the_content_is_damage(size: int) -> None:
 def test_chunks_of_compressed_segments_are_found_without_the_catalog() -> None:
     disk = filled("zstd").disk
     disk.files.pop("data/catalog.sqlite")
+    disk.files.pop("data/catalog-copy.sqlite")
     for path in [path for path in disk.files if path.startswith("data/journal")]:
         disk.files.pop(path)
     (loss,) = Inspection(disk, "data", lambda log, record, count: "").losses

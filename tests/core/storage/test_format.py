@@ -158,4 +158,16 @@ def test_names(disk: SimulatedDisk) -> None:
         "journal",
         "segments",
         "catalog.sqlite",
+        "catalog-copy.sqlite",
     }
+
+
+def test_the_copy_of_the_catalog_has_the_same_rows(disk: SimulatedDisk) -> None:
+    dumps = []
+    for name in ("catalog", "catalog-copy"):
+        connection = sqlite3.connect(":memory:")
+        connection.deserialize(bytes(disk.content(f"data/{name}.sqlite")))
+        dumps.append(list(connection.iterdump()))
+        connection.close()
+    assert dumps[0] == dumps[1]
+    assert len(dumps[0]) > 10

@@ -19,6 +19,7 @@ from trivium.storage.journal_files import BATCH_HEADER_SIZE, FILE_HEADER_SIZE
 from trivium.storage.repair import repair
 
 CATALOG = "data/catalog.sqlite"
+COPY = "data/catalog-copy.sqlite"
 QUARANTINE = "data/quarantine-1"
 
 
@@ -35,6 +36,12 @@ class Written:
         return {
             at: record for at, record in self.appended[name].items() if at not in self.removed[name]
         }
+
+
+def without_copy(disk: SimulatedDisk) -> SimulatedDisk:
+    """For what is left to do when both files of the catalog are damaged."""
+    disk.files.pop(COPY)
+    return disk
 
 
 def written(
@@ -174,6 +181,7 @@ def test_any_flipped_bit_of_a_segment_is_found_and_nothing_is_dropped_silently()
 
 def test_any_flipped_bit_of_the_catalog_is_found_and_nothing_is_dropped_silently() -> None:
     before = written()
+    without_copy(before.disk)
     random_ = random.Random(1)
     size = len(before.disk.content(CATALOG))
     found = 0
@@ -186,6 +194,7 @@ def test_any_flipped_bit_of_the_catalog_is_found_and_nothing_is_dropped_silently
 
 def test_any_page_of_the_catalog_may_be_overwritten() -> None:
     before = written()
+    without_copy(before.disk)
     size = len(before.disk.content(CATALOG))
     for start in range(0, size, 4096):
         disk = before.disk.copy()
@@ -194,14 +203,14 @@ def test_any_page_of_the_catalog_may_be_overwritten() -> None:
         assert CATALOG in {damage.file for damage in inspection.damages}
 
 
-def wide() -> Host:
+def wide(size: int = 100) -> Host:
     """120 logs and 120 rows, of which some were removed; the catalog has many pages."""
     host = Host(seed=3, checkpoint_size=1 << 30, memory_size=0, journal_file_size=4096)
     for number in range(120):
         for record in (b"gone", b"kept %d" % number):
             host.storage.log(f"log {number}").append(record)
         host.storage.log(f"log {number}").skip(5)
-        host.storage.table("t").put(b"%d" % number, b"v" * (number % 25 * 100))
+        host.storage.table("t").put(b"%d" % number, b"v" * (number % 25 * size))
     for _ in range(2):
         host.storage._journal_bytes = 1 << 40
         host.commit()
@@ -211,8 +220,58 @@ def wide() -> Host:
     return host
 
 
+def rows_of(disk: SimulatedDisk, path: str) -> list[str]:
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(bytes(disk.content(path)))
+    found = list(connection.iterdump())
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("path", [CATALOG, COPY])
+def test_whatever_becomes_of_one_file_of_the_catalog_costs_nothing(path: str) -> None:
+    before = written()
+    size = len(before.disk.content(path))
+    damaged: list[bytes | None] = [None, b"", before.disk.content(path)[:5000], bytes(size)]
+    for start in range(0, size, 4096):
+        content_ = bytearray(before.disk.content(path))
+        content_[start : start + 4096] = random.Random(start).randbytes(4096)
+        damaged.append(bytes(content_))
+    for content_ in damaged:
+        disk = before.disk.copy()
+        if content_ is None:
+            disk.files.pop(path)
+        else:
+            disk.content(path)[:] = content_
+        inspection = inspect(disk)
+        assert inspection.losses == []
+        assert {damage.file for damage in inspection.damages} <= {path}
+        if inspection.damages:
+            repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
+        else:
+            assert path == COPY
+        host = Host(disk, seed=8)
+        for name in ("a", "b"):
+            assert content(host, name) == before.kept(name)
+        assert dict(host.storage.table("t").items()) == before.rows
+        assert rows_of(host.disk, COPY) == rows_of(host.disk, CATALOG)
+
+
+def test_pages_of_both_files_of_the_catalog_make_up_for_each_other() -> None:
+    # No value goes on in another page.
+    disk = wide(20).disk
+    for start in range(0, len(disk.content(CATALOG)), 4096):
+        path = COPY if start % 8192 else CATALOG
+        disk.content(path)[start : start + 4096] = bytes(4096)
+    repaired(disk)
+    host = Host(disk, seed=8)
+    assert len(host.storage.table("t")) == 120
+    for number in range(120):
+        assert content(host, f"log {number}")[1] == b"kept %d" % number
+
+
 def test_a_damaged_header_of_the_catalog_costs_nothing() -> None:
-    whole = wide().disk
+    whole = without_copy(wide().disk)
     for position in range(100):
         disk = changed(whole, CATALOG, position, 1 << position % 8)
         inspection = inspect(disk)
@@ -226,7 +285,7 @@ def test_a_damaged_header_of_the_catalog_costs_nothing() -> None:
 
 def test_a_damaged_page_of_the_catalog_costs_no_more_than_it_held() -> None:
     """Never a record; of the rows, those of the page, and of values that went on there."""
-    whole = wide().disk
+    whole = without_copy(wide().disk)
     size = len(whole.content(CATALOG))
     lost = 0
     for start in range(0, size, 4096):
@@ -249,7 +308,7 @@ def test_a_damaged_page_of_the_catalog_costs_no_more_than_it_held() -> None:
 
 def test_a_lost_catalog_costs_no_record() -> None:
     host = wide()
-    host.disk.files.pop(CATALOG)
+    without_copy(host.disk).files.pop(CATALOG)
     repaired(host.disk)
     again = Host(host.disk, seed=8)
     for number in range(120):
@@ -266,7 +325,7 @@ def test_blocks_of_a_log_that_was_removed_do_not_pass_for_those_of_its_successor
         host.storage._journal_bytes = 1 << 40
         host.commit()
     host.storage.close()
-    host.disk.files.pop(CATALOG)
+    without_copy(host.disk).files.pop(CATALOG)
     inspection = repaired(host.disk)
     assert [log.name for log in inspection.logs()] == ["l", "other"]
     again = Host(host.disk, seed=8)
@@ -428,7 +487,7 @@ def flip_segment(disk: SimulatedDisk) -> None:
 
 
 def break_catalog(disk: SimulatedDisk) -> None:
-    disk.content(CATALOG)[0] ^= 1
+    without_copy(disk).content(CATALOG)[0] ^= 1
 
 
 @pytest.mark.parametrize("damage", [flip_journal, flip_segment, break_catalog])
