@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 from pamqp import commands
 
+from tests.simulation.damage import Repaired
 from tests.simulation.group_model import STALE, STRATEGIES
 from tests.simulation.reference import DEAD, LATE, Entry, Reference, backlog_of
 from tests.simulation.stream_model import STREAM_ARGUMENTS, Kept
@@ -239,6 +240,37 @@ def differences(
 
 def _sequences(producers: dict[str, tuple[int, int]]) -> dict[str, int]:
     return {name: sequence for name, (_, sequence) in producers.items()}
+
+
+def unexplained(reference: Reference, contents: Contents, told: Repaired, newest: int) -> list[str]:
+    """What is missing after a repair without being told, and what never was there.
+
+    ``newest`` is the number of the last message that was published. Where rows are lost,
+    the queue or stream of a message may be gone with them.
+    """
+    found: list[str] = []
+    numbers = [each.number for entries in contents.queues.values() for each in entries]
+    numbers += contents.retained.values()
+    for number in numbers:
+        if not 0 < number <= newest:
+            found.append(f"{number} was never published")
+    if told.has_lost_rows:
+        return found
+    moved = _moved(reference, contents)
+    for name, entries in reference.queues.items():
+        there = {each.number for each in contents.queues.get(name, ())}
+        for number, entry in entries.items():
+            is_sure = not reference.may_be_gone(name, number, contents.now)
+            is_elsewhere = number in reference.shared or number in moved or entry.was_delayed
+            is_told = is_elsewhere or told.has_lost_from(name)
+            if number not in there and is_sure and not is_told:
+                found.append(f"{name} lacks {number}")
+    for name, partitions in reference.streams.items():
+        if not told.has_lost_records(name) and len(contents.streams.get(name, ())) != len(
+            partitions
+        ):
+            found.append(f"stream {name} is not there")
+    return found
 
 
 def _stream_differences(reference: Reference, contents: Contents) -> list[str]:

@@ -205,6 +205,8 @@ class Reference:
         self.shared: dict[int, frozenset[str]] = {}
         #: by client, what its former session may still be handing over
         self.leaving: dict[str, set[int]] = {}
+        #: of these, what nobody was there for
+        self.orphans: dict[int, Entry] = {}
         #: sessions that ended so far
         self.ended = 0
         #: when the broker noted that it runs, and when it does so again at the earliest
@@ -238,6 +240,7 @@ class Reference:
         copy.shares = {pattern: set(clients) for pattern, clients in self.shares.items()}
         copy.shared = dict(self.shared)
         copy.leaving = dict(self.leaving)
+        copy.orphans = dict(self.orphans)
         copy.ended = self.ended
         copy.clock, copy.next_clock = self.clock, self.next_clock
         copy.groups = self.groups.copy()
@@ -391,6 +394,8 @@ class Reference:
         others = self.shared.pop(number, frozenset((client,))) - {client}
         if others | members:
             self.shared[number] = others | members
+        else:
+            self.orphans[number] = replace(entry, is_unsure=True)
         for each in sorted(others | members):
             queue = self.queues[backlog_of(each)]
             queue[number] = replace(
@@ -406,9 +411,11 @@ class Reference:
         self.shares.setdefault(pattern, set()).add(client)
         queue = self.queues[backlog_of(client)]
         for number in [each for numbers in self.leaving.values() for each in sorted(numbers)]:
-            clients = self.shared.get(number, frozenset((client,)))
-            if client not in clients:
+            clients = self.shared.get(number, frozenset())
+            entry = self.orphans.pop(number, None)
+            if clients:
                 entry = self.queues[backlog_of(min(clients))][number]
+            if entry is not None and client not in clients:
                 queue[number] = replace(entry, was_delayed=True, handed=())
                 self.shared[number] = clients | {client}
 

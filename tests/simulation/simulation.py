@@ -15,14 +15,22 @@ from zlib import crc32
 from tests.core.storage.simulated import SimulatedDisk
 from tests.simulation.actors import Actor
 from tests.simulation.amqp_actor import AmqpActor
-from tests.simulation.inspection import Contents, differences, inspect, undone, vanished
+from tests.simulation.damage import damage, repaired
+from tests.simulation.inspection import (
+    Contents,
+    differences,
+    inspect,
+    undone,
+    unexplained,
+    vanished,
+)
 from tests.simulation.mqtt_actor import MqttActor, SharingActor
 from tests.simulation.native_actor import NativeActor
 from tests.simulation.reference import DEAD, KINDS, POLICIES, Reference, backlog_of
 from tests.simulation.stream_model import STREAMS
 from tests.simulation.world import START_MS, Crash, Faults, World
 from trivium.storage.encryption import Keys
-from trivium.storage.errors import StorageError
+from trivium.storage.errors import StorageDamaged, StorageError
 
 #: Ways to end a life, and how often each is taken.
 ENDINGS = {
@@ -373,13 +381,16 @@ class Simulation:
         state = self.states[batch].restarted()
         expected = state.copy()
         expected.tick(self.now)
-        clients = {
+        contents = inspect(world, expected, self._clients(expected))
+        return found, contents, expected, state
+
+    def _clients(self, reference: Reference) -> dict[str, int]:
+        """Those that have a session, with their versions."""
+        return {
             actor.name: actor.version
             for actor in self.actors
-            if isinstance(actor, MqttActor) and actor.name in expected.sessions
+            if isinstance(actor, MqttActor) and actor.name in reference.sessions
         }
-        contents = inspect(world, expected, clients)
-        return found, contents, expected, state
 
     def _check_disk(self) -> None:
         """Whether a start finds a state that may be, and the model goes on from there."""
@@ -403,7 +414,7 @@ class Simulation:
             self.fail(f"after batch {found}: " + "; ".join(faults))
         self.counts.update(vanished(contents))
         if self.random.random() < 0.5:
-            self._check_damaged()
+            self._check_damaged(expected)
         # Who gets what a session leaves may be another one at each start.
         is_settled = not leaving and state.ended == expected.ended
         for number, clients in list(state.shared.items() if is_settled else ()):
@@ -431,33 +442,53 @@ class Simulation:
         # Numbers of batches that are not there are used again by the next start.
         self.states = {batch: each for batch, each in self.states.items() if batch <= found}
 
-    def _check_damaged(self) -> None:
-        """A bit changes on the disk: either a start sees that, or nothing else is different.
+    def _check_damaged(self, expected: Reference) -> None:
+        """A file is damaged: either a start sees that, or nothing else is different.
 
         The end of the journal is the exception: batches that no later one, and no mark, knows to be
-        synced.
+        synced. What a start refuses is repaired. ``expected`` is in it as it was.
         """
         disk = self.disk.copy()
         known = newest_known_synced(disk)
-        paths = [path for path in sorted(disk.files) if disk.content(path)]
-        if not paths:
+        if not any(disk.content(path) for path in disk.files):
             return
-        path = self.random.choice(paths)
-        content = disk.content(path)
-        at = self.random.randrange(len(content))
-        content[at] ^= 1 << self.random.randrange(8)
-        self.counts["bit flips"] += 1
-        self.note(f"a bit of {path} changes at byte {at}")
+        what, path = damage(disk, self.random)
+        is_bit = "bit" in what
+        self.counts[what.partition(" at ")[0]] += 1
+        self.note(f"{path}: {what}")
+        if not is_bit:
+            # What knew of a batch may have gone with it.
+            known = newest_known_synced(disk)
+        damaged = disk.copy()
         try:
             found, contents, expected, _ = self._inspect(disk)
+        except StorageDamaged:
+            self.counts["damages noticed"] += 1
+            self._check_repaired(damaged, expected)
+            return
         except StorageError:
-            self.counts["bit flips noticed"] += 1
+            self.counts["other formats or keys"] += 1
             return
         if found < min(self.floor, known):
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
         faults = differences(expected, contents, set())
         if faults:
             self.fail(f"damaged, after batch {found}: " + "; ".join(faults))
+
+    def _check_repaired(self, disk: SimulatedDisk, expected: Reference) -> None:
+        """What a repair leaves can be started, and lacks nothing that is not told to be lost."""
+        told = repaired(self.disk, disk, self.keys, self.random)
+        if told.faults:
+            self.fail("repair: " + "; ".join(told.faults))
+        world = World(disk, 0, self.now, self.keys, self.compression)
+        contents = inspect(world, expected, self._clients(expected))
+        if told.losses or told.has_lost_rows:
+            self.counts["repairs with losses"] += 1
+            faults = unexplained(expected, contents, told, self.next_number)
+        else:
+            faults = differences(expected, contents, set())
+        if faults:
+            self.fail(f"repaired, {told.told}: " + "; ".join(faults))
 
     def _check_unsynced(self, disk: SimulatedDisk) -> None:
         """After a power cut under a weak policy: all that was synced is there, as it was."""
@@ -498,12 +529,7 @@ class Simulation:
                 self.advance(pause)
                 self.turn()
                 self.world.settle()
-        clients = {
-            actor.name: actor.version
-            for actor in self.actors
-            if isinstance(actor, MqttActor) and actor.name in self.reference.sessions
-        }
-        contents = inspect(self.world, self.reference, clients)
+        contents = inspect(self.world, self.reference, self._clients(self.reference))
         faults = differences(self.reference, contents, self.delivered)
         if is_idle:
             faults += undone(self.reference, contents)
