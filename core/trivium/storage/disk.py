@@ -26,9 +26,12 @@ from trivium.storage.directory import (
     FORMAT_VERSION,
     JOURNAL_DIRECTORY,
     LOCK_FILE,
+    OLD_FORMAT_VERSION,
     SEGMENT_DIRECTORY,
-    check_directory_format,
+    UNMARKED,
+    format_path,
     mark_directory_format,
+    read_directory_format,
 )
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError, StorageFailed
@@ -197,7 +200,7 @@ class DiskStorage(Storage):
         except OSError as error:
             raise StorageFailed(f"cannot open {directory}: {error}") from error
         try:
-            version = check_directory_format(self._filesystem, directory)
+            version = read_directory_format(self._filesystem, directory)
             self._recover(journal_file_size, version)
         except (OSError, sqlite3.Error) as error:
             self._lock.release()
@@ -210,11 +213,14 @@ class DiskStorage(Storage):
         filesystem = self._filesystem
         self._journal_directory = f"{self._directory}/{JOURNAL_DIRECTORY}"
         self._segment_directory = f"{self._directory}/{SEGMENT_DIRECTORY}"
+        catalog_path = f"{self._directory}/{CATALOG_FILE}"
+        if version == FORMAT_VERSION and not filesystem.exists(catalog_path):
+            raise StorageDamaged(catalog_path, 0, "it is missing")
         filesystem.make_directory(self._journal_directory)
         filesystem.make_directory(self._segment_directory)
-        self._catalog = Catalog(
-            filesystem, f"{self._directory}/{CATALOG_FILE}", self._keys, self._entropy
-        )
+        # A killed process may have left names in the system's cache only.
+        filesystem.sync_directory(self._directory)
+        self._catalog = Catalog(filesystem, catalog_path, self._keys, self._entropy)
         self._catalog_copy = CatalogCopy(
             filesystem,
             f"{self._directory}/{CATALOG_COPY_FILE}",
@@ -226,14 +232,15 @@ class DiskStorage(Storage):
         try:
             self._catalog.load(recovered, self._segments)
             recovered.replay(filesystem, self._journal_directory)
-            if not self._catalog.has_positions and not recovered.files:
-                self._refuse_segments()
+            self._refuse_strange(version, recovered)
             # Nothing on the disk changes before all of it was found to be in order.
             self._catalog_copy.open()
             for path in recovered.left_over:
                 filesystem.remove(path)
             self._segments.remove_unused()
-            if version != FORMAT_VERSION:
+            if version == OLD_FORMAT_VERSION:
+                if not self._catalog.has_positions:
+                    self._write_first_positions(recovered, recovered.last_batch)
                 mark_directory_format(filesystem, self._directory)
             self.journal = JournalWriter(
                 filesystem,
@@ -252,18 +259,10 @@ class DiskStorage(Storage):
             self.durable = recovered.last_batch + 1
             self.batch = self.durable + 1
             self.journal.write(self.durable, [], STARTED, True, self.executor.now())
-            if not self._catalog.has_positions:
-                # From now on it is noticed if the journal is not there.
-                changes = CatalogChanges()
-                changes.set_positions(
-                    recovered.checkpoint_batch,
-                    self.durable,
-                    recovered.first_file,
-                    recovered.next_log,
-                    self._segments.next_segment,
-                )
-                self._catalog.write(changes)
-                self._catalog_copy.write(changes)
+            if version == UNMARKED:
+                # From now on it is noticed if the journal or the catalog is not there.
+                self._write_first_positions(recovered, self.durable)
+                mark_directory_format(filesystem, self._directory)
         except (OSError, sqlite3.Error, StorageError):
             self._close_catalog()
             raise
@@ -277,15 +276,35 @@ class DiskStorage(Storage):
         self._next_log = recovered.next_log
         self._next_table = recovered.next_table
         self._journal_bytes = recovered.journal_bytes
-        if len(recovered.files) > MAX_JOURNAL_FILES or self._segments.foreign:
+        is_foreign = recovered.has_foreign_files or len(self._segments.foreign) > 0
+        if len(recovered.files) > MAX_JOURNAL_FILES or is_foreign:
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
 
-    def _refuse_segments(self) -> None:
-        """Raise StorageDamaged if there are segment files, though the directory seems new."""
-        for name in self._filesystem.names(self._segment_directory):
-            if segment_number(name) is not None:
-                path = f"{self._directory}/{CATALOG_FILE}"
-                raise StorageDamaged(path, 0, "it is missing, or empty")
+    def _refuse_strange(self, version: int, recovered: Recovered) -> None:
+        """Raise StorageDamaged where something is not there without which nothing was kept."""
+        path = f"{self._directory}/{CATALOG_FILE}"
+        if version == UNMARKED and (recovered.logs or recovered.tables):
+            raise StorageDamaged(format_path(self._directory), 0, "it is missing")
+        if self._catalog.has_positions:
+            return
+        if version == FORMAT_VERSION:
+            raise StorageDamaged(path, 0, "it is empty")
+        if not recovered.files:
+            for name in self._filesystem.names(self._segment_directory):
+                if segment_number(name) is not None:
+                    raise StorageDamaged(path, 0, "it is missing, or empty")
+
+    def _write_first_positions(self, recovered: Recovered, needed_batch: int) -> None:
+        changes = CatalogChanges()
+        changes.set_positions(
+            recovered.checkpoint_batch,
+            needed_batch,
+            recovered.first_file,
+            recovered.next_log,
+            self._segments.next_segment,
+        )
+        self._catalog.write(changes)
+        self._catalog_copy.write(changes)
 
     def table(self, name: str) -> Table:
         """See ``Storage.table``."""

@@ -110,7 +110,9 @@ def read_keys(text: str) -> Keys:
     """
     keys: list[bytes | None] = []
     for word in text.split():
-        if word == "none" and not keys:
+        if word == "none":
+            if keys:
+                raise ValueError("none can only be the first key")
             keys.append(None)
             continue
         try:

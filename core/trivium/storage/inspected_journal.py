@@ -124,16 +124,16 @@ class InspectedJournal:
                 self._miss(expected)
             file = self._read_file(number, file, number == numbers[-1], is_start_known)
             expected = number + 1
-        self._look_at_end(file, expected)
+        self._look_at_end(file, expected, is_start_known)
         self._end_gaps()
         recovered.last_batch = max(self._reached, self._last, recovered.needed_batch)
 
-    def _look_at_end(self, last: JournalFile | None, expected: int) -> None:
+    def _look_at_end(self, last: JournalFile | None, expected: int, is_start_known: bool) -> None:
         """Whether anything is missing behind the last file; see ``Recovered.replay``."""
         needed = self._recovered.needed_batch
         is_lost = bool(self._holes)
         if last is None:
-            is_missing = needed >= 0
+            is_missing = needed >= 0 or not is_start_known
         else:
             is_missing = last.is_followed
         if is_missing:

@@ -32,8 +32,11 @@ from trivium.storage.chunks import Chunk
 from trivium.storage.directory import (
     CATALOG_COPY_FILE,
     CATALOG_FILE,
+    FORMAT_VERSION,
     JOURNAL_DIRECTORY,
     SEGMENT_DIRECTORY,
+    UNMARKED,
+    format_path,
     read_directory_format,
 )
 from trivium.storage.encryption import Keys
@@ -133,17 +136,20 @@ class Inspection:
         return sorted(self.recovered.logs.values(), key=lambda log: log.name)
 
     def _inspect(self) -> None:
+        version = UNMARKED
         try:
-            read_directory_format(self.filesystem, self.directory)
+            version = read_directory_format(self.filesystem, self.directory)
         except StorageDamaged as damage:
             self._damaged(damage)
-        has_positions = self._load_catalog()
+        has_positions = self._load_catalog(version)
         recovered = self.recovered
         recovered.begin()
         journal = InspectedJournal(self.filesystem, self.journal_directory, recovered)
         journal.read(self._names(self.journal_directory), has_positions or not self.damages)
         for found in journal.damages:
             self._damaged(found)
+        if version == UNMARKED and (recovered.logs or recovered.tables):
+            self._damaged(StorageDamaged(format_path(self.directory), 0, "it is missing"))
         self.notes += journal.notes
         for gap in journal.gaps:
             log = recovered.logs.get(gap.number)
@@ -180,7 +186,7 @@ class Inspection:
 
     # The catalog
 
-    def _load_catalog(self) -> bool:
+    def _load_catalog(self, version: int) -> bool:
         """Whether it says where the journal begins."""
         names = self._names(self.segment_directory)
         numbers = [number for number in map(segment_number, names) if number is not None]
@@ -197,9 +203,9 @@ class Inspection:
             damaged_chunks = catalog.damaged_chunks
         is_unreadable = not is_whole or not has_positions
         if not has_positions and len(self.damages) == found:
-            # It is made by the first checkpoint, and until then the journal is whole.
+            # In an old format the first checkpoint makes it: until then the journal is whole.
             is_young = self.filesystem.exists(f"{self.journal_directory}/{file_name(1)}")
-            if numbers and not is_young:
+            if version == FORMAT_VERSION or (numbers and not is_young):
                 self._damaged(self._in_catalog("it is missing, or empty"))
         if any(damage.file == self.catalog_path for damage in self.damages[found:]):
             self._find_chunks(damaged_chunks, is_unreadable, numbers)

@@ -131,6 +131,7 @@ class JournalFile:
         self.reserved = 0
         #: whether there are marks in it once it is closed
         self.has_marks = True
+        self.key_id = PLAIN
         self.cipher: FileCipher | None = None
         self.batches: list[BatchPlace] = []
         #: position after the last batch
@@ -234,7 +235,7 @@ def read_header(path: str, data: bytes, number: int, keys: Keys) -> JournalFile:
     file.start = file.end = size
     file.has_marks = version == VERSION
     if version != _OLD_VERSION:
-        file.reserved = _FILE_END.unpack_from(data, _FILE_START.size)[2]
+        file.key_id, _, file.reserved = _FILE_END.unpack_from(data, _FILE_START.size)
         file.cipher = file_cipher(keys, data[:size], path)
     return file
 

@@ -71,6 +71,8 @@ class Recovered:
         #: each file's number and first batch, and the last file
         self.files: list[tuple[int, int]] = []
         self.last_file: JournalFile | None = None
+        #: whether one is encrypted with another key than what is written, or not at all
+        self.has_foreign_files = False
         #: paths of files that may go once all was found to be in order
         self.left_over: list[str] = []
         self.was_clean = False
@@ -133,6 +135,8 @@ class Recovered:
             if batch.number > self.checkpoint_batch:
                 self.apply(file, batch)
         self.files.append((number, file.first_batch))
+        if file.key_id != self.keys.current:
+            self.has_foreign_files = True
         self.journal_bytes += file.end
         self.next_file = number + 1
         return file

@@ -104,7 +104,7 @@ def test_chunks_of_compressed_segments_are_found_without_the_catalog() -> None:
     disk.files.pop("data/catalog-copy.sqlite")
     for path in [path for path in disk.files if path.startswith("data/journal")]:
         disk.files.pop(path)
-    (loss,) = Inspection(disk, "data", lambda log, record, count: "").losses
+    loss = Inspection(disk, "data", lambda log, record, count: "").losses[0]
     assert (loss.number, loss.first, loss.last, loss.records) == (1, 0, 59, 40)
 
 

@@ -177,7 +177,10 @@ def test_a_second_open_is_refused() -> None:
 
 
 def test_another_format_is_refused() -> None:
-    disk = Host().disk.copy()
+    host = Host()
+    host.storage.log("l")
+    host.commit()
+    disk = host.disk.copy()
     assert bytes(disk.content("data/format")) == b"trivium storage 2\n"
     disk.content("data/format")[-2:-1] = b"3"
     with pytest.raises(StorageVersionMismatch, match="format 3, this version reads 1 and 2"):

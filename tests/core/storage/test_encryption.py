@@ -148,6 +148,28 @@ def test_checkpoints_rewrite_everything_with_another_key(
     assert Inspection(host.disk.copy(), "data", lambda *_: "", last).damages == []
 
 
+def test_a_start_with_another_key_rewrites_a_journal_without_being_used() -> None:
+    host = host_of(Keys(OLD))
+    host.storage.log("l").append(b"secret record")
+    host.storage.table("t").put(b"k", b"secret value")
+    host.commit()
+    host = host_of(Keys(NEW, (OLD,)), host.disk.copy(), 1)
+    # It asks for the turns itself.
+    host.commit()
+    assert key_ids(host.disk) == {key_id(NEW)}
+    again = host_of(Keys(NEW), host.disk.copy(), 2)
+    assert again.contents("l") == {0: (b"secret record", b"")}
+    host.commit()
+    done = len(host.disk.operations)
+    host.commit()
+    assert len(host.disk.operations) == done
+
+
+def test_none_can_only_be_the_first_key() -> None:
+    with pytest.raises(ValueError, match="none can only be the first key"):
+        read_keys("ab" * 32 + " none")
+
+
 def test_a_crash_at_any_operation_while_a_key_is_changed() -> None:
     host = filled(Keys(OLD))
     expected = contents(host)

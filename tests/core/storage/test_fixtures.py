@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.core.storage.directory_writer import DirectoryWriter
 from tests.core.storage.fixtures.make import HERE, contents, keys_of
+from tests.core.storage.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
 from trivium.storage.filesystem import RealFileSystem
 from trivium.storage.inspection import Inspection
@@ -44,6 +46,29 @@ def test_what_they_hold_is_kept_as_their_names_say() -> None:
 def test_it_is_in_order(fixture: Path) -> None:
     inspection = Inspection(RealFileSystem(), str(fixture / "data"), check_record, keys_of(fixture))
     assert (inspection.damages, inspection.losses, inspection.notes) == ([], [], [])
+
+
+def test_a_crash_while_one_is_taken_over_loses_nothing() -> None:
+    """After each operation of the start, by a kill and by a power cut."""
+    whole = SimulatedDisk()
+    for path in (HERE / "v1" / "data").rglob("*"):
+        if path.is_file():
+            file = whole.create(f"data/{path.relative_to(HERE / 'v1' / 'data')}")
+            file.write([path.read_bytes()], 0, False)
+            file.sync()
+    for directory in ("data", "data/journal", "data/segments"):
+        whole.make_directory(directory)
+        whole.sync_directory(directory)
+    disk = whole.copy()
+    host = Host(whole.copy(), seed=1)
+    expected = {name: host.contents(name) for name in host.storage.log_names()}
+    random_ = random.Random(0)
+    for operation in host.disk.operations:
+        for crashed in (disk.copy(), disk.power_cut(None), disk.power_cut(random_)):
+            again = Host(crashed, seed=2)
+            assert {name: again.contents(name) for name in again.storage.log_names()} == expected
+        disk.apply(operation)
+    assert len(expected) > 5
 
 
 @pytest.mark.parametrize("more_lives", [0, 2])

@@ -398,7 +398,20 @@ def test_segments_without_catalog_and_journal_stop_the_start() -> None:
     for path in list(disk.files):
         if path.startswith("data/journal/") or path.endswith(".sqlite"):
             disk.files.pop(path)
-    with pytest.raises(StorageDamaged, match="missing, or empty") as raised:
+    with pytest.raises(StorageDamaged, match="it is missing") as raised:
         Host(disk)
     assert raised.value.file == "data/catalog.sqlite"
+    disk.files.pop("data/format")
+    with pytest.raises(StorageDamaged, match="missing, or empty"):
+        Host(disk)
     assert [path for path in disk.files if path.endswith(".segment")]
+
+
+def test_a_directory_of_which_only_the_mark_is_left_stops_the_start() -> None:
+    disk = written(3)
+    for path in list(disk.files):
+        if path != "data/format":
+            disk.files.pop(path)
+    with pytest.raises(StorageDamaged, match="it is missing"):
+        Host(disk)
+    assert list(disk.files) == ["data/format"]

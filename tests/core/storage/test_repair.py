@@ -232,17 +232,17 @@ def rows_of(disk: SimulatedDisk, path: str) -> list[str]:
 def test_whatever_becomes_of_one_file_of_the_catalog_costs_nothing(path: str) -> None:
     before = written()
     size = len(before.disk.content(path))
-    damaged: list[bytes | None] = [None, b"", before.disk.content(path)[:5000], bytes(size)]
+    whole = bytes(before.disk.content(path))
+    damaged = [None, b"", whole[:5000], bytes(size)]
     for start in range(0, size, 4096):
-        content_ = bytearray(before.disk.content(path))
-        content_[start : start + 4096] = random.Random(start).randbytes(4096)
-        damaged.append(bytes(content_))
-    for content_ in damaged:
+        noise = random.Random(start).randbytes(4096)
+        damaged.append(whole[:start] + noise + whole[start + 4096 :])
+    for left in damaged:
         disk = before.disk.copy()
-        if content_ is None:
+        if left is None:
             disk.files.pop(path)
         else:
-            disk.content(path)[:] = content_
+            disk.content(path)[:] = left
         inspection = inspect(disk)
         assert inspection.losses == []
         assert {damage.file for damage in inspection.damages} <= {path}
