@@ -120,7 +120,7 @@ def test_serve_names_repair_and_serves_after_it(directory: Path) -> None:
     assert check(directory)[0] == EXIT_FAILED
     lines = repair(directory)
     assert "lost: queue 'orders' in vhost '/': offset 11 (1 records)" in lines
-    assert "lost: stream '//events' partition 0: offset 11 (1 records)" in lines
+    assert "lost: stream '//events' partition 0: offset 11 (1 batches)" in lines
     with serve("--data", str(directory)) as (_, line):
         assert "trivium ready" in line
     assert check(directory)[0] == EXIT_OK

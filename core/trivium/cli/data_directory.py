@@ -125,7 +125,8 @@ def _loss(loss: Loss) -> str:
         where = f"offsets from {loss.first} on"
     elif loss.last > loss.first:
         where = f"offsets {loss.first} to {loss.last}"
-    count = f" ({loss.records} records)" if loss.records else ""
+    unit = "batches" if loss.log.startswith("stream/") else "records"
+    count = f" ({loss.records} {unit})" if loss.records else ""
     return f"{loss.fate}: {log}: {where}{count}"
 
 

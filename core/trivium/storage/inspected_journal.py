@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trivium.storage.changes import (
@@ -24,6 +24,7 @@ from trivium.storage.changes import (
     PUT,
     ROW_RECORD,
     SETTLE,
+    TRUNCATE,
 )
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import FileSystem, read_whole
@@ -58,14 +59,15 @@ UNKNOWN: Final = -1
 class Gap:
     """Offsets ``first`` to ``last`` of log ``number`` that a hole swallowed.
 
-    ``name`` is what the hole itself says, "" for nothing. ``records`` were seen there; when that is
-    0 the offsets may have held none.
+    ``name`` is what the hole itself says, "" for nothing. When ``is_certain`` there were records,
+    else there may have been none; ``records`` is how many, 0 where that is not known.
     """
 
     number: int
     name: str
     first: int
     last: int
+    is_certain: bool
     records: int
 
 
@@ -102,6 +104,8 @@ class InspectedJournal:
         self._watched: dict[int, int] = {}
         #: what a hole says of a log: its name, first offset, the one behind the last, records
         self._seen: dict[int, _Seen] = {}
+        #: what later batches removed of logs that may have lost records: first and last offsets
+        self._removed: dict[int, list[tuple[int, int]]] = {}
         #: whether the holes could be read to their ends
         self._is_told = True
 
@@ -126,6 +130,7 @@ class InspectedJournal:
             expected = number + 1
         self._look_at_end(file, expected, is_start_known)
         self._end_gaps()
+        self.gaps = [left for gap in self.gaps for left in self._not_removed(gap)]
         recovered.last_batch = max(self._reached, self._last, recovered.needed_batch)
 
     def _look_at_end(self, last: JournalFile | None, expected: int, is_start_known: bool) -> None:
@@ -288,6 +293,7 @@ class InspectedJournal:
         )
         for number, log in recovered.logs.items():
             self._watched.setdefault(number, log.next_offset)
+            self._removed.setdefault(number, [])
         names: dict[int, str] = {}
         seen = 0
         for file, start, end in holes:
@@ -326,21 +332,43 @@ class InspectedJournal:
                 self.next_offsets[number] = behind
                 if not self._is_told:
                     self.next_offsets[number] += MARGIN
-                    self.gaps.append(Gap(number, "", behind, UNKNOWN, 0))
+                    self.gaps.append(Gap(number, "", behind, UNKNOWN, False, 0))
 
     def _close_gap(self, number: int, next_offset: int) -> None:
         """A log goes on at ``next_offset`` behind a hole, or not at all."""
         known = self._watched.pop(number)
         seen = self._seen.pop(number, None)
         if seen is not None and seen.first < next_offset:
-            self._note_gap(number, seen.name, known, seen.first, 0)
+            self._note_gap(number, seen.name, known, seen.first, None)
             known = min(seen.behind, next_offset)
-            self._note_gap(number, seen.name, seen.first, known, seen.records)
-        self._note_gap(number, "", known, next_offset, 0)
+            self._note_gap(number, seen.name, seen.first, known, seen)
+        self._note_gap(number, "", known, next_offset, None)
 
-    def _note_gap(self, number: int, name: str, first: int, behind: int, records: int) -> None:
+    def _note_gap(
+        self, number: int, name: str, first: int, behind: int, seen: _Seen | None
+    ) -> None:
         if first < behind:
-            self.gaps.append(Gap(number, name, first, behind - 1, records))
+            # What could not be read may have held more.
+            records = seen.records if seen is not None and self._is_told else 0
+            self.gaps.append(Gap(number, name, first, behind - 1, seen is not None, records))
+
+    def _not_removed(self, gap: Gap) -> list[Gap]:
+        """What is left of a gap without the offsets that were removed behind it anyway."""
+        if gap.last == UNKNOWN:
+            return [gap]
+        left: list[Gap] = []
+        at = gap.first
+        for first, last in sorted(self._removed.get(gap.number, [])):
+            if first > gap.last:
+                break
+            if first > at:
+                left.append(replace(gap, first=at, last=first - 1, records=0))
+            at = max(at, last + 1)
+        if at == gap.first:
+            return [gap]
+        if at <= gap.last:
+            left.append(replace(gap, first=at, records=0))
+        return left
 
     def _apply(self, file: JournalFile, batch: BatchPlace) -> None:
         recovered = self._recovered
@@ -360,7 +388,7 @@ class InspectedJournal:
             self._lose(number, number)
             return
         defined: set[tuple[int, int]] = set()
-        for kind, target, first, _, _ in changes:
+        for kind, target, first, last, _ in changes:
             if kind in (DEFINE_LOG, DEFINE_TABLE):
                 defined.add((kind, target))
             elif kind in (PUT, DELETE):
@@ -371,6 +399,10 @@ class InspectedJournal:
                     recovered.nameless(target)
                 if kind in (APPEND, APPEND_SAME) and target in self._watched:
                     self._close_gap(target, first)
+                elif kind == SETTLE and target in self._removed:
+                    self._removed[target].append((first, last))
+                elif kind == TRUNCATE and target in self._removed:
+                    self._removed[target].append((0, first - 1))
         try:
             recovered.apply(file, batch)
         except StorageDamaged as damage:

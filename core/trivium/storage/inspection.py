@@ -154,7 +154,7 @@ class Inspection:
         for gap in journal.gaps:
             log = recovered.logs.get(gap.number)
             name = gap.name if log is None or not log.name else log.name
-            fate = LOST if gap.records else MAYBE_LOST
+            fate = LOST if gap.is_certain else MAYBE_LOST
             self.losses.append(Loss(name, gap.number, gap.first, gap.last, gap.records, fate))
         for number, offset in journal.next_offsets.items():
             self.next_offsets[number] = max(offset, self.next_offsets.get(number, 0))

@@ -409,6 +409,26 @@ def test_a_lost_end_of_the_journal_is_listed_by_log_and_offset() -> None:
     assert host.storage.log("a").next_offset == found["a"] + (1 << 20)
 
 
+def test_what_was_removed_behind_a_damaged_batch_is_not_lost() -> None:
+    host = Host(seed=3, journal_file_size=1 << 16)
+    log = host.storage.log("l")
+    host.commit()
+    for number in range(10):
+        log.append(b"record %d" % number)
+    host.commit()
+    log.append(b"kept")
+    log.settle(2, 4)
+    host.commit()
+    log.truncate(2)
+    log.settle(9, 9)
+    host.commit()
+    host.storage.close()
+    path = journals(host.disk)[0]
+    host.disk.content(path)[host.disk.content(path).index(b"record 5")] ^= 1
+    inspection = repaired(host.disk)
+    assert [(loss.first, loss.last, loss.fate) for loss in inspection.losses] == [(5, 8, LOST)]
+
+
 def test_a_damaged_block_costs_exactly_its_chunk() -> None:
     before = written()
     path = paths(before.disk, "data/segments")[0]
