@@ -123,6 +123,10 @@ class MqttActor(Actor):
         """No former session is in the way: the broker goes on with a connection that waits."""
         if self.entering is None:
             return
+        if self.mqtt.is_closed:
+            self.note("has waited for too long")
+            self.lose()
+            return
         will, expiry = self.entering
         self.entering = None
         self.is_present = self.name in self.reference.sessions
