@@ -328,6 +328,36 @@ def test_a_client_waits_until_its_former_session_is_handed_on() -> None:
     assert payloads(staying) == [b"%d" % n for n in range(3001)]
 
 
+def test_a_former_session_whose_last_messages_expire_while_they_are_read_back_ends() -> None:
+    bench = DiskBench()
+    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT)
+    leaving.send(subscribe("$share/g/t", 1, 1, 5))
+    bench.sync()
+    leaving.lose()
+    sender = bench.connect("s", 5)
+    expiring = b"\x02\x00\x00\x00\x0a"
+    for number in range(10):
+        sender.send(publish("t", bytes(50_000), 1, number + 1, 5, properties=expiring) * 10)
+    bench.sync()
+    bench.host.storage._journal_bytes = 1 << 40
+    bench.host.commit()
+    bench = bench.crash()
+    queue = bench.broker.vhosts["/"].queues["amq.mqtt-session.leaving"]
+    staying = bench.connect("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    again = bench.client()
+    again.version = 5
+    again.connection.feed(connect("leaving", 5))
+    bench.settle()
+    assert len(queue) > 0, "the rest is on the disk"
+    bench.advance(11)
+    bench.sync()
+    bench.advance(1)
+    bench.sync()
+    assert queue.is_deleted
+    assert again.packet()[0] == 0x20
+
+
 def test_what_came_by_a_share_that_was_left_is_handed_on_after_a_restart_as_well() -> None:
     bench = DiskBench()
     leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Entries that are handed on in one turn.
 MAX_PER_TURN: Final = 1024
+#: Time until it is looked whether there is anything left.
+LOOK_AGAIN_MS: Final = 1000
 
 
 class Handover(Consumer):
@@ -47,14 +49,20 @@ class Handover(Consumer):
 
     def go_on(self) -> None:
         """Hand on what may be in this turn, while there is anybody to take it."""
-        self._credit = MAX_PER_TURN
         queue = self._queue
+        if queue.is_deleted:
+            return
+        self._credit = MAX_PER_TURN
         sessions = self._sessions
         is_wanted = sessions.shares.have_members(self._shares)
         if is_wanted:
             queue.dispatch()
         if not is_wanted or len(queue) == 0:
             sessions.vhost.delete_queue(queue)
+        else:
+            # What expires, or is dropped otherwise, does not come here.
+            broker = sessions.broker
+            broker.timers.call_at(broker.now_ms + LOOK_AGAIN_MS, self._next_turn)
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""
