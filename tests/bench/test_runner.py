@@ -153,8 +153,13 @@ def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupted_run_ends_its_servers(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench", "--server", "relay", "--scenario", "mqtt-qos0-1to1"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # A shell starts what runs in the background with interrupts ignored.
     with subprocess.Popen(
-        [*command, "--seconds", "60"], stderr=subprocess.PIPE, env=environment, text=True
+        [*command, "--seconds", "60"],
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         while "run 1" not in process.stderr.readline():
