@@ -45,6 +45,8 @@ SEALED_SCHEMA: Final = (
     " salt BLOB NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
     " PRIMARY KEY (key_table, key)) WITHOUT ROWID"
 )
+#: the last of them where rows are encrypted
+TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
 _CONTEXT: Final = b"trivium catalog"
 
 _POSITIONS: Final = frozenset(
@@ -69,6 +71,16 @@ def checksum_of(row: tuple[int | str | bytes, ...]) -> int:
 def checksum_of_row(table: int, key: bytes, value: bytes) -> int:
     """CRC-32 of the key, started with the table's number, continued over the value."""
     return zlib.crc32(value, zlib.crc32(key, table))
+
+
+def is_right(table: str, row: tuple[Any, ...]) -> bool:
+    """Whether a row as it is stored has the right checksum."""
+    try:
+        if table == "key_value":
+            return bool(checksum_of_row(*row[:3]) == row[3])
+        return bool(checksum_of(row[:-1]) == row[-1])
+    except (TypeError, OverflowError):
+        return False
 
 
 def _has_sealed(connection: sqlite3.Connection) -> bool:
@@ -310,18 +322,25 @@ class Catalog:
         return False
 
     def verify(self) -> str:
-        """What SQLite itself finds wrong with the file, in a line; "" when it is in order."""
+        """What is wrong with the file, in a line; "" when it is in order."""
         execute = self._connection.execute
         try:
             found = str(execute("PRAGMA integrity_check(1)").fetchone()[0])
             (version,) = execute("PRAGMA user_version").fetchone()
             (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error as error:
-            return str(error)
-        if found != "ok":
-            return " ".join(found.split())
-        # Another version of it would be in a directory of another format.
-        return "" if version == (VERSION if tables else 0) else f"it says format {version}"
+            if found != "ok":
+                return " ".join(found.split())
+            # Another version of it would be in a directory of another format.
+            if version != (VERSION if tables else 0):
+                return f"it says format {version}"
+            names = TABLES if tables else ()
+            for name in names if _has_sealed(self._connection) else names[:-1]:
+                for row in execute(f"SELECT * FROM {name}"):  # noqa: S608
+                    if not is_right(name, row):
+                        return f"a row of {name} has a wrong checksum"
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            return " ".join(str(error).split())
+        return ""
 
     def positions(self) -> list[tuple[Any, ...]]:
         """What it says of the journal, with the checksums; nothing where it cannot be read."""

@@ -264,24 +264,27 @@ class Inspection:
         """Take in chunks that the catalog does not tell about any more, as their blocks are."""
         starts = {row[:2] for row in damaged}
         places = {row[5:7] for row in damaged}
+        rowless: set[int] = set()
         for segment in segments:
             for number, name, chunk in self._blocks(segment):
                 log = self.recovered.logs.get(number)
                 if log is not None and not log.name:
                     log.name = name
-                    # Where it would have gone on was in the row that had the name.
-                    self.next_offsets[number] = max(log.next_offset, chunk.end) + MARGIN
+                    rowless.add(number)
                 is_named = (number, chunk.first) in starts or (segment, chunk.position) in places
                 if not is_named and not is_unreadable:
                     continue
                 if log is None:
                     log = self.recovered.nameless(number)
                     log.name = name
-                    self.next_offsets[number] = chunk.end + MARGIN
+                    rowless.add(number)
                 if log.adopt(chunk):
                     self.segments.add(log, chunk)
                     if log.name:
                         self._lose(log, chunk.first, chunk.end - 1, chunk.live, COMES_BACK)
+        # Where they would have gone on was in the rows that had their names.
+        for number in rowless:
+            self.next_offsets[number] = self.recovered.logs[number].next_offset + MARGIN
 
     def _blocks(self, segment: int) -> Iterator[tuple[int, str, Chunk]]:
         """All blocks of a segment file: the log, and a chunk of which nothing was removed."""

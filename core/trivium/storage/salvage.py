@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
 
-from trivium.storage.catalog import SCHEMA, SEALED_SCHEMA, VERSION, checksum_of, checksum_of_row
+from trivium.storage.catalog import SCHEMA, SEALED_SCHEMA, VERSION, is_right
 from trivium.storage.filesystem import Database
 
 #: SQLite's own choice; the catalog does not ask for another
@@ -70,7 +70,8 @@ def _with_new_header(data: bytes) -> sqlite3.Connection | None:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == VERSION:
                 return connection
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
+        # It is read page by page then.
         pass
     connection.close()
     return None
@@ -85,7 +86,7 @@ def _from_pages(files: list[bytes]) -> sqlite3.Connection:
         table, row = _row(rowid, values)
         if not table:
             continue
-        if _is_right(table, row):
+        if is_right(table, row):
             _insert(connection, "REPLACE", table, row)
         else:
             wrong.append((table, row))
@@ -115,15 +116,6 @@ def _row(rowid: int | None, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ..
     if columns == 3 and values[0] is not None:
         return "position", values
     return {4: "log", 3: "key_table"}.get(columns, ""), (rowid, *values[1:])
-
-
-def _is_right(table: str, row: tuple[Any, ...]) -> bool:
-    try:
-        if table == "key_value":
-            return bool(checksum_of_row(*row[:3]) == row[3])
-        return bool(checksum_of(row[:-1]) == row[-1])
-    except (TypeError, OverflowError):
-        return False
 
 
 def _records(data: bytes) -> Iterator[_Record]:
