@@ -280,14 +280,14 @@ def test_any_flipped_bit_of_one_file_of_the_catalog_costs_nothing(path: str) -> 
 def test_a_log_without_its_row_goes_on_far_behind_its_last_chunk() -> None:
     host = Host(seed=3, checkpoint_size=1 << 30, memory_size=0, journal_file_size=4096)
     for _ in range(3):
-        host.storage.log("l").append(bytes(3000))
         host.storage.log("l").skip(1 << 21)
+        host.storage.log("l").append(bytes(3000))
         host.storage._journal_bytes = 1 << 40
         host.commit()
-    host.storage.close()
-    without_copy(host.disk).files.pop(CATALOG)
-    repaired(host.disk)
-    assert Host(host.disk, seed=8).storage.log("l").next_offset >= (1 << 22) + (1 << 20)
+    disk = without_copy(host.disk.copy())
+    disk.files.pop(CATALOG)
+    repaired(disk)
+    assert Host(disk, seed=8).storage.log("l").next_offset >= (3 << 21) + (1 << 20)
 
 
 def test_pages_of_both_files_of_the_catalog_make_up_for_each_other() -> None:
