@@ -22,6 +22,22 @@ _FILE: Final = "format"
 _TEXT: Final = "trivium storage "
 
 
+def numbered_name(number: int, suffix: str) -> str:
+    """The name of a file that has a number."""
+    return f"{number:016x}{suffix}"
+
+
+def number_in_name(name: str, suffix: str) -> int | None:
+    """The number in the name of a file with this suffix; None when it is another file."""
+    stem = name.removesuffix(suffix)
+    if stem == name or len(stem) != 16:
+        return None
+    try:
+        return int(stem, 16)
+    except ValueError:
+        return None
+
+
 def is_data_directory(filesystem: FileSystem, directory: str) -> bool:
     """Whether anything of ours is there. Raises OSError."""
     parts = (_FILE, JOURNAL_DIRECTORY, CATALOG_FILE, CATALOG_COPY_FILE, SEGMENT_DIRECTORY)

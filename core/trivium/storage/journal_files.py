@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
+from trivium.storage.directory import number_in_name, numbered_name
 from trivium.storage.encryption import PLAIN, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 
@@ -59,18 +60,12 @@ SUFFIX: Final = ".journal"
 
 def file_name(number: int) -> str:
     """The name of a journal file."""
-    return f"{number:016x}{SUFFIX}"
+    return numbered_name(number, SUFFIX)
 
 
 def file_number(name: str) -> int | None:
     """The number in the name of a journal file; None when it is another file."""
-    stem = name.removesuffix(SUFFIX)
-    if stem == name or len(stem) != 16:
-        return None
-    try:
-        return int(stem, 16)
-    except ValueError:
-        return None
+    return number_in_name(name, SUFFIX)
 
 
 def file_header(

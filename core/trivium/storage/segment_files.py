@@ -9,6 +9,7 @@ from struct import Struct
 from typing import Final
 
 from trivium.storage.blocks import ChunkImage, Place, decode_block
+from trivium.storage.directory import number_in_name, numbered_name
 from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.filesystem import File, FileSystem
@@ -41,18 +42,12 @@ _ENCODED_AT_ONCE: Final = 1024 * 1024
 
 def segment_name(number: int) -> str:
     """The name of a segment file."""
-    return f"{number:016x}{SUFFIX}"
+    return numbered_name(number, SUFFIX)
 
 
 def segment_number(name: str) -> int | None:
     """The number in the name of a segment file; None when it is another file."""
-    stem = name.removesuffix(SUFFIX)
-    if stem == name or len(stem) != 16:
-        return None
-    try:
-        return int(stem, 16)
-    except ValueError:
-        return None
+    return number_in_name(name, SUFFIX)
 
 
 class SegmentWriter:
