@@ -13,7 +13,7 @@ import zstandard
 from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.journal import checksum_holding_the_lock
+from trivium.storage.journal import checksum_of_parts
 
 if TYPE_CHECKING:
     from trivium.storage.log import DiskLog
@@ -97,7 +97,7 @@ class ChunkImage:
             count,
             flags,
             sum(map(len, body)),
-            checksum_holding_the_lock(body),
+            checksum_of_parts(body),
         )
         return [head, _CHECKSUM.pack(zlib.crc32(head)), *body]
 

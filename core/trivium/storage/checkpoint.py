@@ -25,7 +25,7 @@ from trivium.storage.changes import Changes
 from trivium.storage.chunks import Chunk
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.executor import Completions, Work
+from trivium.storage.executor import Completions, TimeSlice, Work
 from trivium.storage.filesystem import FileSystem
 from trivium.storage.journal import SPARE_SUFFIX, JournalWriter
 from trivium.storage.journal_files import file_name
@@ -263,10 +263,12 @@ class Checkpoint(Work):
             self._next_log,
             self._next_segment,
         )
-        rows.chunks = [
-            (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
-            for image in self._images
-        ]
+        slice_ = TimeSlice()
+        for image in self._images:
+            rows.chunks.append(
+                (image.log.number, image.chunk, image.segment, image.position, image.length, 0)
+            )
+            slice_.pause()
         for log, chunk, removed in self._changed:
             rows.chunks.append(
                 (log.number, chunk, chunk.segment, chunk.position, chunk.length, removed)

@@ -11,8 +11,29 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Final
 
 from mypy_extensions import mypyc_attr
+
+#: Seconds for which a lane may keep the interpreter lock.
+_SLICE: Final = 0.001
+
+
+class TimeSlice:
+    """How long a lane has kept the interpreter lock, which compiled code does not give up by
+    itself: in pieces of which each is short, it lets the loop go on between them.
+    """
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _SLICE
+
+    def pause(self) -> None:
+        """Give up the lock if it was kept for long, and only then: it may take as long to get it
+        back.
+        """
+        if time.monotonic() >= self._end:
+            time.sleep(0)
+            self._end = time.monotonic() + _SLICE
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

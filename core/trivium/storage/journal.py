@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from trivium.storage.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
+from trivium.storage.executor import TimeSlice
 from trivium.storage.filesystem import File, FileSystem
 from trivium.storage.journal_files import (
     BATCH_HEADER_SIZE,
@@ -23,28 +24,32 @@ from trivium.storage.journal_files import (
 )
 
 #: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
-#: where a block for all of it would be taken from the system, and touched, for each batch. And the
-#: interpreter lock is not held longer than for one of them.
+#: where a block for all of it would be taken from the system, and touched, for each batch.
 PIECE_SIZE: Final = 1024 * 1024
+#: What is joined and checksummed at once, in bytes, and counted, in parts: each is quickly done.
+_JOINED_SIZE: Final = 128 * 1024
+_COUNTED_PARTS: Final = 4096
 #: Parts of at least this size on average are written as they are, if they are not too many for one
 #: call; smaller ones are joined.
 _LARGE_PART: Final = 1024
 _MAX_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
 _LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
+#: From this size on a checksum takes long enough to give the lock up.
+_SLOW_CHECKSUM_SIZE: Final = 512 * 1024
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 SPARE_SUFFIX: Final = ".spare"
 
 
-def checksum_holding_the_lock(parts: list[bytes], checksum: int = 0) -> int:
-    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock.
+def checksum_of_parts(parts: list[bytes], checksum: int = 0) -> int:
+    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock,
+    unless a part is large.
 
-    To win the lock back from a busy loop may take longer than the checksum; writing gives it up
-    often enough.
+    To win the lock back from a busy loop may take longer than the checksum.
     """
     for part in parts:
-        if len(part) <= _LOCKED_CHECKSUM_SIZE:
+        if not _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
             checksum = zlib.crc32(part, checksum)
             continue
         view = memoryview(part)
@@ -57,6 +62,14 @@ def _joined_if_small(parts: list[bytes], size: int) -> list[bytes]:
     if size >= _LARGE_PART * len(parts) and len(parts) <= _MAX_PARTS:
         return parts
     return [b"".join(parts)]
+
+
+def _size(parts: list[bytes], slice_: TimeSlice) -> int:
+    size = 0
+    for start in range(0, len(parts), _COUNTED_PARTS):
+        size += sum(map(len, parts[start : start + _COUNTED_PARTS]))
+        slice_.pause()
+    return size
 
 
 def pieces(parts: list[bytes], size: int) -> Iterator[list[bytes]]:
@@ -151,7 +164,8 @@ class JournalWriter:
 
         Raises OSError. After an error nothing more may be written.
         """
-        length = sum(map(len, parts))
+        slice_ = TimeSlice()
+        length = _size(parts, slice_)
         if self._keys.current != PLAIN:
             length += TAG_SIZE
         size = BATCH_HEADER_SIZE + length
@@ -167,25 +181,33 @@ class JournalWriter:
         if self._cipher is not None:
             context = batch_context(self._marker, number, self.synced + 1, length, flags)
             parts = [self._cipher.seal(number, b"".join(parts), context)]
-        if length <= PIECE_SIZE:
-            body = _joined_if_small(parts, length)
-            head = self._head(number, length, flags, checksum_holding_the_lock(body))
-            # A write that syncs does so for itself only.
-            is_alone = self.synced == number - 1
-            file.write([head, *body], self._position, sync and is_alone)
-            if sync and not is_alone:
-                file.sync()
-        else:
-            # Without its head it is no batch yet.
-            position = self._position + BATCH_HEADER_SIZE
-            checksum = 0
-            for piece in pieces(parts, PIECE_SIZE):
-                checksum = checksum_holding_the_lock(piece, checksum)
-                file.write(piece, position, False)
-                position += sum(map(len, piece))
-            file.write([self._head(number, length, flags, checksum)], self._position, False)
-            if sync:
-                file.sync()
+        position = self._position + BATCH_HEADER_SIZE
+        body: list[bytes] = []
+        waiting = 0
+        checksum = 0
+        for piece in pieces(parts, _JOINED_SIZE):
+            if waiting >= PIECE_SIZE:
+                # Without its head it is no batch yet.
+                file.write(body, position, False)
+                position += waiting
+                body = []
+                waiting = 0
+            checksum = checksum_of_parts(piece, checksum)
+            body += piece
+            waiting += sum(map(len, piece))
+            slice_.pause()
+        head = self._head(number, length, flags, checksum)
+        is_one = waiting == length
+        if is_one:
+            body.insert(0, head)
+            position = self._position
+        # A write that syncs does so for itself only.
+        is_alone = is_one and self.synced == number - 1
+        file.write(body, position, sync and is_alone)
+        if not is_one:
+            file.write([head], self._position, False)
+        if sync and not is_alone:
+            file.sync()
         self._position += size
         self.written = number
         self.written_size = size

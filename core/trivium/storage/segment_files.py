@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from struct import Struct
@@ -12,6 +11,7 @@ from trivium.storage.blocks import ChunkImage, Place, decode_block
 from trivium.storage.directory import number_in_name, numbered_name
 from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged
+from trivium.storage.executor import TimeSlice
 from trivium.storage.filesystem import File, FileSystem
 
 VERSION: Final = 1
@@ -35,9 +35,6 @@ SEGMENT_SIZE: Final = 64 * 1024 * 1024
 #: of small pieces leaves those of small ones behind.
 MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
 MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
-#: What is encoded before other threads may run: about a millisecond's work. Compiled code does not
-#: give up the interpreter lock by itself.
-_ENCODED_AT_ONCE: Final = 1024 * 1024
 
 
 def segment_name(number: int) -> str:
@@ -73,9 +70,9 @@ class SegmentWriter:
         #: number of the next file; those before it, from the first given, are written
         self.next_segment = next_segment
         self._file: File | None = None
+        self._slice = TimeSlice()
         self._parts: list[bytes] = []
         self._buffered = 0
-        self._encoded = 0
         self._position = 0
 
     def write(self, image: ChunkImage) -> None:
@@ -90,10 +87,7 @@ class SegmentWriter:
         image.records = []
         self._parts += block
         self._buffered += image.length
-        self._encoded += image.length
-        if self._encoded >= _ENCODED_AT_ONCE:
-            self._encoded = 0
-            time.sleep(0)
+        self._slice.pause()
         if self._buffered >= self._write_size:
             self._flush()
             if self._position >= SEGMENT_SIZE:
