@@ -3,7 +3,8 @@
 The engines run in turn, each in a process and a directory of its own, as often as asked for.
 Trivium comes first: the others sync as many messages at once as it did on average in the same
 repetition, so that none is ahead by waiting for the disk less often, and the ratio to ``raw`` says
-how much of what the disk allows is used.
+how much of what the disk allows is used. Beside ``pauses`` a bare process takes short turns, which
+show for how long the machine itself stands still.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class StorageRow:
     """Messages that were synced at once, on average; of a ``recovery`` all that were replayed."""
     pauses: list[float] = field(default_factory=list)
     """The longest turn, in seconds."""
+    bare_pauses: list[float] = field(default_factory=list)
+    """Of a bare process at the same time."""
     error: str = ""
 
     @property
@@ -68,6 +71,7 @@ def measure_storage(
                 row.rates.append(found["messages"] / found["seconds"])
                 row.batches.append(found["messages"] / max(found["batches"], 1))
                 row.pauses.append(found["longest"])
+                row.bare_pauses.append(found["bare"])
                 if engine == "trivium":
                     batch = max(round(row.batches[-1]), 1)
     return list(rows.values())
@@ -77,23 +81,31 @@ def _run(
     engine: str, payload: int, seconds: float, batch: int, is_compiled: bool
 ) -> dict[str, float]:
     path = f"{COMPILED}:{REPOSITORY}" if is_compiled else str(REPOSITORY)
+    environment = {"PYTHONPATH": path}
     with runner.working_directory() as directory:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "bench.storage_worker", engine),
-                *("--directory", str(directory), "--payload", str(payload)),
-                *("--seconds", str(seconds), "--batch", str(batch)),
-            ],
-            env={"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=seconds * 20 + 120,
-            check=False,
-        )
+        worker = (sys.executable, "-m", "bench.storage_worker", "--directory", str(directory))
+        arguments = ("--payload", str(payload), "--seconds", str(seconds), "--batch", str(batch))
+        bare = None
+        if engine == "pauses":
+            bare = subprocess.Popen(
+                [*worker, "bare"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        try:
+            done = subprocess.run(
+                [*worker, engine, *arguments],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=seconds * 20 + 120,
+                check=False,
+            )
+        finally:
+            output = bare.communicate()[0] if bare is not None else b""
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ServerError(f"{engine} failed: {last}")
     found: dict[str, float] = json.loads(done.stdout)
+    found["bare"] = json.loads(output)["longest"] if output else 0.0
     return found
 
 
@@ -101,7 +113,7 @@ def storage_table(rows: Sequence[StorageRow]) -> str:
     """The rows for people."""
     lines = [
         f"{'engine':10}{'bytes':>7}{'msgs/s':>12}{'MB/s':>8}{'a sync':>9}{'x raw':>8}"
-        f"{'turn ms':>9}  goal"
+        f"{'turn ms':>9}{'bare ms':>9}  goal"
     ]
     raw = {row.payload: row.rate for row in rows if row.engine == "raw"}
     for row in rows:
@@ -113,10 +125,12 @@ def storage_table(rows: Sequence[StorageRow]) -> str:
         synced = f"{statistics.mean(row.batches):,.0f}" if is_written else ""
         shown = f"{of_raw:.2f}" if is_written else ""
         pause = max(row.pauses, default=0.0)
+        bare = max(row.bare_pauses, default=0.0)
         lines.append(
             f"{row.engine:10}{row.payload:>7}{row.rate:>12,.0f}{row.rate * row.payload / 1e6:>8.0f}"
             f"{synced:>9}{shown:>8}"
-            f"{f'{pause * 1000:.1f}' if pause else '':>9}  {_verdict(row, pause)}".rstrip()
+            f"{f'{pause * 1000:.1f}' if pause else '':>9}"
+            f"{f'{bare * 1000:.1f}' if bare else '':>9}  {_verdict(row, pause)}".rstrip()
         )
     return "\n".join(lines)
 

@@ -11,11 +11,13 @@ import argparse
 import gc
 import json
 import os
+import select
 import signal
 import sqlite3
 import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,6 +32,10 @@ WINDOW: Final = 16_000
 #: These are told how many messages to sync at once.
 PEERS: Final = ("raw", "sqlite", "rocksdb")
 ENGINES: Final = ("trivium", "pauses", "recovery", *PEERS)
+#: What ``bare`` has in memory, in blocks of so many bytes; and the seconds between its turns.
+BARE_BLOCKS: Final = 400
+BARE_BLOCK_SIZE: Final = 64 * 1024
+BARE_WAIT: Final = 0.002
 RAW_FILE_SIZE: Final = 256 << 20
 #: Bytes that are in no run's journal.
 _NEVER: Final = 1 << 50
@@ -211,9 +217,31 @@ def rocksdb(directory: Path, payload: bytes, seconds: float, batch: int) -> Resu
     return Result(number, batches, now - start)
 
 
+def bare() -> Result:
+    """Short turns of a thread that has nothing to wait for, until standard input ends.
+
+    The longest one, with the wait before it, shows for how long the machine lets a process stand
+    still.
+    """
+    blocks: deque[bytes] = deque(maxlen=BARE_BLOCKS)
+    longest = 0.0
+    turns = 0
+    start = end = time.perf_counter()
+    is_ended = False
+    while not is_ended:
+        is_ended = bool(select.select([sys.stdin], [], [], BARE_WAIT)[0])
+        blocks.append(b"x" * BARE_BLOCK_SIZE)
+        sum(range(4000))
+        now = time.perf_counter()
+        longest = max(longest, now - end - BARE_WAIT)
+        end = now
+        turns += 1
+    return Result(turns, turns, end - start, longest)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.storage_worker")
-    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("engine", choices=(*ENGINES, "bare"))
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--payload", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -227,7 +255,9 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(0.001)
     payload = os.urandom(chosen.payload)
     ours = {"trivium": trivium, "pauses": pauses, "recovery": recovery}
-    if chosen.engine in ours:
+    if chosen.engine == "bare":
+        result = bare()
+    elif chosen.engine in ours:
         result = ours[chosen.engine](chosen.directory, payload, chosen.seconds)
     else:
         peer = {"raw": raw, "sqlite": sqlite, "rocksdb": rocksdb}[chosen.engine]
