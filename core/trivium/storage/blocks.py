@@ -13,6 +13,7 @@ import zstandard
 from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
+from trivium.storage.executor import TimeSlice
 from trivium.storage.journal import checksum_of_parts
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class ChunkImage:
         self.position = 0
         self.length = 0
 
-    def encoded(self, compresses: bool, cipher: FileCipher | None) -> list[bytes]:
+    def encoded(
+        self, compresses: bool, cipher: FileCipher | None, slice_: TimeSlice
+    ) -> list[bytes]:
         """The block, in parts, for the position that was noted."""
         chunk = self.chunk
         records = self.records
@@ -97,7 +100,7 @@ class ChunkImage:
             count,
             flags,
             sum(map(len, body)),
-            checksum_of_parts(body),
+            checksum_of_parts(body, 0, slice_),
         )
         return [head, _CHECKSUM.pack(zlib.crc32(head)), *body]
 

@@ -72,7 +72,9 @@ class File:
         raise NotImplementedError
 
     def forget(self, position: int, size: int) -> None:
-        """What was synced there will not be read soon: the system need not keep it in memory."""
+        """What was written there will not be read soon: the system may begin to bring it to the
+        disk, and need not keep in memory what is there.
+        """
 
     def close(self) -> None:
         """Release the file."""

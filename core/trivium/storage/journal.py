@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
@@ -26,13 +26,11 @@ from trivium.storage.journal_files import (
 #: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
 #: where a block for all of it would be taken from the system, and touched, for each batch.
 PIECE_SIZE: Final = 1024 * 1024
-#: What is joined and checksummed at once, in bytes, and counted, in parts: each is quickly done.
-_JOINED_SIZE: Final = 128 * 1024
-_COUNTED_PARTS: Final = 4096
-#: Parts of at least this size on average are written as they are, if they are not too many for one
-#: call; smaller ones are joined.
+#: Parts of at least so many bytes on average are written as they are, smaller ones are joined.
 _LARGE_PART: Final = 1024
-_MAX_PARTS: Final = 1000
+#: Large and small parts that are counted and joined at once, which is quickly done.
+_LARGE_PARTS: Final = 128
+_SMALL_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
 _LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
 #: From this size on a checksum takes long enough to give the lock up.
@@ -42,47 +40,48 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 SPARE_SUFFIX: Final = ".spare"
 
 
-def checksum_of_parts(parts: list[bytes], checksum: int = 0) -> int:
-    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock,
-    unless a part is large.
+def checksum_of_parts(parts: list[bytes], checksum: int, slice_: TimeSlice) -> int:
+    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock more
+    often than ``slice_`` says, unless a part is large.
 
     To win the lock back from a busy loop may take longer than the checksum.
     """
     for part in parts:
         if not _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
             checksum = zlib.crc32(part, checksum)
-            continue
-        view = memoryview(part)
-        for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
-            checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+        else:
+            view = memoryview(part)
+            for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
+                checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+        slice_.pause()
     return checksum
 
 
-def _joined_if_small(parts: list[bytes], size: int) -> list[bytes]:
-    if size >= _LARGE_PART * len(parts) and len(parts) <= _MAX_PARTS:
-        return parts
-    return [b"".join(parts)]
+class _Piece:
+    """Parts that follow each other, and their bytes."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self.parts = parts
+        self.size = sum(map(len, parts))
+
+        self.is_large = self.size >= _LARGE_PART * len(parts)
+
+    def joined(self) -> list[bytes]:
+        """The parts, in one if they are small."""
+        return self.parts if self.is_large else [b"".join(self.parts)]
 
 
-def _size(parts: list[bytes], slice_: TimeSlice) -> int:
-    size = 0
-    for start in range(0, len(parts), _COUNTED_PARTS):
-        size += sum(map(len, parts[start : start + _COUNTED_PARTS]))
-        slice_.pause()
-    return size
-
-
-def pieces(parts: list[bytes], size: int) -> Iterator[list[bytes]]:
-    """``parts`` in pieces of at least ``size`` bytes, but for the last; small parts are joined."""
+def _pieces(parts: list[bytes], slice_: TimeSlice) -> list[_Piece]:
+    found: list[_Piece] = []
     start = 0
-    joined = 0
-    last = len(parts) - 1
-    for index, part in enumerate(parts):
-        joined += len(part)
-        if joined >= size or index == last:
-            yield _joined_if_small(parts[start : index + 1], joined)
-            start = index + 1
-            joined = 0
+    count = _LARGE_PARTS
+    while start < len(parts):
+        piece = _Piece(parts[start : start + count])
+        found.append(piece)
+        start += count
+        count = _LARGE_PARTS if piece.is_large else _SMALL_PARTS
+        slice_.pause()
+    return found
 
 
 class FsyncPolicy:
@@ -165,7 +164,8 @@ class JournalWriter:
         Raises OSError. After an error nothing more may be written.
         """
         slice_ = TimeSlice()
-        length = _size(parts, slice_)
+        pieces = _pieces(parts, slice_)
+        length = sum([piece.size for piece in pieces])
         if self._keys.current != PLAIN:
             length += TAG_SIZE
         size = BATCH_HEADER_SIZE + length
@@ -180,22 +180,23 @@ class JournalWriter:
             sync = sync or now - self.synced_at >= policy.seconds
         if self._cipher is not None:
             context = batch_context(self._marker, number, self.synced + 1, length, flags)
-            parts = [self._cipher.seal(number, b"".join(parts), context)]
+            pieces = [_Piece([self._cipher.seal(number, b"".join(parts), context)])]
         position = self._position + BATCH_HEADER_SIZE
         body: list[bytes] = []
         waiting = 0
         checksum = 0
-        for piece in pieces(parts, _JOINED_SIZE):
+        for piece in pieces:
             if waiting >= PIECE_SIZE:
                 # Without its head it is no batch yet.
                 file.write(body, position, False)
+                file.forget(position, waiting)
                 position += waiting
                 body = []
                 waiting = 0
-            checksum = checksum_of_parts(piece, checksum)
-            body += piece
-            waiting += sum(map(len, piece))
-            slice_.pause()
+            joined = piece.joined()
+            checksum = checksum_of_parts(joined, checksum, slice_)
+            body += joined
+            waiting += piece.size
         head = self._head(number, length, flags, checksum)
         is_one = waiting == length
         if is_one:

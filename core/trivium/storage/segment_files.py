@@ -30,9 +30,9 @@ ENCRYPTED_HEADER_SIZE: Final[int] = _CONTEXT_SIZE + _ENCRYPTION.size + 4
 
 #: A file that has reached this size takes no further block, so that its space comes back soon.
 SEGMENT_SIZE: Final = 64 * 1024 * 1024
-#: What is encoded, written and synced in one piece: little enough that no batch waits long for it,
-#: but as much as the batches themselves have, since a disk that is shared by writers of large and
-#: of small pieces leaves those of small ones behind.
+#: What is encoded and written in one piece, and synced with the next one: little enough that no
+#: batch waits long for it, but as much as the batches themselves have, since a disk that is shared
+#: by writers of large and of small pieces leaves those of small ones behind.
 MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
 MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
 
@@ -74,6 +74,8 @@ class SegmentWriter:
         self._parts: list[bytes] = []
         self._buffered = 0
         self._position = 0
+        #: up to where everything is synced
+        self._synced = 0
 
     def write(self, image: ChunkImage) -> None:
         """Write a chunk and note where it lies. Raises OSError."""
@@ -81,7 +83,7 @@ class SegmentWriter:
             self._open()
         image.segment = self.next_segment
         image.position = self._position + self._buffered
-        block = image.encoded(self._compresses, self._cipher)
+        block = image.encoded(self._compresses, self._cipher, self._slice)
         image.length = sum(map(len, block))
         # Here and not all together on the loop's thread, where it would take milliseconds.
         image.records = []
@@ -99,7 +101,7 @@ class SegmentWriter:
         if file is None:
             return
         self._flush()
-        file.sync()
+        self._sync(file)
         file.close()
         self._file = None
         path = f"{self._directory}/{segment_name(self.next_segment)}"
@@ -130,18 +132,29 @@ class SegmentWriter:
             head = head[:_CONTEXT_SIZE] + _ENCRYPTION.pack(keys.current, salt)
         self._parts = [head, _CHECKSUM.pack(zlib.crc32(head))]
         self._buffered = len(head) + _CHECKSUM.size
-        self._position = 0
+        self._position = self._synced = 0
 
     def _flush(self) -> None:
-        assert self._file is not None
-        if self._parts:
-            self._file.write(self._parts, self._position, True)
-            # Else the system's cache fills with what is in memory here, or is not wanted soon; and
-            # memory that is given back goes to the next piece, where fresh memory is slow to come.
-            self._file.forget(self._position, self._buffered)
+        file = self._file
+        assert file is not None
+        start = self._position
         self._position += self._buffered
+        if self._parts:
+            file.write(self._parts, start, False)
+            # While the disk writes this piece the next one is encoded.
+            if self._synced < start:
+                self._sync(file)
+            else:
+                file.forget(start, self._buffered)
         self._parts = []
         self._buffered = 0
+
+    def _sync(self, file: File) -> None:
+        file.sync()
+        # Else the system's cache fills with what is in memory here, or is not wanted soon; and
+        # memory that is given back goes to the next piece, where fresh memory is slow to come.
+        file.forget(self._synced, self._position - self._synced)
+        self._synced = self._position
 
 
 class SegmentHeader:

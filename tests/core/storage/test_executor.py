@@ -56,7 +56,7 @@ def test_a_batch_is_written_in_short_pieces(clock: Clock, size: int, count: int)
         host.storage.log("l").append(bytes(size))
     clock.passing = 0.1
     host.commit()
-    assert clock.given_up >= count * size // (128 * 1024)
+    assert clock.given_up >= 2 * count // 1000
 
 
 def test_a_checkpoint_pauses_between_chunks(clock: Clock) -> None:
