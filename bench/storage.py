@@ -24,7 +24,8 @@ from bench.storage_worker import ENGINES, PEERS
 #: Rates that the compiled storage must reach where the disk allows it.
 GOALS: Final = {64: 300_000, 4096: 300_000_000 // 4096}
 RECOVERY_GOALS: Final = {64: 500_000}
-#: Seconds that no turn may take while 1 GiB of journal is checkpointed.
+#: Seconds that no turn may take while 1 GiB of journal is checkpointed; a run says nothing in which
+#: a bare process stood still for longer.
 MAX_PAUSE: Final = 0.020
 
 
@@ -130,14 +131,21 @@ def storage_table(rows: Sequence[StorageRow]) -> str:
             f"{row.engine:10}{row.payload:>7}{row.rate:>12,.0f}{row.rate * row.payload / 1e6:>8.0f}"
             f"{synced:>9}{shown:>8}"
             f"{f'{pause * 1000:.1f}' if pause else '':>9}"
-            f"{f'{bare * 1000:.1f}' if bare else '':>9}  {_verdict(row, pause)}".rstrip()
+            f"{f'{bare * 1000:.1f}' if bare else '':>9}  {_verdict(row)}".rstrip()
         )
     return "\n".join(lines)
 
 
-def _verdict(row: StorageRow, pause: float) -> str:
+def _verdict(row: StorageRow) -> str:
     if row.engine == "pauses":
-        return f"{MAX_PAUSE * 1000:.0f} ms {'met' if pause <= MAX_PAUSE else 'missed'}"
+        runs = zip(row.pauses, row.bare_pauses, strict=True)
+        valid = [pause for pause, bare in runs if bare <= MAX_PAUSE]
+        limit = f"{MAX_PAUSE * 1000:.0f} ms"
+        if not valid:
+            return f"{limit} not shown: the machine stood still"
+        left_out = len(row.pauses) - len(valid)
+        shown = f"{limit} {'met' if max(valid) <= MAX_PAUSE else 'missed'}"
+        return shown + (f", {left_out} of {len(row.pauses)} left out" if left_out else "")
     goals = {"trivium": GOALS, "recovery": RECOVERY_GOALS}.get(row.engine, {})
     goal = goals.get(row.payload, 0)
     return f"{goal:,} {'met' if row.rate >= goal else 'missed'}" if goal else ""

@@ -87,3 +87,20 @@ def test_columns_stay_apart() -> None:
     recovery, pauses = (line.split() for line in storage_table(rows).splitlines()[1:])
     assert recovery == ["recovery", "64", "2,030,000", "130", "500,000", "met"]
     assert pauses == ["pauses", "64", "882,000", "56", "16,000", "0.00", "17.9", "1.2", *met]
+
+
+@pytest.mark.parametrize(
+    ("pauses", "bare", "verdict"),
+    [
+        ([0.012, 0.019], [0.001, 0.02], "20 ms met"),
+        ([0.012, 0.021], [0.001, 0.02], "20 ms missed"),
+        ([0.012, 0.029], [0.001, 0.0285], "20 ms met, 1 of 2 left out"),
+        ([0.021, 0.029], [0.001, 0.0285], "20 ms missed, 1 of 2 left out"),
+        ([0.012, 0.029], [0.030, 0.0285], "20 ms not shown: the machine stood still"),
+    ],
+)
+def test_a_run_says_nothing_in_which_the_machine_stood_still(
+    pauses: list[float], bare: list[float], verdict: str
+) -> None:
+    row = StorageRow("pauses", 64, [1.0, 1.0], [1.0, 1.0], pauses, bare)
+    assert storage_table([row]).endswith(f"  {verdict}")
