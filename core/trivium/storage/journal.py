@@ -47,12 +47,12 @@ def checksum_of_parts(parts: list[bytes], checksum: int, slice_: TimeSlice) -> i
     To win the lock back from a busy loop may take longer than the checksum.
     """
     for part in parts:
-        if not _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
-            checksum = zlib.crc32(part, checksum)
-        else:
+        if _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
             view = memoryview(part)
             for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
                 checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+        else:
+            checksum = zlib.crc32(part, checksum)
         slice_.pause()
     return checksum
 
@@ -63,7 +63,6 @@ class _Piece:
     def __init__(self, parts: list[bytes]) -> None:
         self.parts = parts
         self.size = sum(map(len, parts))
-
         self.is_large = self.size >= _LARGE_PART * len(parts)
 
     def joined(self) -> list[bytes]:
