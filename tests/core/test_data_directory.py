@@ -48,13 +48,13 @@ def directory(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "data"))
 
 
-def flip(directory: Path, text: bytes, pattern: str) -> Path:
+def flip(directory: Path, text: bytes, pattern: str, bit: int = 1) -> Path:
     """Change a bit of ``text``, wherever a file that matches holds it."""
     for path in sorted(directory.glob(pattern)):
         data = bytearray(path.read_bytes())
         at = data.find(text)
         if at >= 0:
-            data[at] ^= 1
+            data[at] ^= bit
             path.write_bytes(data)
             return path
     raise AssertionError(f"{text!r} is in no file")
@@ -232,6 +232,22 @@ def test_what_the_disk_cannot_read_is_damaged_and_the_rest_is_read(
     writer.storage.close()
 
 
+@pytest.mark.parametrize("names", [("catalog",), ("catalog-copy",), ("catalog", "catalog-copy")])
+def test_a_catalog_whose_schema_is_no_text_is_damaged(
+    directory: Path, names: tuple[str, ...]
+) -> None:
+    files = [f"{name}.sqlite" for name in names]
+    for name in files:
+        flip(directory, b"log (number", name, 0x80)
+    code, lines = check(directory)
+    assert code == EXIT_FAILED
+    assert [name for name in files if any(name in line for line in lines)] == files
+    repair(directory)
+    assert check(directory)[0] == EXIT_OK
+    with serve("--data", str(directory)):
+        pass
+
+
 def test_a_directory_that_may_not_be_searched_is_one_line(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +283,7 @@ def test_an_encrypted_directory_needs_its_key(tmp_path: Path) -> None:
     assert run("check", str(data), "--key-env", "K", K="ab" * 32).returncode == EXIT_OK
     assert run("check", str(data), TRIVIUM_STORAGE__KEY_FILE=str(key)).returncode == EXIT_OK
     assert run("check", str(data), TRIVIUM_STORAGE__KEY_ENV="K", K="ab" * 32).returncode == EXIT_OK
+    assert run("check", str(data), TRIVIUM_STORAGE__key_env="K", K="ab" * 32).returncode == EXIT_OK
 
 
 def test_logs_are_shown_as_their_users_know_them() -> None:

@@ -41,7 +41,7 @@ def load(
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if file is not None:
         layers.append((str(file), _read_file(file)))
-    layers += [(name, tree) for name, tree in _read_environment(environment or {})]
+    layers += [(name, tree) for name, tree in read_environment(environment or {})]
     layers.append(("option", options or {}))
 
     sections: dict[str, dict[str, Any]] = {}
@@ -70,7 +70,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
 
 
-def _read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+def read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
     """One tree per `TRIVIUM_SECTION__KEY` (`TRIVIUM_USERS__name__PASSWORD`), ordered by name."""
     trees: list[tuple[str, dict[str, Any]]] = []
     for name in sorted(environment):

@@ -10,6 +10,7 @@ import time
 from typing import Final
 
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
+from trivium.cli.configuration import read_environment
 from trivium.message import RecordError, decode_record
 from trivium.records import BatchError, RecordBatch
 from trivium.storage.directory import LOCK_FILE, is_data_directory
@@ -37,8 +38,7 @@ def run(options: argparse.Namespace) -> int:
     key_file, key_env = options.key_file or "", options.key_env or ""
     if not key_file and not key_env:
         # As a broker finds them that is configured by its environment.
-        key_file = os.environ.get("TRIVIUM_STORAGE__KEY_FILE", "")
-        key_env = os.environ.get("TRIVIUM_STORAGE__KEY_ENV", "")
+        key_file, key_env = _configured("key_file"), _configured("key_env")
     try:
         keys = find_keys(key_file, key_env, os.environ)
     except ValueError as error:
@@ -62,6 +62,16 @@ def run(options: argparse.Namespace) -> int:
         return _fail(EXIT_DAMAGED, error)
     except (StorageError, OSError) as error:
         return _fail(EXIT_FAILED, error)
+
+
+def _configured(key: str) -> str:
+    """A key of the section storage as the environment has it, "" when it has none."""
+    found = ""
+    for _, tree in read_environment(os.environ):
+        value = tree.get("storage", {}).get(key)
+        if isinstance(value, str):
+            found = value
+    return found
 
 
 def _check(inspection: Inspection) -> int:

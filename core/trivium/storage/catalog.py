@@ -88,6 +88,11 @@ def _has_sealed(connection: sqlite3.Connection) -> bool:
     return bool(found.fetchone()[0])
 
 
+def _line(text: object) -> str:
+    """What SQLite says, which may have several lines, in one."""
+    return " ".join(str(text).split())
+
+
 def _row_context(table: int, key: bytes) -> bytes:
     """What an encrypted value is tied to."""
     return table.to_bytes(4, "little") + key
@@ -188,7 +193,7 @@ class Catalog:
                     f"{self.path} has format {version}, this version reads {VERSION}"
                 )
         except sqlite3.Error as error:
-            self._report(str(error))
+            self._report(_line(error))
             return
         for load in (
             self._load_positions,
@@ -199,8 +204,10 @@ class Catalog:
         ):
             try:
                 load(recovered, segments)
-            except (sqlite3.Error, TypeError, ValueError, KeyError) as error:
-                self._report(str(error))
+            except sqlite3.Error as error:
+                self._report(_line(error))
+            except (TypeError, ValueError, KeyError):
+                self._report("a row holds values of the wrong kind")
 
     def _report(self, reason: str) -> None:
         self._damaged(StorageDamaged(self.path, 0, reason))
@@ -323,13 +330,13 @@ class Catalog:
 
     def verify(self) -> str:
         """What is wrong with the file, in a line; "" when it is in order."""
+        fault = self.verify_pages()
+        if fault:
+            return fault
         execute = self._connection.execute
         try:
-            found = str(execute("PRAGMA integrity_check(1)").fetchone()[0])
             (version,) = execute("PRAGMA user_version").fetchone()
             (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if found != "ok":
-                return " ".join(found.split())
             # Another version of it would be in a directory of another format.
             if version != (VERSION if tables else 0):
                 return f"it says format {version}"
@@ -339,14 +346,22 @@ class Catalog:
                     if not is_right(name, row):
                         return f"a row of {name} has a wrong checksum"
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            return " ".join(str(error).split())
+            return _line(error)
         return ""
+
+    def verify_pages(self) -> str:
+        """What is wrong with the file's structure, in a line; "" when it is in order."""
+        try:
+            found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            return _line(error)
+        return "" if found == "ok" else _line(found)
 
     def positions(self) -> list[tuple[Any, ...]]:
         """What it says of the journal, with the checksums; nothing where it cannot be read."""
         try:
             return self._connection.execute("SELECT * FROM position ORDER BY name").fetchall()
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             return []
 
     def back_up(self, other: Catalog) -> None:

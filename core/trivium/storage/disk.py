@@ -231,6 +231,9 @@ class DiskStorage(Storage):
         recovered = Recovered(self._changes, self._segments, self._keys)
         try:
             self._catalog.load(recovered, self._segments)
+            fault = self._catalog.verify_pages()
+            if fault:
+                raise StorageDamaged(catalog_path, 0, fault)
             recovered.replay(filesystem, self._journal_directory)
             self._refuse_strange(version, recovered)
             # Nothing on the disk changes before all of it was found to be in order.

@@ -286,9 +286,14 @@ class RealDatabase(Database):
         self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         # EXTRA also syncs the directory once the rollback journal is removed: without it a power
         # cut can bring the journal back and with it the state before the commit.
-        for pragma in ("journal_mode = DELETE", "synchronous = EXTRA"):
-            with closing(self.connection.execute(f"PRAGMA {pragma}")):
-                pass
+        try:
+            for pragma in ("journal_mode = DELETE", "synchronous = EXTRA"):
+                with closing(self.connection.execute(f"PRAGMA {pragma}")):
+                    pass
+        except UnicodeDecodeError:
+            # What SQLite says of a wrong schema quotes it.
+            self.connection.close()
+            raise sqlite3.DatabaseError("the schema is no text") from None
 
     def commit(self) -> None:
         """See ``Database.commit``."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from tests.core.storage.simulated import Host, SimulatedDisk
-from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
+from trivium.storage.errors import StorageDamaged, StorageError, StorageVersionMismatch
 from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import COMES_BACK, LOST, MAYBE_LOST, Inspection, Loss
 from trivium.storage.journal_files import BATCH_HEADER_SIZE, FILE_HEADER_SIZE
@@ -269,6 +269,9 @@ def test_any_flipped_bit_of_one_file_of_the_catalog_costs_nothing(path: str) -> 
         assert inspection.losses == []
         if inspection.damages:
             found += 1
+            if path == CATALOG:
+                with pytest.raises(StorageError):
+                    Host(disk.copy(), seed=8)
             repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
         host = Host(disk, seed=8)
         for name in ("a", "b"):
