@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from tests.mqtt.strict import StrictClient
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
+from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 
@@ -17,10 +19,14 @@ NOW_MS = 1_800_000_000_000
 
 
 class FakeTransport:
-    """One client's end: what the broker wrote, and whether it closed."""
+    """One client's end: what the broker wrote, and whether it closed.
+
+    Everything that is written must be what a strict client takes.
+    """
 
     def __init__(self) -> None:
         self.written = bytearray()
+        self.strict = StrictClient()
         self.is_paused = False
         self.is_closed = False
 
@@ -50,7 +56,11 @@ class FakeDriver(Driver):
     def write(self, connection: Connection, output: list[bytes]) -> None:
         if output:
             assert isinstance(connection.transport, FakeTransport)
-            connection.transport.written += b"".join(output)
+            data = b"".join(output)
+            assert isinstance(connection, MqttConnection)
+            connection.transport.strict.is_v5 = connection.is_v5
+            connection.transport.strict.take(data)
+            connection.transport.written += data
             if connection.is_writable and not connection.is_closed:
                 connection.flushed()
 

@@ -49,18 +49,15 @@ MAX_RUN_HEADER: Final = 3
 
 _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
-#: ``prefix`` when no packet is remembered: no PUBLISH starts like this.
-_NOTHING: Final = b"\xff"
-
 
 class Incoming:
     """See the module. The connection compares the next packet with ``prefix`` and ``live_part``."""
 
     def __init__(self, connection: Reader) -> None:
-        #: the last usual packet up to the end of its topic
-        self.prefix = _NOTHING
-        #: the same without its fixed header, if it was QoS 0
-        self.live_part = _NOTHING
+        #: the last usual packet up to the end of its topic; None while there was none
+        self.prefix: bytes | None = None
+        #: the same without its fixed header; None unless it was QoS 0
+        self.live_part: bytes | None = None
         self._connection = connection
         self._sessions = connection.sessions
         self._topics = connection.sessions.topics
@@ -105,6 +102,8 @@ class Incoming:
         prefix = self.prefix
         size = self._size
         topic_part = self.live_part
+        assert prefix is not None
+        assert topic_part is not None
         while True:
             while at + size <= end and data.startswith(prefix, at):
                 at += size
@@ -137,7 +136,7 @@ class Incoming:
         run = data if start == 0 and at == len(data) else data[start:at]
         others: list[Destination] | None = None
         if route.depends_on_message:
-            self._publish_each(run, route, None)
+            self._publish_each(run, len(topic_part), route, None)
             return at
         for destination in destinations:
             if isinstance(destination, Delivery):
@@ -157,17 +156,19 @@ class Incoming:
             else:
                 others.append(destination)
         if others is not None:
-            self._publish_each(run, route, others)
+            self._publish_each(run, len(topic_part), route, others)
         return at
 
     def _publish_each(
-        self, run: bytes, route: Route, destinations: list[Destination] | None
+        self, run: bytes, skip: int, route: Route, destinations: list[Destination] | None
     ) -> None:
-        """Give each packet of a run, as a message, to ``destinations``; None: the whole route."""
+        """Give each packet of a run, as a message, to ``destinations``; None: the whole route.
+
+        ``skip`` is the size of what stands between fixed header and payload.
+        """
         address = route.address
         now_ms = self._sessions.broker.now_ms
         client_id = self._connection.client_id
-        skip = len(self.live_part)
         at = 0
         end = len(run)
         while at < end:
@@ -199,6 +200,7 @@ class Incoming:
         connection = self._connection
         vhost = self._topics.vhost
         prefix = self.prefix
+        assert prefix is not None
         size = self._size
         skip = len(prefix)
         address = route.address
@@ -322,7 +324,7 @@ class Incoming:
             # Remember it: up to the end of the topic, with QoS 0 up to the payload.
             stop = after if qos == 0 else topic_end
             self.prefix = data[start:stop]
-            self.live_part = data[at:stop] if qos == 0 else _NOTHING
+            self.live_part = data[at:stop] if qos == 0 else None
             self._size = end - start
             self._remaining = end - at
             self._topic = topic

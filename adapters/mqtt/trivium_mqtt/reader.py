@@ -135,10 +135,12 @@ class Reader(Link):
                 break
             if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
                 incoming = self._incoming
+                prefix = None if incoming is None else incoming.prefix
                 if (
                     incoming is not None
+                    and prefix is not None
                     and not self._is_blocked
-                    and data.startswith(incoming.prefix, at)
+                    and data.startswith(prefix, at)
                 ):
                     after = incoming.repeat(data, at, end)
                     if after == at:
@@ -191,10 +193,12 @@ class Reader(Link):
                 incoming = self._incoming
                 if incoming is None:
                     incoming = self.publishing()
+                live_part = incoming.live_part
                 if (
-                    first == packets.PUBLISH
+                    live_part is not None
+                    and first == packets.PUBLISH
                     and body - at <= MAX_RUN_HEADER
-                    and data.startswith(incoming.live_part, body, after)
+                    and data.startswith(live_part, body, after)
                 ):
                     at = incoming.repeat_live(data, at, end)
                 else:
