@@ -736,3 +736,106 @@ def test_rows_whose_session_a_repair_has_lost_go_as_well(has_queue: bool) -> Non
     bench.connect("s").send(publish("t", b"z", 1, 1))
     bench.sync()
     assert client.received() == b""
+
+
+# A kept session that is resumed for its last connection
+
+LAST = b"\x11\x00\x00\x00\x00"
+
+
+def resume_for_the_last_time(bench: DiskBench, client_id: str = "c") -> Client:
+    """Session expiry 0: the session ends with this connection (MQTT5 3.1.2.11.2)."""
+    client = bench.connect_kept(client_id, 5, properties=LAST)
+    assert client.connack[1][0] == 1
+    return client
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_an_identifier_that_was_released_in_the_last_connection_is_free(crashes: bool) -> None:
+    bench = DiskBench()
+    subscribed(bench, 2, "listener").lose()
+    client = bench.connect_kept("c", 5)
+    client.send(publish("t", b"1", 2, 7, 5))
+    bench.sync()
+    assert client.received() == pubrec(7)
+    client.lose()
+    client = resume_for_the_last_time(bench)
+    client.send(pubrel(7))
+    bench.sync()
+    assert client.received() == pubcomp(7)
+    if not crashes:
+        client.lose()
+        assert bench.connect_kept("c", 5).connack[1][0] == 0
+        bench.sync()
+    bench = bench.crash()
+    client = bench.connect_kept("c", 5)
+    assert client.connack[1][0] == (0 if crashes else 1)
+    client.send(publish("t", b"2", 2, 7, 5))
+    bench.sync()
+    assert client.received() == pubrec(7)
+    listener = bench.connect_kept("listener")
+    bench.sync()
+    assert [body[-1:] for _, body in listener.packets()] == [b"1", b"2"]
+
+
+def test_an_identifier_that_was_completed_in_the_last_connection_is_free() -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c", 5)
+    client.send(subscribe("t", 2, 1, 5))
+    bench.connect("s").send(publish("t", b"1", 2, 1))
+    bench.sync()
+    client.received()
+    client.send(pubrec(1))
+    bench.sync()
+    assert client.received() == pubrel(1)
+    client.lose()
+    client = resume_for_the_last_time(bench)
+    assert client.received() == pubrel(1)
+    client.send(pubcomp(1))
+    client.lose()
+    bench.connect_kept("c", 5)
+    bench.sync()
+    bench = bench.crash()
+    client = bench.connect_kept("c", 5)
+    assert client.connack[1][0] == 1
+    assert client.received() == b""
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_the_last_connection_takes_all_rows_with_it(crashes: bool) -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c", 5, will=("w", b"gone", 1, False))
+    client.send(subscribe("t", 2, 1, 5) + publish("t", b"1", 2, 7, 5) + publish("t", b"2", 2, 8, 5))
+    bench.sync()
+    client.send(pubrec(1))
+    bench.sync()
+    client.lose()
+    client = resume_for_the_last_time(bench)
+    client.send(subscribe("u", 2, 1, 5) + publish("u", b"3", 2, 9, 5) + pubrel(7) + pubcomp(1))
+    bench.sync()
+    if crashes:
+        bench = bench.crash()
+    else:
+        client.lose()
+    bench.sync()
+    for table in ("sessions", "subscriptions", "incoming", "outgoing", "wills"):
+        assert len(bench.host.storage.table(f"mqtt.{table}//")) == 0, table
+    assert bench.host.storage.log_names() == []
+
+
+def test_the_last_connection_is_accepted_when_its_end_would_survive() -> None:
+    bench = DiskBench()
+    client = bench.connect_kept("c", 5)
+    client.lose()
+    bench.sync()
+    client = bench.client()
+    client.send(connect("c", 5, False, properties=LAST))
+    assert client.received() == b""
+    # Nothing was said of the session that is there, nor may the next connection hear of its end.
+    client.lose()
+    client = bench.client()
+    client.send(connect("c", 5, False, properties=LAST))
+    assert client.received() == b""
+    bench.sync()
+    assert client.packet()[1][:2] == b"\x00\x00"
+    assert bench.crash().connect_kept("c", 5).connack[1][0] == 0

@@ -227,7 +227,7 @@ class MqttConnection(Reader):
         self.send(packets.connack(connect.version, known is not None, 0, block))
         storage = self.broker.storage
         if storage.is_durable and (
-            session.is_kept or connect.will is not None or sessions.ended_batch > storage.durable
+            session.is_stored or connect.will is not None or sessions.ended_batch > storage.durable
         ):
             # What it says of the session, that there is one or none, must be so after a crash. And
             # the broker must know of the will.

@@ -411,7 +411,7 @@ class Incoming:
         reason = 0
         if incoming is not None and packet_id in incoming:
             incoming.discard(packet_id)
-            if session.is_kept:
+            if session.is_stored:
                 self._sessions.store.delete_incoming(session.client_id, packet_id)
         elif self._is_v5:
             reason = PACKET_ID_NOT_FOUND

@@ -365,7 +365,7 @@ class Outgoing(Consumer):
             return False
         if used_credit:
             self._credit += 1
-        if self.session.is_kept:
+        if self.session.is_stored:
             self._store.delete_outgoing(self.session.client_id, packet_id)
         return True
 

@@ -79,6 +79,8 @@ class Session(Destination):
         self.client_id = client_id
         #: session expiry interval in seconds (3.1.2.11.2)
         self.expiry = expiry
+        #: whether it has rows in the store: it was kept once, and they go when it ends
+        self.is_stored = False
         self.connection: MqttConnection | None = None
         self.subscriptions: dict[bytes, Subscription] | None = None
         #: QoS 1 and 2 toward the client; made with the first subscription that needs it

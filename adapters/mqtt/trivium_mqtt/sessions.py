@@ -57,7 +57,7 @@ class Sessions:
         self.by_client: dict[bytes, Session] = {}
         #: of clients whose sessions have ended and left something to others
         self.handovers: dict[bytes, Handover] = {}
-        #: the batch in which a kept session ended last
+        #: the batch in which a session with rows ended last
         self.ended_batch = ACCEPTED
         self._connected_kept = 0
         # (when, client identifier) of wills and ends of sessions; stale pairs are skipped.
@@ -73,6 +73,7 @@ class Sessions:
         inflight: list[tuple[Session, int, int, bool]] = []
         for client_id, row in list(store.sessions()):
             session = Session(self, client_id, row.expiry)
+            session.is_stored = True
             self.by_client[client_id] = session
             if row.last_seen == 0 and row.expiry != NEVER:
                 # A crash cut its client off. Later starts must not count from anew.
@@ -150,8 +151,11 @@ class Sessions:
         session.will_due = 0
         if expiry > 0:
             self._connected_kept += 1
-            self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
+            session.is_stored = True
             self._note_time()
+        if session.is_stored:
+            # With expiry 0 too: after a crash its rows must not be those of a kept session.
+            self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
         if session.will is not None:
             self.withdraw_will(session)
 
@@ -207,7 +211,8 @@ class Sessions:
             for packet_id in session.incoming:
                 self.store.delete_incoming(client_id, packet_id)
         self.store.delete_session(client_id)
-        self.ended_batch = max(self.ended_batch, self.batch_of(session))
+        if session.is_stored and self.broker.storage.is_durable:
+            self.ended_batch = self.broker.storage.batch
         outgoing = session.outgoing
         if outgoing is None:
             return
@@ -303,10 +308,10 @@ class Sessions:
         found = session.outgoing
         if found is None:
             queue = self.vhost.declare_queue(
-                QUEUE_PREFIX + session.name, durable=session.is_kept, adapter=ADAPTER
+                QUEUE_PREFIX + session.name, durable=session.is_stored, adapter=ADAPTER
             )
             options = self.options
-            is_on_disk = session.is_kept and self.broker.storage.is_durable
+            is_on_disk = session.is_stored and self.broker.storage.is_durable
             found = Outgoing(
                 session,
                 queue,
