@@ -264,8 +264,3 @@ class DeduplicatedRoute(Route):
         if wanted is None and len(refused) < len(self.destinations):
             self._window.add(self._identity, self._settings, message.persistent)
         return refused
-
-    def extended(self, destinations: list[Destination]) -> Route:
-        """See ``Route``."""
-        route = Route(self.address, destinations, self.generation)
-        return DeduplicatedRoute(route, self._window, self._settings, self._identity)

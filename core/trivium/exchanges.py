@@ -122,10 +122,6 @@ class Route:
             if (wanted is None or destination in wanted) and destination.accept(message) == REJECTED
         ]
 
-    def extended(self, destinations: list[Destination]) -> Route:
-        """This route with other destinations (those of further routing keys among them)."""
-        return Route(self.address, destinations, self.generation)
-
 
 class Demand:
     """What messages that are to be published together ask of their destinations."""
@@ -155,6 +151,8 @@ class Exchange:
     kind: str = ""
     #: whether the same address always has the same route
     routes_by_key: bool = True
+    #: whether the routing key makes any difference
+    reads_key: bool = True
 
     def __init__(
         self,
@@ -266,6 +264,7 @@ class FanoutExchange(Exchange):
     """Every binding."""
 
     kind = "fanout"
+    reads_key = False
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         return self.bindings()
@@ -303,6 +302,7 @@ class HeadersExchange(Exchange):
 
     kind = "headers"
     routes_by_key = False
+    reads_key = False
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         if message is None:

@@ -100,16 +100,7 @@ class MessageRoute(Route):
         self._exchange = exchange
 
     def resolve(self, message: Message) -> Route:
-        vhost = self._vhost
-        exchange = self._exchange
-        route = vhost.resolve(exchange, self.address, message)
-        if "x-message-deduplication" in exchange.arguments:
-            settings = exchange_settings(exchange.arguments, exchange.name)
-            identity = deduplication_id(message, settings.header) if settings.is_on else None
-            if identity is not None:
-                window = vhost.deduplication.window(EXCHANGE, exchange.name)
-                return DeduplicatedRoute(route, window, settings, identity)
-        return route
+        return self._vhost.route_of(self._exchange, [self.address], message)
 
 
 class VirtualHost:
@@ -578,23 +569,34 @@ class VirtualHost:
         if self._depends_on_message(exchange):
             found = MessageRoute(self, exchange, address)
         else:
-            found = self.resolve(exchange, address, None)
+            found = self._walk(exchange, [address], None)
         self._routes[place] = found
         return found
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
-        """The route of a message with several routing keys: each destination once."""
-        first = self.route(exchange, keys[0]).resolve(message)
-        if len(keys) == 1:
-            return first
-        found = list(first.destinations)
-        for key in keys[1:]:
-            for destination in self.route(exchange, key).resolve(message).destinations:
-                if destination not in found:
-                    found.append(destination)
-        return first.extended(found)
+        """The route of a message with several routing keys: each destination once.
 
-    def resolve(self, exchange: Exchange, address: Address, message: Message | None) -> Route:
+        Every exchange on the way is asked for all of them, as RabbitMQ does it.
+        """
+        first = self.route(exchange, keys[0])
+        if len(keys) == 1:
+            return first.resolve(message)
+        others = [key for key in dict.fromkeys(keys) if key != keys[0]]
+        addresses = [first.address] + [Address(exchange.name, key) for key in others]
+        return self.route_of(exchange, addresses, message)
+
+    def route_of(self, exchange: Exchange, addresses: list[Address], message: Message) -> Route:
+        """The route of this very message, which has the first address and further keys."""
+        route = self._walk(exchange, addresses, message)
+        if "x-message-deduplication" in exchange.arguments:
+            settings = exchange_settings(exchange.arguments, exchange.name)
+            identity = deduplication_id(message, settings.header) if settings.is_on else None
+            if identity is not None:
+                window = self.deduplication.window(EXCHANGE, exchange.name)
+                return DeduplicatedRoute(route, window, settings, identity)
+        return route
+
+    def _walk(self, exchange: Exchange, addresses: list[Address], message: Message | None) -> Route:
         """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
         bindings: list[Binding] = []
         visited: set[str] = set()
@@ -604,7 +606,9 @@ class VirtualHost:
             if current.name in visited:
                 continue
             visited.add(current.name)
-            matched = current.match(address, message)
+            matched = current.match(addresses[0], message)
+            if len(addresses) > 1 and current.reads_key:
+                matched = _with_matches(matched, current, addresses, message)
             for binding in matched:
                 if isinstance(binding.destination, ExchangeDestination):
                     pending.append(binding.destination.exchange)
@@ -617,7 +621,7 @@ class VirtualHost:
         destinations = [
             group[0].destination.combine(group) for group in group_by_destination(bindings)
         ]
-        return Route(address, destinations, self.generation)
+        return Route(addresses[0], destinations, self.generation)
 
     def _depends_on_message(self, exchange: Exchange) -> bool:
         visited: set[str] = set()
@@ -693,6 +697,20 @@ class VirtualHost:
                     f" received {_show_argument(received.get(field))}"
                     f" but current is {_show_argument(current.get(field))}"
                 )
+
+
+def _with_matches(
+    matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
+) -> list[Binding]:
+    """``matched``, and what else the addresses behind the first one match, each binding once."""
+    found = list(matched)
+    seen = {id(binding) for binding in matched}
+    for address in addresses[1:]:
+        for binding in exchange.match(address, message):
+            if id(binding) not in seen:
+                seen.add(id(binding))
+                found.append(binding)
+    return found
 
 
 def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:

@@ -6,6 +6,8 @@ import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
 from tests.amqp.harness import Client, assert_channel_closed, names
+from trivium.exchanges import Binding
+from trivium.message import Address, Message
 
 
 def reopen(client: Client) -> None:
@@ -347,3 +349,90 @@ def test_get_keeps_exchange_and_routing_key(client: Client) -> None:
     client.publish("k", exchange="amq.direct")
     got = client.call(Basic.Get(queue="q"))[0]
     assert (got.exchange, got.routing_key) == ("amq.direct", "k")
+
+
+# Sender-selected distribution behind the first exchange
+
+
+def two_exchanges(client: Client) -> None:
+    """``x1`` (direct) -rk1-> ``x2`` (topic) -rk2-> ``q``."""
+    client.exchange("x1", "direct")
+    client.exchange("x2", "topic")
+    client.declare("q")
+    client.ask(Exchange.Bind(destination="x2", source="x1", routing_key="rk1"))
+    client.bind("q", "x2", "rk2")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"CC": ["rk1", "rk2"]},
+        {"CC": ["rk1"], "BCC": ["rk2"]},
+        {"BCC": ["rk1", "rk2"]},
+        {"CC": ["rk2"], "BCC": ["rk1"]},
+    ],
+)
+def test_copies_are_routing_keys_at_every_exchange_on_the_way(
+    client: Client, headers: dict[str, list[str]]
+) -> None:
+    two_exchanges(client)
+    client.publish("", b"m", exchange="x1", headers=headers, mandatory=True)
+    assert client.take() == []
+    assert client.counts("q") == (1, 0)
+    assert client.get("q") == b"m"
+
+
+def test_the_first_key_also_counts_behind_an_exchange_that_a_copy_led_to(client: Client) -> None:
+    two_exchanges(client)
+    client.publish("rk2", b"m", exchange="x1", headers={"CC": ["rk1"]})
+    assert client.get("q") == b"m"
+
+
+def test_copies_are_routing_keys_at_an_alternate_exchange(client: Client) -> None:
+    client.exchange("other", "direct")
+    client.exchange("e", "direct", arguments={"alternate-exchange": "other"})
+    client.declare("q")
+    client.bind("q", "other", "cc")
+    client.publish("k", b"m", exchange="e", headers={"CC": ["cc"]})
+    assert client.get("q") == b"m"
+
+
+def test_an_alternate_exchange_gets_only_what_none_of_the_keys_leads_on(client: Client) -> None:
+    client.exchange("other", "fanout")
+    client.exchange("e", "direct", arguments={"alternate-exchange": "other"})
+    client.declare("q")
+    client.declare("unroutable")
+    client.bind("q", "e", "k")
+    client.bind("unroutable", "other", "")
+    client.publish("k", b"m", exchange="e", headers={"CC": ["nowhere"]})
+    client.publish("nowhere", b"m", exchange="e", headers={"BCC": ["k"]})
+    assert client.counts("q") == (2, 0)
+    assert client.counts("unroutable") == (0, 0)
+
+
+def test_dead_letters_go_by_copies_at_every_exchange_on_the_way(client: Client) -> None:
+    two_exchanges(client)
+    client.declare("dying", arguments={"x-dead-letter-exchange": "x1", "x-message-ttl": 0})
+    client.publish("dying", b"m", headers={"CC": ["rk1", "rk2"]})
+    assert client.get("q") == b"m"
+
+
+@pytest.mark.pure
+def test_an_exchange_that_ignores_keys_is_asked_once_for_all_copies(client: Client) -> None:
+    client.exchange("f", "fanout")
+    client.declare("q")
+    client.bind("q", "f", "")
+    exchange = client.server.vhost.exchanges["f"]
+    asked = 0
+    match = exchange.match
+
+    def counted(address: Address, message: Message | None) -> list[Binding]:
+        nonlocal asked
+        asked += 1
+        return match(address, message)
+
+    exchange.match = counted  # type: ignore[method-assign]
+    client.publish("", b"m", exchange="f", headers={"CC": [str(n) for n in range(1000)]})
+    # Once more for the route of the first key, which is kept.
+    assert asked <= 2
+    assert client.counts("q") == (1, 0)

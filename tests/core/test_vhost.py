@@ -273,3 +273,32 @@ def test_the_default_exchange_does_not_lead_into_a_session() -> None:
     replies = vhost.declare_queue("amq.replies.1", adapter="amqp", owner=object())
     assert vhost.route(vhost.exchange(""), b"amq.mqtt-session.c").destinations == []
     assert vhost.route(vhost.exchange(""), b"amq.replies.1").destinations == [replies]
+
+
+class Combining(Destination):
+    """Keeps the patterns of the bindings that it is to stand for."""
+
+    def __init__(self) -> None:
+        self.name = "combining"
+        self.combined: list[bytes] = []
+
+    def accept(self, message: Message) -> int:
+        return 0
+
+    def combine(self, bindings: list[Binding]) -> Destination:
+        made = Combining()
+        made.combined = [binding.pattern for binding in bindings]
+        return made
+
+
+def test_several_keys_lead_to_a_destination_once_by_all_bindings_that_match(
+    vhost: VirtualHost,
+) -> None:
+    """A session whose subscriptions match two of the keys gets one message."""
+    exchange = vhost.exchange("amq.topic")
+    destination = Combining()
+    for pattern in (b"a", b"b", b"#", b"c"):
+        vhost.bind(exchange, Binding(destination, pattern))
+    (found,) = vhost.route_all(exchange, [b"a", b"b", b"a"], message(b"x")).destinations
+    assert isinstance(found, Combining)
+    assert sorted(found.combined) == [b"#", b"a", b"b"]

@@ -275,7 +275,7 @@ class Publisher:
     def route_of(self, target: Target, header: ContentHeader, body: bytes) -> Route:
         """Where ``route`` would bring a message at once."""
         if header.delay:
-            return target.route.extended([])
+            return Route(target.route.address, [], target.route.generation)
         if not header.copies and not target.route.depends_on_message:
             return target.route
         return self._route_for(target, header, self._message(target, header, body))
