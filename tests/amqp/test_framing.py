@@ -22,6 +22,7 @@ from tests.amqp.harness import (
     publish_frames,
     start_ok,
 )
+from tests.steps import calls
 from trivium.config import Config, LimitsConfig
 
 
@@ -530,3 +531,22 @@ def test_garbage_arguments_never_raise(method: tuple[int, int], arguments: bytes
     client.feed(raw(1, 1, struct.pack(">HH", *method) + arguments))
     client.take()
     client.lose()
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("size", [1_000, 4_000, 16_000, 64_000])
+def test_a_publish_in_small_pieces_is_put_together_once(size: int) -> None:
+    """Also when it is recognised by how it begins."""
+    client = Server().open()
+    client.declare("q")
+    data = publish_frames("q", bytes(size))
+    for _ in range(3):
+        client.feed(data)
+    pieces = [data[at : at + 100] for at in range(0, len(data), 100)]
+
+    def feed() -> None:
+        for piece in pieces:
+            client.feed(piece)
+
+    assert calls("_frames", feed) <= 6
+    assert [client.get("q") for _ in range(4)] == [bytes(size)] * 4

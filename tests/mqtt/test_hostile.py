@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
+from tests.steps import calls
 
 TOPICS = ["a", "a/b", "$x", "a/+", "#", "", "ü", "a\x00"]
 
@@ -136,3 +138,18 @@ def split_kinds(written: bytes) -> dict[int, list[bytes]]:
 @given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
 def test_any_bytes(pieces: list[bytes], is_connected: bool) -> None:
     Outcome([connect("x", 5), *pieces] if is_connected else pieces)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("size", [1 << 16, 1 << 18, 1 << 20])
+def test_a_packet_in_small_pieces_is_put_together_once(size: int) -> None:
+    """Also when it has the topic and size of the packet before, which it is compared with."""
+    bench = Bench()
+    receiver = bench.connect("receiver")
+    receiver.subscribe("t")
+    sender = bench.connect("sender")
+    data = publish("t", bytes(size))
+    sender.send(data)
+    pieces = [data[at : at + 1460] for at in range(0, len(data), 1460)]
+    assert calls("_read", lambda: sender.send(*pieces)) <= 3
+    assert receiver.received() == data * 2

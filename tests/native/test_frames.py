@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.native import vectors
+from tests.steps import calls
 from trivium.message import Address, Message, Properties
 from trivium.metrics import ProtocolMetrics
 from trivium_native import errors, frames, group_operations, operations
@@ -382,3 +383,12 @@ def test_entries_have_16_bit_names() -> None:
         encode_entry(0, 0, b"", bytes(65_536), b"", b"")
     with pytest.raises(ValueError):
         encode_entry(0, 0, bytes(65_536), b"", b"", b"")
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("size", [1_000, 16_000, 256_000])
+def test_a_frame_in_small_pieces_is_put_together_once(size: int) -> None:
+    reader = FrameReader(1 << 20)
+    data = encode_frame(16, 1, bytes(size))
+    pieces = [data[at : at + 100] for at in range(0, len(data), 100)]
+    assert calls("take", lambda: cut(reader, pieces)) <= 3

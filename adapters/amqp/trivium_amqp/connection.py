@@ -15,6 +15,7 @@ from trivium.broker import DEFAULT_VHOST, Broker
 from trivium.errors import TopologyError
 from trivium.message import HeaderValue
 from trivium.metrics import ProtocolMetrics
+from trivium.pieces import Pieces
 from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_amqp import methods
@@ -112,8 +113,7 @@ class AmqpConnection(Connection):
         self._state = _GREETING
         self._handshake = Handshake(self)
         # Input that is not a whole frame yet, and the size that makes it one.
-        self._parts: list[bytes] = []
-        self._parts_size = 0
+        self._pieces = Pieces()
         self._needed = 0
         self._is_garbled = False
         # See the module.
@@ -147,12 +147,12 @@ class AmqpConnection(Connection):
             if data.endswith(CLOSE_OK_FRAME):
                 self.close()
             return
-        if self._parts:
-            self._parts.append(data)
-            self._parts_size += len(data)
-            if self._parts_size < self._needed or self._held_for:
+        pieces = self._pieces
+        if pieces.size:
+            pieces.add(data)
+            if pieces.size < self._needed or self._held_for:
                 return
-            data = self._take_parts()
+            data = pieces.take()
         self._read(data)
 
     def hold_input(self) -> None:
@@ -187,13 +187,7 @@ class AmqpConnection(Connection):
             # Nothing could be heard of it.
             self._liveness.has_received = True
             self.transport.resume_reading()
-            self._read(self._take_parts())
-
-    def _take_parts(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        self._parts_size = 0
-        return data
+            self._read(self._pieces.take())
 
     def _read(self, data: bytes) -> None:
         try:
@@ -204,8 +198,7 @@ class AmqpConnection(Connection):
             self.fail(error, 0)
             return
         if position < len(data) and not self.is_closed and not self._is_garbled:
-            self._parts.append(data if position == 0 else data[position:])
-            self._parts_size = len(data) - position
+            self._pieces.add(data if position == 0 else data[position:])
         self._end_feed()
 
     def _end_feed(self) -> None:
@@ -620,8 +613,7 @@ class AmqpConnection(Connection):
     def release(self) -> None:
         """Give back everything that the client holds: deliveries, consumers, exclusive queues."""
         self.forget_repeated()
-        self._parts.clear()
-        self._parts_size = 0
+        self._pieces.clear()
         self._awaiting.clear()
         self._credited.clear()
         self._held.clear()

@@ -63,8 +63,9 @@ class Incoming:
         self._topics = connection.sessions.topics
         self._metrics = connection.sessions.metrics
         self._is_v5 = connection.is_v5
-        # Of the remembered packet: its size with and without the fixed header, its topic and route.
-        self._size = 0
+        #: size of the remembered packet
+        self.size = 0
+        # Of the remembered packet: its size without the fixed header, its topic and route.
         self._remaining = 0
         self._topic = b""
         self._route = Route(Address("", b""), [], 0)
@@ -77,7 +78,7 @@ class Incoming:
 
         The offset behind them: ``at`` when not even the first is complete.
         """
-        if at + self._size > end:
+        if at + self.size > end:
             return at
         if data[at] == _QOS_0:
             return self.repeat_live(data, at, end)
@@ -100,7 +101,7 @@ class Incoming:
         at = start
         count = 0
         prefix = self.prefix
-        size = self._size
+        size = self.size
         topic_part = self.live_part
         assert prefix is not None
         assert topic_part is not None
@@ -201,7 +202,7 @@ class Incoming:
         vhost = self._topics.vhost
         prefix = self.prefix
         assert prefix is not None
-        size = self._size
+        size = self.size
         skip = len(prefix)
         address = route.address
         generation = route.generation
@@ -325,7 +326,7 @@ class Incoming:
             stop = after if qos == 0 else topic_end
             self.prefix = data[start:stop]
             self.live_part = data[at:stop] if qos == 0 else None
-            self._size = end - start
+            self.size = end - start
             self._remaining = end - at
             self._topic = topic
             self._route = route

@@ -144,7 +144,7 @@ class Reader(Link):
                 ):
                     after = incoming.repeat(data, at, end)
                     if after == at:
-                        self._wanted = 0
+                        self._wanted = incoming.size
                         break
                     at = after
                     continue

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
+from trivium.pieces import Pieces
 from trivium_native.errors import FrameTooLarge, Malformed
 
 VERSION: Final = 1
@@ -103,15 +104,13 @@ class FrameReader:
     def __init__(self, max_frame: int) -> None:
         #: longest frame that is taken, its length field not counted
         self.max_frame = max_frame
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._pieces = Pieces()
         # Bytes that must be there before it is worth looking again.
         self._needed = HEAD_SIZE
 
     def feed(self, data: bytes) -> None:
         """Take what arrived."""
-        self._parts.append(data)
-        self._size += len(data)
+        self._pieces.add(data)
 
     def frames(self, limit: int = MAX_ITEMS) -> list[Frame]:
         """The next whole frames, at most ``limit``; empty when there are none.
@@ -119,10 +118,10 @@ class FrameReader:
         Raises FrameTooLarge and Malformed once the frames before the bad one have been taken.
         """
         found: list[Frame] = []
-        if self._size < self._needed:
+        pieces = self._pieces
+        if pieces.size < self._needed:
             return found
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        data = pieces.take()
         size = len(data)
         at = 0
         needed = HEAD_SIZE
@@ -134,6 +133,7 @@ class FrameReader:
             if length < _HEAD_REST or length > self.max_frame:
                 if found:
                     break
+                pieces.add(data)
                 if length < _HEAD_REST:
                     raise Malformed(f"frame length {length} is below {_HEAD_REST}")
                 raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
@@ -143,10 +143,8 @@ class FrameReader:
                 break
             found.append(Frame(kind, correlation, data[at + HEAD_SIZE : end]))
             at = end
-        if at:
-            data = data[at:]
-        self._parts = [data] if data else []
-        self._size = len(data)
+        if at < size:
+            pieces.add(data[at:] if at else data)
         self._needed = needed
         return found
 
