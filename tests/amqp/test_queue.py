@@ -317,3 +317,38 @@ def test_delete_if_empty_with_messages_is_406(client: Client) -> None:
         406,
         "PRECONDITION_FAILED - queue 'q' in vhost '/' is not empty",
     )
+
+
+# Consumers of the channel that deletes
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "stream"}])
+def test_delete_ok_comes_before_the_cancels_that_it_causes_on_its_channel(
+    client: Client, arguments: dict[str, str]
+) -> None:
+    client.declare("q", durable=True, arguments=arguments)
+    client.call(Basic.Qos(prefetch_count=10))
+    client.consume("q", "a")
+    client.consume("q", "b")
+    received = client.call(Queue.Delete(queue="q"))
+    assert names(received) == ["Queue.DeleteOk", "Basic.Cancel", "Basic.Cancel"]
+    assert sorted(one.consumer_tag for one in received[1:]) == ["a", "b"]
+
+
+def test_a_delete_without_an_answer_cancels_before_the_next_answer(client: Client) -> None:
+    client.declare("q")
+    client.consume("q", "a")
+    received = client.call(
+        Queue.Delete(queue="q", nowait=True), Queue.Declare(queue="q", passive=True)
+    )
+    assert names(received) == ["Basic.Cancel", "Channel.Close"]
+
+
+def test_the_channel_of_a_deleted_queue_goes_on_cancelling_at_once(client: Client) -> None:
+    for queue in ("q", "r"):
+        client.declare(queue)
+        client.consume(queue, queue)
+    client.call(Queue.Delete(queue="q"))
+    client.server.open().call(Queue.Delete(queue="r"))
+    (cancel,) = client.take()
+    assert (cancel.name, cancel.consumer_tag) == ("Basic.Cancel", "r")

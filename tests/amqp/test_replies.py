@@ -225,3 +225,13 @@ def test_a_client_that_pipelines_without_end_is_held() -> None:
     received = client.take()
     assert names(received)[0] == "Queue.DeclareOk"
     assert sum(isinstance(one, body.ContentBody) for one in received) == 60
+
+
+def test_cancels_of_a_delete_wait_behind_its_answer_for_the_disk() -> None:
+    process = start()
+    client = process.open()
+    client.declare("q", durable=True)
+    client.consume("q", "c")
+    assert client.call(Queue.Delete(queue="q")) == []
+    process.settle()
+    assert names(client.take()) == ["Queue.DeleteOk", "Basic.Cancel"]

@@ -56,6 +56,8 @@ class Channel:
         self.transaction: Transaction | None = None
         self.publisher = Publisher(self)
         self._lowest_tag = 1
+        # Tags of consumers that were cancelled by what is being carried out; None at other times.
+        self._cancelled: list[str] | None = None
 
     # Methods
 
@@ -181,6 +183,33 @@ class Channel:
         else:
             self.unacked[self.delivery_tag] = (entry, None)
         return self.delivery_tag
+
+    # Cancellation by the server
+
+    def hold_cancels(self) -> None:
+        """Until ``tell_cancels`` no basic.cancel leaves: the answer to the method that causes them
+        comes first, as with RabbitMQ."""
+        self._cancelled = []
+
+    def tell_cancels(self) -> None:
+        """Send what was held back."""
+        cancelled = self._cancelled
+        assert cancelled is not None
+        self._cancelled = None
+        for tag in cancelled:
+            self.reply(methods.BASIC_CANCEL, tag, True)
+
+    def consumer_cancelled(self, tag: str) -> None:
+        """The queue of a consumer is gone: tell the client, if it understands that
+        (consumer_cancel_notify)."""
+        if self.consumers.pop(tag, None) is None:
+            return
+        if not self.connection.has_capability("consumer_cancel_notify"):
+            return
+        if self._cancelled is None:
+            self.reply(methods.BASIC_CANCEL, tag, True)
+        else:
+            self._cancelled.append(tag)
 
     # End
 

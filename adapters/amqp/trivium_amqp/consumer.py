@@ -215,12 +215,8 @@ class AmqpConsumer(Consumer):
         )
 
     def cancelled(self) -> None:
-        """The queue is gone: tell the client, if it understands that (consumer_cancel_notify)."""
-        channel = self.channel
-        if channel.consumers.pop(self.tag, None) is None:
-            return
-        if self._connection.has_capability("consumer_cancel_notify"):
-            channel.reply(methods.BASIC_CANCEL, self.tag, True)
+        """See ``Consumer``."""
+        self.channel.consumer_cancelled(self.tag)
 
 
 def header_bytes(channel: Channel, message: Message) -> bytes:

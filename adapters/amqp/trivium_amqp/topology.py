@@ -167,6 +167,7 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     vhost = channel.vhost
     count = 0
+    channel.hold_cancels()
     if name in vhost.streams:
         vhost.delete_stream(name)
     elif name in vhost.queues:
@@ -174,6 +175,7 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
         count = vhost.delete_queue(queue, if_unused, if_empty)
     batch = _batch_of(channel, False, QUEUE, name)
     _answer(channel, nowait, batch, methods.QUEUE_DELETE_OK, count)
+    channel.tell_cancels()
 
 
 def _exchange_destination(channel: Channel, name: str) -> Destination:
