@@ -93,7 +93,7 @@ class AmqpConnection(Connection):
         self.client_properties: dict[str, HeaderValue] = {}
         self.capabilities: dict[str, HeaderValue] = {}
         self.channels: dict[int, Channel] = {}
-        #: negotiated limit of a frame, and what it leaves for a payload
+        #: negotiated limit of a frame, and what it leaves for a payload that we send
         self.frame_max = INITIAL_FRAME_MAX
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
         #: largest body that may come in one frame
@@ -262,9 +262,12 @@ class AmqpConnection(Connection):
                 self._needed = OVERHEAD
                 return position
             kind, number, length = HEAD.unpack_from(data, position)
-            if length > self.frame_room:
+            # A payload may be as large as a whole frame, as with RabbitMQ: for some clients
+            # frame_max is the size of the payload.
+            if length > self.frame_max:
                 raise FramingError(
-                    f"frame of {length + OVERHEAD} bytes is larger than frame_max {self.frame_max}"
+                    f"frame with a payload of {length} bytes"
+                    f" is larger than frame_max {self.frame_max}"
                 )
             start = position + 7
             end = start + length
@@ -445,7 +448,7 @@ class AmqpConnection(Connection):
         self._channel_max = channel_max
         self.frame_max = frame_max
         self.frame_room = frame_max - OVERHEAD
-        self.largest_body = min(self.frame_room, self.broker.config.limits.max_message_bytes)
+        self.largest_body = min(self.frame_max, self.broker.config.limits.max_message_bytes)
         self._liveness.heartbeat = heartbeat
 
     def opened(self, vhost: VirtualHost) -> None:

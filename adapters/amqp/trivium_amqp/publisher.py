@@ -198,7 +198,7 @@ class Publisher:
         if (
             header is self._last_header
             and self._arguments == self._last_arguments
-            and 0 < size <= self._connection.frame_room
+            and 0 < size <= self._connection.largest_body
             and self.channel.transaction is None
         ):
             self._expect_another(target, header, size)
