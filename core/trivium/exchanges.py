@@ -13,6 +13,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from trivium.bag import Bag
 from trivium.errors import PreconditionFailed
 from trivium.message import Address, HeaderValue, Message
 from trivium.topics import PatternTree, filter_pattern, hides_dollar, key_pattern, levels_of
@@ -172,9 +173,7 @@ class Exchange:
         # In binding order; keyed by identity of what makes two binds the same.
         self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
         #: the few bindings that lead to other exchanges, among the many that do not
-        self.exchange_bindings: list[Binding] = []
-        # Number of bindings by identity of their destination.
-        self._counts: dict[int, int] = {}
+        self.exchange_bindings: Bag[Binding] = Bag()
         self._prepare()
 
     @property
@@ -187,37 +186,33 @@ class Exchange:
         """All bindings from this exchange, oldest first."""
         return list(self._bindings.values())
 
-    def bind(self, binding: Binding) -> None:
-        """Add a binding, or replace the options of the same one."""
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any binding from this exchange."""
+        return len(self._bindings) > 0
+
+    def bind(self, binding: Binding) -> bool:
+        """Add a binding, or replace the options of the same one; whether it is new."""
         key = _identity(binding)
         known = self._bindings.get(key)
         if known is not None:
             known.options = binding.options
-            return
+            return False
         self._bindings[key] = binding
-        target = id(binding.destination)
-        self._counts[target] = self._counts.get(target, 0) + 1
         if isinstance(binding.destination, ExchangeDestination):
-            self.exchange_bindings.append(binding)
+            self.exchange_bindings.add(binding)
         self._added(binding)
+        return True
 
-    def unbind(self, binding: Binding) -> bool:
-        """Remove the binding that is the same as ``binding``; whether there was one."""
+    def unbind(self, binding: Binding) -> Binding | None:
+        """Remove the binding that is the same as ``binding``; None if there was none."""
         known = self._bindings.pop(_identity(binding), None)
         if known is None:
-            return False
-        target = id(known.destination)
-        self._counts[target] -= 1
-        if self._counts[target] == 0:
-            del self._counts[target]
+            return None
         if isinstance(known.destination, ExchangeDestination):
             self.exchange_bindings.remove(known)
         self._removed(known)
-        return True
-
-    def leads_to(self, destination: Destination) -> bool:
-        """Whether any binding leads to ``destination``; quick however many there are."""
-        return id(destination) in self._counts
+        return known
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         """The bindings that lead a message with this address on. ``message`` is read only where
@@ -245,18 +240,23 @@ class DirectExchange(Exchange):
     kind = "direct"
 
     def _prepare(self) -> None:
-        self._by_key: dict[bytes, list[Binding]] = {}
+        self._by_key: dict[bytes, Bag[Binding]] = {}
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
-        return self._by_key.get(address.key, [])
+        bound = self._by_key.get(address.key)
+        return [] if bound is None else bound.items
 
     def _added(self, binding: Binding) -> None:
-        self._by_key.setdefault(binding.pattern, []).append(binding)
+        bound = self._by_key.get(binding.pattern)
+        if bound is None:
+            bound = Bag()
+            self._by_key[binding.pattern] = bound
+        bound.add(binding)
 
     def _removed(self, binding: Binding) -> None:
         bound = self._by_key[binding.pattern]
         bound.remove(binding)
-        if not bound:
+        if not bound.items:
             del self._by_key[binding.pattern]
 
 

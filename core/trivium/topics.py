@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 from typing import Final, Generic, TypeVar
 
+from trivium.bag import Bag
+
 ONE: Final = b"\x00+"
 MANY: Final = b"\x00#"
 
@@ -128,7 +130,7 @@ class _Node(Generic[T]):
 
     def __init__(self) -> None:
         self.children: dict[bytes, _Node[T]] = {}
-        self.values: list[T] = []
+        self.values: Bag[T] = Bag()
 
 
 class PatternTree(Generic[T]):
@@ -146,7 +148,7 @@ class PatternTree(Generic[T]):
         return self._size
 
     def add(self, pattern: list[bytes], value: T) -> None:
-        """Store ``value`` under ``pattern``; several values may share a pattern."""
+        """Store ``value`` under ``pattern``; several values may share a pattern, each once."""
         node = self._root
         for level in pattern:
             child = node.children.get(level)
@@ -154,7 +156,7 @@ class PatternTree(Generic[T]):
                 child = _Node()
                 node.children[level] = child
             node = child
-        node.values.append(value)
+        node.values.add(value)
         self._size += 1
 
     def remove(self, pattern: list[bytes], value: T) -> bool:
@@ -165,12 +167,11 @@ class PatternTree(Generic[T]):
             if child is None:
                 return False
             path.append(child)
-        if value not in path[-1].values:
+        if not path[-1].values.remove(value):
             return False
-        path[-1].values.remove(value)
         self._size -= 1
         for depth in range(len(pattern), 0, -1):
-            if path[depth].values or path[depth].children:
+            if path[depth].values.items or path[depth].children:
                 break
             del path[depth - 1].children[pattern[depth - 1]]
         return True
@@ -195,7 +196,7 @@ class PatternTree(Generic[T]):
             current = following
         found: list[T] = []
         for node, _ in current.values():
-            found.extend(node.values)
+            found.extend(node.values.items)
         return found
 
 

@@ -7,6 +7,7 @@ methods that clients can cause to fail raise a ``TopologyError`` whose text is f
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -133,6 +134,9 @@ class VirtualHost:
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
         self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
         self._routes: dict[tuple[str, bytes], Route] = {}
+        # By identity of the owner or destination, so that whoever goes finds its own at once.
+        self._owned: dict[int, dict[str, Queue]] = {}
+        self._bound: dict[int, dict[int, tuple[Exchange, Binding]]] = {}
         self.exchanges[""] = DefaultExchange(self)
         for exchange_name, kind in PREDECLARED:
             exchange = make_exchange(kind, exchange_name)
@@ -207,7 +211,7 @@ class VirtualHost:
             return
         if name == "" or name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        if if_unused and exchange.bindings():
+        if if_unused and exchange.is_used:
             raise PreconditionFailed(f"exchange '{name}' in vhost '{self.name}' in use")
         del self.exchanges[name]
         if exchange.durable:
@@ -215,7 +219,8 @@ class VirtualHost:
             self.changes.note(EXCHANGE, name)
         for binding in exchange.bindings():
             self._forget_binding(exchange, binding)
-        self._unbind_everywhere(name, is_exchange=True, destination=None)
+        if exchange.as_destination is not None:
+            self._unbind_everywhere(exchange.as_destination)
         self.deduplication.drop(EXCHANGE, name)
         self.generation += 1
 
@@ -304,6 +309,8 @@ class VirtualHost:
                 logs.append(log)
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
+        if owner is not None:
+            self._owned.setdefault(id(owner), {})[name] = queue
         self._apply_to(queue)
         return queue
 
@@ -343,6 +350,11 @@ class VirtualHost:
         if if_empty and (count or queue.delayed):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' is not empty")
         del self.queues[queue.name]
+        if queue.owner is not None:
+            owned = self._owned[id(queue.owner)]
+            del owned[queue.name]
+            if not owned:
+                del self._owned[id(queue.owner)]
         if queue.durable and queue.owner is None:
             self._queue_rows.delete(queue.name.encode())
             self.changes.note(QUEUE, queue.name)
@@ -350,7 +362,7 @@ class VirtualHost:
             for log_name in self._log_names(queue.name, queue.arguments):
                 self.broker.storage.drop_log(log_name)
                 self._doubts.forget(log_name)
-        self._unbind_everywhere(queue.name, is_exchange=False, destination=queue)
+        self._unbind_everywhere(queue)
         self.deduplication.drop(QUEUE, queue.name)
         self.generation += 1
         queue.deleted()
@@ -358,7 +370,7 @@ class VirtualHost:
 
     def delete_queues_of(self, connection: object) -> None:
         """Delete the exclusive queues of a connection that is gone."""
-        for queue in [q for q in self.queues.values() if q.owner is connection]:
+        for queue in list(self._owned.get(id(connection), {}).values()):
             self.delete_queue(queue)
 
     # Streams
@@ -419,7 +431,7 @@ class VirtualHost:
         del self.streams[name]
         self._stream_rows.delete(name.encode())
         self.changes.note(QUEUE, name)
-        self._unbind_everywhere(name, is_exchange=False, destination=stream)
+        self._unbind_everywhere(stream)
         self.groups.forget(stream)
         self.generation += 1
         stream.deleted()
@@ -473,7 +485,7 @@ class VirtualHost:
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        exchange.bind(binding)
+        self._add_binding(exchange, binding)
         key = self._binding_key(exchange, binding)
         if key is not None:
             self._binding_rows.put(key, b"")
@@ -486,9 +498,10 @@ class VirtualHost:
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        if not exchange.unbind(binding):
+        known = exchange.unbind(binding)
+        if known is None:
             return False
-        self._forget_binding(exchange, binding)
+        self._forget_binding(exchange, known)
         self.generation += 1
         self._delete_if_unused(exchange)
         return True
@@ -507,25 +520,20 @@ class VirtualHost:
         return exchange.as_destination
 
     def _delete_if_unused(self, exchange: Exchange) -> None:
-        if exchange.auto_delete and not exchange.bindings() and exchange.name in self.exchanges:
+        if exchange.auto_delete and not exchange.is_used and exchange.name in self.exchanges:
             self.delete_exchange(exchange.name)
 
-    def _unbind_everywhere(
-        self, name: str, is_exchange: bool, destination: Destination | None
-    ) -> None:
-        for exchange in list(self.exchanges.values()):
-            if is_exchange:
-                candidates = list(exchange.exchange_bindings)
-            elif destination is not None and exchange.leads_to(destination):
-                candidates = exchange.bindings()
-            else:
-                continue
-            for binding in candidates:
-                target = binding.destination
-                if target is destination or (is_exchange and target.name == name):
-                    exchange.unbind(binding)
-                    self._forget_binding(exchange, binding)
-                    self._delete_if_unused(exchange)
+    def _add_binding(self, exchange: Exchange, binding: Binding) -> None:
+        target = binding.destination
+        if exchange.bind(binding) and isinstance(target, (Queue, Stream, ExchangeDestination)):
+            self._bound.setdefault(id(target), {})[id(binding)] = (exchange, binding)
+
+    def _unbind_everywhere(self, destination: Destination) -> None:
+        """Remove the bindings to a queue, stream or exchange that is deleted."""
+        for exchange, binding in list(self._bound.get(id(destination), {}).values()):
+            if exchange.unbind(binding) is not None:
+                self._forget_binding(exchange, binding)
+                self._delete_if_unused(exchange)
 
     def _binding_key(self, exchange: Exchange, binding: Binding) -> bytes | None:
         target = binding.destination
@@ -551,6 +559,13 @@ class VirtualHost:
         )
 
     def _forget_binding(self, exchange: Exchange, binding: Binding) -> None:
+        """``binding``, the very one that was bound, has left ``exchange``, or goes with it."""
+        target = id(binding.destination)
+        bound = self._bound.get(target)
+        if bound is not None:
+            bound.pop(id(binding), None)
+            if not bound:
+                del self._bound[target]
         key = self._binding_key(exchange, binding)
         if key is not None:
             self._binding_rows.delete(key)
@@ -600,9 +615,9 @@ class VirtualHost:
         """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
         bindings: list[Binding] = []
         visited: set[str] = set()
-        pending = [exchange]
+        pending = deque([exchange])
         while pending:
-            current = pending.pop(0)
+            current = pending.popleft()
             if current.name in visited:
                 continue
             visited.add(current.name)
@@ -635,7 +650,7 @@ class VirtualHost:
                 current is exchange and "x-message-deduplication" in exchange.arguments
             ):
                 return True
-            for binding in current.exchange_bindings:
+            for binding in current.exchange_bindings.items:
                 target = binding.destination
                 assert isinstance(target, ExchangeDestination)
                 pending.append(target.exchange)
@@ -673,8 +688,9 @@ class VirtualHost:
             else:
                 destination = self.streams.get(target)
             if from_exchange is not None and destination is not None:
-                from_exchange.bind(
-                    Binding(destination, pattern, dict(arguments), is_filter=is_filter)
+                self._add_binding(
+                    from_exchange,
+                    Binding(destination, pattern, dict(arguments), is_filter=is_filter),
                 )
 
     # Checks

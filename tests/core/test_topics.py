@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.steps import Compared, comparisons
 from trivium.topics import (
     MANY,
     ONE,
@@ -151,3 +152,21 @@ def test_empty_routing_key_has_no_words() -> None:
         assert matches(key_pattern(pattern), levels_of(b"")) == (pattern in (b"", b"#"))
     assert sorted(tree.match(levels_of(b""))) == [b"", b"#"]
     assert sorted(tree.match(levels_of(b"a"))) == [b"#", b"#.*", b"*"]
+
+
+def test_removing_the_values_of_one_pattern_one_by_one_is_linear() -> None:
+    def emptied(count: int) -> int:
+        tree: PatternTree[Compared] = PatternTree()
+        values = [Compared(number) for number in range(count)]
+        for value in values:
+            tree.add([b"a", ONE], value)
+
+        def remove() -> None:
+            for value in reversed(values):
+                assert tree.remove([b"a", ONE], value)
+
+        found = comparisons(remove)
+        assert (len(tree), tree.match([b"a", b"b"])) == (0, [])
+        return found
+
+    assert emptied(4000) <= 5 * emptied(1000) + 1000

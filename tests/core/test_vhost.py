@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
+from tests.steps import steps
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import REJECTED, Binding, Destination, Exchange
 from trivium.message import Message, Properties
@@ -302,3 +305,115 @@ def test_several_keys_lead_to_a_destination_once_by_all_bindings_that_match(
     (found,) = vhost.route_all(exchange, [b"a", b"b", b"a"], message(b"x")).destinations
     assert isinstance(found, Combining)
     assert sorted(found.combined) == [b"#", b"a", b"b"]
+
+
+def _grown(action: Callable[[int], Callable[[], None]]) -> float:
+    """How many times the steps of ``action`` for 50 things those for 200 are."""
+    return steps(action(200)) / steps(action(50))
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("source", ["amq.topic", "amq.direct", "amq.fanout", "amq.headers"])
+def test_deleting_the_queues_of_one_exchange_one_by_one_is_linear(source: str) -> None:
+    def delete(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        for number in range(count):
+            bind(vhost, source, vhost.declare_queue(f"q{number}").name, b"k")
+
+        def act() -> None:
+            for number in range(count):
+                vhost.delete_queue(vhost.queue(f"q{number}"))
+            assert vhost.exchange(source).bindings() == []
+
+        return act
+
+    assert _grown(delete) < 6
+
+
+@pytest.mark.pure
+def test_deleting_queues_among_many_exchanges_is_linear() -> None:
+    def delete(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        for number in range(count):
+            vhost.declare_exchange(f"x{number}", "direct")
+            bind(vhost, f"x{number}", vhost.declare_queue(f"q{number}").name, b"k")
+
+        def act() -> None:
+            for number in range(count):
+                vhost.delete_queue(vhost.queue(f"q{number}"))
+
+        return act
+
+    assert _grown(delete) < 6
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("kind", ["topic", "direct", "fanout", "headers"])
+def test_unbinding_from_an_auto_delete_exchange_one_by_one_is_linear(kind: str) -> None:
+    def unbind(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        vhost.declare_exchange("x", kind, auto_delete=True)
+        bindings = [
+            bind(vhost, "x", vhost.declare_queue(f"q{number}").name, b"k")
+            for number in range(count)
+        ]
+
+        def act() -> None:
+            for binding in bindings:
+                assert vhost.unbind(vhost.exchange("x"), binding)
+            assert "x" not in vhost.exchanges
+
+        return act
+
+    assert _grown(unbind) < 6
+
+
+@pytest.mark.pure
+def test_deleting_exchanges_that_one_exchange_leads_to_is_linear() -> None:
+    def delete(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        source = vhost.exchange("amq.fanout")
+        for number in range(count):
+            target = vhost.declare_exchange(f"x{number}", "fanout")
+            vhost.bind(source, Binding(vhost.exchange_destination(target), b""))
+
+        def act() -> None:
+            for number in range(count):
+                vhost.delete_exchange(f"x{number}")
+            assert source.bindings() == source.exchange_bindings.items == []
+
+        return act
+
+    assert _grown(delete) < 6
+
+
+@pytest.mark.pure
+def test_connections_with_queues_of_their_own_go_in_linear_steps() -> None:
+    def go(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        owners = [object() for _ in range(count)]
+        for number, owner in enumerate(owners):
+            vhost.declare_queue(f"q{number}", owner=owner)
+
+        def act() -> None:
+            for owner in owners:
+                vhost.delete_queues_of(owner)
+            assert not vhost.queues
+
+        return act
+
+    assert _grown(go) < 6
+
+
+def test_a_name_that_is_used_again_has_none_of_the_old_bindings(vhost: VirtualHost) -> None:
+    for _ in range(3):
+        vhost.declare_queue("q")
+        bind(vhost, "amq.direct", "q", b"k")
+        vhost.declare_exchange("x", "fanout")
+        target = vhost.exchange_destination(vhost.exchange("x"))
+        vhost.bind(vhost.exchange("amq.direct"), Binding(target, b"k"))
+        assert names(vhost, "amq.direct", b"k") == ["q"]
+        vhost.delete_queue(vhost.queue("q"))
+        vhost.delete_exchange("x")
+        assert vhost.exchange("amq.direct").bindings() == []
+        assert names(vhost, "amq.direct", b"k") == []

@@ -16,6 +16,7 @@ from tests.mqtt.harness import (
     unsubscribe,
 )
 from tests.mqtt.test_durability import DiskBench
+from tests.steps import steps
 
 KEPT = b"\x11\x00\x00\x10\x00"
 ONE_AT_A_TIME = b"\x21\x00\x01"
@@ -406,3 +407,34 @@ def test_when_the_broker_stops_only_kept_sessions_take_over() -> None:
     assert [client.packets()[0][0] for client in clients] == [0x32] * 3
     kept = bench.connect("kept", 5, clean=False, properties=KEPT)
     assert sorted(payloads(kept)) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("topic_filter", ["t", "+/#", "$share/g/t"])
+def test_how_many_share_a_filter_makes_no_difference_to_one_that_comes_or_leaves(
+    topic_filter: str,
+) -> None:
+    def comes_and_leaves(count: int) -> int:
+        bench = Bench()
+        for number in range(count):
+            bench.connect(f"c{number}").subscribe(topic_filter)
+        client = bench.connect("c")
+        found = steps(lambda: client.subscribe(topic_filter))
+        return found + steps(client.leave)
+
+    assert comes_and_leaves(800) < 1.2 * comes_and_leaves(200)
+
+
+def test_members_take_turns_whoever_has_left() -> None:
+    bench = Bench()
+    clients = members(bench, "$share/g/t", 0)
+    more = [bench.connect(f"x{number}", 5) for number in range(5)]
+    for client in more:
+        client.subscribe("$share/g/t")
+    for client in (more[0], clients[0], more[3]):
+        client.leave()
+    staying = [*clients[1:], more[1], more[2], more[4]]
+    sender = bench.connect("sender", 5)
+    for _ in range(3 * len(staying)):
+        sender.send(publish("t", b"x", version=5))
+    assert [len(client.packets()) for client in staying] == [3] * len(staying)

@@ -48,6 +48,8 @@ class Share(Destination):
         self.name = topic_filter.decode()
         self.identity = identity_of(topic_filter)
         self.members: list[Delivery] = []
+        # Where in the list each session is.
+        self._places: dict[Session, int] = {}
         self._metrics = metrics
         self._turn = 0
 
@@ -84,9 +86,24 @@ class Share(Destination):
         self._metrics.messages_dropped += 1
         return ACCEPTED
 
+    def put(self, member: Delivery) -> None:
+        """Take a session in, or change how it gets messages."""
+        place = self._places.get(member.session, -1)
+        if place >= 0:
+            self.members[place] = member
+        else:
+            self._places[member.session] = len(self.members)
+            self.members.append(member)
+
     def remove(self, session: Session) -> None:
         """Take the session out, if it is in."""
-        self.members = [member for member in self.members if member.session is not session]
+        place = self._places.pop(session, -1)
+        if place < 0:
+            return
+        last = self.members.pop()
+        if last.session is not session:
+            self.members[place] = last
+            self._places[last.session] = place
 
 
 class Shares:
@@ -115,8 +132,7 @@ class Shares:
             session.shares.add(share.identity)
             if len(session.shares) > MAX_REMEMBERED:
                 session.shares = None
-        share.remove(session)
-        share.members.append(make_delivery(session, [subscription], share.identity))
+        share.put(make_delivery(session, [subscription], share.identity))
 
     def leave(self, session: Session, topic_filter: bytes, shared: bytes) -> None:
         """The session does not share any more; the last one takes the share with it."""
