@@ -58,6 +58,8 @@ class Connection(DurabilityWaiter):
     - Write with ``send`` (or append to ``output`` and call ``mark_dirty`` yourself, adding the
       size to ``output_size``).
     - Never raise out of ``feed``: answer a bad frame in the protocol's own terms and ``close``.
+      What is raised all the same is a fault of ours: it ends in ``internal_error``, or ends the
+      broker when the batch may hold a part of what was fed.
     - To answer when the current batch is durable, register with ``broker.storage.wait(self)``
       and answer in ``batch_durable``.
     """
@@ -101,6 +103,10 @@ class Connection(DurabilityWaiter):
 
     def unblocked(self) -> None:
         """Publishers may go on."""
+
+    def internal_error(self) -> None:
+        """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""
+        self.close()
 
     def shutdown(self) -> None:
         """The broker stops: say so in the protocol's terms and ``close``."""

@@ -181,7 +181,9 @@ class Broker:
         await self._server.stop()
 
     async def wait_failed(self) -> BaseException:
-        """Wait until the storage fails for good; the error. Nothing is acknowledged after it."""
+        """Wait until the storage fails for good, or something happens that the broker does not
+        understand; the StorageError or InternalError. Nothing is acknowledged after it.
+        """
         assert self._server is not None
         return await self._server.wait_failed()
 
@@ -211,8 +213,15 @@ class Broker:
         self._dead_letters.append((queue, message, reason))
         self.driver.request_turn()
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the end of this turn has changes to write that are not in the batch yet."""
+        return bool(self._unsettled or self._unflushed or self._dead_letters)
+
     def end_turn(self) -> None:
-        """Call what is due, write, commit, send."""
+        """Call what is due, write, commit, send. When it raises, nothing was committed that is not
+        whole, and it must not be called again.
+        """
         due_at = self.timers.next_at()
         if due_at and due_at <= self.now_ms:
             self.timers.run(self.now_ms)

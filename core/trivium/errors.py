@@ -4,6 +4,7 @@
 
     TriviumError
      +-- ConfigError           the configuration is wrong (exit code 2)
+     +-- InternalError         the broker does not understand what happened; it stops (exit code 74)
      +-- TopologyError         a client asked for something that the topology does not allow
      |    +-- NotFound             no such exchange, queue, stream, virtual host (AMQP 404)
      |    +-- PreconditionFailed   it exists with other properties, or is in use (AMQP 406)
@@ -25,6 +26,13 @@ class TriviumError(Exception):
 
 class ConfigError(TriviumError, ValueError):
     """A wrong name or value in the configuration; the text is one line for whoever wrote it."""
+
+
+class InternalError(TriviumError):
+    """Something happened that the broker does not understand; its cause is the exception.
+
+    What was not durable by then is lost, since the half of it may be wrong.
+    """
 
 
 class TopologyError(TriviumError):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, cast
 from trivium.adapter import Adapter, Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Listen, is_loopback, join_address
-from trivium.errors import ConfigError, TriviumError
+from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.storage.base import Storage
-from trivium.storage.errors import StorageFailed
+from trivium.storage.errors import StorageError
 from trivium.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class SocketDriver(asyncio.Protocol):
         self._adapter = adapter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            self._connect(transport)
+        except BaseException as error:
+            self._server.stop_for(error)
+
+    def _connect(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface but not the base class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
@@ -77,8 +83,13 @@ class SocketDriver(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         connection = self.connection
         if not connection.is_closed:
-            self._server.begin_turn()
-            connection.feed(data)
+            server = self._server
+            server.begin_turn()
+            changes = server.broker.storage.changes
+            try:
+                connection.feed(data)
+            except BaseException as error:
+                server.feed_failed(connection, changes, error)
 
     def eof_received(self) -> bool:
         return False
@@ -91,7 +102,10 @@ class SocketDriver(asyncio.Protocol):
         connection.is_writable = True
         if not connection.is_closed:
             self._server.begin_turn()
-            connection.flushed()
+            try:
+                connection.flushed()
+            except BaseException as error:
+                self._server.stop_for(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.begin_turn()
@@ -99,7 +113,10 @@ class SocketDriver(asyncio.Protocol):
         connection.is_closed = True
         self._server.broker.connections.discard(connection)
         self._server.connection_gone()
-        connection.lost()
+        try:
+            connection.lost()
+        except BaseException as failure:
+            self._server.stop_for(failure)
 
     def write(self, output: list[bytes]) -> None:
         if not self._transport.is_closing():
@@ -131,7 +148,7 @@ class Server(Driver):
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.failed: asyncio.Future[BaseException]
+        self.failed: asyncio.Future[StorageError | InternalError]
         self.max_connections = 0
         self._loop: asyncio.AbstractEventLoop
         self._listeners: list[asyncio.Server] = []
@@ -232,14 +249,18 @@ class Server(Driver):
         """Stop accepting, tell the clients, write what is left, release the data directory."""
         broker = self.broker
         broker.is_stopping = True
+        had_failed = self.failed.done()
         for timer in (self._ticker, self._watcher, self._waker):
             if timer is not None:
                 timer.cancel()
         for listener in self._listeners:
             listener.close()
-        for connection in list(broker.connections):
-            if not connection.is_closed:
-                connection.shutdown()
+        try:
+            for connection in list(broker.connections):
+                if not connection.is_closed:
+                    connection.shutdown()
+        except BaseException as error:
+            self.stop_for(error)
         self._end_turn()
         if broker.connections:
             try:
@@ -252,14 +273,15 @@ class Server(Driver):
         if self._http is not None:
             await self._http.stop()
         if self._storage is not None:
-            if not self.failed.done():
-                self._end_turn()
+            self._end_turn()
             try:
                 await self._loop.run_in_executor(None, self._storage.close)
-            except StorageFailed:
+            except StorageError:
                 # Said when it happened; what matters here is that the directory is released.
                 if not self.failed.done():
                     raise
+        if self.failed.done() and not had_failed:
+            raise self.failed.result()
 
     async def wait_failed(self) -> BaseException:
         """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
@@ -270,11 +292,40 @@ class Server(Driver):
         if self.broker.is_stopping and not self.broker.connections:
             self._emptied.set()
 
-    def _fail(self, error: BaseException) -> None:
-        """The storage failed for good: nobody is answered any more."""
+    def stop_for(self, error: BaseException) -> None:
+        """Stop the broker for an exception that nobody expected.
+
+        What it left half done is in memory, and perhaps in the batch, which is therefore dropped.
+        """
+        failure = InternalError(f"internal error: {error!r}")
+        failure.__cause__ = error
+        self._fail(failure)
+        assert self._storage is not None
+        self._storage.fail(failure)
+        if not isinstance(error, Exception):
+            raise error
+
+    def feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
+        """``feed`` has raised; before it the batch was at ``changes`` (see ``Storage``)."""
+        broker = self.broker
+        is_alone = broker.storage.changes == changes and not broker.has_unwritten
+        if not is_alone or not isinstance(error, Exception):
+            self.stop_for(error)
+            return
+        address = connection.peer.address
+        logger.error("%s: internal error, it is closed: %r", address, error, exc_info=error)
+        try:
+            connection.internal_error()
+        except BaseException as again:
+            self.stop_for(again)
+
+    def _fail(self, error: StorageError | InternalError) -> None:
+        """The broker cannot go on: nobody is answered any more."""
         if self.failed.done():
             return
-        logger.critical("storage failed, the broker stops: %s", error)
+        # A disk that fails needs no traceback.
+        trace = error if error.__cause__ is not None else None
+        logger.critical("the broker stops: %s", error, exc_info=trace)
         self.failed.set_result(error)
         self.broker.is_stopping = True
         for listener in self._listeners:
@@ -300,7 +351,13 @@ class Server(Driver):
 
     def _end_turn(self) -> None:
         self._is_turn_requested = False
-        self.broker.end_turn()
+        if self.failed.done():
+            return
+        try:
+            self.broker.end_turn()
+        except BaseException as error:
+            self.stop_for(error)
+            return
         if self._closing:
             drivers = self._closing
             self._closing = []
@@ -343,7 +400,14 @@ class Server(Driver):
 
         def finished(future: asyncio.Future[bool]) -> None:
             self.begin_turn()
-            done(not future.cancelled() and future.exception() is None and future.result())
+            fault = None if future.cancelled() else future.exception()
+            if fault is not None:
+                # It touched nothing of ours, and the answer is no.
+                logger.error("internal error, taken for no: %r", fault, exc_info=fault)
+            try:
+                done(not future.cancelled() and fault is None and future.result())
+            except BaseException as error:
+                self.stop_for(error)
 
         self._loop.run_in_executor(None, work).add_done_callback(finished)
 
@@ -373,11 +437,20 @@ class Server(Driver):
 
     def _watch(self) -> None:
         self.begin_turn()
-        self._watcher = self._loop.call_later(self.broker.check_alarms(), self._watch)
+        try:
+            interval = self.broker.check_alarms()
+        except BaseException as error:
+            self.stop_for(error)
+            return
+        self._watcher = self._loop.call_later(interval, self._watch)
 
     def _tick(self) -> None:
         self.begin_turn()
-        self.broker.tick(self._loop.time())
+        try:
+            self.broker.tick(self._loop.time())
+        except BaseException as error:
+            self.stop_for(error)
+            return
         self._ticker = self._loop.call_later(1.0, self._tick)
 
 

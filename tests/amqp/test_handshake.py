@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pamqp import frame
 from pamqp.commands import Channel, Connection, Queue
 
 from tests.amqp.harness import (
@@ -252,6 +253,16 @@ def test_shutdown_is_320(client: Client) -> None:
     client.connection.shutdown()
     client.server.end_turn()
     assert_connection_closed(client, 320, "CONNECTION_FORCED - broker forced connection closure")
+
+
+def test_a_fault_of_ours_is_541_and_the_rest_of_the_stream_is_ignored(client: Client) -> None:
+    client.connection.internal_error()
+    client.server.end_turn()
+    assert_connection_closed(client, 541, "INTERNAL_ERROR - internal error")
+    client.feed(b"\x00" * 100)
+    assert client.take() == []
+    client.feed(frame.marshal(Connection.CloseOk(), 0))
+    assert client.transport.is_closed
 
 
 def test_update_secret_is_accepted(client: Client) -> None:

@@ -236,7 +236,7 @@ async def test_a_failed_storage_closes_every_connection_and_is_reported() -> Non
         writer.write(b"e")
         await reader.readexactly(1)
         assert broker._server is not None
-        broker._server._fail(OSError("disk gone"))
+        broker._server._fail(StorageFailed("disk gone"))
         assert str(await broker.wait_failed()) == "disk gone"
         try:
             assert await reader.read() == b""

@@ -419,3 +419,35 @@ def test_large_packets_in_small_pieces_arrive_whole() -> None:
     data = publish("t", payload)
     sender.send(*(data[at : at + 1000] for at in range(0, len(data), 1000)))
     assert receiver.received() == data
+
+
+@pytest.mark.parametrize(("version", "answer"), [(4, b""), (5, b"\xe0\x01\x80")])
+def test_a_fault_of_ours_is_told_as_one(version: int, answer: bytes) -> None:
+    bench = Bench()
+    client = bench.connect("c", version)
+    client.connection.internal_error()
+    bench.settle()
+    assert client.is_closed
+    assert client.received() == answer
+
+
+@pytest.mark.parametrize(("version", "answer"), [(4, "20020003"), (5, "2003008800")])
+def test_a_fault_of_ours_while_credentials_are_checked_is_told_as_one(
+    version: int, answer: str
+) -> None:
+    bench = Bench(config=config(me=hash_password(b"secret")))
+    client = bench.client()
+    client.send(connect("c", version, username="me", password=b"secret"))
+    client.connection.internal_error()
+    bench.settle()
+    assert client.is_closed
+    assert client.received() == bytes.fromhex(answer)
+
+
+def test_a_fault_of_ours_before_connect_has_no_answer() -> None:
+    bench = Bench()
+    client = bench.client()
+    client.connection.internal_error()
+    bench.settle()
+    assert client.is_closed
+    assert client.received() == b""

@@ -26,6 +26,7 @@ from trivium_amqp.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
     CONNECTION_FORCED,
+    INTERNAL_ERROR,
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
     UNEXPECTED_FRAME,
@@ -603,6 +604,11 @@ class AmqpConnection(Connection):
                 method & 0xFFFF,
             )
         )
+
+    def internal_error(self) -> None:
+        """See ``Connection``; what follows in the stream is not known any more."""
+        self.fail(ConnectionException(INTERNAL_ERROR, "internal error"), 0)
+        self._is_garbled = True
 
     def shutdown(self) -> None:
         """See ``Connection``."""

@@ -35,7 +35,9 @@ from trivium_mqtt.reasons import (
     QUOTA_EXCEEDED,
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
+    SERVER_UNAVAILABLE,
     SESSION_TAKEN_OVER,
+    UNSPECIFIED_ERROR,
     MalformedPacket,
     ProtocolError,
     Refused,
@@ -392,6 +394,13 @@ class MqttConnection(Reader):
     def taken_over(self) -> None:
         """Another connection has this client identifier (MQTT-3.1.4-3)."""
         self._end(SESSION_TAKEN_OVER)
+
+    def internal_error(self) -> None:
+        """See ``Connection``."""
+        if self._state == IS_CONNECTED:
+            self._end(UNSPECIFIED_ERROR)
+        else:
+            self._refuse_connect(SERVER_UNAVAILABLE)
 
     def shutdown(self) -> None:
         """See ``Connection``."""

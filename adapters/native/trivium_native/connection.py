@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -38,8 +37,6 @@ from trivium_native.transactions import Transactions
 if TYPE_CHECKING:
     from trivium.broker import Broker
     from trivium.vhost import VirtualHost
-
-logger = logging.getLogger(__name__)
 
 #: Intervals without a sign of life after which a client is gone.
 HEARTBEATS_MISSED: Final = 2.0
@@ -185,6 +182,9 @@ class NativeConnection(Connection):
         if self._is_open:
             self._publisher.blocked = None
             self.send(encode_frame(frames.UNBLOCKED, 0))
+
+    def internal_error(self) -> None:
+        self.fail(0, BrokerError("internal error"))
 
     def shutdown(self) -> None:
         self._send_close(ShuttingDown("the broker stops"))
@@ -336,10 +336,6 @@ class NativeConnection(Connection):
                 self._send_when_durable(_error_frame(correlation, of_topology(error)))
             else:
                 self.send_error(correlation, of_topology(error))
-        except Exception:
-            # A fault of ours, whatever provoked it, costs this connection only.
-            logger.exception("frame type %#04x from %s failed", kind, self.peer.address)
-            self.fail(correlation, BrokerError("internal error"))
 
     def _publish(self, frame: Frame) -> None:
         correlation = frame.correlation

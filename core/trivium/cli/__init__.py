@@ -21,7 +21,8 @@ EXIT_USAGE: Final = 2
 EXIT_LOCKED: Final = 3
 #: the data directory is damaged beyond a torn end, or of a version that this one cannot read
 EXIT_DAMAGED: Final = 4
-#: the disk failed, is full or cannot be used (EX_IOERR of sysexits.h)
+#: the disk failed, is full or cannot be used (EX_IOERR of sysexits.h), or the broker met an error
+#: of its own: it stops in the same way, and starts as after a crash
 EXIT_IO: Final = 74
 
 _EXIT_CODES: Final = f"""\
@@ -31,7 +32,8 @@ exit codes:
   {EXIT_USAGE}  wrong arguments or configuration
   {EXIT_LOCKED}  another broker uses the data directory
   {EXIT_DAMAGED}  the data directory is damaged, or of an unknown version
-  {EXIT_IO} the disk failed, is full or cannot be used; what was acknowledged is kept
+  {EXIT_IO} the disk failed, is full or cannot be used, or an internal error; what was
+     acknowledged is kept
 """
 
 _SERVE_EPILOG: Final = f"""\

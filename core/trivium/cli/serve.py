@@ -20,7 +20,7 @@ from trivium.broker import Broker
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
-from trivium.errors import ConfigError, TriviumError
+from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.metrics import ProtocolMetrics
 from trivium.process import is_compiled
 from trivium.storage.errors import (
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
             return _fail(EXIT_DAMAGED, f"{error}; {advice}")
         except StorageVersionMismatch as error:
             return _fail(EXIT_DAMAGED, error)
-        except StorageError as error:
+        except (StorageError, InternalError) as error:
             return _fail(EXIT_IO, error)
         except (TriviumError, OSError) as error:
             return _fail(EXIT_FAILED, error)
@@ -103,12 +103,14 @@ async def _serve(config: Config) -> int:
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(broker.wait_failed())
         collecting = asyncio.create_task(_collect(broker))
-        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopped, failed, collecting), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        collecting.cancel()
         if failed.done():
-            return _fail(EXIT_IO, f"the storage failed: {failed.result()}")
+            collecting.cancel()
+            return _fail(EXIT_IO, failed.result())
         failed.cancel()
+        if not collecting.cancel():
+            await collecting
     return EXIT_OK
 
 

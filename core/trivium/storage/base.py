@@ -176,6 +176,14 @@ class Storage:
         """
         raise NotImplementedError
 
+    @property
+    def changes(self) -> int:
+        """A number that differs once something was added to the current batch."""
+        return 0
+
+    def fail(self, error: BaseException) -> None:
+        """What is in memory cannot be trusted: nothing that is not durable becomes it any more."""
+
     def close(self) -> None:
         """Make everything durable, mark the stop as clean, release the directory."""
         raise NotImplementedError

@@ -67,6 +67,7 @@ class Checkpoint(Work):
         keys: Keys,
         entropy: Callable[[int], bytes],
     ) -> None:
+        super().__init__(completions)
         self._keys = keys
         self._entropy = entropy
         self._filesystem = filesystem
@@ -76,7 +77,6 @@ class Checkpoint(Work):
         self._segments = segments
         self._catalog = catalog
         self._catalog_copy = catalog_copy
-        self._completions = completions
         self.is_space_short = is_space_short
         self._compresses = compresses
         #: whether files are rewritten in which little is left
@@ -222,7 +222,6 @@ class Checkpoint(Work):
             self.error = error
             if _is_disk_full(error) and not is_written:
                 self._abandon(writer)
-        self._completions.add(self)
 
     def _rewrite(self, writer: SegmentWriter) -> None:
         """Write what is left of chunks in files that are to go."""

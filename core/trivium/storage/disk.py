@@ -69,24 +69,19 @@ class BatchWork(Work):
         parts: list[bytes],
         waiters: dict[DurabilityWaiter, None],
     ) -> None:
+        super().__init__(storage.completions)
         self._storage = storage
         self.number = number
         self._parts = parts
         self.waiters = waiters
         self.size = 0
-        self.error: OSError | None = None
 
     def run(self) -> None:
         """On the journal lane: write and sync."""
         storage = self._storage
         now = storage.executor.now()
-        try:
-            self.size = storage.journal.write(self.number, self._parts, 0, False, now)
-        except OSError as error:
-            self.error = error
-        else:
-            storage.sync_later()
-        storage.completions.add(self)
+        self.size = storage.journal.write(self.number, self._parts, 0, False, now)
+        storage.sync_later()
 
     def finish(self) -> None:
         """On the loop's thread: tell who waits."""
@@ -97,24 +92,17 @@ class SyncWork(Work):
     """Syncs what a weaker policy than ``always`` left."""
 
     def __init__(self, storage: DiskStorage) -> None:
+        super().__init__(storage.completions)
         self._storage = storage
-        self._error: OSError | None = None
 
     def run(self) -> None:
         """On the journal lane: sync."""
         storage = self._storage
-        try:
-            storage.journal.sync(storage.executor.now())
-        except OSError as error:
-            self._error = error
-        storage.completions.add(self)
+        storage.journal.sync(storage.executor.now())
 
     def finish(self) -> None:
         """On the loop's thread: go on with what waited for it."""
-        if self._error is not None:
-            self._storage.fail(self._error)
-        else:
-            self._storage.ask_for_turn()
+        self._storage.ask_for_turn()
 
 
 class DiskStorage(Storage):
@@ -150,7 +138,7 @@ class DiskStorage(Storage):
     ) -> None:
         self.is_durable = True
         self.executor = ThreadExecutor() if executor is None else executor
-        self.completions = Completions(post)
+        self.completions = Completions(post, self.fail)
         self._directory = directory = str(directory)
         self._wake = wake
         self._on_fatal = on_fatal
@@ -395,6 +383,11 @@ class DiskStorage(Storage):
         waiting = self._older_bytes + self._journal_bytes - 2 * self._checkpoint_size
         return self._changes.size + max(waiting, 0)
 
+    @property
+    def changes(self) -> int:
+        """See ``Storage.changes``."""
+        return len(self._changes.parts)
+
     def free_space(self) -> None:
         """See ``Storage.free_space``: a checkpoint drops journal files and segments."""
         is_idle = self._checkpoint is None and not self._is_full
@@ -408,6 +401,7 @@ class DiskStorage(Storage):
         A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go;
         it looks once for what its last batches have made useless.
         """
+        self.completions.check()
         is_idle = self.batch == self._seen_batch and not self._changes.parts
         self._seen_batch = self.batch
         is_due = is_idle and self._checkpoint is None and self._tidied_batch != self.batch
@@ -462,9 +456,7 @@ class DiskStorage(Storage):
             self._journal_lane.submit_later(SyncWork(self), seconds)
 
     def batch_written(self, work: BatchWork) -> None:
-        """A batch is done, well or not."""
-        if work.error is not None:
-            self.fail(work.error)
+        """A batch is done."""
         if self._failure is not None:
             return
         self._is_busy = False
@@ -478,17 +470,22 @@ class DiskStorage(Storage):
             waiter.batch_durable(work.number)
         self.ask_for_turn()
 
-    def fail(self, error: Exception) -> None:
-        """The disk has failed: nothing becomes durable any more."""
+    def fail(self, error: BaseException) -> None:
+        """See ``Storage.fail``."""
         if self._failure is not None:
             return
         self._failure = self._failed(error)
         self._on_fatal(self._failure)
 
-    def _failed(self, error: Exception) -> StorageError:
+    def _failed(self, error: BaseException) -> StorageError:
+        """What is told of an error: with its cause, unless the disk is."""
         if isinstance(error, StorageError):
             return error
-        return StorageFailed(f"{self._directory} cannot be used any more: {error}")
+        if isinstance(error, (OSError, sqlite3.Error)):
+            return StorageFailed(f"{self._directory} cannot be used any more: {error}")
+        failure = StorageFailed(f"{self._directory} cannot be used any more: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def close(self) -> None:
         """See ``Storage.close``. Raises StorageError when the disk refuses, or did before.

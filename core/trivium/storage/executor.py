@@ -40,29 +40,53 @@ class TimeSlice:
 class Work:
     """Something to do away from the loop."""
 
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        #: what ``run`` raised: then it is not finished, and the storage has failed
+        self.failure: BaseException | None = None
+
+    def perform(self) -> None:
+        """On a lane: do it, and have it finished on the loop's thread."""
+        try:
+            self.run()
+        except BaseException as error:
+            # Whatever it is: the thread would die of it, and everybody wait for ever.
+            self.failure = error
+        self._completions.add(self)
+
     def run(self) -> None:
-        """Do it, on a lane. Must not raise."""
+        """Do it, on a lane. What it raises is final for the storage."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Draw the conclusions, on the loop's thread, once ``Completions`` was told."""
+        """Draw the conclusions, on the loop's thread."""
         raise NotImplementedError
 
 
 class Completions:
     """Brings work that is done back to the loop's thread, in order.
 
-    ``post`` runs a call on the loop's thread, from any thread.
+    ``post`` runs a call on the loop's thread, from any thread; ``fail`` is told there of an error
+    after which the storage cannot go on.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], object],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         self._post = post
+        self._fail = fail
         self._done: deque[Work] = deque()
+        self._untold: BaseException | None = None
 
     def add(self, work: Work) -> None:
         """From any thread: ``work`` is done."""
-        self._done.append(work)
-        self._post(self.run)
+        try:
+            self._done.append(work)
+            self._post(self.run)
+        except BaseException as error:
+            self._untold = error
 
     def run(self) -> None:
         """On the loop's thread: finish what is done.
@@ -74,12 +98,25 @@ class Completions:
                 work = self._done.popleft()
             except IndexError:
                 return
-            work.finish()
+            if work.failure is not None:
+                self._fail(work.failure)
+                continue
+            try:
+                work.finish()
+            except BaseException as error:
+                self._fail(error)
+                if not isinstance(error, Exception):
+                    raise
+
+    def check(self) -> None:
+        """On the loop's thread, now and then: whether a lane could not say that work is done."""
+        if self._untold is not None:
+            self._fail(self._untold)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Lane:
-    """Does work in order."""
+    """Does work in order, up to one that fails."""
 
     def submit(self, work: Work) -> None:
         """Do ``work`` once everything given before is done."""
@@ -149,11 +186,12 @@ class ThreadLane(Lane):
             except Empty:
                 assert later is not None
                 self._later = None
-                later.run()
-                continue
+                work = later
             if work is None:
                 return
-            work.run()
+            work.perform()
+            if work.failure is not None:
+                return
 
 
 class ThreadExecutor(Executor):

@@ -121,7 +121,7 @@ class Inspection:
             self.segment_directory,
             0,
             Lane(),
-            Completions(_no_post),
+            Completions(_no_post, _no_failure),
             _no_failure,
             self.keys,
         )
@@ -421,5 +421,5 @@ def _no_post(call: Callable[[], None]) -> None:
     """Nothing is done beside an inspection, so nothing comes back."""
 
 
-def _no_failure(error: Exception) -> None:
+def _no_failure(error: BaseException) -> None:
     raise error

@@ -271,13 +271,15 @@ class JournalWriter:
     def _create(self, number: int) -> File:
         """The next file, durable, with batch ``number`` to come first."""
         path = f"{self._directory}/{file_name(self._next_file)}"
-        if self.spares:
+        try:
             # Blocks that were written before sync faster than freshly reserved ones.
             temporary = self.spares.popleft()
-            file = self._filesystem.open(temporary)
-        else:
+        except IndexError:
+            # Not asked before: a checkpoint may take the last one meanwhile.
             temporary = path + TEMPORARY_SUFFIX
             file = self._filesystem.create(temporary)
+        else:
+            file = self._filesystem.open(temporary)
         file.allocate(self._file_size)
         key_id = self._keys.current
         salt = self._entropy(SALT_SIZE) if key_id != PLAIN else bytes(SALT_SIZE)

@@ -72,6 +72,7 @@ class LoadWork(Work):
     def __init__(
         self, segments: Segments, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]
     ) -> None:
+        super().__init__(segments.completions)
         self._segments = segments
         self._places = [Place(log, chunk) for chunk in chunks]
         self._ready = ready
@@ -88,7 +89,6 @@ class LoadWork(Work):
         except (OSError, StorageError) as error:
             self._error = error
         reader.close()
-        self._segments.completions.add(self)
 
     def finish(self) -> None:
         """On the loop's thread: hand the records over."""
@@ -133,7 +133,7 @@ class Segments:
         budget: int,
         lane: Lane,
         completions: Completions,
-        fail: Callable[[Exception], None],
+        fail: Callable[[BaseException], None],
         keys: Keys,
     ) -> None:
         self.filesystem = filesystem

@@ -84,7 +84,7 @@ class SimulatedDisk(FileSystem):
         self.pending_names: list[Operation] = []
         self.locked: set[str] = set()
         self.operations: list[Operation] = []
-        #: called before each operation; may raise OSError
+        #: called before each operation; may raise anything
         self.before: Callable[[Operation], None] = lambda operation: None
         #: bytes that all files may hold together
         self.capacity = 1 << 60
@@ -349,15 +349,15 @@ class SimulatedLane(Lane):
     def step(self) -> None:
         """Do one work, if there is one."""
         if self.queue:
-            self.queue.pop(0).run()
+            self.queue.pop(0).perform()
         elif self.later is not None and self.later[0] <= self._executor.clock:
             work = self.later[1]
             self.later = None
-            work.run()
+            work.perform()
 
     def stop(self) -> None:
         while self.queue:
-            self.queue.pop(0).run()
+            self.queue.pop(0).perform()
         self.later = None
 
 

@@ -1,15 +1,18 @@
-"""What runs on a lane lets the loop go on."""
+"""What runs on a lane lets the loop go on, and what goes wrong there is told."""
 
 from __future__ import annotations
 
+import queue
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.core.storage.simulated import Host
+from tests.core.storage.simulated import Host, Operation, Recorder
 from trivium.storage.chunks import CHUNK_RECORDS
-from trivium.storage.executor import TimeSlice
+from trivium.storage.errors import StorageFailed
+from trivium.storage.executor import Completions, ThreadLane, TimeSlice, Work
 
 
 class Clock:
@@ -71,3 +74,204 @@ def test_a_checkpoint_pauses_between_chunks(clock: Clock) -> None:
     assert host.disk.names("data/segments")
     # When they are written, and when their rows are made.
     assert clock.given_up >= 2 * chunks
+
+
+class Raises(Work):
+    """Raises on the lane, or on the loop's thread."""
+
+    def __init__(
+        self, completions: Completions, error: BaseException, on_loop: bool = False
+    ) -> None:
+        super().__init__(completions)
+        self.raised = error
+        self.on_loop = on_loop
+
+    def run(self) -> None:
+        if not self.on_loop:
+            raise self.raised
+
+    def finish(self) -> None:
+        if self.on_loop:
+            raise self.raised
+
+
+class Counts(Work):
+    """Counts how often it is done."""
+
+    def __init__(self, completions: Completions, done: list[str]) -> None:
+        super().__init__(completions)
+        self.done = done
+
+    def run(self) -> None:
+        self.done.append("run")
+
+    def finish(self) -> None:
+        self.done.append("finish")
+
+
+ERRORS = [MemoryError(), RuntimeError("a fault"), SystemExit(3), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_whatever_a_lane_raises_is_told_and_ends_the_lane(error: BaseException) -> None:
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    errors: list[BaseException] = []
+    done: list[str] = []
+    completions = Completions(calls.put, errors.append)
+    lane = ThreadLane("lane")
+    lane.submit(Counts(completions, done))
+    lane.submit(Raises(completions, error))
+    lane.submit(Counts(completions, done))
+    lane.stop()
+    while not calls.empty():
+        calls.get()()
+    assert errors == [error]
+    assert done == ["run", "finish"]
+
+
+def test_whatever_a_later_work_raises_is_told() -> None:
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    errors: list[BaseException] = []
+    completions = Completions(calls.put, errors.append)
+    lane = ThreadLane("lane")
+
+    class Starts(Counts):
+        def run(self) -> None:
+            lane.submit_later(Raises(completions, ERRORS[0]), 0)
+
+    lane.submit(Starts(completions, []))
+    for _ in range(2):
+        calls.get(timeout=60)()
+    lane.stop()
+    assert errors == ERRORS[:1]
+
+
+def test_whatever_the_end_of_a_work_raises_is_told_and_the_others_end() -> None:
+    calls: list[Callable[[], None]] = []
+    errors: list[BaseException] = []
+    done: list[str] = []
+    completions = Completions(calls.append, errors.append)
+    Raises(completions, ERRORS[0], True).perform()
+    Counts(completions, done).perform()
+    for call in calls:
+        call()
+    assert errors == ERRORS[:1]
+    assert done == ["run", "finish"]
+
+
+@pytest.mark.parametrize("kind", ["write", "sync_range", "sync"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_unexpected_error_of_the_journal_is_final(kind: str, error: BaseException) -> None:
+    host = Host(fsync="interval:100" if kind == "sync" else "always")
+    host.storage.log("l").append(b"first")
+    host.commit()
+    durable = host.storage.durable
+
+    def fail(operation: Operation) -> None:
+        if operation.kind == kind:
+            raise error
+
+    host.disk.before = fail
+    waiter = Recorder()
+    if kind != "sync":
+        host.storage.log("l").append(b"lost")
+        host.storage.wait(waiter)
+    host.executor.clock = 1.0
+    host.storage.commit()
+    host.step()
+    assert [type(each) for each in host.errors] == [StorageFailed]
+    assert host.errors[0].__cause__ is error
+    host.disk.before = lambda operation: None
+    done = len(host.disk.operations)
+    host.storage.log("l").append(b"later")
+    host.storage.commit()
+    host.step()
+    with pytest.raises(StorageFailed):
+        host.storage.close()
+    assert (waiter.batches, host.storage.durable) == ([], durable)
+    assert len(host.disk.operations) == done
+
+
+@pytest.mark.parametrize("where", [".segment.tmp", "catalog"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_unexpected_error_of_a_checkpoint_is_final(where: str, error: BaseException) -> None:
+    host = Host()
+    host.storage.log("l").append(b"kept")
+    host.storage.table("t").put(b"key", b"kept")
+    host.commit()
+
+    def fail(operation: Operation) -> None:
+        if where in operation.path:
+            raise error
+
+    host.disk.before = fail
+    host.storage.free_space()
+    for _ in range(10):
+        host.storage.commit()
+        host.step()
+    assert [each.__cause__ for each in host.errors] == [error]
+    host.disk.before = lambda operation: None
+    with pytest.raises(StorageFailed):
+        host.storage.close()
+    assert Host(host.disk.power_cut(None), seed=1).contents("l") == {0: (b"kept", b"")}
+
+
+def test_an_unexpected_error_of_a_read_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    host.storage.log("l").append(b"x" * 100)
+    host.commit()
+    host.storage.free_space()
+    host.commit()
+    host.storage.close()
+    host = Host(host.disk, seed=1)
+    assert not host.storage.log("l").is_loaded(0)
+
+    def fail(path: str) -> None:
+        raise ERRORS[0]
+
+    monkeypatch.setattr(host.disk, "open", fail)
+    host.storage.log("l").load(0, 100, lambda: pytest.fail("it was not read"))
+    host.step()
+    assert [each.__cause__ for each in host.errors] == ERRORS[:1]
+
+
+def test_an_error_that_cannot_be_told_is_found_by_the_next_look() -> None:
+    host = Host()
+    host.storage.log("l").append(b"x")
+    host.storage.commit()
+
+    def post(call: Callable[[], None]) -> None:
+        raise MemoryError
+
+    host.storage.completions._post = post
+    host.step()
+    assert host.errors == []
+    host.storage.tidy()
+    assert [type(each.__cause__) for each in host.errors] == [MemoryError]
+
+
+class TakenMeanwhile(deque[str]):
+    """The other thread takes the last one just before this one does."""
+
+    times = 0
+
+    def popleft(self) -> str:
+        self.clear()
+        self.times += 1
+        return super().popleft()
+
+
+def test_the_journal_and_a_checkpoint_may_want_the_same_spare_file() -> None:
+    host = Host(journal_file_size=1000, checkpoint_size=2000)
+    journal = host.storage.journal
+    for _ in range(20):
+        host.storage.log("l").append(bytes(600))
+        host.commit()
+        if journal.spares:
+            break
+    journal.spares = taken = TakenMeanwhile(journal.spares)
+    for _ in range(5):
+        host.storage.log("l").append(bytes(600))
+        host.commit()
+    assert taken.times > 0
+    assert host.errors == []

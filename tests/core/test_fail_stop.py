@@ -1,0 +1,330 @@
+"""What is not understood stops what it could have damaged: one connection, or the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trivium.server
+from trivium.adapter import Adapter, Connection, Peer, Transport
+from trivium.broker import Broker
+from trivium.config import Config, Listen, StorageConfig
+from trivium.errors import InternalError
+from trivium.metrics import ProtocolMetrics
+from trivium.queues import Queue
+from trivium.timers import Timed
+from trivium.turns import EndOfTurn
+
+ERROR = MemoryError("no more")
+
+
+class Faulty(Connection):
+    """Answers ``e`` with itself; ``p`` publishes, ``x`` raises, ``a`` asks a thread."""
+
+    def __init__(self, adapter: FaultyAdapter, transport: Transport, peer: Peer) -> None:
+        super().__init__(adapter.broker, transport, peer)
+        self.adapter = adapter
+
+    def feed(self, data: bytes) -> None:
+        for byte in data:
+            if byte == ord("e"):
+                self.send(b"e")
+            elif byte == ord("p"):
+                self.broker.storage.table("t").put(b"half", b"done")
+            elif byte == ord("s"):
+                self.broker.add_unflushed(Quiet())
+            elif byte == ord("a"):
+                self.broker.driver.run_blocking(lambda: True, self.done)
+            elif byte == ord("w"):
+                self.broker.driver.run_blocking(self.work, self.tell)
+            else:
+                raise ERROR
+
+    def work(self) -> bool:
+        raise ERROR
+
+    def tell(self, is_right: bool) -> None:
+        self.send(b"%d" % is_right)
+
+    def done(self, is_right: bool) -> None:
+        raise ERROR
+
+    def internal_error(self) -> None:
+        self.send(b"sorry")
+        self.close()
+
+    def tick(self, now: float) -> None:
+        if self.adapter.fails == "tick":
+            raise ERROR
+
+    def flushed(self) -> None:
+        if self.adapter.fails == "flushed":
+            raise ERROR
+
+    def lost(self) -> None:
+        if self.adapter.fails == "lost":
+            raise ERROR
+
+    def shutdown(self) -> None:
+        if self.adapter.fails == "shutdown":
+            raise ERROR
+        self.close()
+
+    def batch_durable(self, batch: int) -> None:
+        raise ERROR
+
+
+class FaultyAdapter(Adapter):
+    def __init__(self) -> None:
+        self.name = "line"
+        self.metrics = ProtocolMetrics()
+        self.fails = ""
+
+    def start(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        if self.fails == "connect":
+            raise ERROR
+        return Faulty(self, transport, peer)
+
+    def tick(self, now: float) -> None:
+        if self.fails == "adapter":
+            raise ERROR
+
+
+class Quiet(EndOfTurn):
+    def flush_turn(self) -> None:
+        pass
+
+
+class Raising(EndOfTurn):
+    def flush_turn(self) -> None:
+        raise ERROR
+
+
+class Alarm(Timed):
+    def due(self) -> None:
+        raise ERROR
+
+
+class World:
+    """A broker on disk, with the faulty adapter."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = Config(listen={"line": Listen(0)}, storage=StorageConfig(data=directory))
+        self.adapter = FaultyAdapter()
+        self.broker = Broker(self.config)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.broker.listeners["line"].rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World(tmp_path)
+    monkeypatch.setattr(trivium.server, "load_adapters", lambda listen: [found.adapter])
+    return found
+
+
+async def assert_stopped(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker stops for ``ERROR``, and says so once, with a traceback."""
+    found = await asyncio.wait_for(world.broker.wait_failed(), 30)
+    assert isinstance(found, InternalError)
+    assert found.__cause__ is ERROR
+    assert repr(ERROR) in str(found)
+    critical = [each for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert len(critical) == 1
+    assert "Traceback" in caplog.text
+    assert repr(ERROR) in critical[0].getMessage()
+
+
+async def assert_nothing_half_done(world: World) -> None:
+    """The next start finds nothing of the turn in which it happened."""
+    world.broker = again = Broker(world.config)
+    world.adapter.fails = ""
+    async with again:
+        assert again.storage.table("t").get(b"half") is None
+
+
+def in_turn(world: World) -> None:
+    """A change, and then an error, within one turn."""
+    broker = world.broker
+    broker.storage.table("t").put(b"half", b"done")
+    broker.add_unflushed(Raising())
+
+
+def by_timer(world: World) -> None:
+    broker = world.broker
+    broker.storage.table("t").put(b"half", b"done")
+    broker.timers.call_at(1, Alarm())
+    broker.driver.request_turn()
+
+
+@pytest.mark.parametrize("cause", [in_turn, by_timer])
+async def test_an_error_at_the_end_of_a_turn_stops_the_broker_without_the_turn(
+    world: World, caplog: pytest.LogCaptureFixture, cause: Callable[[World], None]
+) -> None:
+    async with world.broker:
+        cause(world)
+        await assert_stopped(world, caplog)
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_of_who_waits_for_a_batch_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker as broker:
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        await reader.readexactly(1)
+        broker.storage.wait(next(iter(broker.connections)))
+        broker.driver.request_turn()
+        found = await asyncio.wait_for(broker.wait_failed(), 30)
+        assert found.__cause__ is ERROR
+        assert "Traceback" in caplog.text
+        writer.close()
+
+
+@pytest.mark.parametrize("where", ["tick", "adapter"])
+async def test_an_error_of_the_ticker_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async with world.broker:
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        await reader.readexactly(1)
+        world.broker.storage.table("t").put(b"half", b"done")
+        world.adapter.fails = where
+        assert world.broker._server is not None
+        world.broker._server._tick()
+        await assert_stopped(world, caplog)
+        writer.close()
+    await assert_nothing_half_done(world)
+
+
+@pytest.mark.pure  # a method of a compiled class cannot be replaced
+async def test_an_error_of_the_watcher_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(resident: int, free: int) -> float:
+        raise ERROR
+
+    async with world.broker as broker:
+        monkeypatch.setattr(broker.alarms, "check", check)
+        assert broker._server is not None
+        broker._server._watch()
+        await assert_stopped(world, caplog)
+
+
+@pytest.mark.parametrize("where", ["connect", "flushed", "lost"])
+async def test_an_error_at_the_begin_or_end_of_a_connection_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async with world.broker:
+        world.adapter.fails = where
+        _, writer = await world.connect()
+        writer.write(b"e")
+        writer.close()
+        await assert_stopped(world, caplog)
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_while_a_thread_is_answered_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker:
+        _, writer = await world.connect()
+        writer.write(b"a")
+        await assert_stopped(world, caplog)
+        writer.close()
+
+
+async def test_an_error_in_a_thread_that_only_decides_is_a_refusal_and_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker:
+        reader, writer = await world.connect()
+        writer.write(b"w")
+        assert await reader.readexactly(1) == b"0"
+        assert "Traceback" in caplog.text
+        writer.close()
+
+
+async def test_an_error_in_a_feed_that_changed_nothing_costs_that_connection_alone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker:
+        reader, writer = await world.connect()
+        other_reader, other_writer = await world.connect()
+        writer.write(b"ex")
+        assert await reader.read() == b"esorry"
+        assert "Traceback" in caplog.text
+        other_writer.write(b"e")
+        assert await other_reader.readexactly(1) == b"e"
+        writer.close()
+        other_writer.close()
+
+
+async def test_what_others_have_changed_does_not_count(world: World) -> None:
+    async with world.broker as broker:
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        await reader.readexactly(1)
+        # In the same turn, and whatever the batch holds already.
+        broker.driver.request_turn()
+        broker.storage.table("t").put(b"other", b"done")
+        connection = next(iter(broker.connections))
+        connection.transport.data_received(b"x")  # type: ignore[attr-defined]
+        assert await reader.read() == b"sorry"
+        writer.close()
+    async with Broker(world.config) as again:
+        assert again.storage.table("t").get(b"other") == b"done"
+
+
+@pytest.mark.parametrize("data", [b"px", b"sx"])
+async def test_an_error_in_a_feed_that_is_partly_in_the_batch_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    async with world.broker:
+        reader, writer = await world.connect()
+        writer.write(data)
+        await assert_stopped(world, caplog)
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            pass
+        writer.close()
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_while_the_broker_stops_is_raised_and_commits_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await world.broker.__aenter__()
+    reader, writer = await world.connect()
+    writer.write(b"e")
+    await reader.readexactly(1)
+    broker.storage.table("t").put(b"half", b"done")
+    world.adapter.fails = "shutdown"
+    with pytest.raises(InternalError):
+        await broker.__aexit__(None, None, None)
+    await assert_stopped(world, caplog)
+    writer.close()
+    await assert_nothing_half_done(world)
+
+
+async def test_the_other_protocols_are_told_nothing_after_it(world: World) -> None:
+    """A durable publish of the broken turn is not acknowledged, and is not there."""
+    async with world.broker as broker:
+        queue: Queue = broker.vhosts["/"].declare_queue("q", durable=True)
+        assert queue.name == "q"
+        broker.add_unflushed(Raising())
+        await broker.wait_failed()
+    async with Broker(world.config) as again:
+        assert again.vhosts["/"].queues == {}
