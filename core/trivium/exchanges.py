@@ -17,6 +17,7 @@ from trivium.bag import Bag
 from trivium.errors import PreconditionFailed
 from trivium.message import Address, HeaderValue, Message
 from trivium.topics import PatternTree, filter_pattern, hides_dollar, key_pattern, levels_of
+from trivium.values import matches
 
 ACCEPTED: Final = 0
 """Result of a publish that waits for nothing. A positive result is the batch to wait for."""
@@ -75,15 +76,6 @@ class Binding:
         self.options = options
         self.levels: list[bytes] = filter_pattern(pattern) if is_filter else key_pattern(pattern)
         self.hides_dollar = is_filter and hides_dollar(self.levels)
-
-    def is_same(self, other: Binding) -> bool:
-        """Whether a second bind with ``other`` would change nothing but the options."""
-        return (
-            self.destination is other.destination
-            and self.pattern == other.pattern
-            and self.is_filter == other.is_filter
-            and self.arguments == other.arguments
-        )
 
 
 class Route:
@@ -335,7 +327,7 @@ def _headers_match(arguments: dict[str, HeaderValue], headers: dict[str, HeaderV
     # A void argument asks for the header's presence alone.
     hits = 0
     for name, value in wanted:
-        if name in headers and (value is None or headers[name] == value):
+        if name in headers and (value is None or matches(value, headers[name])):
             hits += 1
     if kind == "any" or kind == "any-with-x":
         return hits > 0

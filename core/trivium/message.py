@@ -12,10 +12,11 @@ import struct
 from struct import Struct
 from typing import Final
 
-import msgpack
 from mypy_extensions import mypyc_attr
 
 from trivium.topics import levels_of, topic_of
+from trivium.values import HeaderValue as HeaderValue
+from trivium.values import pack, unpack
 
 AT_MOST_ONCE: Final = 0
 AT_LEAST_ONCE: Final = 1
@@ -45,10 +46,6 @@ class RecordError(ValueError):
 
 _I64: Final = Struct("<q")
 _U32: Final = Struct("<I")
-
-HeaderValue = object
-"""A header value of the neutral form:
-``None | bool | int | float | str | bytes | datetime | list | dict``."""
 
 
 class Properties:
@@ -253,7 +250,7 @@ class Message:
                 extra = _I64.pack(self.deliver_at)
             if self.annotations is not None:
                 flags |= _ANNOTATED
-                packed: bytes = msgpack.packb(self.annotations, datetime=True)
+                packed = pack(self.annotations)
                 extra += _U32.pack(len(packed)) + packed
             address = self.address
             found = b"".join(
@@ -299,7 +296,7 @@ def decode_record(record: bytes) -> Message:
         if flags & _ANNOTATED:
             size = _U32.unpack_from(record, at)[0]
             at += 4 + size
-            annotations = msgpack.unpackb(record[at - size : at], timestamp=3)
+            annotations = unpack(record[at - size : at])
     except (struct.error, ValueError) as error:
         raise RecordError(f"message record has a damaged field: {error}") from None
     payload_at = at + header_size

@@ -19,6 +19,7 @@ from trivium.queue_settings import POLICY_KEYS, check_value
 from trivium.storage.base import Table
 from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
 from trivium.stream_settings import check_stream_value
+from trivium.values import same
 
 QUEUES: Final = "queues"
 EXCHANGES: Final = "exchanges"
@@ -82,7 +83,7 @@ class Policy:
         """Whether replacing one by the other would change nothing."""
         return (
             self.pattern == other.pattern
-            and self.definition == other.definition
+            and same(self.definition, other.definition)
             and self.apply_to == other.apply_to
             and self.priority == other.priority
         )

@@ -7,6 +7,7 @@ import json
 import sys
 from array import array
 from datetime import datetime
+from decimal import Decimal
 from itertools import accumulate
 from typing import Final
 from zlib import crc32
@@ -104,18 +105,20 @@ def header_bytes(value: HeaderValue) -> bytes:
         return b"true"
     if value is False:
         return b"false"
-    if isinstance(value, (int, float)):
-        return repr(value).encode()
+    if isinstance(value, (int, float, Decimal)):
+        return str(value).encode()
     if isinstance(value, datetime):
         return value.isoformat().encode()
-    text = json.dumps(value, default=_json_text, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, default=_json_form, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
-def _json_text(value: object) -> str:
+def _json_form(value: object) -> object:
     """What JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return float(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 

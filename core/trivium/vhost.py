@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
-
-import msgpack
+from typing import TYPE_CHECKING, Final
 
 from trivium.deduplication import (
     EXCHANGE,
@@ -47,6 +45,7 @@ from trivium.returns import Returns
 from trivium.storage.base import Log
 from trivium.stream_settings import check_stream_arguments, stream_settings_of
 from trivium.streams import MAX_PARTITIONS, Stream
+from trivium.values import pack, unpack
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
@@ -194,7 +193,7 @@ class VirtualHost:
         self.exchanges[name] = made
         if durable:
             self._exchange_rows.put(
-                name.encode(), _pack([kind, auto_delete, internal, made.arguments])
+                name.encode(), pack([kind, auto_delete, internal, made.arguments])
             )
             self.changes.note(EXCHANGE, name)
         self.generation += 1
@@ -285,7 +284,7 @@ class VirtualHost:
         # An exclusive queue goes with its connection, so it has nothing to keep on disk.
         is_kept = durable and owner is None
         if is_kept:
-            self._queue_rows.put(name.encode(), _pack([auto_delete, wanted, adapter]))
+            self._queue_rows.put(name.encode(), pack([auto_delete, wanted, adapter]))
             self.changes.note(QUEUE, name)
         made = self._make_queue(name, durable, auto_delete, owner, wanted, adapter)
         made.touch()
@@ -403,7 +402,7 @@ class VirtualHost:
             raise PreconditionFailed(f"a stream has 1 to {MAX_PARTITIONS} partitions")
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
-        self._stream_rows.put(name.encode(), _pack([partitions, incarnation, wanted]))
+        self._stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
         self.changes.note(QUEUE, name)
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.generation += 1
@@ -547,7 +546,7 @@ class VirtualHost:
             return None
         if not (durable and exchange.durable):
             return None
-        return _pack(
+        return pack(
             [
                 exchange.name,
                 kind,
@@ -663,19 +662,19 @@ class VirtualHost:
 
     def _restore(self) -> None:
         for key, row in self._exchange_rows.items():
-            kind, auto_delete, internal, arguments = _unpack(row)
+            kind, auto_delete, internal, arguments = unpack(row)
             name = key.decode()
             exchange = make_exchange(kind, name, True, auto_delete, internal, arguments)
             if exchange is not None:
                 self.exchanges[name] = exchange
         for key, row in self._stream_rows.items():
-            partitions, incarnation, arguments = _unpack(row)
+            partitions, incarnation, arguments = unpack(row)
             self._make_stream(key.decode(), partitions, incarnation, arguments)
         for key, row in self._queue_rows.items():
-            auto_delete, arguments, adapter = _unpack(row)
+            auto_delete, arguments, adapter = unpack(row)
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
         for key, _ in list(self._binding_rows.items()):
-            source, kind, target, pattern, is_filter, arguments = _unpack(key)
+            source, kind, target, pattern, is_filter, arguments = unpack(key)
             from_exchange = self.exchanges.get(source)
             destination: Destination | None
             if kind == "exchange":
@@ -743,13 +742,3 @@ def _show_argument(value: object) -> str:
     return (
         "none" if value is None else f"the value '{_show(value)}' of type '{type(value).__name__}'"
     )
-
-
-def _pack(value: object) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
-
-
-def _unpack(data: bytes) -> Any:
-    value: Any = msgpack.unpackb(data, raw=False, strict_map_key=False)
-    return value

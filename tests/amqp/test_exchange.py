@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
+
 import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
 from tests.amqp.harness import Client, assert_channel_closed, names
 from trivium.exchanges import Binding
 from trivium.message import Address, Message
+
+SECOND = datetime.fromtimestamp(1, UTC)
 
 
 def reopen(client: Client) -> None:
@@ -207,6 +212,32 @@ def test_headers_exchange(
     while (body := client.get("q")) is not None:
         found.append(int(body))
     assert found == matching
+
+
+@pytest.mark.parametrize(
+    ("wanted", "header", "is_routed"),
+    [
+        (1, True, False),
+        (1, 1 << 40, False),
+        (1, 1.0, True),
+        (1, SECOND, True),
+        (SECOND, SECOND, True),
+        (Decimal(1), Decimal(1), True),
+        (1, Decimal(1), False),
+        ("v", bytearray(b"v"), True),
+        (bytearray(b"v"), "v", True),
+        ([1], [True], False),
+        ([SECOND], [SECOND], True),
+        ({"a": 1}, {"a": True}, False),
+    ],
+)
+def test_a_headers_exchange_compares_types(
+    client: Client, wanted: object, header: object, is_routed: bool
+) -> None:
+    client.declare("q")
+    client.bind("q", "amq.headers", "", arguments={"a": wanted})
+    client.publish("", b"x", exchange="amq.headers", headers={"a": header})
+    assert (client.get("q") is not None) is is_routed
 
 
 def test_bind_with_bad_x_match_is_406(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -35,12 +36,12 @@ def table(value: bytes) -> bytes:
         ("4c ffffffffffffffff", 2**64 - 1),
         ("66 3fc00000", 1.5),
         ("64 3ff8000000000000", 1.5),
-        ("44 02 0000007d", 1.25),
-        ("44 00 ffffffff", -1.0),
+        ("44 02 0000007d", Decimal("1.25")),
+        ("44 00 ffffffff", Decimal(-1)),
         ("53 00000003 c3a561", "åa"),
         ("53 00000001 ff", b"\xff"),
         ("78 00000002 0061", b"\x00a"),
-        ("54 00000000499602d2", 1234567890),
+        ("54 00000000499602d2", datetime(2009, 2, 13, 23, 31, 30, tzinfo=UTC)),
         ("56", None),
         ("46 00000003 016156", {"a": None}),
         ("41 00000004 56 56 74 01", [None, None, True]),
@@ -53,13 +54,13 @@ def test_every_field_type_is_read(encoded: str, value: HeaderValue) -> None:
     assert type(found["k"]) is type(value)
 
 
-def test_timestamps_of_messages_are_times() -> None:
+def test_timestamps_are_times() -> None:
     data = table(bytes.fromhex("54 0000000000000e10"))
-    found = decode_table(data, 0, len(data), with_times=True)
+    found = decode_table(data, 0, len(data))
     assert found == {"k": datetime(1970, 1, 1, 1, tzinfo=UTC)}
     assert encode_table(found.items())[4:] == data
     late = table(bytes.fromhex("54 ffffffffffffffff"))
-    assert decode_table(late, 0, len(late), with_times=True) == {"k": 2**64 - 1}
+    assert decode_table(late, 0, len(late)) == {"k": 2**64 - 1}
 
 
 def test_fields_are_put_in_front_and_the_rest_stays_as_it_was() -> None:
@@ -82,6 +83,10 @@ def test_first_of_equal_names_is_taken() -> None:
         (2**31, "6c 0000000080000000"),
         (2**63, "53 00000013 " + b"9223372036854775808".hex()),
         (1.5, "64 3ff8000000000000"),
+        (Decimal("1.25"), "44 02 0000007d"),
+        (Decimal("-0.10"), "44 02 fffffff6"),
+        (Decimal("1e3"), "53 00000004 " + b"1E+3".hex()),
+        (Decimal(99999999999), "53 0000000b " + b"99999999999".hex()),
         ("å", "53 00000002 c3a5"),
         (b"\xff", "78 00000001 ff"),
         (None, "56"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from tests.core.harness import message
@@ -25,6 +27,16 @@ def exchange(kind: str) -> Exchange:
 
 def match(source: Exchange, key: bytes, sent: Message | None = None) -> list[bytes]:
     return [binding.pattern for binding in source.match(Address("x", key), sent)]
+
+
+@pytest.mark.parametrize("other", [True, 1.0, Decimal(1), "1", [1]])
+def test_bindings_whose_arguments_differ_in_type_are_two(other: HeaderValue) -> None:
+    headers, sink = exchange("headers"), Sink()
+    headers.bind(Binding(sink, b"", {"a": 1}))
+    headers.bind(Binding(sink, b"", {"a": other}))
+    assert len(headers.bindings()) == 2
+    assert headers.unbind(Binding(sink, b"", {"a": 1}))
+    assert [binding.arguments for binding in headers.bindings()] == [{"a": other}]
 
 
 def test_unknown_type_is_none() -> None:
@@ -87,6 +99,8 @@ HEADERS: dict[str, HeaderValue] = {"a": 1, "b": "two", "x-c": True}
         ({"a": 1, "b": "other"}, False),
         ({"a": None}, True),
         ({"missing": None}, False),
+        ({"a": True}, False),
+        ({"b": b"two"}, True),
         ({"x-match": "any", "a": 9, "b": "two"}, True),
         ({"x-match": "any", "a": 9}, False),
         ({"x-match": "all", "a": 1, "x-c": False}, True),

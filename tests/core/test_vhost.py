@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.core.harness import RecordingConsumer, drain, message, open_broker, o
 from tests.steps import steps
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import REJECTED, Binding, Destination, Exchange
-from trivium.message import Message, Properties
+from trivium.message import HeaderValue, Message, Properties
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost, queue_log_name
 
@@ -192,6 +194,23 @@ def test_auto_delete_exchange_goes_with_its_last_binding(vhost: VirtualHost) -> 
     binding = bind(vhost, "x", "q", b"")
     vhost.unbind(vhost.exchange("x"), binding)
     assert "x" not in vhost.exchanges
+
+
+def test_arguments_have_their_types_again_after_a_restart() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    queue = vhost.declare_queue("q", durable=True)
+    arguments: dict[str, HeaderValue] = {
+        "decimal": Decimal("1.00"),
+        "time": datetime.fromtimestamp(1, UTC),
+        "nested": [Decimal(-1), {"b": b"\xff"}],
+    }
+    vhost.bind(vhost.exchange("amq.headers"), Binding(queue, b"", arguments))
+    again = open_vhost(storage)
+    headers = again.exchange("amq.headers")
+    assert [binding.arguments for binding in headers.bindings()] == [arguments]
+    assert again.unbind(headers, Binding(again.queues["q"], b"", arguments))
+    assert open_vhost(storage).exchange("amq.headers").bindings() == []
 
 
 def test_durable_topology_is_restored_and_the_rest_is_not() -> None:

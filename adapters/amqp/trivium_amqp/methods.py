@@ -194,8 +194,7 @@ def decode(method: int, data: bytes, start: int, end: int) -> list[Any]:
         elif letter == "k" or letter == "S":
             values.append(data[at:position])
         elif letter == "T":
-            # A time and a number mean different things where a consumer is to begin.
-            values.append(decode_table(data, at, position, method == BASIC_CONSUME))
+            values.append(decode_table(data, at, position))
         elif letter != "r" and letter != "c":
             values.append(int.from_bytes(data[at:position], "big"))
     if position != end:

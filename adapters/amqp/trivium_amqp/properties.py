@@ -95,7 +95,7 @@ def decode_properties(data: bytes) -> BasicProperties:
             end = at + 4 + length
             if end > size:
                 raise malformed("content header ends too early")
-            found.headers = decode_table(data, at + 4, end, with_times=True)
+            found.headers = decode_table(data, at + 4, end)
             found.headers_end = end
         elif flag in (DELIVERY_MODE, PRIORITY):
             end = at + 1

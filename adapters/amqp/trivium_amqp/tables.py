@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from struct import Struct
 from typing import Final
 
@@ -21,6 +22,8 @@ MAX_DEPTH: Final = 64
 
 #: Last second that a ``datetime`` can hold (year 9999); later ones stay integers.
 MAX_TIME: Final = 253_402_300_799
+
+_MAX_SCALE: Final = 255
 
 _I8: Final = Struct(">b")
 _I16: Final = Struct(">h")
@@ -38,24 +41,20 @@ def malformed(text: str) -> ConnectionException:
     return ConnectionException(SYNTAX_ERROR, text)
 
 
-def decode_table(
-    data: bytes, start: int, end: int, with_times: bool = False
-) -> dict[str, HeaderValue]:
+def decode_table(data: bytes, start: int, end: int) -> dict[str, HeaderValue]:
     """The table whose fields are ``data[start:end]`` (without the length in front).
 
     Of a name that comes twice the first is taken. A long string that is not UTF-8 becomes
-    ``bytes``. A timestamp becomes a ``datetime`` if ``with_times``, otherwise an integer.
+    ``bytes``.
     Raises ConnectionException (502) when it is malformed.
     """
     try:
-        return _table(data, start, end, with_times, 0)
+        return _table(data, start, end, 0)
     except (struct.error, IndexError):
         raise malformed("field table is shorter than its lengths say") from None
 
 
-def _table(
-    data: bytes, start: int, end: int, with_times: bool, depth: int
-) -> dict[str, HeaderValue]:
+def _table(data: bytes, start: int, end: int, depth: int) -> dict[str, HeaderValue]:
     if depth >= MAX_DEPTH:
         raise malformed(f"field table is nested deeper than {MAX_DEPTH} levels")
     if end > len(data):
@@ -66,7 +65,7 @@ def _table(
         name_at = position + 1
         position = name_at + data[position]
         name = data[name_at:position].decode("utf-8", "replace")
-        value, position = _value(data, position, with_times, depth)
+        value, position = _value(data, position, depth)
         if name not in table:
             table[name] = value
     if position != end:
@@ -74,7 +73,7 @@ def _table(
     return table
 
 
-def _array(data: bytes, start: int, end: int, with_times: bool, depth: int) -> list[HeaderValue]:
+def _array(data: bytes, start: int, end: int, depth: int) -> list[HeaderValue]:
     if depth >= MAX_DEPTH:
         raise malformed(f"field array is nested deeper than {MAX_DEPTH} levels")
     if end > len(data):
@@ -82,14 +81,14 @@ def _array(data: bytes, start: int, end: int, with_times: bool, depth: int) -> l
     values: list[HeaderValue] = []
     position = start
     while position < end:
-        value, position = _value(data, position, with_times, depth)
+        value, position = _value(data, position, depth)
         values.append(value)
     if position != end:
         raise malformed("field array does not end where its length says")
     return values
 
 
-def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[HeaderValue, int]:
+def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
     """The value whose type letter is at ``position``, and where the next one begins."""
     letter = data[position]
     at = position + 1
@@ -115,7 +114,7 @@ def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[He
         return number, at + 8
     if letter == 84 or letter == 76:  # T, L
         number = _U64.unpack_from(data, at)[0]
-        if letter == 84 and with_times and number <= MAX_TIME:
+        if letter == 84 and number <= MAX_TIME:
             return datetime.fromtimestamp(number, UTC), at + 8
         return number, at + 8
     if letter == 116:  # t
@@ -125,11 +124,11 @@ def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[He
     if letter == 70:  # F
         number = _U32.unpack_from(data, at)[0]
         end = at + 4 + number
-        return _table(data, at + 4, end, with_times, depth + 1), end
+        return _table(data, at + 4, end, depth + 1), end
     if letter == 65:  # A
         number = _U32.unpack_from(data, at)[0]
         end = at + 4 + number
-        return _array(data, at + 4, end, with_times, depth + 1), end
+        return _array(data, at + 4, end, depth + 1), end
     if letter == 98:  # b
         number = _I8.unpack_from(data, at)[0]
         return number, at + 1
@@ -152,7 +151,7 @@ def _value(data: bytes, position: int, with_times: bool, depth: int) -> tuple[He
         return real, at + 8
     if letter == 68:  # D: scale, signed value (RabbitMQ)
         number = _I32.unpack_from(data, at + 1)[0]
-        return float(f"{number}e-{data[at]}"), at + 5
+        return Decimal(number).scaleb(-data[at]), at + 5
     raise malformed(f"unknown field type {letter}")
 
 
@@ -170,7 +169,7 @@ def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderVa
         name_at = at + 1
         position = name_at + data[at]
         name = data[name_at:position].decode("utf-8", "replace")
-        position = _value(data, position, False, 0)[1]
+        position = _value(data, position, 0)[1]
         if name not in fields:
             kept.append(data[at:position])
     content = b"".join(kept)
@@ -206,6 +205,8 @@ def encode_value(value: HeaderValue) -> bytes:
         return b"V"
     if isinstance(value, float):
         return b"d" + _F64.pack(value)
+    if isinstance(value, Decimal):
+        return _decimal(value)
     if isinstance(value, bytes):
         return b"x" + _U32.pack(len(value)) + value
     if isinstance(value, datetime):
@@ -215,4 +216,14 @@ def encode_value(value: HeaderValue) -> bytes:
     if isinstance(value, list):
         content = b"".join([encode_value(item) for item in value])
         return b"A" + _U32.pack(len(content)) + content
+    return encode_value(str(value))
+
+
+def _decimal(value: Decimal) -> bytes:
+    """A decimal number; as text where it does not fit."""
+    scale = value.as_tuple().exponent
+    if isinstance(scale, int) and -_MAX_SCALE <= scale <= 0:
+        number = int(value.scaleb(-scale))
+        if -0x8000_0000 <= number <= 0x7FFF_FFFF:
+            return b"D" + bytes((-scale,)) + _I32.pack(number)
     return encode_value(str(value))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
 from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
@@ -394,7 +395,7 @@ def _as_json(value: HeaderValue) -> HeaderValue:
     try:
         return json.dumps(
             value,
-            default=_time_text,
+            default=_json_form,
             separators=(",", ":"),
             ensure_ascii=False,
             allow_nan=False,
@@ -403,9 +404,11 @@ def _as_json(value: HeaderValue) -> HeaderValue:
         return value
 
 
-def _time_text(value: object) -> str:
+def _json_form(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
     raise TypeError
 
 
@@ -417,7 +420,7 @@ def _text_of(value: HeaderValue) -> bytes | None:
         text = ""
     elif isinstance(value, bool):
         text = "true" if value else "false"
-    elif isinstance(value, (int, float)):
+    elif isinstance(value, (int, float, Decimal)):
         text = str(value)
     elif isinstance(value, datetime):
         text = value.isoformat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
 from trivium.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
@@ -47,7 +48,7 @@ def foreign_properties(properties: Properties, metrics: ProtocolMetrics) -> byte
     fitting: list[tuple[str, HeaderValue]] = []
     for name, value in properties.headers[:MAX_HEADERS]:
         if _fits(value, _HEADER_DEPTH):
-            fitting.append((name, _without_times(value)))
+            fitting.append((name, packable(value)))
     encoded = _try_encode(properties, fitting)
     if encoded is None:
         fitting = []
@@ -72,13 +73,16 @@ def _fits(value: HeaderValue, depth: int) -> bool:
     return True
 
 
-def _without_times(value: HeaderValue) -> HeaderValue:
+def packable(value: HeaderValue) -> HeaderValue:
+    """A value as the protocol can carry it: it has neither times nor decimal numbers."""
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
     if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items()}
+        return {key: packable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_times(item) for item in value]
+        return [packable(item) for item in value]
     return value
 
 

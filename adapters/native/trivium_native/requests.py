@@ -12,6 +12,7 @@ from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
 from trivium_native import frames
 from trivium_native.commits import stream_of
+from trivium_native.deliveries import packable
 from trivium_native.errors import (
     InvalidArgument,
     NotFound,
@@ -232,7 +233,7 @@ class Requests:
                 {
                     "name": stream.name,
                     "incarnation": stream.incarnation,
-                    "arguments": stream.arguments,
+                    "arguments": packable(stream.arguments),
                     "partitions": partitions,
                 }
             )
