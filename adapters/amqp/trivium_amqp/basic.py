@@ -76,8 +76,7 @@ def qos(channel: Channel, arguments: list[Any]) -> None:
         channel.prefetch = prefetch_count
     channel.reply(methods.BASIC_QOS_OK)
     if is_global:
-        for consumer in list(channel.consumers.values()):
-            consumer.queue.dispatch()
+        channel.serve_waiting()
 
 
 def consume(channel: Channel, arguments: list[Any]) -> None:
@@ -138,7 +137,7 @@ def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
 def cancel(channel: Channel, arguments: list[Any]) -> None:
     """basic.cancel. What the consumer holds stays unacknowledged; an unknown tag is no error."""
     tag, nowait = arguments
-    consumer = channel.consumers.pop(tag, None)
+    consumer = channel.forget_consumer(tag)
     if consumer is not None:
         consumer.is_started = False
         if consumer.queue is channel.reply_queue:

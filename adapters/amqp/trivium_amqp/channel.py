@@ -6,6 +6,7 @@ Publishing has a module of its own; the methods that are not hot are functions i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.queues import Queue, QueueEntry
@@ -49,6 +50,8 @@ class Channel:
         #: prefetch count of the channel, 0 for none, and deliveries to consumers that count
         self.limit = 0
         self.held = 0
+        #: consumers that the channel's limit keeps from deliveries, the longest waiting first
+        self.waiting: OrderedDict[int, AmqpConsumer] = OrderedDict()
         #: the queue that an empty name stands for
         self.last_queue = ""
         #: queue of direct replies to this channel
@@ -167,8 +170,28 @@ class Channel:
                 self.held -= 1
                 if not consumer.is_credited:
                     self.connection.credit(consumer)
+        if queues:
+            # Not the queues that something returned to, but who waits longest goes first.
+            self.serve_waiting()
         for queue in queues.values():
             queue.dispatch()
+
+    def serve_waiting(self) -> None:
+        """Let the consumers that wait for the channel's limit have the room that there is.
+
+        Who is still refused waits behind the others, so that the room goes round.
+        """
+        waiting = self.waiting
+        while waiting and (self.limit == 0 or self.held < self.limit):
+            _, consumer = waiting.popitem(last=False)
+            consumer.queue.dispatch()
+
+    def forget_consumer(self, tag: str) -> AmqpConsumer | None:
+        """Take a consumer off the channel; None when there is none with this tag."""
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None:
+            self.waiting.pop(id(consumer), None)
+        return consumer
 
     def put_back(self, taken: list[tuple[int, Held]]) -> None:
         """Make deliveries unacknowledged again (tx.rollback)."""
@@ -202,7 +225,7 @@ class Channel:
     def consumer_cancelled(self, tag: str) -> None:
         """The queue of a consumer is gone: tell the client, if it understands that
         (consumer_cancel_notify)."""
-        if self.consumers.pop(tag, None) is None:
+        if self.forget_consumer(tag) is None:
             return
         if not self.connection.has_capability("consumer_cancel_notify"):
             return
@@ -243,6 +266,7 @@ class Channel:
         self.unacked.clear()
         consumers = list(self.consumers.values())
         self.consumers.clear()
+        self.waiting.clear()
         queues: dict[int, Queue] = {}
         for consumer in consumers:
             consumer.is_started = False

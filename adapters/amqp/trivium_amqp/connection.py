@@ -212,7 +212,10 @@ class AmqpConnection(Connection):
             self._credited = []
             for consumer in consumers:
                 consumer.is_credited = False
-                consumer.queue.dispatch()
+                if consumer.channel.limit == 0:
+                    consumer.queue.dispatch()
+                else:
+                    consumer.channel.serve_waiting()
 
     def _greeting(self, data: bytes) -> int:
         """The protocol header (4.2.2); how much of ``data`` it took."""
@@ -480,17 +483,13 @@ class AmqpConnection(Connection):
         self._ack_channel = None
 
     def credit(self, consumer: AmqpConsumer) -> None:
-        """Dispatch the consumer's queue at the end of this feed, for it can take more again."""
+        """The consumer can take more again: dispatch at the end of this feed, in its turn where
+        the channel as a whole is limited."""
+        consumer.is_credited = True
+        self._credited.append(consumer)
         channel = consumer.channel
-        if channel.limit == 0:
-            consumer.is_credited = True
-            self._credited.append(consumer)
-            return
-        # Its acknowledgement makes room for every consumer of the channel.
-        for other in channel.consumers.values():
-            if not other.is_credited:
-                other.is_credited = True
-                self._credited.append(other)
+        if channel.limit != 0:
+            channel.waiting.setdefault(id(consumer), consumer)
 
     def hold(self, queue: Queue) -> None:
         """Dispatch ``queue`` once output has been written."""

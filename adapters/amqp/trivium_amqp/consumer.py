@@ -58,6 +58,9 @@ class AmqpConsumer(Consumer):
         self.queue = queue
         self.tag = tag
         self.limit = 0 if no_ack else limit
+        #: whether the channel's limit holds it up; RabbitMQ's holds consumers without
+        #: acknowledgement up too, but not those of direct replies
+        self.is_limited = queue is not channel.reply_queue
         #: unacknowledged deliveries to this consumer
         self.held = 0
         #: False until the client was told that it consumes
@@ -97,7 +100,8 @@ class AmqpConsumer(Consumer):
         if self.limit != 0 and self.held >= self.limit:
             return False
         channel = self.channel
-        if channel.limit != 0 and channel.held >= channel.limit and not self.settles_on_delivery:
+        if channel.limit != 0 and channel.held >= channel.limit and self.is_limited:
+            channel.waiting[id(self)] = self
             return False
         connection = self._connection
         if not connection.takes_output:
