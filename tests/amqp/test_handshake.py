@@ -150,6 +150,19 @@ def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
     assert names(client.take()) == ["Connection.Tune", "Connection.OpenOk"]
 
 
+@pytest.mark.parametrize("user", [b"ada", b"nobody", b"guest"])
+def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: bytes) -> None:
+    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(user, b"wrong"), channel=0)
+    assert names(client.take()) == ["Connection.Start"]
+    (work,) = server.driver.blocking
+    work()
+    server.end_turn()
+    assert names(client.take()) == ["Connection.Close"]
+
+
 def test_client_that_left_before_its_password_was_checked_gets_nothing() -> None:
     server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
     client = server.connect()

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import pytest
+
+import trivium.security.passwords
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.security.authenticator import Authenticator
 from trivium.security.passwords import hash_password
@@ -83,6 +86,89 @@ def test_oversized_password_is_refused_without_hashing() -> None:
     config = Config(users={"ann": UserConfig(password=hash_password(b"right"))})
     assert not attempt(Authenticator(config, pool), pool, "ann", b"x" * 1025)
     assert pool.done == 0
+
+
+class Hashing:
+    """Records what each hash costs that is made."""
+
+    def __init__(self) -> None:
+        self.costs: list[tuple[object, ...]] = []
+        self._scrypt = trivium.security.passwords._scrypt
+
+    def __call__(self, password: bytes, salt: bytes, *cost: int) -> bytes:
+        self.costs.append((len(salt), *cost))
+        return self._scrypt(password, salt, *cost)
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
+    found = Hashing()
+    monkeypatch.setattr(trivium.security.passwords, "_scrypt", found)
+    return found
+
+
+#: of b"right", with little work
+CHEAP = "$scrypt$ln=4,r=8,p=1$c2FsdHNhbHRzYWx0c2FsdA$Jn4ZN2BGd3p8lFSRI7kRhgMf5UJUFXQI0Qhuq1JxFTc"
+
+
+def mixed() -> Config:
+    users = {
+        "ann": UserConfig(password=hash_password(b"right")),
+        "bob": UserConfig(password="plain"),
+    }
+    return Config(users=users)
+
+
+@pytest.mark.parametrize(
+    ("username", "password", "local"),
+    [
+        ("ann", b"wrong", True),
+        ("nobody", b"wrong", True),
+        ("nobody", b"right", True),
+        ("nobody", b"", True),
+        ("bob", b"wrong", True),
+        ("guest", b"wrong", True),
+        ("guest", b"guest", False),
+    ],
+)
+def test_a_refusal_takes_the_same_work_whoever_is_refused(
+    hashing: Hashing, username: str, password: bytes, local: bool
+) -> None:
+    pool = Pool()
+    authenticator = Authenticator(mixed(), pool)
+    hashing.costs.clear()
+    for times in (1, 2):
+        assert not attempt(authenticator, pool, username, password, local)
+        assert pool.done == times
+    assert hashing.costs == [(16, 14, 8, 1, 32)] * 2
+
+
+def test_a_refusal_does_not_tell_by_its_cost_which_users_there_are(hashing: Hashing) -> None:
+    """An unknown user is refused like one of those that there are, and always like the same."""
+    pool = Pool()
+    users = {"ann": UserConfig(password=CHEAP), "bob": UserConfig(password=hash_password(b"x"))}
+    authenticator = Authenticator(Config(users=users), pool)
+    seen: set[int] = set()
+    for number in range(20):
+        hashing.costs.clear()
+        for _ in range(2):
+            assert not attempt(authenticator, pool, f"nobody{number}", b"right")
+        first, second = hashing.costs
+        assert first == second
+        cost = first[1]
+        assert isinstance(cost, int)
+        seen.add(cost)
+    assert seen == {4, 14}
+
+
+def test_the_password_of_another_user_is_wrong_for_an_unknown_one() -> None:
+    pool = Pool()
+    authenticator = Authenticator(mixed(), pool)
+    assert attempt(authenticator, pool, "ann", b"right")
+    for _ in range(2):
+        assert not attempt(authenticator, pool, "nobody", b"right")
+        assert not attempt(authenticator, pool, "bob", b"right")
+    assert attempt(authenticator, pool, "bob", b"plain")
 
 
 def test_anonymous_only_while_bound_to_loopback() -> None:

@@ -21,6 +21,8 @@ class Site:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.port = 0
+        #: passwords that were hashed
+        self.hashed = 0
 
     async def ask(self, path: str, *headers: str) -> tuple[int, dict[str, str], str]:
         lines = [f"GET {path} HTTP/1.1", "Host: test", "Connection: close", *headers, "", ""]
@@ -45,11 +47,12 @@ async def run_in_pool(work: Callable[[], bool], done: Callable[[bool], None]) ->
 @contextlib.asynccontextmanager
 async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterator[Site]:
     tasks = set()
+    site = Site()
 
     def pool(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        site.hashed += 1
         tasks.add(asyncio.create_task(run_in_pool(work, done)))
 
-    site = Site()
     server = HttpServer(
         Authenticator(config, pool), lambda: site.reason, lambda: "up 1\n", handshake_seconds
     )
@@ -157,6 +160,13 @@ async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> Non
         assert (await site.ask("/metrics", "Authorization: Basic ???"))[0] == 401
         assert (await site.ask("/metrics", "Authorization: Bearer x"))[0] == 401
         assert (await site.ask("/health/ready"))[0] == 200
+
+
+@pytest.mark.parametrize("user", ["bob", "nobody"])
+async def test_a_refusal_takes_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
+    async with serve(Config(users={"bob": UserConfig(password=hash_password(b"x"))})) as site:
+        assert (await site.ask("/metrics", basic(f"{user}:wrong")))[0] == 401
+        assert site.hashed == 1
 
 
 async def test_wrong_credentials_are_refused_even_where_anonymous_is_admitted() -> None:

@@ -235,6 +235,18 @@ def test_input_waits_for_a_password_check_in_another_thread() -> None:
     assert not client.transport.is_paused
 
 
+@pytest.mark.parametrize("user", ["ann", "nobody", "guest"])
+def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
+    bench = Bench(config=config(ann=hash_password(b"secret")))
+    client = bench.client()
+    client.send(connect("c", 4, username=user, password=b"wrong"))
+    assert client.received() == b""
+    ((work, done),) = bench.driver.blocking
+    done(work())
+    bench.settle()
+    assert client.received() == b"\x20\x02\x00\x04"
+
+
 def test_a_late_refusal_and_a_connection_that_is_gone_by_then() -> None:
     bench = Bench(config=config(ann=hash_password(b"secret")))
     client = bench.client()

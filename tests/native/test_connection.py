@@ -136,6 +136,19 @@ def test_while_a_password_is_checked_nothing_is_read(site: Site) -> None:
     assert wire.is_reading
 
 
+@pytest.mark.parametrize("user", ["u", "nobody", "guest"])
+def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
+    users = {"u": UserConfig(password=hash_password(b"p"))}
+    site = Site(config=Config(listen=LISTEN, users=users))
+    site.driver.is_pool_busy = True
+    wire = site.greet()
+    assert wire.send(frames.AUTH, 2, {"username": user, "password": b"wrong"}) == []
+    (work,) = site.driver.work
+    work()
+    site.turn()
+    assert error(wire.take()) == (2, 200)
+
+
 def test_a_client_that_left_meanwhile_is_not_let_in(site: Site) -> None:
     users = {"u": UserConfig(password=hash_password(b"p"))}
     site = Site(config=Config(listen=LISTEN, users=users))

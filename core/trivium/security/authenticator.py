@@ -3,6 +3,9 @@
 A hashed password takes some 50 ms of CPU to check. That runs in a thread pool, which comes in as a
 function; credentials that were right before are remembered under a key that dies with the process,
 so that reconnecting clients cost nothing.
+
+Once any password is hashed every refusal takes a hash's work, of a user that does not exist too:
+the time until the answer does not tell who exists.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Authenticator:
         self._anonymous = config.auth.anonymous
         self._listen = config.listen
         self._run_in_pool = run_in_pool
+        # What an unknown user's password is compared with, for the work alone.
+        self._decoys = [each.password for each in self._users.values() if is_hashed(each.password)]
         self._memory_key = secrets.token_bytes(32)
         self._memory: dict[str, bytes] = {}
 
@@ -54,18 +59,22 @@ class Authenticator:
     ) -> None:
         """Call `done` with whether the client may connect as `username`: at once, or later.
 
-        It is later only for a hashed password that was not seen to be right before.
+        It is later only for a hashed password that was not seen to be right before, and for a
+        refusal where there are such passwords.
         """
         user = self._users.get(username)
-        if (
-            user is None
-            or len(password) > MAX_PASSWORD_BYTES
-            or (username == GUEST and self._guest_is_local and not peer_is_loopback)
-        ):
+        if len(password) > MAX_PASSWORD_BYTES:
             done(False)
             return
-        if not is_hashed(user.password):
-            done(verify_password(user.password, password))
+        if user is None or (username == GUEST and self._guest_is_local and not peer_is_loopback):
+            self._refuse(username, password, done)
+            return
+        stored = user.password
+        if not is_hashed(stored):
+            if verify_password(stored, password):
+                done(True)
+            else:
+                self._refuse(username, password, done)
             return
         digest = hmac.digest(self._memory_key, password, hashlib.sha256)
         if hmac.compare_digest(self._memory.get(username, b""), digest):
@@ -77,5 +86,23 @@ class Authenticator:
                 self._memory[username] = digest
             done(is_right)
 
-        stored = user.password
         self._run_in_pool(lambda: verify_password(stored, password), finish)
+
+    def _refuse(self, username: str, password: bytes, done: Callable[[bool], None]) -> None:
+        """Answer no, after the work of checking the hashed password of one of the users.
+
+        It is the same one each time, since hashes may differ in what they cost.
+        """
+        decoys = self._decoys
+        if not decoys:
+            done(False)
+            return
+        name = username.encode(errors="surrogatepass")
+        choice = hmac.digest(self._memory_key, name, hashlib.sha256)
+        decoy = decoys[int.from_bytes(choice) % len(decoys)]
+
+        def work() -> bool:
+            verify_password(decoy, password)
+            return False
+
+        self._run_in_pool(work, done)
