@@ -21,6 +21,7 @@ from bench.idle import measure_idle
 from bench.instructions import count_instructions
 from bench.restart import measure_restart
 from bench.runner import RESULTS, SERVERS, Settings
+from bench.scale import measure_scale
 from bench.servers import ServerError
 from bench.storage import measure_storage, storage_table
 
@@ -54,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     backlog.add_argument("--server", action="append", choices=brokers, metavar="NAME")
     restart = commands.add_parser("restart", help="start with many queues and retained messages")
     restart.add_argument("--count", type=int, default=10_000)
+    scale = commands.add_parser("scale", help="confirms while many table rows are checkpointed")
+    scale.add_argument("--retained", type=int, default=1_000_000, help="retained messages")
+    scale.add_argument("--messages", type=int, default=200_000, help="of a round")
     instructions = commands.add_parser("instructions", help="count instructions per message")
     instructions.add_argument(
         "--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME"
@@ -152,6 +156,13 @@ def _restart(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _scale(arguments: argparse.Namespace) -> int:
+    measure = partial(measure_scale, "trivium", arguments.retained, arguments.messages)
+    results, status = _each([measure])
+    _write("scale", results)
+    return status
+
+
 def _instructions(arguments: argparse.Namespace) -> int:
     names = arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q")
     servers = arguments.server or ("trivium", "trivium-interpreted")
@@ -198,6 +209,7 @@ _COMMANDS: Final = {
     "idle": _idle,
     "backlog": _backlog,
     "restart": _restart,
+    "scale": _scale,
     "instructions": _instructions,
     "storage": _storage,
 }

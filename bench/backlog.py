@@ -91,7 +91,7 @@ def measure_backlog(server_name: str, kind: str, messages: int, size: int) -> Ba
         server.start()
         stack.callback(server.stop)
         body = payload(size)
-        watch = _Watch(server)
+        watch = Watch(server)
         publisher = _open_publisher(kind, server, body)
         stack.callback(publisher.close)
         marks = _fill(publisher, messages, watch)
@@ -118,7 +118,7 @@ def measure_backlog(server_name: str, kind: str, messages: int, size: int) -> Ba
         )
 
 
-class _Watch:
+class Watch:
     """Looks at the server's memory about ten times a second."""
 
     def __init__(self, server: Server) -> None:
@@ -127,6 +127,7 @@ class _Watch:
         self.most = 0
 
     def look(self, now: float) -> None:
+        """Note the memory, if the last time is long enough ago."""
         if now >= self._next:
             self._next = now + 0.1
             self.most = max(self.most, self._server.resident_bytes())
@@ -161,7 +162,7 @@ def _table(kind: str, name: str, value: str) -> bytes:
     return amqp_frames.text_table(name, value) if kind == "stream" else amqp_frames.EMPTY_TABLE
 
 
-def _fill(publisher: Publisher, messages: int, watch: _Watch) -> list[float]:
+def _fill(publisher: Publisher, messages: int, watch: Watch) -> list[float]:
     """Publish; return when it began and when each tenth was acknowledged."""
     marks = [time.monotonic()]
 
@@ -179,17 +180,27 @@ def _fill(publisher: Publisher, messages: int, watch: _Watch) -> list[float]:
             raise PeerError(f"{publisher.refused} messages were refused")
         return publisher.settled
 
-    _loop(publisher, act, messages, watch)
+    drive(publisher, act, messages, watch)
     return marks
 
 
-def _drain(receiver: Receiver, messages: int, watch: _Watch) -> None:
-    _loop(receiver, lambda: receiver.check.received, messages, watch)
+def _drain(receiver: Receiver, messages: int, watch: Watch) -> None:
+    drive(receiver, lambda: receiver.check.received, messages, watch)
     receiver.finish()
 
 
-def _loop(endpoint: Endpoint, act: Callable[[], int], goal: int, watch: _Watch) -> None:
-    """Let the endpoint react until ``act``, called each turn, returns ``goal``."""
+def drive(
+    endpoint: Endpoint,
+    act: Callable[[], int],
+    goal: int,
+    watch: Watch,
+    stall_seconds: float = _STALL_SECONDS,
+) -> None:
+    """Let the endpoint react until ``act``, called each turn, returns ``goal``.
+
+    Raises:
+        PeerError: what ``act`` returns has not changed for ``stall_seconds``.
+    """
     epoll = select.epoll()
     with contextlib.closing(epoll):
         epoll.register(endpoint.socket.fileno(), select.EPOLLIN)
@@ -201,8 +212,8 @@ def _loop(endpoint: Endpoint, act: Callable[[], int], goal: int, watch: _Watch) 
             watch.look(now)
             if done != progress:
                 progress, moved_at = done, now
-            elif now > moved_at + _STALL_SECONDS:
-                raise PeerError(f"nothing moved for {_STALL_SECONDS:.0f} s at message {done}")
+            elif now > moved_at + stall_seconds:
+                raise PeerError(f"nothing moved for {stall_seconds:.0f} s at message {done}")
             if endpoint.has_unsent != is_waiting:
                 is_waiting = endpoint.has_unsent
                 events = select.EPOLLIN | (select.EPOLLOUT if is_waiting else 0)

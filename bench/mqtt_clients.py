@@ -62,12 +62,14 @@ class MqttPublisher(Publisher):
         payload: bytes,
         batch: int,
         topics: int = 1,
+        *,
+        is_retained: bool = False,
     ) -> None:
-        frame, fields = mqtt_frames.publish(topic, qos, payload, topics)
+        frame, fields = mqtt_frames.publish(topic, qos, payload, topics, is_retained=is_retained)
         block = FrameBlock(frame, fields, rows_per_batch(len(frame), batch))
         super().__init__(open_session(address, client_id), block)
         self._qos = qos
-        width = mqtt_frames.TOPIC_NUMBER_DIGITS
+        width = mqtt_frames.topic_number_digits(topics)
         self._topics: Rows = np.array([f"{number:0{width}}".encode() for number in range(topics)])
         self._acknowledgements: Rows = np.frombuffer(self.buffer, dtype=np.uint8).reshape(
             -1, ACKNOWLEDGEMENT_SIZE

@@ -21,7 +21,9 @@ SUBACK: Final = 0x90
 PACKET_ID: Final = "packet_id"
 PACKET_ID_FORMAT: Final = ">u2"
 TOPIC_NUMBER: Final = "topic_number"
-TOPIC_NUMBER_DIGITS: Final = 3
+_TOPIC_NUMBER_DIGITS: Final = 3
+"""Of up to 1000 topics; more have as many digits as they need."""
+_RETAIN: Final = 0x01
 PACKET_IDS: Final = 65535
 """Packet identifiers run from 1 to 65535 (2.3.1)."""
 
@@ -72,22 +74,29 @@ def acknowledgement(first_byte: int) -> bytes:
     return bytes((first_byte, 2, 0, 0))
 
 
+def topic_number_digits(topics: int) -> int:
+    """Return the width of the numbers that tell ``topics`` apart."""
+    return max(_TOPIC_NUMBER_DIGITS, len(str(topics - 1)))
+
+
 def publish(
-    topic: str, qos: int, payload: bytes, topics: int = 1
+    topic: str, qos: int, payload: bytes, topics: int = 1, *, is_retained: bool = False
 ) -> tuple[bytes, dict[str, tuple[str, int]]]:
     """Encode PUBLISH (3.3), any packet identifier being 0; return it with its fields' places.
 
     With several ``topics`` the topic gets a last level, a number of fixed width, to be filled in.
     """
     fields: dict[str, tuple[str, int]] = {}
+    digits = topic_number_digits(topics)
     if topics > 1:
-        topic += "/" + "0" * TOPIC_NUMBER_DIGITS
+        topic += "/" + "0" * digits
     identifier = b"\0\0" if qos else b""
-    packet = _packet(PUBLISH | qos << 1, _text(topic) + identifier + payload)
+    first_byte = PUBLISH | qos << 1 | (_RETAIN if is_retained else 0)
+    packet = _packet(first_byte, _text(topic) + identifier + payload)
     payload_at = len(packet) - len(payload)
     topic_end = payload_at - len(identifier)
     if topics > 1:
-        fields[TOPIC_NUMBER] = (f"S{TOPIC_NUMBER_DIGITS}", topic_end - TOPIC_NUMBER_DIGITS)
+        fields[TOPIC_NUMBER] = (f"S{digits}", topic_end - digits)
     if qos:
         fields[PACKET_ID] = (PACKET_ID_FORMAT, topic_end)
     return packet, fields | payload_fields(payload_at)

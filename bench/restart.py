@@ -105,8 +105,12 @@ def _check(server: Trivium, count: int) -> None:
         setup.close()
     if found != [1 + _FILLER // _BATCH * _BATCH, *[1] * (count - 1)]:
         raise PeerError(f"the queues have {sum(found)} messages")
-    topic = f"restart/{count - 1}"
-    reader = MqttSubscriber(server.addresses["mqtt"], "reader", topic, 0, _BODY, 4096)
+    check_retained(server, f"restart/{count - 1}", _BODY)
+
+
+def check_retained(server: Trivium, topic: str, body: bytes) -> None:
+    """Whether a message as long as ``body`` is retained for ``topic``. Raises PeerError."""
+    reader = MqttSubscriber(server.addresses["mqtt"], "reader", topic, 0, body, 4096)
     with contextlib.closing(reader):
         select.select([reader.socket], [], [], SETUP_TIMEOUT)
         reader.readable()
