@@ -1,11 +1,12 @@
 """Retained messages: the last message per address that asked to be kept, found by pattern.
 
 The rows live in a ``Table`` (so they are durable in the batch of their publish); a tree over the
-levels of the keys answers a new subscription.
+levels of the keys answers a new subscription, by a walk that goes on as the subscriber takes more.
 """
 
 from __future__ import annotations
 
+from heapq import heapify, heappop
 from typing import Final
 
 from trivium.message import Message, decode_record
@@ -17,17 +18,22 @@ RETAINING_EXCHANGE: Final = "amq.topic"
 
 
 class _Level:
+    """A level of the tree, with the message of the key that ends there and its number."""
+
     def __init__(self) -> None:
         self.children: dict[bytes, _Level] = {}
         self.message: Message | None = None
+        self.sequence = 0
 
 
 class RetainedMessages:
     """Retained messages of one virtual host. ``table`` may already hold rows: they are loaded."""
 
     def __init__(self, table: Table) -> None:
+        #: how many messages were kept since the start; each knows its number
+        self.sequence = 0
+        self.root = _Level()
         self._table = table
-        self._root = _Level()
         self._count = 0
         for key, record in table.items():
             self._place(key, decode_record(record))
@@ -42,11 +48,12 @@ class RetainedMessages:
             self.clear(key)
             return
         self._table.put(key, message.record())
+        self.sequence += 1
         self._place(key, message)
 
     def clear(self, key: bytes) -> None:
         """Forget the retained message of ``key``, if there is one."""
-        path = [self._root]
+        path = [self.root]
         levels = levels_of(key)
         for level in levels:
             child = path[-1].children.get(level)
@@ -65,43 +72,28 @@ class RetainedMessages:
 
     def get(self, key: bytes) -> Message | None:
         """The retained message of exactly this key."""
-        level = self._root
-        for name in levels_of(key):
+        level = self.find(levels_of(key))
+        return None if level is None else level.message
+
+    def find(self, path: list[bytes]) -> _Level | None:
+        """The place of a level list in the tree."""
+        level = self.root
+        for name in path:
             child = level.children.get(name)
             if child is None:
                 return None
             level = child
-        return level.message
+        return level
 
-    def match(self, pattern: list[bytes], now_ms: int) -> list[Message]:
-        """The retained messages whose levels match an MQTT filter's pattern, expired ones left out.
+    def walk(self, pattern: list[bytes], after: bytes) -> RetainedWalk:
+        """A walk over the messages that match an MQTT filter's pattern.
 
-        A wildcard first level does not match a ``$`` level (MQTT-4.7.2-1).
+        ``after`` is the key of the last one that is not wanted again, empty for none.
         """
-        current = [self._root]
-        for depth, wanted in enumerate(pattern):
-            if wanted == MANY:
-                found: list[Message] = []
-                for level in current:
-                    _collect(level, found, depth == 0)
-                return _alive(found, now_ms)
-            following: list[_Level] = []
-            for level in current:
-                if wanted == ONE:
-                    for name, child in level.children.items():
-                        if depth > 0 or not name.startswith(b"$"):
-                            following.append(child)
-                else:
-                    named = level.children.get(wanted)
-                    if named is not None:
-                        following.append(named)
-            if not following:
-                return []
-            current = following
-        return _alive([level.message for level in current if level.message is not None], now_ms)
+        return RetainedWalk(self, pattern, levels_of(after))
 
     def _place(self, key: bytes, message: Message) -> None:
-        level = self._root
+        level = self.root
         for name in levels_of(key):
             child = level.children.get(name)
             if child is None:
@@ -111,21 +103,114 @@ class RetainedMessages:
         if level.message is None:
             self._count += 1
         level.message = message
+        level.sequence = self.sequence
 
 
-def _collect(start: _Level, found: list[Message], hides_dollar: bool) -> None:
-    """Messages at and below ``start``, without recursion: keys may have many levels."""
-    pending: list[_Level] = [start]
-    is_first = True
-    while pending:
-        level = pending.pop()
-        if level.message is not None:
-            found.append(level.message)
-        for name, child in level.children.items():
-            if not (is_first and hides_dollar and name.startswith(b"$")):
-                pending.append(child)
-        is_first = False
+class RetainedWalk:
+    """A walk over retained messages in the order of their keys, level by level.
 
+    The tree may change between any two steps: what is found is what is there then. A key that is
+    new on a level where the walk already is may be left out. Only the key where it stands needs to
+    be known to take it up again, also after a restart. A wildcard first level does not match a
+    ``$`` level (MQTT-4.7.2-1).
+    """
 
-def _alive(messages: list[Message], now_ms: int) -> list[Message]:
-    return [message for message in messages if message.expires == 0 or message.expires > now_ms]
+    def __init__(
+        self, retained: RetainedMessages, pattern: list[bytes], after: list[bytes]
+    ) -> None:
+        #: whether the walk stands at a key of the pattern
+        self.is_at_match = False
+        #: whether there is nothing more
+        self.is_finished = False
+        self._retained = retained
+        self._pattern = pattern
+        self._takes_all_below = pattern[-1] == MANY
+        # Where to go on; empty once the walk is past it.
+        self._after = after
+        self._path: list[bytes] = []
+        # Per level of the path, and one more: names that are still to be visited, as heaps. A heap
+        # is as cheap as a list to make, and sorts no more of a huge level than is visited.
+        self._names: list[list[bytes]] = [self._names_in(retained.root)]
+
+    @property
+    def key(self) -> bytes:
+        """The key where the walk stands."""
+        return b".".join(self._path)
+
+    @property
+    def message(self) -> Message | None:
+        """What is retained where the walk stands, as it is now; None if that was cleared."""
+        level = self._here()
+        return None if level is None else level.message
+
+    @property
+    def sequence(self) -> int:
+        """``RetainedMessages.sequence`` when that message was kept."""
+        level = self._here()
+        return 0 if level is None else level.sequence
+
+    def advance(self, steps: int) -> int:
+        """Go to the next match, with at most so many steps over the tree; those that are left."""
+        self.is_at_match = False
+        while steps > 0:
+            if self._names[-1]:
+                steps -= 1
+                self._path.append(heappop(self._names[-1]))
+                level = self._here()
+                if level is None:
+                    self._path.pop()
+                    continue
+                is_new = self._is_new()
+                self._names.append(self._names_in(level))
+                if is_new and level.message is not None and self._is_wanted():
+                    self.is_at_match = True
+                    return steps
+            elif self._path:
+                self._names.pop()
+                self._path.pop()
+            else:
+                self.is_finished = True
+                break
+        return steps
+
+    def _here(self) -> _Level | None:
+        return self._retained.find(self._path) if self._path else None
+
+    def _is_wanted(self) -> bool:
+        depth = len(self._path)
+        if self._takes_all_below:
+            return depth >= len(self._pattern) - 1
+        return depth == len(self._pattern)
+
+    def _is_new(self) -> bool:
+        """Whether the walk stands behind the place where it goes on."""
+        after = self._after
+        depth = len(self._path)
+        if not after:
+            return True
+        if self._path == after[:depth]:
+            return False
+        self._after = []
+        return True
+
+    def _names_in(self, level: _Level) -> list[bytes]:
+        """The names below ``level``, where the walk stands, that may lead to a match."""
+        depth = len(self._path)
+        pattern = self._pattern
+        if depth < len(pattern):
+            wanted = pattern[depth]
+        elif self._takes_all_below:
+            wanted = MANY
+        else:
+            return []
+        if wanted in (ONE, MANY):
+            names = list(level.children)
+            if depth == 0:
+                names = [name for name in names if not name.startswith(b"$")]
+        else:
+            names = [wanted] if wanted in level.children else []
+        if depth < len(self._after):
+            first = self._after[depth]
+            names = [name for name in names if name >= first]
+        heapify(names)
+        return names

@@ -1,15 +1,34 @@
-"""Retained messages: kept, replaced, cleared, found by filter."""
+"""Retained messages: kept, replaced, cleared, walked by filter."""
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.core.harness import message
-from trivium.retained import RetainedMessages
+from trivium.retained import RetainedMessages, RetainedWalk
 from trivium.storage.memory import MemoryTable
-from trivium.topics import filter_pattern
+from trivium.topics import filter_pattern, hides_dollar, levels_of, matches
 
 
-def found(retained: RetainedMessages, topic_filter: bytes, now: int = 0) -> list[bytes]:
-    return sorted(m.address.key for m in retained.match(filter_pattern(topic_filter), now))
+def next_key(walk: RetainedWalk) -> bytes | None:
+    """The key of the next message; None at the end."""
+    walk.advance(1 << 30)
+    assert walk.is_at_match != walk.is_finished
+    if walk.is_finished:
+        return None
+    found = walk.message
+    assert found is not None
+    return found.address.key
+
+
+def found(retained: RetainedMessages, topic_filter: bytes, after: bytes = b"") -> list[bytes]:
+    """The keys that a whole walk comes to, in its order."""
+    walk = retained.walk(filter_pattern(topic_filter), after)
+    keys: list[bytes] = []
+    while (key := next_key(walk)) is not None:
+        keys.append(key)
+    return keys
 
 
 def table_of(*keys: bytes) -> tuple[RetainedMessages, MemoryTable]:
@@ -33,7 +52,9 @@ def test_wildcards_find_all_levels() -> None:
 def test_mqtt_3_3_1_5_a_new_message_replaces_the_old() -> None:
     retained, _ = table_of(b"a")
     retained.keep(message(b"2", b"a"))
-    (kept,) = retained.match([b"a"], 0)
+    assert found(retained, b"a") == [b"a"]
+    kept = retained.get(b"a")
+    assert kept is not None
     assert kept.payload == b"2"
     assert len(retained) == 1
 
@@ -47,13 +68,81 @@ def test_mqtt_3_3_1_6_an_empty_payload_clears() -> None:
     assert len(table) == 1
 
 
-def test_expired_messages_are_not_found() -> None:
-    retained, _ = table_of()
-    retained.keep(message(b"1", b"a", expires=1000))
-    assert found(retained, b"a", now=999) == [b"a"]
-    assert found(retained, b"a", now=1000) == []
-
-
 def test_rows_are_loaded_again() -> None:
     _, table = table_of(b"a.b", b"c")
     assert found(RetainedMessages(table), b"#") == [b"a.b", b"c"]
+
+
+def test_a_walk_finds_each_message_as_it_is_at_its_turn() -> None:
+    retained, _ = table_of(b"a", b"b.x", b"b.y", b"c")
+    walk = retained.walk(filter_pattern(b"#"), b"")
+    assert next_key(walk) == b"a"
+    begun = retained.sequence
+    retained.keep(message(b"", b"b.x"))
+    retained.keep(message(b"2", b"b.y"))
+    # It goes and comes back, on another branch of the tree.
+    retained.keep(message(b"", b"c"))
+    retained.keep(message(b"2", b"c"))
+    for key in (b"b.y", b"c"):
+        assert next_key(walk) == key
+        kept = walk.message
+        assert kept is not None
+        assert kept.payload == b"2"
+        assert walk.sequence > begun
+    assert next_key(walk) is None
+
+
+def test_where_a_walk_stands_the_newest_message_is_read() -> None:
+    retained, _ = table_of(b"a")
+    walk = retained.walk(filter_pattern(b"+"), b"")
+    walk.advance(100)
+    retained.keep(message(b"2", b"a"))
+    kept = walk.message
+    assert kept is not None
+    assert kept.payload == b"2"
+    retained.clear(b"a")
+    assert walk.message is None
+    assert not walk.is_finished
+
+
+def test_a_walk_takes_no_more_steps_than_it_may() -> None:
+    retained, _ = table_of(*(b"%d" % n for n in range(100)), *(b"%d.b" % n for n in range(100)))
+    walk = retained.walk(filter_pattern(b"+/c"), b"")
+    for _ in range(9):
+        assert walk.advance(10) == 0
+        assert not walk.is_finished
+        assert not walk.is_at_match
+    while not walk.is_finished:
+        walk.advance(10)
+    assert not walk.is_at_match
+
+
+levels = st.sampled_from([b"", b"a", b"a-", b"b", b"ab", b"$x", b"b/c"])
+keys = st.lists(levels, min_size=1, max_size=4).map(b".".join).filter(lambda key: key != b"")
+filters = st.builds(
+    lambda parts, last: b"/".join([*parts, *last]),
+    st.lists(st.sampled_from([b"", b"a", b"b", b"a-", b"$x", b"+", b"+"]), max_size=4),
+    st.sampled_from([[], [b"#"]]),
+).filter(lambda text: text != b"")
+
+
+@given(st.lists(keys, max_size=20), filters, st.data())
+def test_a_walk_that_is_taken_up_again_finds_the_rest(
+    known: list[bytes], topic_filter: bytes, data: st.DataObject
+) -> None:
+    pattern = filter_pattern(topic_filter)
+    expected = {
+        key
+        for key in known
+        if matches(pattern, levels_of(key)) and not (hides_dollar(pattern) and key[:1] == b"$")
+    }
+    retained, table = table_of(*known)
+    whole = found(retained, topic_filter)
+    assert whole == sorted(expected, key=levels_of)
+    # Wherever it stopped, and however the table comes back from the disk.
+    stop = data.draw(st.integers(0, len(whole)))
+    shuffled = MemoryTable()
+    for key in data.draw(st.permutations(list(dict(table.items())))):
+        shuffled.put(key, dict(table.items())[key])
+    after = whole[stop - 1] if stop else b""
+    assert found(RetainedMessages(shuffled), topic_filter, after) == whole[stop:]

@@ -99,6 +99,12 @@ class Bench:
             if not self.driver.turns:
                 return
 
+    def finish(self) -> None:
+        """Go on until nothing is due any more that is done a part in each turn."""
+        while 0 < self.broker.timers.next_at() <= self.broker.now_ms:
+            self.settle()
+        self.settle()
+
     def sync(self) -> None:
         """Make everything durable; here it always is."""
         self.settle()

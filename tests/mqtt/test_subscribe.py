@@ -6,6 +6,7 @@ import pytest
 
 from tests.mqtt.harness import (
     Bench,
+    Client,
     block,
     packet,
     puback,
@@ -357,9 +358,7 @@ def test_thousands_of_retained_messages_come_as_the_client_reads() -> None:
     assert client.connection.output_size == 5
     # Replaced and cleared ones are not sent in their old form after the new one.
     sender.send(publish("t/1", b"new", retain=True) + publish("t/2", b"", retain=True))
-    client.connection.is_writable = True
-    client.connection.flushed()
-    bench.settle()
+    read_on(client)
     got = client.packets()
     assert got[0] == (0x90, b"\x00\x01\x00")
     assert got[1:3] == [(0x30, text("t/1") + b"new"), (0x30, text("t/2"))]
@@ -383,16 +382,168 @@ def test_retained_messages_at_qos_1_do_not_flood_the_queue() -> None:
     assert seen == 5000
 
 
-def test_many_subscriptions_to_retained_messages_at_once_are_refused() -> None:
-    bench = retained_bench()
-    client = bench.connect("c", 5)
-    client.connection.is_writable = False
-    client.send(*(subscribe("#", 0, number, 5) for number in range(1, 40)))
+def read_on(client: Client) -> None:
+    """The client reads again."""
     client.connection.is_writable = True
     client.connection.flushed()
-    bench.settle()
+    client.bench.finish()
+
+
+def test_subscriptions_whose_retained_messages_wait_are_limited() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    for number in range(300):
+        sender.send(publish(f"t/{number}", b"x", 1, 1, retain=True))
+    client = bench.connect("c", 5)
+    client.connection.is_writable = False
+    client.send(*(subscribe(f"t/{number}", 1, 1, 5) for number in range(300)))
+    # A filter that waits already may be subscribed to again.
+    client.send(subscribe("t/0", 1, 1, 5))
+    read_on(client)
     codes = [body[-1] for first, body in client.packets() if first == 0x90]
-    assert codes == [0] * 16 + [0x97] * 23
+    assert codes == [1] * 256 + [0x97] * 44 + [1]
+
+
+def test_any_number_of_filters_in_one_packet_get_their_retained_messages() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    topics = [f"t/{number}" for number in range(600)]
+    for topic in topics:
+        sender.send(publish(topic, b"x", 1, 1, retain=True))
+    client = bench.connect("c")
+    filters = b"".join(text(topic) + b"\x00" for topic in topics)
+    client.send(packet(0x82, b"\x00\x01" + filters))
+    got = client.packets()
+    assert [body for first, body in got if first == 0x90] == [b"\x00\x01" + bytes(600)]
+    assert [body[2:-1].decode() for first, body in got if first == 0x31] == topics
+
+
+def test_mqtt_3_3_1_9_the_rest_of_the_retained_messages_is_the_sessions() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    for number in range(3000):
+        sender.send(publish(f"t/{number}", b"x", 1, 1, retain=True))
+    window = b"\x11\x00\x00\x10\x00\x21\x00\x0a"
+    client = bench.connect("c", 5, clean=False, properties=window)
+    client.subscribe("t/#", 1)
+    seen: set[bytes] = set()
+    for cut in (100, 1000, 3000):
+        while len(seen) < cut and (got := client.packets()):
+            assert all(first & 7 == 3 for first, _ in got)
+            seen |= {body[2:-4] for _, body in got}
+            client.send(b"".join(packet(0x40, body[-4:-2]) for _, body in got))
+        client.lose()
+        client = bench.connect("c", 5, clean=False, properties=window)
+        bench.finish()
+    assert len(seen) == 3000
+    assert client.packets() == []
+
+
+def test_the_rest_of_retained_messages_at_qos_0_goes_on_with_the_newest() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    topics = {f"t/{number}" for number in range(3000)}
+    for topic in topics:
+        sender.send(publish(topic, bytes(1000), retain=True))
+    client = bench.connect("c", clean=False)
+    client.connection.is_writable = False
+    client.send(subscribe("t/#"))
+    client.lose()
+    sender.send(publish("t/7", b"new", retain=True) + publish("t/8", b"", retain=True))
+    client = bench.connect("c", clean=False)
+    bench.finish()
+    got = client.packets()
+    assert {first for first, _ in got} == {0x31}
+    assert {body[2:].partition(b"\x00")[0].decode() for _, body in got if len(body) > 900} == (
+        topics - {"t/7", "t/8"}
+    )
+    assert [body for _, body in got if len(body) < 900] == [text("t/7") + b"new"]
+
+
+def test_what_was_queued_live_does_not_come_as_retained_as_well() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    for number in range(3000):
+        sender.send(publish(f"t/{number:04}", b"old", 1, 1, retain=True))
+    client = bench.connect("c", clean=False)
+    client.connection.is_writable = False
+    client.send(subscribe("t/#", 1))
+    client.lose()
+    sender.send(publish("t/2999", b"new", 1, 1, retain=True))
+    client = bench.connect("c", clean=False)
+    got: list[tuple[int, bytes]] = []
+    while found := client.packets():
+        got += found
+        client.send(b"".join(packet(0x40, body[8:10]) for _, body in found))
+    assert [first & 1 for first, body in got if body[2:8] == b"t/2999"] == [0]
+    assert len(got) == 3000
+
+
+@pytest.mark.parametrize("reader", ["slow", "full"])
+def test_where_the_live_update_was_dropped_the_retained_one_comes(reader: str) -> None:
+    """Neither old nor new would leave a reader without a value for good."""
+    options = MqttOptions(maximum_queued=500)
+    bench = Bench(options=options)
+    sender = bench.connect("s", 5)
+    topics = [f"t/{number:05}" for number in range(4000)]
+    qos = 0 if reader == "slow" else 1
+    for topic in topics:
+        sender.send(publish(topic, b"o" * 1500, qos, 1, 5, retain=True))
+    client = bench.connect("c", 5)
+    client.connection.is_writable = False
+    client.send(subscribe("t/#", qos, 1, 5))
+    for topic in topics:
+        sender.send(publish(topic, b"n" * 1500, qos, 1, 5, retain=True))
+    dropped = bench.adapter.metrics.messages_dropped
+    assert dropped > 2000
+    values: dict[bytes, bytes] = {}
+    read_on(client)
+    while got := client.packets():
+        for first, body in got:
+            if first & 0xF0 == 0x30:
+                values[body[2:9]] = body[-1:]
+        client.send(b"".join(packet(0x40, body[9:11]) for first, body in got if first & 0x02))
+        bench.finish()
+    assert values.keys() == {topic.encode() for topic in topics}
+    # Where the old one left before the update there was nothing more to do for QoS 0.
+    assert sum(value == b"n" for value in values.values()) >= dropped - 1000
+
+
+def test_mqtt_3_10_4_2_nothing_is_added_after_unsubscribe() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    for number in range(3000):
+        sender.send(publish(f"t/{number}", bytes(1000), retain=True))
+    client = bench.connect("c")
+    client.connection.is_writable = False
+    client.send(subscribe("t/#") + unsubscribe("t/#"))
+    read_on(client)
+    assert client.packets() == [(0x90, b"\x00\x01\x00"), (0xB0, b"\x00\x01")]
+
+
+def test_a_retained_message_that_expires_before_its_turn_is_not_sent() -> None:
+    bench = Bench()
+    sender = bench.connect("s", 5)
+    sender.send(publish("t", b"x", version=5, retain=True, properties=b"\x02\x00\x00\x00\x05"))
+    client = bench.connect("c", 5)
+    client.connection.is_writable = False
+    client.send(subscribe("t", version=5))
+    bench.advance(5)
+    read_on(client)
+    assert client.packets() == [(0x90, b"\x00\x01\x00\x00")]
+
+
+def test_a_turn_takes_a_bounded_part_of_the_retained_messages() -> None:
+    bench = Bench()
+    sender = bench.connect("s")
+    for number in range(10_000):
+        sender.send(publish(f"t/{number}", b"x", retain=True))
+    client = bench.connect("c")
+    client.connection.feed(subscribe("+/none") + subscribe("t/#"))
+    client.bench.broker.end_turn()
+    assert 0 < len(client.packets()) < 9000
+    bench.finish()
+    assert bench.adapter.metrics.messages_sent == 10_000
 
 
 def test_subscription_of_qos_2_gets_qos_2_retained() -> None:

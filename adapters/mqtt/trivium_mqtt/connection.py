@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.adapter import Peer, Transport
 from trivium.exchanges import ACCEPTED
+from trivium.timers import Timed
 from trivium_mqtt import packets
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.packets import Connect, Disconnect, Subscribe, Unsubscribe
@@ -43,7 +44,6 @@ from trivium_mqtt.reasons import (
     Refused,
     RemoteError,
 )
-from trivium_mqtt.replay import Replay
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.shares import split_shared
@@ -57,8 +57,12 @@ logger = logging.getLogger(__name__)
 #: Longest client identifier: it is part of names and keys in the storage.
 MAX_CLIENT_ID_BYTES: Final = 1024
 
-#: Retained messages that wait to be sent to one connection; further subscriptions are refused.
-MAX_REPLAYS: Final = 16
+#: Subscriptions of one session whose retained messages wait to be sent; further ones are refused.
+#: Each holds little more than a key, but each is a row in the storage too.
+MAX_REPLAYS: Final = 256
+
+#: Steps over the tree of retained messages in one turn of one connection: a millisecond or two.
+MAX_STEPS: Final = 1024
 
 
 class MqttConnection(Reader):
@@ -72,7 +76,7 @@ class MqttConnection(Reader):
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
-        self._replays: list[Replay] | None = None
+        self._next_turn: _NextTurn | None = None
         self._keep_alive = 0.0
         self._last_fed = 0.0
 
@@ -236,6 +240,7 @@ class MqttConnection(Reader):
             self.hold_output()
         if session.outgoing is not None:
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
+        self.replay()
 
     def former_session_ended(self) -> None:
         """What the client's former session left is with others: it may have another."""
@@ -285,35 +290,48 @@ class MqttConnection(Reader):
             known is not None
             and len(known) >= self.sessions.options.maximum_subscriptions
             and topic_filter not in known
-        ) or (self._replays is not None and len(self._replays) >= MAX_REPLAYS):
+        ) or not self._may_replay(session, topic_filter):
             return QUOTA_EXCEEDED if self.is_v5 else FAILURE
         subscription = Subscription(session, topic_filter, options, identifier)
-        is_new = self.sessions.subscribe(session, subscription)
-        handling = subscription.retain_handling
-        if subscription.binding is None:
-            # A shared subscription gets no retained messages (MQTT5 4.8.2).
-            return subscription.qos
-        if handling == 0 or (handling == 1 and is_new):
-            retained = self.sessions.vhost.retained
-            messages = retained.match(subscription.binding.levels, self.broker.now_ms)
-            if messages:
-                replay = Replay(session, subscription, retained, messages)
-                if self._replays is None:
-                    self._replays = [replay]
-                else:
-                    self._replays.append(replay)
+        self.sessions.subscribe(session, subscription)
         return subscription.qos
+
+    def _may_replay(self, session: Session, topic_filter: bytes) -> bool:
+        """Whether there is room for the retained messages of another subscription."""
+        replays = session.replays
+        if replays is None or len(replays) < MAX_REPLAYS or topic_filter in replays:
+            return True
+        # The others may have nothing to send, or may send it before SUBACK (3.8.4).
+        self.replay()
+        return session.replays is None or len(replays) < MAX_REPLAYS
 
     def replay(self) -> None:
         """See ``Reader``."""
-        replays = self._replays
-        if replays is None:
+        session = self.session
+        replays = None if session is None else session.replays
+        if session is None or replays is None:
             return
-        while replays:
-            if not replays[0].pump(self):
-                return
-            replays.pop(0)
-        self._replays = None
+        steps = MAX_STEPS
+        while replays and steps > 0:
+            topic_filter, replay = next(iter(replays.items()))
+            before = replay.after
+            steps = replay.pump(self, steps)
+            if replay.is_finished:
+                replays.pop(topic_filter, None)
+                self.sessions.store_subscription(replay.subscription, None)
+            else:
+                if replay.after != before:
+                    self.sessions.store_subscription(replay.subscription, replay.after)
+                if steps > 0:
+                    return
+        if not replays:
+            session.replays = None
+            return
+        next_turn = self._next_turn
+        if next_turn is None:
+            next_turn = _NextTurn(self)
+            self._next_turn = next_turn
+        self.broker.timers.call_at(self.broker.now_ms, next_turn)
 
     def _take_unsubscribe(self, packet: Unsubscribe) -> None:
         session = self.attached()
@@ -368,7 +386,6 @@ class MqttConnection(Reader):
         self._aside = None
         self._incoming = None
         self._waiting = None
-        self._replays = None
 
     def _end(self, reason: int) -> None:
         """Tell an MQTT 5 client why, and close."""
@@ -422,3 +439,13 @@ class MqttConnection(Reader):
                 self.close()
         elif self._keep_alive and not self._held_for and now - self._last_fed > self._keep_alive:
             self._end(KEEP_ALIVE_TIMEOUT)
+
+
+class _NextTurn(Timed):
+    """Goes on with retained messages in the next turn (an object of its own: one base each)."""
+
+    def __init__(self, connection: MqttConnection) -> None:
+        self._connection = connection
+
+    def due(self) -> None:
+        self._connection.replay()

@@ -17,6 +17,7 @@ from trivium_mqtt.encoder import RETAIN
 from trivium_mqtt.wire import VARINT_MAX
 
 if TYPE_CHECKING:
+    from trivium_mqtt.session import Session
     from trivium_mqtt.sessions import Sessions
 
 #: Output of one turn beyond which QoS 0 messages are dropped although the socket takes data: what
@@ -41,6 +42,8 @@ class Link(Connection):
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
         super().__init__(sessions.broker, transport, peer)
         self.sessions = sessions
+        #: None until the client is connected, and again when it has left
+        self.session: Session | None = None
         self.metrics = sessions.metrics
         self.is_v5 = False
         #: aliases that the client lets the broker set
@@ -109,7 +112,7 @@ class Link(Connection):
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
         if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
-            self.metrics.messages_dropped += count
+            self._miss(count)
             return
         self.metrics.messages_sent += count
         self.send(run)
@@ -117,7 +120,7 @@ class Link(Connection):
     def deliver_live(self, message: Message, retain: bool, identifiers: bytes) -> None:
         """Send a message at QoS 0, or drop it if the client reads too slowly."""
         if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
-            self.metrics.messages_dropped += 1
+            self._miss(1)
             return
         first = packets.PUBLISH | RETAIN if retain else packets.PUBLISH
         if self.alias_maximum:
@@ -131,6 +134,13 @@ class Link(Connection):
             return
         self.metrics.messages_sent += 1
         self.send(packet)
+
+    def _miss(self, count: int) -> None:
+        """The client reads too slowly for so many messages."""
+        self.metrics.messages_dropped += count
+        session = self.session
+        if session is not None:
+            session.missed += count
 
     def aliased(self, message: Message, first: int, packet_id: bytes, identifiers: bytes) -> bytes:
         """A PUBLISH to this client with a topic alias while there are any (3.3.2.3.4).

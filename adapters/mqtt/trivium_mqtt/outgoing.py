@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.adapter import OUTPUT_HIGH_WATER
-from trivium.exchanges import ACCEPTED
+from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import PROTOCOL_MQTT, Message
 from trivium.queues import Consumer, Queue, QueueEntry
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
@@ -28,6 +28,9 @@ from trivium_mqtt.wire import PACKET_IDS
 if TYPE_CHECKING:
     from trivium.metrics import ProtocolMetrics
     from trivium_mqtt.connection import MqttConnection
+
+#: Messages that wait in a session's queue before retained ones are held.
+MAX_RETAINED: Final = 1024
 
 _PUBLISH: Final = 0x30
 _PUBLISH_QOS_1: Final = 0x32
@@ -86,10 +89,23 @@ class Outgoing(Consumer):
     def put(self, message: Message, note: bytes) -> int:
         """Enqueue for this session: ACCEPTED, or the batch that makes the message durable."""
         queue = self.queue
-        if self._maximum_queued and queue.published - queue.settled >= self._maximum_queued:
+        if self._is_full():
             self._metrics.messages_dropped += 1
+            self.session.missed += 1
             return ACCEPTED
-        return queue.put(message, note)
+        result = queue.put(message, note)
+        if result == REJECTED:
+            self.session.missed += 1
+        return result
+
+    def takes_retained(self) -> bool:
+        """Whether another retained message may be ``put``, or should be held for later."""
+        return len(self.queue) < MAX_RETAINED and not self._is_full()
+
+    def _is_full(self) -> bool:
+        queue = self.queue
+        limit = self._maximum_queued
+        return limit > 0 and queue.published - queue.settled >= limit
 
     # Restart
 

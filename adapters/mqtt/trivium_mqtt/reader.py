@@ -42,7 +42,6 @@ class Reader(Link):
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
         super().__init__(sessions, transport, peer)
         self.client_id = b""
-        self.session: Session | None = None
         #: size of the largest packet that may come in
         self.maximum_packet = MAX_CONNECT_SIZE
         self._state = AWAITS_CONNECT

@@ -18,6 +18,7 @@ from trivium_mqtt.wire import varint
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.outgoing import Outgoing
+    from trivium_mqtt.replay import Replay
     from trivium_mqtt.sessions import Sessions
 
 NO_LOCAL: Final = 0x04
@@ -39,11 +40,12 @@ SHARE_SIZE: Final = 8
 class Subscription:
     """One topic filter of a session, with its options (3.8.3.1)."""
 
-    __slots__ = ("binding", "identifier", "options", "topic_filter")
+    __slots__ = ("binding", "identifier", "options", "session", "topic_filter")
 
     def __init__(
         self, session: Session, topic_filter: bytes, options: int, identifier: int
     ) -> None:
+        self.session = session
         self.topic_filter = topic_filter
         #: the options byte as it came
         self.options = options
@@ -85,6 +87,10 @@ class Session(Destination):
         self.subscriptions: dict[bytes, Subscription] | None = None
         #: QoS 1 and 2 toward the client; made with the first subscription that needs it
         self.outgoing: Outgoing | None = None
+        #: retained messages that are still to be sent, by topic filter
+        self.replays: dict[bytes, Replay] | None = None
+        #: how many messages it did not get because it is slow or full
+        self.missed = 0
         #: packet identifiers of QoS 2 messages from the client that it has not released
         self.incoming: set[int] | None = None
         self.will: Will | None = None

@@ -21,6 +21,7 @@ from trivium_mqtt.properties import (
     check_message_properties,
     read_properties,
 )
+from trivium_mqtt.replay import Replay
 from trivium_mqtt.session import Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
@@ -87,13 +88,16 @@ class Sessions:
                 session.has_shared = len(queue) > 0
             for offset, packet_id in row.inflight:
                 inflight.append((session, offset, packet_id, False))
-        for client_id, topic_filter, options, identifier in list(store.subscriptions()):
+        for client_id, topic_filter, options, identifier, after in list(store.subscriptions()):
             known = self.by_client.get(client_id)
             if known is None:
                 # A repair has lost the session.
                 store.delete_subscription(client_id, topic_filter)
-            else:
-                self._bind(known, Subscription(known, topic_filter, options, identifier))
+                continue
+            subscription = Subscription(known, topic_filter, options, identifier)
+            self._bind(known, subscription)
+            if after is not None:
+                self._replay(subscription, after).suspend()
         for client_id, packet_id in list(store.incoming()):
             known = self.by_client.get(client_id)
             if known is None:
@@ -192,6 +196,9 @@ class Sessions:
                 session.will_due = now_ms + will.delay * 1000
                 self.store.put_will(session.client_id, will, session.will_due)
                 heappush(self._due, (session.will_due, session.client_id))
+        if session.replays is not None:
+            for replay in session.replays.values():
+                replay.suspend()
         unacknowledged = [] if outgoing is None else outgoing.unacknowledged()
         self.store.put_session(session.client_id, SessionRow(expiry, now_ms, unacknowledged))
         self._expire_later(session, now_ms)
@@ -259,17 +266,47 @@ class Sessions:
 
     # Subscriptions
 
-    def subscribe(self, session: Session, subscription: Subscription) -> bool:
-        """Add a subscription or replace the one with its filter; whether it is new."""
+    def subscribe(self, session: Session, subscription: Subscription) -> None:
+        """Add a subscription or replace the one with its filter.
+
+        Retained messages are sent by ``MqttConnection.replay``; a shared subscription gets none
+        (MQTT5 4.8.2).
+        """
         is_new = self._bind(session, subscription)
-        if session.is_kept:
+        handling = subscription.retain_handling
+        replays = session.replays
+        replay = None if replays is None else replays.get(subscription.topic_filter)
+        if subscription.binding is None:
+            pass
+        elif handling == 0 or (handling == 1 and is_new):
+            replay = self._replay(subscription, b"")
+        elif replay is not None:
+            # What it was promised is sent as it is wanted now.
+            replay.subscription = subscription
+        self.store_subscription(subscription, None if replay is None else replay.after)
+
+    def store_subscription(self, subscription: Subscription, after: bytes | None) -> None:
+        """Write a subscription's row, if its session has rows, with what its replay has reached."""
+        session = subscription.session
+        if session.is_stored:
             self.store.put_subscription(
                 session.client_id,
                 subscription.topic_filter,
                 subscription.options,
                 subscription.identifier,
+                after,
             )
-        return is_new
+
+    def _replay(self, subscription: Subscription, after: bytes) -> Replay:
+        """Have the retained messages sent that come ``after`` this key."""
+        session = subscription.session
+        replay = Replay(session, subscription, self.vhost.retained, after)
+        replays = session.replays
+        if replays is None:
+            replays = {}
+            session.replays = replays
+        replays[subscription.topic_filter] = replay
+        return replay
 
     def _bind(self, session: Session, subscription: Subscription) -> bool:
         known = session.subscriptions
@@ -294,6 +331,9 @@ class Sessions:
         subscription = None if known is None else known.pop(topic_filter, None)
         if subscription is None:
             return False
+        if session.replays is not None:
+            # Nothing more is added for it (MQTT-3.10.4-2).
+            session.replays.pop(topic_filter, None)
         if subscription.binding is not None:
             self.vhost.unbind(self.topics.exchange, subscription.binding)
         else:

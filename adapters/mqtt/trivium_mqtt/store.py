@@ -18,6 +18,9 @@ from trivium_mqtt.wire import PACKET_IDS
 
 # options byte, subscription identifier
 _SUBSCRIPTION: Final = Struct(">BI")
+#: Stands behind the row of a subscription whose retained messages have not all been sent; the key
+#: that was reached follows.
+_GETS_RETAINED: Final = b"\x01"
 # offset in the session's queue, whether PUBREC was received
 _OUTGOING: Final = Struct(">QB")
 
@@ -70,25 +73,36 @@ class SessionStore:
     # Subscriptions
 
     def put_subscription(
-        self, client_id: bytes, topic_filter: bytes, options: int, identifier: int
+        self,
+        client_id: bytes,
+        topic_filter: bytes,
+        options: int,
+        identifier: int,
+        after: bytes | None,
     ) -> None:
-        """Write a subscription of a kept session."""
+        """Write a subscription of a kept session.
+
+        ``after`` is the key up to which it got its retained messages; None: it got them all.
+        """
         if self._is_durable:
-            self._subscriptions.put(
-                _key(client_id, topic_filter), _SUBSCRIPTION.pack(options, identifier)
-            )
+            row = _SUBSCRIPTION.pack(options, identifier)
+            if after is not None:
+                row += _GETS_RETAINED + after
+            self._subscriptions.put(_key(client_id, topic_filter), row)
 
     def delete_subscription(self, client_id: bytes, topic_filter: bytes) -> None:
         """Forget a subscription."""
         if self._is_durable:
             self._subscriptions.delete(_key(client_id, topic_filter))
 
-    def subscriptions(self) -> Iterator[tuple[bytes, bytes, int, int]]:
-        """All of them: client identifier, topic filter, options byte, subscription identifier."""
+    def subscriptions(self) -> Iterator[tuple[bytes, bytes, int, int, bytes | None]]:
+        """All of them: client identifier and what ``put_subscription`` takes."""
+        size = _SUBSCRIPTION.size
         for key, row in self._subscriptions.items():
             client_id, topic_filter = _split(key)
-            options, identifier = _SUBSCRIPTION.unpack(row)
-            yield client_id, topic_filter, options, identifier
+            options, identifier = _SUBSCRIPTION.unpack(row[:size])
+            after = row[size + 1 :] if len(row) > size else None
+            yield client_id, topic_filter, options, identifier, after
 
     # Packet identifiers of QoS 2
 
