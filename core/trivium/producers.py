@@ -92,6 +92,17 @@ class Producers(Timed):
         hour = self._broker.now_ms // _HOUR_MS
         self._table.put(producer, _ROW.pack(epoch, sequence, hour))
 
+    def keep(self, producer: bytes) -> None:
+        """Do not forget the producer, if there is one of that name, for another while."""
+        row = self._table.get(producer)
+        if row is not None:
+            epoch, sequence, _ = _ROW.unpack(row)
+            self.advance(producer, epoch, sequence)
+
+    def delete(self, producer: bytes) -> None:
+        """Forget the producer, if there is one of that name."""
+        self._table.delete(producer)
+
     def due(self) -> None:
         """Forget some of those that were idle too long; go on soon, or begin again in an hour."""
         table = self._table

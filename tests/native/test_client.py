@@ -14,10 +14,11 @@ from tests.native.vectors import fields_of
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium_native import connect, errors, frames, receiving
 from trivium_native.client import Client
+from trivium_native.entries import MAX_MESSAGES
 from trivium_native.frames import encode_frame, pack
 from trivium_native.protocol import ClientProtocol
 from trivium_native.transaction import Transaction
-from trivium_native.values import PolicyInfo, Publication, Record
+from trivium_native.values import Part, PolicyInfo, Producer, Publication, Record
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -339,6 +340,51 @@ async def test_a_request_beyond_the_brokers_limit_is_not_sent(client: Client) ->
     await client.metadata()
 
 
+async def test_a_request_that_would_cost_the_connection_is_not_sent(client: Client) -> None:
+    waiting = asyncio.create_task(client.metadata())
+    much = [Publication(payload=b"")] * (MAX_MESSAGES + 1)
+    with pytest.raises(errors.InvalidArgument, match="1 to 65536 messages, not 65537"):
+        await client.publish_batch(much)
+    with pytest.raises(errors.InvalidArgument, match="0 to 65536 messages"):
+        async with client.transaction() as transaction:
+            transaction.publish(*much)
+    with pytest.raises(errors.InvalidArgument):
+        await client.stage("p", 0, "a", 0, [])
+    with pytest.raises(errors.InvalidArgument, match="a producer's name"):
+        await client.publish_batch(much[:1], Producer("p" * 256, 0, 0))
+    with pytest.raises(errors.InvalidArgument, match="not msgpack"):
+        await client.metadata(["s"] * (MAX_MESSAGES + 1))
+    with pytest.raises(errors.InvalidArgument, match="above 1048576"):
+        await client.declare_queue("q", arguments={"x": "y" * (1 << 20)})
+    with pytest.raises(errors.InvalidArgument, match="nested deeper"):
+        await client.declare_queue("q", arguments={"x": nested(17)})
+    await client.publish_batch(much[:-1])
+    await waiting
+
+
+def nested(depth: int) -> list[object]:
+    return [nested(depth - 1)] if depth else []
+
+
+async def test_what_is_staged_is_published_with_its_transaction(client: Client) -> None:
+    await make_stream(client)
+    producer = await client.open_producer("p", transactional=True)
+    for index in range(3):
+        entries = [Publication(payload=b"%d" % index, routing_key="a").encode()]
+        assert await client.stage("p", 0, "a", index, entries)
+    assert await client.stage("p", 0, "b", 0, entries)
+    await client.discard_part("p", "b")
+    assert await all_records(client) == []
+    transaction = Transaction(producer)
+    transaction.commit_parts([Part("a", 3)])
+    while await client.commit_transaction(transaction):
+        pass
+    assert [record.payload for record in await all_records(client)] == [b"0", b"1", b"2"]
+    assert not await client.stage("p", 0, "c", 0, entries)
+    await client.delete_producer("p", transactional=True)
+    assert (await client.open_producer("p", transactional=True)).sequence == 0
+
+
 async def test_a_subscription_ends_with_its_queue(client: Client) -> None:
     await client.declare_queue("q")
     async with client.consume("q") as deliveries:
@@ -434,6 +480,11 @@ async def test_nobody_listens(unused_tcp_port: int) -> None:
         struct.pack("<IBQ", 10, frames.HELLO, 1) + b"\x90",
         struct.pack("<IBQ", 13, frames.CONFIRM, 1) + b"\xff\xff\xff\xff",
         struct.pack("<IBQ", 10, frames.DELIVER, 0) + b"\x00",
+        struct.pack("<IBQ", 10, frames.BATCH, 0) + b"\x00",
+        struct.pack("<IBQ", 10, frames.CONFIRM, 1) + b"\x00",
+        struct.pack("<IBQ", 10, frames.PONG, 1) + b"\x00",
+        struct.pack("<IBQ", 10, frames.UNBLOCKED, 1) + b"\x00",
+        struct.pack("<I", 0),
         struct.pack("<IBQ", 10, frames.ERROR, 0) + b"\x80",
     ],
 )

@@ -84,6 +84,36 @@ def test_an_open_connection_takes_no_such_frame(site: Site, kind: int) -> None:
     closes(site.client(), 103, kind, {})
 
 
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"no map"])
+def test_an_unknown_type_is_named_whatever_its_body(site: Site, body: bytes) -> None:
+    documented = set(vectors.frame_types().values())
+    unknown = [kind for kind in range(256) if kind not in documented]
+    assert len(unknown) > 200
+    for kind in unknown:
+        closes(site.client(), 103, kind, body)
+
+
+def test_every_type_that_a_broker_sends_is_refused_from_a_client(site: Site) -> None:
+    for kind in (*range(0x01, 0x05), 0x06, 0x08, 0x09, 0x11, 0x22, 0x23, 0x27, 0x31, 0x54):
+        closes(site.client(), 103, kind, b"")
+
+
+def test_a_ping_has_no_body(site: Site) -> None:
+    closes(site.client(), 100, frames.PING, b"x")
+
+
+@pytest.mark.parametrize(("length", "code"), [(0, 100), (8, 100), (0xFFFF_FFFF, 101)])
+@pytest.mark.parametrize("more", [0, 1, 8])
+def test_a_wrong_length_is_refused_before_the_rest_comes(
+    site: Site, length: int, code: int, more: int
+) -> None:
+    for wire in (Wire(site), site.client()):
+        wire.feed(struct.pack("<I", length) + bytes(more))
+        ((kind, correlation, body),) = wire.take()
+        assert (kind, correlation, msgpack.unpackb(body)[0]) == (frames.ERROR, 0, code)
+        assert wire.is_closed
+
+
 def test_hello_and_auth_may_come_at_once_byte_by_byte(site: Site) -> None:
     wire = Wire(site)
     hello = msgpack.packb({"protocol": "trivium", "version": 1})

@@ -36,6 +36,7 @@ from trivium_native.values import (
     Joined,
     Membership,
     OffsetCommit,
+    Part,
     Producer,
     Publication,
     Settlement,
@@ -101,6 +102,11 @@ ENCODED = {
         ),
         12,
     ),
+    "STAGE": sent(operations.stage("p1", 301, "a", 0, [PUBLICATION.encode()]), 13),
+    "TX-PARTS": sent(
+        operations.transaction([], [], [], Producer("p1", 2, 301), [Part("a", 1)]), 14
+    ),
+    "TX-LEFT": encode_frame(frames.OK, 14, pack({"left": 1})),
     "ERROR": encode_frame(frames.ERROR, 9, pack([301, "no stream 's'"])),
 }
 
@@ -115,6 +121,12 @@ def test_the_documented_frames_are_read() -> None:
     reader.feed(b"".join(FRAMES.values()))
     found = [(frame.kind, frame.correlation) for frame in reader.frames()]
     assert found == [(data[4], int.from_bytes(data[5:13], "little")) for data in FRAMES.values()]
+
+
+def test_the_documented_answer_about_parts_is_read() -> None:
+    (frame,) = cut_one(FRAMES["TX-LEFT"])
+    operation = operations.transaction([], [], [], Producer("p1", 2, 301), [Part("a", 1)])
+    assert operation.result(frame) == 1
 
 
 def test_the_documented_delivery_is_read() -> None:
@@ -152,7 +164,7 @@ def test_frame_types_are_the_documented_ones() -> None:
     documented = vectors.frame_types()
     assert {documented.pop("POLL")} == frames.RESERVED
     assert documented == {name: getattr(frames, name) for name in documented}
-    assert len(documented) == 36
+    assert len(documented) == 40
 
 
 def test_error_codes_are_the_documented_ones() -> None:

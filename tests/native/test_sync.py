@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -13,7 +14,8 @@ from tests.native.live import TIMEOUT, FakeBroker, running
 from trivium.message import Properties
 from trivium_native import errors, frames
 from trivium_native.sync import SyncClient, connect
-from trivium_native.values import Publication
+from trivium_native.transaction import Transaction
+from trivium_native.values import Part, Publication
 
 T = TypeVar("T")
 
@@ -91,6 +93,44 @@ async def test_an_idempotent_producer() -> None:
         for _ in range(2):
             client.publish(some(3), producer)
         assert payloads(client) == [b"0", b"1", b"2"]
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_a_request_that_would_cost_the_connection_is_not_sent() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        with pytest.raises(errors.InvalidArgument, match="1 to 65536 messages, not 65537"):
+            client.publish(some(65_537))
+        with pytest.raises(errors.InvalidArgument, match="1 to 65536 messages, not 65537"):
+            client.publish_many([some(1), some(65_537), some(1)])
+        client.publish([])
+        client.publish_many([[], some(1), []])
+        client.publish(some(65_536))
+        assert client.metadata(["s"])[0].partitions[0].high_watermark == 65_538
+
+    async with running() as url:
+        await in_thread(url, work)
+
+
+async def test_what_is_staged_is_published_with_its_transaction() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        entries = [message.encode() for message in some(2)]
+        assert client.stage("p", 7, "a", 0, entries)
+        assert client.stage("p", 7, "b", 0, entries)
+        client.discard_part("p", "b")
+        producer = client.open_producer("p", transactional=True)
+        transaction = Transaction(replace(producer, sequence=7))
+        transaction.commit_parts([Part("a", 1)])
+        assert client.commit_transaction(transaction) == 0
+        assert payloads(client) == [b"0", b"1"]
+        assert not client.stage("p", 7, "c", 0, entries)
+        transaction.producer = replace(producer, sequence=8)
+        with pytest.raises(errors.NotFound):
+            client.commit_transaction(transaction)
+        client.delete_producer("p", transactional=True)
 
     async with running() as url:
         await in_thread(url, work)

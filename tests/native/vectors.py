@@ -70,7 +70,7 @@ def frame_types() -> dict[str, int]:
     """Name and number of every frame type in the table, the reserved ones included."""
     text = (DOCUMENTS / "native-protocol.md").read_text()
     found: dict[str, int] = {}
-    rows = re.findall(r"^\| (0x[0-9a-fx, to]+) \| ([A-Z, ]+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| (0x[0-9a-fx, to]+) \| ([A-Z_, ]+) \|", text, re.MULTILINE)
     for numbers, names in rows:
         values: list[int] = []
         for part in numbers.split(", "):

@@ -361,8 +361,35 @@ class Client:
         yield transaction
         await self.commit_transaction(transaction)
 
-    async def commit_transaction(self, transaction: Transaction) -> None:
+    async def stage(
+        self, producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
+    ) -> bool:
+        """Stage request ``index`` of a part for a transaction that somebody else will commit.
+
+        ``entries`` are messages as ``Publication.encode`` makes them. Returns once they are
+        durable; nobody gets them before that transaction is committed. A request may be repeated.
+        False means that it was committed already, and that nothing more can belong to it. Raises
+        what publishing raises, PreconditionFailed, OutOfSequence.
+        """
+        return await self._link.publish(operations.stage(producer, sequence, part, index, entries))
+
+    async def discard_part(self, producer: str, part: str) -> None:
+        """Forget a part, if there is one of that name. Raises PreconditionFailed once committed."""
+        await self._link.run(operations.discard_part(producer, part))
+
+    async def delete_producer(self, name: str, *, transactional: bool = False) -> None:
+        """Forget a producer, its numbers and its parts; one that is opened anew begins at 0.
+
+        Raises PreconditionFailed while parts that it has committed are not published.
+        """
+        await self._link.run(operations.delete_producer(name, transactional))
+
+    async def commit_transaction(self, transaction: Transaction) -> int:
         """Commit a transaction; returns once it is durable.
+
+        The result is how many requests of its parts are still to be published, which the broker
+        does by itself: 0 without parts, and once it has published all. Commit again to ask. Then
+        an error of publishing means that the broker cannot go on for now, and will try again.
 
         With a transactional producer (``open_producer(name, transactional=True)``) it may be
         repeated after ConnectionFailed, on any connection. Every other error means that nothing of
@@ -370,8 +397,8 @@ class Client:
         the deliveries come again. Raises what publishing, settling and committing offsets raise.
         """
         # Publishing is what the broker refuses at times.
-        run = self._link.publish if len(transaction) else self._link.run
-        await run(transaction.operation())
+        run = self._link.publish if transaction.publishes else self._link.run
+        return await run(transaction.operation())
 
     # Topology
 

@@ -29,12 +29,15 @@ from trivium_native.fetching import Fetch, FetchTimer
 from trivium_native.fields import Fields
 from trivium_native.frames import Frame, FrameReader, encode_frame, pack
 from trivium_native.handshake import Handshake, max_frame, of_topology
+from trivium_native.parts import Parts
 from trivium_native.publishing import Publisher
 from trivium_native.requests import Requests
 from trivium_native.subscriptions import Subscription
 from trivium_native.transactions import Transactions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trivium.broker import Broker
     from trivium.vhost import VirtualHost
 
@@ -50,6 +53,9 @@ BEHIND_DISK: Final = 2
 BEHIND_CLIENT: Final = 4
 BEHIND_ALL: Final = 8
 
+#: Frames with messages: the client is not read for a moment where the disk is behind.
+_PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
+
 #: Publishes of one client that may wait for the disk; above it the client is not read.
 MAX_UNCONFIRMED: Final = 65_536
 
@@ -64,10 +70,12 @@ class NativeConnection(Connection):
         peer: Peer,
         metrics: ProtocolMetrics,
         live_frames: LiveFrames,
+        parts_of: Callable[[VirtualHost], Parts],
     ) -> None:
         super().__init__(broker, transport, peer)
         self.metrics = metrics
         self.live_frames = live_frames
+        self._parts_of = parts_of
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
@@ -308,7 +316,7 @@ class NativeConnection(Connection):
         kind = frame.kind
         correlation = frame.correlation
         try:
-            if self._is_slowed and (kind == frames.PUBLISH or kind == frames.TX):
+            if self._is_slowed and kind in _PUBLISHING:
                 self._pause(BEHIND_ALL)
             if kind == frames.PUBLISH:
                 self._publish(frame)
@@ -317,14 +325,20 @@ class NativeConnection(Connection):
             elif kind == frames.CREDIT:
                 self._credit(frame)
             elif kind == frames.PING:
+                if frame.body:
+                    raise Malformed("PING has a body")
                 self.send(encode_frame(frames.PONG, correlation))
             elif kind == frames.CLOSE:
                 self.close()
             elif kind == frames.TX:
                 self._transactions.handle(frame)
+            elif kind == frames.STAGE:
+                self._transactions.stage(frame)
             elif kind in frames.RESERVED:
                 raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")
-            elif not self._requests.handle(kind, correlation, Fields(frame.body)):
+            elif kind not in frames.REQUESTS or not self._requests.handle(
+                kind, correlation, Fields(frame.body)
+            ):
                 raise UnexpectedFrame(f"frame type {kind:#04x} is not one that a client sends")
         except ProtocolError as error:
             self.fail(correlation, error)
@@ -386,9 +400,10 @@ class NativeConnection(Connection):
         self._heartbeat = heartbeat
         self._deadline = -1.0
         self._reader.max_frame = max_frame(self.broker)
-        self._publisher = Publisher(self, vhost)
-        self._requests = Requests(self, vhost)
-        self._transactions = Transactions(self, vhost, self._publisher)
+        parts = self._parts_of(vhost)
+        self._publisher = Publisher(vhost, self.metrics, self)
+        self._requests = Requests(self, vhost, parts)
+        self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})
         if self._blocked is not None:
             self.blocked(self._blocked)

@@ -29,6 +29,8 @@ HAS_PRODUCER: Final = 1
 PRODUCER: Final = Struct("<IIQ")
 PRODUCER_SIZE: Final = 16
 MAX_PRODUCER_BYTES: Final = 255
+#: Messages of one request: what they cost in memory must not depend on how small they are.
+MAX_MESSAGES: Final = 65_536
 
 #: TX: size of the fields, count of entries; then the fields, then the entries
 TX_HEAD: Final = Struct("<II")

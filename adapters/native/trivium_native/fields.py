@@ -122,6 +122,18 @@ class Fields:
             found.append(Fields(item))
         return found
 
+    def named_counts(self, name: str, most: int) -> list[tuple[str, int]]:
+        """A list of at most ``most`` [text, whole number from 0]; empty when it is absent."""
+        found: list[tuple[str, int]] = []
+        for item in self._items(name, most):
+            if not isinstance(item, list) or len(item) != 2:
+                raise InvalidArgument(f"'{name}' must be a list of pairs")
+            text, count = item
+            if not isinstance(text, str) or not _is_count(count):
+                raise InvalidArgument(f"'{name}' must hold pairs of text and a whole number")
+            found.append((text, count))
+        return found
+
     def rows(self, name: str, most: int, size: int) -> list[list[int]]:
         """A list of at most ``most`` lists of ``size`` whole numbers from 0 to 2^63 - 1.
 

@@ -65,12 +65,24 @@ JOIN: Final = 0x51
 HEARTBEAT: Final = 0x52
 LEAVE: Final = 0x53
 REBALANCE: Final = 0x54
+STAGE: Final = 0x55
 
 #: Types whose numbers are taken and whose bodies come later: POLL.
 RESERVED: Final = frozenset((0x28,))
 
+#: Types of requests whose body is a map of fields.
+REQUESTS: Final = frozenset(
+    (
+        *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
+        *(DECLARE, DELETE, BIND, UNBIND, PURGE, SET_POLICY, DELETE_POLICY, LIST_POLICIES),
+        *(JOIN, HEARTBEAT, LEAVE),
+    )
+)
+
 HEAD: Final = Struct("<IBQ")
 HEAD_SIZE: Final = 13
+_LENGTH: Final = Struct("<I")
+_LENGTH_SIZE: Final = 4
 #: what ``length`` counts beside the body
 _HEAD_REST: Final = 9
 
@@ -106,7 +118,7 @@ class FrameReader:
         self.max_frame = max_frame
         self._pieces = Pieces()
         # Bytes that must be there before it is worth looking again.
-        self._needed = HEAD_SIZE
+        self._needed = _LENGTH_SIZE
 
     def feed(self, data: bytes) -> None:
         """Take what arrived."""
@@ -124,12 +136,18 @@ class FrameReader:
         data = pieces.take()
         size = len(data)
         at = 0
-        needed = HEAD_SIZE
+        needed = _LENGTH_SIZE
+        kind = correlation = 0
         while len(found) < limit:
-            if size - at < HEAD_SIZE:
-                needed = HEAD_SIZE
+            has_head = size - at >= HEAD_SIZE
+            if has_head:
+                length, kind, correlation = HEAD.unpack_from(data, at)
+            elif size - at >= _LENGTH_SIZE:
+                # A wrong length is refused before the rest of its head is there.
+                (length,) = _LENGTH.unpack_from(data, at)
+            else:
+                needed = _LENGTH_SIZE
                 break
-            length, kind, correlation = HEAD.unpack_from(data, at)
             if length < _HEAD_REST or length > self.max_frame:
                 if found:
                     break
@@ -138,7 +156,7 @@ class FrameReader:
                     raise Malformed(f"frame length {length} is below {_HEAD_REST}")
                 raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
             end = at + 4 + length
-            if end > size:
+            if end > size or not has_head:
                 needed = 4 + length
                 break
             found.append(Frame(kind, correlation, data[at + HEAD_SIZE : end]))

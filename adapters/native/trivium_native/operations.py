@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 from trivium_native import frames
 from trivium_native.entries import (
     HAS_PRODUCER,
+    MAX_MESSAGES,
+    MAX_PRODUCER_BYTES,
     PRODUCER,
     PUBLISH_HEAD,
     REQUEUE,
@@ -15,11 +17,17 @@ from trivium_native.entries import (
     TX_HEAD,
     decode_fetched,
 )
-from trivium_native.errors import Malformed, RemoteProtocolError
+from trivium_native.errors import (
+    InvalidArgument,
+    Malformed,
+    RemoteProtocolError,
+    error_of,
+)
 from trivium_native.frames import Frame, pack, unpack
 from trivium_native.values import (
     Fetched,
     OffsetCommit,
+    Part,
     PartitionInfo,
     PolicyInfo,
     Producer,
@@ -59,7 +67,17 @@ def _nothing(body: bytes) -> None:
 def request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operation[T]:
     """A request with the fields that are not None, answered by OK."""
     given = {name: value for name, value in fields.items() if value is not None}
-    return Operation(kind, pack(given), frames.OK, lambda body: parse(unpack(body)))
+    return Operation(kind, pack_fields(given), frames.OK, lambda body: parse(unpack(body)))
+
+
+def pack_fields(fields: dict[str, object]) -> bytes:
+    """The fields as msgpack. Raises InvalidArgument for what would cost the connection."""
+    packed = pack(fields)
+    try:
+        unpack(packed)
+    except Malformed as error:
+        raise InvalidArgument(f"the request cannot be sent: {error.text}") from None
+    return packed
 
 
 def done(reply: Any) -> None:
@@ -83,15 +101,23 @@ def publish(
 def publish_encoded(
     entries: bytes, count: int, producer: Producer | None = None
 ) -> Operation[None]:
-    """``count`` messages that are entries already."""
+    """``count`` messages that are entries already. Raises InvalidArgument."""
+    _check_count(count, 1)
     flags = 0
     block = b""
     if producer is not None:
         flags = HAS_PRODUCER
         name = producer.name.encode()
+        if not 0 < len(name) <= MAX_PRODUCER_BYTES:
+            raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
     body = PUBLISH_HEAD.pack(count, flags) + block + entries
     return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing)
+
+
+def _check_count(count: int, least: int) -> None:
+    if not least <= count <= MAX_MESSAGES:
+        raise InvalidArgument(f"a request has {least} to {MAX_MESSAGES} messages, not {count}")
 
 
 def open_producer(name: str, transactional: bool = False) -> Operation[Producer]:
@@ -112,8 +138,13 @@ def transaction(
     settlements: Sequence[Settlement],
     commits: Sequence[OffsetCommit],
     producer: Producer | None = None,
-) -> Operation[None]:
-    """All of it or nothing; answered once it is durable. The messages are entries already."""
+    parts: Sequence[Part] = (),
+) -> Operation[int]:
+    """All of it or nothing; answered once it is durable. The messages are entries already.
+
+    The result is how many requests of parts are not published yet.
+    """
+    _check_count(len(entries), 0)
     fields: dict[str, object] = {}
     if producer is not None:
         fields["producer"] = producer.name
@@ -125,9 +156,54 @@ def transaction(
         ]
     if commits:
         fields["commits"] = [each.fields() for each in commits]
-    packed = pack(fields)
-    head = TX_HEAD.pack(len(packed), len(entries))
-    return Operation(frames.TX, b"".join((head, packed, *entries)), frames.OK, _nothing)
+    if parts:
+        fields["parts"] = [[part.name, part.requests] for part in parts]
+    return Operation(frames.TX, _with_fields(fields, entries), frames.OK, _left)
+
+
+def _with_fields(fields: dict[str, object], entries: Sequence[bytes]) -> bytes:
+    packed = pack_fields(fields)
+    return b"".join((TX_HEAD.pack(len(packed), len(entries)), packed, *entries))
+
+
+def _left(body: bytes) -> int:
+    reply = unpack(body)
+    refused = reply.get("refused")
+    if refused is not None:
+        # The transaction is committed, and goes on when this has passed.
+        raise error_of(int(refused[0]), str(refused[1]))
+    return int(reply.get("left", 0))
+
+
+def stage(
+    producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
+) -> Operation[bool]:
+    """Request ``index`` of a part; whether it is kept, which it is not once that is committed."""
+    _check_count(len(entries), 1)
+    fields: dict[str, object] = {
+        "producer": producer,
+        "sequence": sequence,
+        "part": part,
+        "index": index,
+    }
+    return Operation(
+        frames.STAGE,
+        _with_fields(fields, entries),
+        frames.OK,
+        lambda body: not unpack(body).get("committed", False),
+    )
+
+
+def discard_part(producer: str, part: str) -> Operation[None]:
+    """Forget a part that is not committed."""
+    return request(frames.DELETE, done, kind="part", producer=producer, name=part)
+
+
+def delete_producer(name: str, transactional: bool) -> Operation[None]:
+    """Forget a producer and its numbers."""
+    return request(
+        frames.DELETE, done, kind="producer", name=name, transactional=transactional or None
+    )
 
 
 # Receiving
@@ -236,7 +312,7 @@ def fetch(
         fields["incarnation"] = incarnation
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
-    return Operation(frames.FETCH, pack(fields), frames.FETCHED, _fetched)
+    return Operation(frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched)
 
 
 def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:

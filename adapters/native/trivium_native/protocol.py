@@ -6,6 +6,7 @@ the events. Correlation ids rise by one, so that the broker can confirm many pub
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,9 @@ from trivium_native.operations import Operation
 from trivium_native.properties import decode_properties
 from trivium_native.url import Target
 from trivium_native.values import Delivery, StoredBatch
+
+#: What reading a frame raises when it is none of this protocol.
+_UNREADABLE = (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ class ClientProtocol:
             while found := self._reader.frames():
                 for frame in found:
                     self._handle(frame, events)
-        except (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise RemoteProtocolError(f"the broker sent something unreadable: {error}") from None
         return events
 
@@ -229,11 +233,14 @@ class ClientProtocol:
             events.append(HeartbeatWanted(str(fields["group"]), str(fields["member"])))
         elif kind == frames.BLOCKED:
             events.append(PublishingPaused(str(unpack(frame.body)["reason"])))
-        elif kind == frames.UNBLOCKED:
-            events.append(PublishingPaused(None))
+        elif kind == frames.PONG or kind == frames.UNBLOCKED:
+            if frame.body:
+                raise Malformed(f"frame type {kind:#04x} has a body")
+            if kind == frames.UNBLOCKED:
+                events.append(PublishingPaused(None))
         elif kind == frames.CLOSE:
             events.append(Closed(_error(frame.body)))
-        elif kind != frames.PONG:
+        else:
             raise Malformed(f"frame type {kind:#04x} is not one that a broker sends")
 
 

@@ -6,11 +6,12 @@ form has published nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.delivery import DELIVERY_HEADER, delivery_mode
-from trivium.exchanges import ACCEPTED, REJECTED, Route
-from trivium.message import AT_MOST_ONCE, PROTOCOL_NATIVE, Message, Properties
+from trivium.exchanges import ACCEPTED, REJECTED, Demand, Route
+from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_NATIVE, Message, Properties
+from trivium.metrics import ProtocolMetrics
 from trivium.producers import FENCED, GAP
 from trivium.retained import RETAINING_EXCHANGE
 from trivium.topics import MAX_LEVELS
@@ -20,6 +21,7 @@ from trivium_native.entries import (
     ENTRY_SIZE,
     HAS_PRODUCER,
     MANDATORY,
+    MAX_MESSAGES,
     MAX_PRODUCER_BYTES,
     MODE_MASK,
     PERSISTENT,
@@ -43,11 +45,6 @@ from trivium_native.errors import (
 from trivium_native.frames import Frame
 from trivium_native.properties import decode_properties
 
-if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
-
-#: Messages of one request: what they cost in memory must not depend on how small they are.
-MAX_MESSAGES: Final = 65_536
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024
 
@@ -55,11 +52,12 @@ _KNOWN_FLAGS: Final = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
 
 
 class Publisher:
-    """Publishes what one connection sends."""
+    """Publishes what one connection sends: the messages' ``origin``, None where it is gone."""
 
-    def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
-        self._connection = connection
+    def __init__(self, vhost: VirtualHost, metrics: ProtocolMetrics, origin: object) -> None:
         self._vhost = vhost
+        self._metrics = metrics
+        self._origin = origin
         self._broker = vhost.broker
         self._max_payload = vhost.broker.config.limits.max_message_bytes
         #: why publishing is refused at the moment
@@ -186,7 +184,7 @@ class Publisher:
                     expires,
                     flags & RETAIN != 0,
                     priority,
-                    self._connection,
+                    self._origin,
                     deliver_at,
                     insists=insists,
                 )
@@ -231,7 +229,26 @@ class Publisher:
         return header
 
     def check_read(self, routes: list[Route], messages: list[Message]) -> None:
-        """Whether what was just read can be published. Raises Blocked, Unroutable."""
+        """Whether all of what was just read can be published, so that nobody sees a part of it.
+
+        Raises Blocked, Unroutable, Rejected.
+        """
+        self.check_routes(routes, messages)
+        demand = Demand()
+        for index, message in enumerate(messages):
+            if message.persistent:
+                # Nobody sees it before it is certain.
+                message.mode = EXACTLY_ONCE
+            route = routes[index]
+            if route.depends_on_message:
+                route = route.resolve(message)
+            demand.add(route, len(message.payload))
+        full = demand.refused_by()
+        if full is not None:
+            raise Rejected(f"'{full.name}' has no room for the transaction")
+
+    def check_routes(self, routes: list[Route], messages: list[Message]) -> None:
+        """Whether what was just read has where to go. Raises Blocked, Unroutable."""
         if messages and self.blocked is not None:
             raise Blocked(self.blocked)
         missed: list[int] = []
@@ -260,7 +277,7 @@ class Publisher:
         request stops at the first that is one of them.
         """
         storage = self._broker.storage
-        metrics = self._connection.metrics
+        metrics = self._metrics
         metrics.messages_received += len(messages)
         wait = 0
         rejected: list[int] = []

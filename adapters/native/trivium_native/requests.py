@@ -22,6 +22,7 @@ from trivium_native.errors import (
 from trivium_native.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
 from trivium_native.fields import Fields
 from trivium_native.grouping import GroupRequests
+from trivium_native.parts import Parts
 from trivium_native.policy_requests import PolicyRequests
 from trivium_native.subscriptions import (
     LiveSubscription,
@@ -47,9 +48,10 @@ _MAX_OFFSET: Final = (1 << 63) - 1
 class Requests:
     """Carries out the requests of one connection."""
 
-    def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
+    def __init__(self, connection: NativeConnection, vhost: VirtualHost, parts: Parts) -> None:
         self._connection = connection
         self._vhost = vhost
+        self._parts = parts
         self._groups = GroupRequests(connection, vhost)
         self._policies = PolicyRequests(connection, vhost)
 
@@ -327,8 +329,10 @@ class Requests:
         }
 
     def _delete(self, correlation: int, fields: Fields) -> None:
-        kind = fields.choice("kind", ("exchange", "queue", "stream", "group"))
+        kind = fields.choice("kind", ("exchange", "queue", "stream", "group", "producer", "part"))
         name = fields.text("name")
+        producer = fields.text("producer").encode() if kind == "part" else b""
+        is_transactional = fields.boolean("transactional") if kind == "producer" else False
         if_unused = fields.boolean("if_unused") if kind in ("exchange", "queue") else False
         if_empty = fields.boolean("if_empty") if kind == "queue" else False
         fields.finish()
@@ -340,8 +344,15 @@ class Requests:
             reply["messages"] = self._vhost.delete_queue(queue, if_unused, if_empty)
         elif kind == "stream":
             self._vhost.delete_stream(name)
-        else:
+        elif kind == "group":
             self._vhost.delete_group(name)
+        elif kind == "part":
+            self._parts.discard(producer, name)
+        elif is_transactional:
+            self._parts.forget(name.encode())
+            self._vhost.transactional.delete(name.encode())
+        else:
+            self._vhost.producers.delete(name.encode())
         self._connection.reply_when_durable(correlation, reply)
 
     def _bind(self, correlation: int, fields: Fields, is_bind: bool) -> None:

@@ -6,28 +6,43 @@ from trivium.adapter import Adapter, Connection, Peer, Transport
 from trivium.broker import Broker
 from trivium.message import PROTOCOL_NATIVE, register_codec
 from trivium.metrics import ProtocolMetrics
+from trivium.vhost import VirtualHost
 from trivium_native.connection import NativeConnection
 from trivium_native.deliveries import LiveFrames
+from trivium_native.parts import Parts
 from trivium_native.properties import NativeCodec
 
 
 class NativeAdapter(Adapter):
-    """Native clients. It keeps no state of its own beyond their connections."""
+    """Native clients. Of its own it keeps the parts that they stage, beyond their connections."""
 
     def __init__(self) -> None:
         self.name = "native"
         self.metrics = ProtocolMetrics()
         self._broker: Broker | None = None
         self._live_frames = LiveFrames(self.metrics)
+        self._parts: dict[str, Parts] = {}
         register_codec(PROTOCOL_NATIVE, NativeCodec())
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
+        for vhost in broker.vhosts.values():
+            self.parts_of(vhost)
+
+    def parts_of(self, vhost: VirtualHost) -> Parts:
+        """The parts of a virtual host."""
+        found = self._parts.get(vhost.name)
+        if found is None:
+            found = Parts(vhost, self.metrics)
+            self._parts[vhost.name] = found
+        return found
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None
         self.metrics.connections_opened += 1
-        return NativeConnection(self._broker, transport, peer, self.metrics, self._live_frames)
+        return NativeConnection(
+            self._broker, transport, peer, self.metrics, self._live_frames, self.parts_of
+        )
 
     def tick(self, now: float) -> None:
         self._live_frames.forget()

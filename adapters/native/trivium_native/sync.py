@@ -173,10 +173,12 @@ class SyncClient:
     ) -> None:
         """Publish in one request; returns once what must survive is durable.
 
-        With a ``producer`` (see ``open_producer``) messages that the broker has already, by their
-        numbers, are not published again. Raises Rejected, Unroutable, Fenced, OutOfSequence.
+        Nothing is sent where there is nothing to publish. With a ``producer`` (see
+        ``open_producer``) messages that the broker has already, by their numbers, are not published
+        again. Raises Rejected, Unroutable, Fenced, OutOfSequence.
         """
-        self._run(operations.publish(publications, producer))
+        if publications:
+            self._run(operations.publish(publications, producer))
 
     def publish_many(self, requests: Iterable[Sequence[Publication]]) -> None:
         """Publish request after request without waiting for each; returns once all are durable.
@@ -186,6 +188,8 @@ class SyncClient:
         waiting: deque[tuple[int, Operation[None]]] = deque()
         failure: NativeError | None = None
         for publications in requests:
+            if not publications:
+                continue
             operation = operations.publish(publications)
             waiting.append((self._start(operation), operation))
             if len(waiting) >= _WINDOW:
@@ -230,14 +234,41 @@ class SyncClient:
         """Leave a group. Raises Fenced, StaleMember."""
         self._run(group_operations.leave(membership))
 
-    def commit_transaction(self, transaction: Transaction) -> None:
+    def stage(
+        self, producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
+    ) -> bool:
+        """Stage request ``index`` of a part for a transaction that somebody else will commit.
+
+        ``entries`` are messages as ``Publication.encode`` makes them. Returns once they are
+        durable; nobody gets them before that transaction is committed. A request may be repeated.
+        False means that it was committed already, and that nothing more can belong to it. Raises
+        what publishing raises, PreconditionFailed, OutOfSequence.
+        """
+        return self._run(operations.stage(producer, sequence, part, index, entries))
+
+    def discard_part(self, producer: str, part: str) -> None:
+        """Forget a part, if there is one of that name. Raises PreconditionFailed once committed."""
+        self._run(operations.discard_part(producer, part))
+
+    def delete_producer(self, name: str, *, transactional: bool = False) -> None:
+        """Forget a producer, its numbers and its parts; one that is opened anew begins at 0.
+
+        Raises PreconditionFailed while parts that it has committed are not published.
+        """
+        self._run(operations.delete_producer(name, transactional))
+
+    def commit_transaction(self, transaction: Transaction) -> int:
         """Commit a transaction; returns once it is durable.
+
+        The result is how many requests of its parts are still to be published, which the broker
+        does by itself: 0 without parts, and once it has published all. Commit again to ask. Then
+        an error of publishing means that the broker cannot go on for now, and will try again.
 
         With a transactional producer (``open_producer(name, transactional=True)``) it may be
         repeated after ConnectionFailed, on any connection. Every other error means that nothing of
         it was done. Raises what publishing and committing offsets raise.
         """
-        self._run(transaction.operation())
+        return self._run(transaction.operation())
 
     # Topology
 

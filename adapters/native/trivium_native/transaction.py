@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from trivium_native import operations
 from trivium_native.entries import TX_REJECT, TX_REQUEUE, TX_SETTLE
 from trivium_native.operations import Operation
-from trivium_native.values import Delivery, OffsetCommit, Producer, Publication, Settlement
+from trivium_native.values import (
+    Delivery,
+    OffsetCommit,
+    Part,
+    Producer,
+    Publication,
+    Settlement,
+)
 
 
 class Transaction:
@@ -25,6 +32,7 @@ class Transaction:
         self._entries: list[bytes] = []
         self._settlements: list[Settlement] = []
         self._commits: list[OffsetCommit] = []
+        self._parts: list[Part] = []
 
     def publish(self, *publications: Publication) -> None:
         """Publish messages."""
@@ -52,12 +60,21 @@ class Transaction:
         """Commit offsets of groups, such as ``GroupConsumer.offsets()``."""
         self._commits += commits
 
+    def commit_parts(self, parts: Iterable[Part]) -> None:
+        """Publish what was staged as these parts under the producer's name and number."""
+        self._parts += parts
+
+    @property
+    def publishes(self) -> bool:
+        """Whether there are messages in it, staged ones included."""
+        return bool(self._entries or self._parts)
+
     def __len__(self) -> int:
         """Number of messages."""
         return len(self._entries)
 
-    def operation(self) -> Operation[None]:
+    def operation(self) -> Operation[int]:
         """The request that commits it."""
         return operations.transaction(
-            self._entries, self._settlements, self._commits, self.producer
+            self._entries, self._settlements, self._commits, self.producer, self._parts
         )

@@ -14,17 +14,23 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import Demand, Route
-from trivium.message import EXACTLY_ONCE, Message
 from trivium.producers import FENCED
 from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_native.commits import Commit
-from trivium_native.entries import TX_HEAD, TX_HEAD_SIZE, TX_REJECT, TX_REQUEUE, TX_SETTLE
-from trivium_native.errors import Fenced, InvalidArgument, Malformed, Rejected, UnknownDelivery
+from trivium_native.entries import (
+    MAX_MESSAGES,
+    TX_HEAD,
+    TX_HEAD_SIZE,
+    TX_REJECT,
+    TX_REQUEUE,
+    TX_SETTLE,
+)
+from trivium_native.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
 from trivium_native.fields import Fields
 from trivium_native.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
-from trivium_native.publishing import MAX_MESSAGES, Publisher
+from trivium_native.parts import Parts
+from trivium_native.publishing import Publisher
 from trivium_native.subscriptions import Subscription
 
 if TYPE_CHECKING:
@@ -41,11 +47,16 @@ class Transactions:
     """Carries out the transactions of one connection."""
 
     def __init__(
-        self, connection: NativeConnection, vhost: VirtualHost, publisher: Publisher
+        self,
+        connection: NativeConnection,
+        vhost: VirtualHost,
+        publisher: Publisher,
+        parts: Parts,
     ) -> None:
         self._connection = connection
         self._vhost = vhost
         self._publisher = publisher
+        self._parts = parts
 
     def handle(self, frame: Frame) -> None:
         """Check, apply and answer one transaction.
@@ -53,13 +64,7 @@ class Transactions:
         Raises what refuses it: then nothing of it has been done.
         """
         body = frame.body
-        if len(body) < TX_HEAD_SIZE:
-            raise Malformed("TX is cut")
-        size, count = TX_HEAD.unpack_from(body)
-        at = TX_HEAD_SIZE + size
-        if size > MAX_FIELDS_BYTES or at > len(body) or count > MAX_MESSAGES:
-            raise Malformed("TX has a wrong size or too many messages")
-        fields = Fields(body[TX_HEAD_SIZE:at])
+        fields, count, at = _split(body)
         name = fields.optional_text("producer")
         producer = b""
         epoch = sequence = 0
@@ -72,14 +77,23 @@ class Transactions:
                 raise Fenced("the transactional producer is not open, or was opened again since")
             if known > 0:
                 # Committed already, and perhaps not durable yet.
-                self._connection.reply_when_durable(frame.correlation, {})
+                self._connection.reply_when_durable(
+                    frame.correlation, self._parts.progress(producer)
+                )
                 return
         settlements = fields.rows("settle", MAX_ITEMS, 4)
         commits = [Commit(self._vhost, one) for one in fields.maps("commits", MAX_COMMITS)]
+        wanted = fields.named_counts("parts", MAX_ITEMS)
         fields.finish()
         publisher = self._publisher
+        if wanted:
+            if name is None:
+                raise InvalidArgument("parts are committed by the producer that they belong to")
+            if publisher.blocked is not None:
+                raise Blocked(publisher.blocked)
+        parts = self._parts.find(producer, sequence, wanted)
         routes, messages = publisher.read(body, at, count)
-        self._check_messages(routes, messages)
+        publisher.check_read(routes, messages)
         found = self._find_deliveries(settlements)
         for commit in commits:
             commit.check()
@@ -90,23 +104,31 @@ class Transactions:
             commit.apply()
         if name is not None:
             self._vhost.transactional.advance(producer, epoch, sequence + 1)
-        self._connection.reply_when_durable(frame.correlation, {})
+            self._parts.decide(producer, sequence, parts)
+        self._connection.reply_when_durable(frame.correlation, self._parts.progress(producer))
 
-    def _check_messages(self, routes: list[Route], messages: list[Message]) -> None:
-        """Whether all can be published. Raises Blocked, Unroutable, Rejected."""
-        self._publisher.check_read(routes, messages)
-        demand = Demand()
-        for index, message in enumerate(messages):
-            if message.persistent:
-                # Nobody sees it before it is certain.
-                message.mode = EXACTLY_ONCE
-            route = routes[index]
-            if route.depends_on_message:
-                route = route.resolve(message)
-            demand.add(route, len(message.payload))
-        full = demand.refused_by()
-        if full is not None:
-            raise Rejected(f"'{full.name}' has no room for the transaction")
+    def stage(self, frame: Frame) -> None:
+        """Keep messages for a transaction that somebody else will commit.
+
+        Raises what refuses it: then nothing of it is kept.
+        """
+        body = frame.body
+        fields, count, at = _split(body)
+        producer = fields.text("producer").encode()
+        sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
+        part = fields.text("part")
+        index = fields.integer("index", 0, _MAX_SEQUENCE)
+        fields.finish()
+        if not producer or not part or not count:
+            raise InvalidArgument("a part has a producer, a name and messages")
+        reply: dict[str, object] = {}
+        if self._parts.is_committed(producer, sequence):
+            reply["committed"] = True
+        else:
+            routes, messages = self._publisher.read(body, at, count)
+            self._publisher.check_routes(routes, messages)
+            self._parts.stage(producer, sequence, part, index, count, body[at:])
+        self._connection.reply_when_durable(frame.correlation, reply)
 
     def _find_deliveries(
         self, settlements: list[list[int]]
@@ -135,6 +157,17 @@ class Transactions:
             found.append((action, subscription, tags[start:end]))
             del tags[start:end]
         return found
+
+
+def _split(body: bytes) -> tuple[Fields, int, int]:
+    """The fields of TX and STAGE, the number of entries, and where they begin."""
+    if len(body) < TX_HEAD_SIZE:
+        raise Malformed("TX or STAGE is cut")
+    size, count = TX_HEAD.unpack_from(body)
+    at = TX_HEAD_SIZE + size
+    if size > MAX_FIELDS_BYTES or at > len(body) or count > MAX_MESSAGES:
+        raise Malformed("TX or STAGE has a wrong size or too many messages")
+    return Fields(body[TX_HEAD_SIZE:at]), count, at
 
 
 def _settle(found: list[tuple[int, Subscription, list[int]]]) -> None:

@@ -204,6 +204,14 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Messages staged for a transaction: the part's name, and in how many requests they came."""
+
+    name: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
     """Who commits: a member of a group, or its exclusive holder, as of a generation."""
 

@@ -17,12 +17,16 @@ import pytest
 from tests.core.harness import message
 from tests.mqtt.harness import Client, publish, subscribe, text
 from tests.mqtt.test_durability import DiskBench
+from tests.native.harness import entry
+from tests.native.harness import publish as publish_native
 from trivium.exchanges import Binding
 from trivium.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
+from trivium.metrics import ProtocolMetrics
 from trivium.policies import Policy
 from trivium.queues import Queue
 from trivium.streams import Stream
 from trivium.vhost import VirtualHost
+from trivium_native.parts import Parts
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "stored-records.md").read_text(encoding="utf-8")
@@ -127,6 +131,7 @@ def bench() -> DiskBench:
     vhost.memberships.join_exclusively("g", "h")
     vhost.memberships.join_exclusively("forgotten", "h")
     vhost.memberships.leave("forgotten", "h", 1)
+    Parts(vhost, ProtocolMetrics()).stage(b"t", 2, "part", 0, 1, entry())
     bench.sync()
     return bench.crash()
 
@@ -208,7 +213,7 @@ def test_every_table_that_the_source_names_is_on_the_page() -> None:
                 match = re.fullmatch(r"f?\"([a-z.]+(?:/(?=\{))?)(?:\{[a-z.]+\})?\"", argument)
                 assert match is not None, argument
                 found.add(match[1])
-    assert len(found) == 21
+    assert len(found) == 22
     assert [name for name in sorted(found) if not on_page(name.replace("/", "//"))] == []
 
 
@@ -237,6 +242,7 @@ def test_every_log_is_named_as_the_page_says(bench: DiskBench) -> None:
         "queue/1://0/amq.mqtt-session.c",
         stream,
         f"{stream}/compacted/1",
+        "part/1://1:t/part",
     }
     for pattern in (
         "queue/N:V/P/Q",
@@ -244,6 +250,7 @@ def test_every_log_is_named_as_the_page_says(bench: DiskBench) -> None:
         "queue/1://0/amq.mqtt-session.C",
         "stream/V/S/I/P",
         "stream/V/S/I/P/compacted/G",
+        "part/N:V/M:R/A",
     ):
         assert f"\n| `{pattern}` | " in PAGE, pattern
 
@@ -261,6 +268,10 @@ def test_a_streams_logs_follow_one_another(bench: DiskBench) -> None:
     for name in (log, f"{log}/compacted/1"):
         ((record, note),) = bench.host.contents(name).values()
         assert (record[:4], note) == (b"TRVB", b"")
+
+
+def test_a_parts_log_holds_bodies_of_publish(bench: DiskBench) -> None:
+    assert bench.host.contents("part/1://1:t/part") == {0: (publish_native(entry()), b"")}
 
 
 # Messages
