@@ -36,8 +36,6 @@ _MAX_SHORT: Final = 255
 _VARIANT: Final = PROTOCOL_AMQP * 16
 #: A content header's property bytes of this size fit every client's frames.
 SMALLEST_ROOM: Final = MIN_FRAME_MAX - OVERHEAD - CONTENT_HEADER_SIZE
-#: Encoded in 64 bits, as every offset in a stream is.
-_LARGEST: Final = (1 << 63) - 1
 _DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
 
 
@@ -171,7 +169,7 @@ class AmqpConsumer(Consumer):
         header = entry_header(self.channel, entry)
         offset_at = -1
         if self._shows_offset:
-            shown = with_headers(header, {OFFSET: _LARGEST}, True)
+            shown = with_headers(header, {OFFSET: 0}, True)
             if len(shown) <= connection.frame_room - CONTENT_HEADER_SIZE:
                 offset_at = first_value_at(shown, OFFSET)
                 header = shown[:offset_at] + U64.pack(entry.offset) + shown[offset_at + 8 :]

@@ -22,6 +22,7 @@ from trivium_amqp.properties import (
     with_headers,
     without_header,
 )
+from trivium_amqp.tables import signed_int
 
 if TYPE_CHECKING:
     from trivium_amqp.publisher import Publisher
@@ -156,7 +157,7 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
                 PRECONDITION_FAILED, "headers 'CC' and 'BCC' are too long for a delayed message"
             )
         # As RabbitMQ's plugin does, so that nobody who passes it on delays it again.
-        delayed = with_headers(header, {DELAY_HEADER: -delay}, True)
+        delayed = with_headers(header, {DELAY_HEADER: signed_int(-delay)}, True)
     return ContentHeader(
         received,
         header,

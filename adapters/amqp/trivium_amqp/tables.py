@@ -36,6 +36,20 @@ _F32: Final = Struct(">f")
 _F64: Final = Struct(">d")
 
 
+class Encoded:
+    """A value of a field that is written as it is: ``data`` begins with its type letter."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def signed_int(value: int) -> HeaderValue:
+    """An integer for a field that clients expect in 32 bits; a larger one has 64 all the same."""
+    if -0x8000_0000 <= value <= 0x7FFF_FFFF:
+        return Encoded(b"I" + _I32.pack(value))
+    return value
+
+
 def malformed(text: str) -> ConnectionException:
     """The error for arguments that cannot be read (502)."""
     return ConnectionException(SYNTAX_ERROR, text)
@@ -189,15 +203,17 @@ def encode_table(fields: Iterable[tuple[str, HeaderValue]]) -> bytes:
 
 
 def encode_value(value: HeaderValue) -> bytes:
-    """A value with its type letter. Integers beyond 64 bits and unknown types become text."""
+    """A value with its type letter. Integers beyond 64 bits and unknown types become text.
+
+    Integers are written in 64 bits whatever their size, as RabbitMQ writes its own: clients of
+    typed languages cast a field to the one type that it always has.
+    """
     if isinstance(value, str):
         text = value.encode("utf-8", "replace")
         return b"S" + _U32.pack(len(text)) + text
     if isinstance(value, bool):
         return b"t\x01" if value else b"t\x00"
     if isinstance(value, int):
-        if -0x8000_0000 <= value <= 0x7FFF_FFFF:
-            return b"I" + _I32.pack(value)
         if -0x8000_0000_0000_0000 <= value <= 0x7FFF_FFFF_FFFF_FFFF:
             return b"l" + _I64.pack(value)
         return encode_value(str(value))
@@ -211,6 +227,8 @@ def encode_value(value: HeaderValue) -> bytes:
         return b"x" + _U32.pack(len(value)) + value
     if isinstance(value, datetime):
         return b"T" + _U64.pack(max(int(value.timestamp()), 0))
+    if isinstance(value, Encoded):
+        return value.data
     if isinstance(value, dict):
         return b"F" + encode_table(value.items())
     if isinstance(value, list):
