@@ -30,6 +30,10 @@ class CompactedLog(Log):
         self._update()
         return offset
 
+    def join(self, first: int, end: int, record: bytes) -> bool:
+        """See ``Log.join``."""
+        return self.active.join(first, end, record)
+
     def truncate(self, before: int) -> None:
         """See ``Log.truncate``."""
         self.clean.truncate(before)

@@ -166,6 +166,11 @@ class Compaction(Timed):
         else:
             self._call_at(self._broker.now_ms)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a round goes through the records now."""
+        return self._phase != _IDLE
+
     def appended(self) -> None:
         """The partition got a batch."""
         if self._settings.is_compacted and not self.due_at and self._phase == _IDLE:
@@ -311,11 +316,8 @@ class Compaction(Timed):
                 return 1
         output = self._output
         assert output is not None
-        described = view.described(row)
-        if described.key is None and described.content_type is None and not described.names:
-            described = PLAIN_MESSAGE
         written = output.size
-        output.add(offset, view.message(row), described)
+        output.add(offset, view.message(row), view.described(row))
         return _COPY_COST if output.size == written else STEP_RECORDS
 
     def _finish(self) -> None:

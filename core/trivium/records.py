@@ -94,6 +94,7 @@ __all__ = [
     "batch_count",
     "batch_max_timestamp",
     "batch_span",
+    "cut_batch",
     "describe",
     "encode_batch",
     "header_bytes",
@@ -341,12 +342,16 @@ class RecordBatch:
 
     def described(self, row: int) -> Described:
         """What the batch shows of one record's properties."""
+        key = self.binary(KEY, row)
+        content_type = self.binary(CONTENT_TYPE, row)
         names: list[bytes] = []
         values: list[bytes] = []
         for name, value in self.headers(row):
             names.append(name)
             values.append(value)
-        return Described(self.binary(KEY, row), self.binary(CONTENT_TYPE, row), names, values)
+        if key is None and content_type is None and not names:
+            return PLAIN_MESSAGE
+        return Described(key, content_type, names, values)
 
     def first_at_or_after(self, timestamp: int) -> int:
         """The first row whose arrival time is at or after ``timestamp``; ``count`` if none is."""
@@ -373,6 +378,26 @@ def batch_max_timestamp(batch: bytes) -> int:
     """The largest arrival time in a batch that is known to be one."""
     newest: int = LONG.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
     return newest
+
+
+def cut_batch(view: RecordBatch, delta: int) -> bytes | None:
+    """A batch with the records of ``view`` from an offset, relative to its own, on.
+
+    Its offset is that one. None when there are no records.
+    """
+    first = view.row_from(delta)
+    rows = range(first, view.count)
+    if not rows:
+        return None
+    described = [view.described(row) for row in rows]
+    span = view.span - delta
+    return encode_batch(
+        [view.message(row) for row in rows],
+        None if described.count(PLAIN_MESSAGE) == len(described) else described,
+        CODEC_NONE,
+        None if span == len(rows) else [view.delta(row) - delta for row in rows],
+        span,
+    )
 
 
 def _uncompressed(data: bytes | memoryview, codec: int, size: int) -> bytes:

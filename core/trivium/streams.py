@@ -26,6 +26,7 @@ from mypy_extensions import mypyc_attr
 
 from trivium.compaction import Compaction
 from trivium.exchanges import ACCEPTED, Destination
+from trivium.joining import BatchJoiner
 from trivium.message import HeaderValue, Message
 from trivium.record_layout import CODEC_NONE
 from trivium.records import (
@@ -96,6 +97,7 @@ class Partition(DurabilityWaiter):
         self.is_dirty = False
         self._storage = storage
         self._retention = Retention(self)
+        self._joiner = BatchJoiner(self, log)
         self._codec = CODEC_NONE
         self._name = name
         self._readers: list[StreamReader] = []
@@ -120,7 +122,13 @@ class Partition(DurabilityWaiter):
         """Put other settings in force."""
         self._codec = settings.codec
         self._retention.apply(settings)
+        self._joiner.apply(settings)
         self._compaction.apply(settings)
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether a round of compaction is under way."""
+        return self._compaction.is_under_way
 
     @property
     def last_offset(self) -> int:
@@ -147,7 +155,8 @@ class Partition(DurabilityWaiter):
         messages = self._messages
         if messages:
             batch = encode_batch(messages, self._described, self._codec)
-            self.log.append(batch, len(messages))
+            offset = self.log.append(batch, len(messages))
+            self._joiner.appended(offset, messages, self._described, self._size)
             self._retention.appended(len(batch))
             self._compaction.appended()
             self._messages = []
@@ -177,6 +186,7 @@ class Partition(DurabilityWaiter):
 
     def _move_watermark(self, mark: int) -> None:
         self.high_watermark = mark
+        self._joiner.watermark_moved()
         if self._readers:
             readers = self._readers
             self._readers = []
@@ -229,6 +239,7 @@ class Partition(DurabilityWaiter):
         """The stream is gone: drop its records and what waits, tell the readers."""
         self._storage.drop_log(self._name)
         self._compaction.deleted()
+        self._joiner.deleted()
         self._messages = []
         self._described = None
         self._marks.clear()

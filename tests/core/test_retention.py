@@ -18,6 +18,9 @@ from trivium.vhost import VirtualHost
 
 START = 1_700_000_000_000
 
+#: A stream that keeps so few messages does not join small batches.
+UNJOINED = 2000
+
 
 @pytest.fixture
 def broker() -> Broker:
@@ -193,7 +196,7 @@ def test_an_idle_stream_still_ages(broker: Broker, vhost: VirtualHost) -> None:
 
 
 def test_many_old_batches_take_several_turns(broker: Broker, vhost: VirtualHost) -> None:
-    stream = declare(vhost)
+    stream = declare(vhost, max_length=UNJOINED)
     for _ in range(STEP_BATCHES + 10):
         publish(stream, 1)
     broker.now_ms += 5000
@@ -300,7 +303,7 @@ def settle(broker: Broker, host: Host) -> None:
 
 
 def fill(broker: Broker, host: Host, count: int) -> Stream:
-    stream = broker.vhosts["/"].declare_stream("s")
+    stream = declare(broker.vhosts["/"], max_length=UNJOINED)
     for _ in range(count):
         publish(stream, 500)
         broker.now_ms += 1000

@@ -24,6 +24,7 @@ from tests.native.harness import (
 from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
+from trivium.joining import JOINED_RECORDS
 from trivium.message import (
     PROTOCOL_NATIVE,
     Address,
@@ -511,6 +512,21 @@ def test_log_goes_on_behind_the_span_of_a_sparse_batch(site: Site, wire: Wire) -
     assert found == [(0, [b"0", b"3"])]
     found = records(wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1000)))
     assert found == [(9, [b"9"])]
+
+
+def test_log_does_not_repeat_records_when_batches_are_joined(site: Site, wire: Wire) -> None:
+    add_stream(site, *[[b"%d" % n] for n in range(JOINED_RECORDS)])
+    got = records(read(wire, 0, 1))
+    assert got == [(0, [b"0"])]
+    add_stream(site, [b"next"])
+    (base, _), *_ = site.vhost.stream("s").partitions[0].read(1, 1)
+    assert base == 0
+    rest = records(wire.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1 << 20)))
+    assert [base for base, _ in rest] == [1, JOINED_RECORDS]
+    assert [payload for _, batch in rest for payload in batch] == [
+        *(b"%d" % n for n in range(1, JOINED_RECORDS)),
+        b"next",
+    ]
 
 
 def test_log_sends_only_what_is_durable() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.message import Message
 from trivium.queues import Consumer, Queue, QueueEntry
-from trivium.records import batch_count, batch_span
+from trivium.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams import Partition, StreamReader
 from trivium_native.deliveries import delivery_head, entry_of
 from trivium_native.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
@@ -273,6 +273,7 @@ class LogSubscription(Subscription):
         self._is_waiting = False
         self._is_loading = False
         self._is_ended = False
+        self._has_sent = False
 
     def start(self, offset: int) -> None:
         """Read from ``offset`` on, as there is credit."""
@@ -301,16 +302,27 @@ class LogSubscription(Subscription):
                 self._is_waiting = True
                 partition.wait(self._reader)
                 return
-            for base, batch in batches:
-                size = len(batch)
-                connection.send(
-                    frame_head(BATCH, 0, BATCH_HEAD_SIZE + size)
-                    + BATCH_HEAD.pack(self.number, 0, base)
-                )
-                connection.send(batch)
-                connection.metrics.messages_sent += batch_count(batch)
-                self._credit -= size
-                self._offset = base + batch_span(batch)
+            for base, stored in batches:
+                end = base + batch_span(stored)
+                batch: bytes | None = stored
+                if base < self._offset and self._has_sent:
+                    # Batches were joined meanwhile, and what was sent must not come again.
+                    batch = cut_batch(RecordBatch(stored, False), self._offset - base)
+                    base = self._offset
+                self._offset = end
+                if batch is not None:
+                    self._send(base, batch)
+
+    def _send(self, base: int, batch: bytes) -> None:
+        connection = self.connection
+        size = len(batch)
+        connection.send(
+            frame_head(BATCH, 0, BATCH_HEAD_SIZE + size) + BATCH_HEAD.pack(self.number, 0, base)
+        )
+        connection.send(batch)
+        connection.metrics.messages_sent += batch_count(batch)
+        self._credit -= size
+        self._has_sent = True
 
     def _loaded(self) -> None:
         self._is_loading = False

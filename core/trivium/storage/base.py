@@ -50,6 +50,16 @@ class Table:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class LogOwner:
+    """Whoever joins a log's small records."""
+
+    def join_records(self) -> int:
+        """The log's newest records are about to be written where they cannot be joined any more:
+        join them now, with ``Log.join``. How many entries were encoded anew."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Log:
     """Records addressed by offset.
 
@@ -66,6 +76,8 @@ class Log:
     #: records below this offset were there when an unclean start recovered this log, so they may
     #: have been delivered before; 0 after a clean stop
     recovered_offset: int
+    #: told before records are fixed; None when nobody joins any
+    owner: LogOwner | None = None
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
         """Append to the current batch; the offset of the first of its ``count`` offsets.
@@ -88,6 +100,14 @@ class Log:
 
     def truncate(self, before: int) -> None:
         """Remove every record whose offsets all lie below ``before``, in the current batch."""
+        raise NotImplementedError
+
+    def join(self, first: int, end: int, record: bytes) -> bool:
+        """Put one record in place of those that span the offsets from ``first`` up to ``end``.
+
+        It must mean the same as they together. Nothing is recorded: after a crash they may be
+        there again one by one. False, and nothing is changed, when they cannot be joined any more.
+        """
         raise NotImplementedError
 
     def offset_of_newest(self, size: int) -> int:

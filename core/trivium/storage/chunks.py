@@ -262,20 +262,47 @@ class Chunk:
 
     def pack(self) -> None:
         """Drop the slots of removed records. Not for a fixed chunk."""
-        records = self.records
+        if self.live < self.slots:
+            self._refill(self._entries())
+
+    def join(self, first: int, end: int, record: bytes, is_first: bool) -> int:
+        """Take out the records that span the offsets from ``first`` up to ``end``, and put
+        ``record`` in their place if this chunk holds the first of them. How many were taken out.
+
+        Not for a fixed chunk. It stays closed if it is.
+        """
+        entries = self._entries()
+        low = 0
+        while low < len(entries) and entries[low][0] < first:
+            low += 1
+        high = low
+        while high < len(entries) and entries[high][1] <= end:
+            high += 1
+        joined = [(first, end, record, b"")] if is_first else []
+        was_closed = self.closed
+        self._refill(entries[:low] + joined + entries[high:])
+        if was_closed:
+            self.closed = True
+        return high - low
+
+    def _entries(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Offset, end, record and note of what is not removed."""
+        records, ends, notes = self.records, self.ends, self.notes
         assert records is not None
-        assert not self.fixed
-        if self.live == self.slots:
-            return
-        offsets, ends, notes = self.offsets, self.ends, self.notes
-        first = self.first
-        self.clear(first)
+        found: list[tuple[int, int, bytes, bytes]] = []
         for slot, record in enumerate(records):
             if record is not None:
-                offset = first + slot if offsets is None else offsets[slot]
-                end = offset + 1 if ends is None else ends[slot]
+                offset = self.offset_at(slot)
                 note = b"" if notes is None else notes.get(slot, b"")
-                self.add(offset, end - offset, record, note)
+                found.append((offset, offset + 1 if ends is None else ends[slot], record, note))
+        return found
+
+    def _refill(self, entries: list[tuple[int, int, bytes, bytes]]) -> None:
+        """Hold these instead."""
+        assert not self.fixed
+        self.clear(self.first)
+        for offset, end, record, note in entries:
+            self.add(offset, end - offset, record, note)
 
 
 class ChunkedLog(Log):
@@ -324,6 +351,25 @@ class ChunkedLog(Log):
     def truncate(self, before: int) -> None:
         """See ``Log.truncate``."""
         self._remove_ended(before)
+
+    def join(self, first: int, end: int, record: bytes) -> bool:
+        """See ``Log.join``."""
+        if first < self.first_offset:
+            return False
+        chunks = self._chunks
+        start = after = self._chunk_ending_after(first)
+        while after < len(chunks) and chunks[after].first < end:
+            if chunks[after].fixed:
+                return False
+            after += 1
+        for index in range(after - 1, start - 1, -1):
+            self._count -= chunks[index].join(first, end, record, index == start)
+            if chunks[index].live == 0:
+                self._discard(index)
+        self._count += 1
+        if self._open is not None and self._open.closed:
+            self._open = None
+        return True
 
     def _remove(self, first: int, last: int) -> int:
         """Remove the records that start in ``first`` to ``last``; how many there were."""

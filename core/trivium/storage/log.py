@@ -144,6 +144,8 @@ class DiskLog(ChunkedLog):
         Stops when the work reaches ``limit``; also returns how much it was.
         """
         left = limit
+        if self.owner is not None:
+            left = max(left - self.owner.join_records(), 1)
         low = 0
         high = len(self._chunks)
         while low < high:

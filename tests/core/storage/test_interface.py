@@ -72,6 +72,52 @@ def test_read_returns_one_record_however_large(storage: Storage) -> None:
     assert log.read(0, 0, 200) == []
 
 
+def test_a_joined_record_takes_the_place_of_those_before(storage: Storage) -> None:
+    log = storage.log("l")
+    for n in range(CHUNK_RECORDS * 3):
+        log.append(b"%d" % n, 2)
+    first, end = 10, 2 * (CHUNK_RECORDS * 2 + 7)
+    assert log.join(first, end, b"joined")
+    assert [(offset, record) for offset, record, _ in log.read(0, EVERYTHING, EVERYTHING)] == [
+        *((2 * n, b"%d" % n) for n in range(5)),
+        (first, b"joined"),
+        *((2 * n, b"%d" % n) for n in range(CHUNK_RECORDS * 2 + 7, CHUNK_RECORDS * 3)),
+    ]
+    assert offsets(log, end - 1)[0] == first
+    assert len(log) == 5 + 1 + CHUNK_RECORDS - 7
+    assert log.append(b"next") == CHUNK_RECORDS * 6
+    assert (log.first_offset, offsets(log)[-1]) == (0, CHUNK_RECORDS * 6)
+
+
+def test_everything_may_be_joined(storage: Storage) -> None:
+    log = storage.log("l")
+    for _ in range(CHUNK_RECORDS * 2):
+        log.append(b"x")
+    assert log.join(0, CHUNK_RECORDS * 2, b"joined")
+    log.append(b"y")
+    assert log.read(0, 10, 100) == [(0, b"joined", b""), (CHUNK_RECORDS * 2, b"y", b"")]
+
+
+def test_what_was_removed_is_not_joined(storage: Storage) -> None:
+    log = storage.log("l")
+    for _ in range(10):
+        log.append(b"x")
+    log.truncate(3)
+    assert not log.join(2, 10, b"joined")
+    assert offsets(log) == list(range(3, 10))
+
+
+def test_what_lies_in_a_segment_is_not_joined() -> None:
+    host = Host(checkpoint_size=1000)
+    log = host.storage.log("l")
+    for _ in range(100):
+        log.append(b"x" * 100)
+        host.commit()
+    before = host.contents("l")
+    assert not log.join(0, 100, b"joined")
+    assert host.contents("l") == before
+
+
 def test_notes_belong_to_one_log(storage: Storage) -> None:
     record = b"shared"
     storage.log("a").append(record, 1, b"note a")

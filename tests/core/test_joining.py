@@ -1,0 +1,275 @@
+"""Small batches of a stream are joined: the same records, in fewer batches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.core.harness import open_broker
+from tests.core.storage.simulated import Host
+from trivium.broker import Broker
+from trivium.joining import JOINED_BYTES, JOINED_RECORDS, JOINED_SPAN_MS, SMALL_RECORDS
+from trivium.message import (
+    PROTOCOL_NONE,
+    Address,
+    HeaderValue,
+    Message,
+    Properties,
+    PropertyCodec,
+    register_codec,
+)
+from trivium.policies import Policy
+from trivium.record_layout import CODEC_NONE, CODEC_ZSTD
+from trivium.records import PAYLOAD, RecordBatch, batch_count
+from trivium.streams import Partition, Stream
+
+PROTOCOL = 201
+
+
+class HeaderCodec(PropertyCodec):
+    """The header is the key and the one header's value."""
+
+    def decode(self, header: bytes) -> Properties:
+        return Properties(key=header, content_type="text/plain", headers=[("h", header)])
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return open_broker()
+
+
+def declare(broker: Broker, **arguments: HeaderValue) -> Stream:
+    return broker.vhosts["/"].declare_stream(
+        "s", 1, {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    )
+
+
+def publish(stream: Stream, *payloads: bytes, header: bytes = b"") -> None:
+    """A turn."""
+    broker = stream.vhost.broker
+    protocol = PROTOCOL if header else PROTOCOL_NONE
+    for payload in payloads:
+        address = Address("x", b"k" + payload[:1])
+        stream.accept(Message(protocol, address, header, payload, 1, True, broker.now_ms))
+    broker.end_turn()
+
+
+def batches(partition: Partition) -> list[tuple[int, int]]:
+    """Offset and number of records of each."""
+    return [(base, batch_count(batch)) for base, batch in partition.read(0, 1 << 40)]
+
+
+def rows(partition: Partition) -> list[tuple[object, ...]]:
+    """All that a reader sees of each record, and its offset."""
+    found: list[tuple[object, ...]] = []
+    offset = 0
+    while part := partition.read(offset, 1):
+        base, batch = part[0]
+        view = RecordBatch(batch)
+        offset = base + view.span
+        for row in range(view.count):
+            message, shown = view.message(row), view.described(row)
+            found.append(
+                (
+                    base + view.delta(row),
+                    message.protocol,
+                    (message.address.exchange, message.address.key),
+                    message.header,
+                    message.payload,
+                    (message.mode, message.persistent, message.timestamp),
+                    (shown.key, shown.content_type, shown.names, shown.values),
+                )
+            )
+    return found
+
+
+def test_a_full_run_of_single_messages_becomes_one_batch(broker: Broker) -> None:
+    stream = declare(broker)
+    partition = stream.partitions[0]
+    for n in range(JOINED_RECORDS):
+        publish(stream, b"%d" % n)
+    assert len(batches(partition)) == JOINED_RECORDS
+    publish(stream, b"next")
+    assert batches(partition) == [(0, JOINED_RECORDS), (JOINED_RECORDS, 1)]
+    assert [row[4] for row in rows(partition)] == [
+        *(b"%d" % n for n in range(JOINED_RECORDS)),
+        b"next",
+    ]
+    assert len(partition.log) == 2
+
+
+@pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
+def test_every_field_of_every_record_stays(broker: Broker, codec: int) -> None:
+    register_codec(PROTOCOL, HeaderCodec())
+    random_ = random.Random(codec)
+    plain = declare(broker, max_length=2000)
+    joined = broker.vhosts["/"].declare_stream(
+        "joined", 1, {"x-compression": "zstd"} if codec == CODEC_ZSTD else {}
+    )
+    for n in range(1500):
+        broker.now_ms += random_.randrange(10)
+        header = random_.choice([b"", b"h%d" % n])
+        payloads = [b"%d-%d" % (n, m) for m in range(random_.randrange(1, 4))]
+        for stream in (plain, joined):
+            publish(stream, *payloads, header=header)
+    last = plain.partitions[0].first_offset
+    assert len(batches(joined.partitions[0])) < 600
+    assert [row for row in rows(joined.partitions[0]) if row[0] >= last] == rows(
+        plain.partitions[0]
+    )
+
+
+def test_a_batch_that_is_not_small_stays_as_it_is(broker: Broker) -> None:
+    stream = declare(broker)
+    for _ in range(3):
+        publish(stream, b"a")
+    publish(stream, *[b"b"] * SMALL_RECORDS)
+    publish(stream, b"c")
+    assert batches(stream.partitions[0]) == [(0, 3), (3, SMALL_RECORDS), (3 + SMALL_RECORDS, 1)]
+
+
+def test_a_joined_batch_is_limited_in_bytes(broker: Broker) -> None:
+    stream = declare(broker)
+    size = JOINED_BYTES // 8
+    for _ in range(20):
+        publish(stream, bytes(size))
+    assert batches(stream.partitions[0]) == [(0, 8), (8, 8), *((n, 1) for n in range(16, 20))]
+
+
+def test_a_joined_batch_is_limited_in_time(broker: Broker) -> None:
+    stream = declare(broker)
+    for _ in range(6):
+        publish(stream, b"x")
+        broker.now_ms += JOINED_SPAN_MS // 2
+    assert batches(stream.partitions[0]) == [(0, 3), (3, 1), (4, 1), (5, 1)]
+
+
+def test_where_retention_keeps_few_messages_none_are_joined(broker: Broker) -> None:
+    stream = declare(broker, max_length=100)
+    for _ in range(JOINED_RECORDS + 1):
+        publish(stream, b"x")
+    assert {count for _, count in batches(stream.partitions[0])} == {1}
+
+
+def test_retention_by_age_bounds_the_time_of_a_joined_batch(broker: Broker) -> None:
+    stream = declare(broker, max_age="10m")
+    for _ in range(100):
+        publish(stream, b"x")
+        broker.now_ms += 10_000
+    partition = stream.partitions[0]
+    assert max(count for _, count in batches(partition)) <= 4
+    assert partition.high_watermark - partition.first_offset <= 60 + 4 + 1
+
+
+def test_what_readers_may_not_see_yet_is_not_joined() -> None:
+    host = Host()
+    broker = open_broker(host.storage)
+    stream = declare(broker)
+    partition = stream.partitions[0]
+    broker.end_turn()
+    host.commit()
+    publish(stream, b"0")
+    for n in range(1, JOINED_RECORDS + 1):
+        publish(stream, b"%d" % n)
+    # The second batch of the storage holds all but the first message, and is not durable.
+    host.executor.lanes["trivium-journal"].step()
+    host.run_calls()
+    assert partition.high_watermark == 1
+    assert [row[4] for row in rows(partition)] == [b"0"]
+    host.commit()
+    assert batches(partition) == [(0, JOINED_RECORDS), (JOINED_RECORDS, 1)]
+
+
+def test_a_reader_in_the_middle_of_a_joined_batch_gets_the_rest_of_it(broker: Broker) -> None:
+    stream = declare(broker)
+    partition = stream.partitions[0]
+    for n in range(JOINED_RECORDS + 1):
+        publish(stream, b"%d" % n)
+    (base, batch), *_ = partition.read(500, 1)
+    view = RecordBatch(batch)
+    assert base == 0
+    assert view.binary(PAYLOAD, view.row_from(500)) == b"500"
+
+
+def test_no_run_goes_on_over_a_truncation(broker: Broker) -> None:
+    """What retention removed of a run does not come back."""
+    stream = declare(broker)
+    partition = stream.partitions[0]
+    for _ in range(10):
+        publish(stream, b"x")
+    partition.log.truncate(5)
+    publish(stream, *[b"b"] * SMALL_RECORDS)
+    assert batches(partition) == [*((n, 1) for n in range(5, 10)), (10, SMALL_RECORDS)]
+
+
+def fill(host: Host, broker: Broker, stream: Stream, count: int) -> None:
+    for n in range(count):
+        publish(stream, b"%d" % n)
+        host.commit()
+
+
+def test_a_checkpoint_writes_what_is_not_joined_yet_as_one_batch() -> None:
+    host = Host(checkpoint_size=20_000)
+    broker = open_broker(host.storage)
+    stream = declare(broker)
+    fill(host, broker, stream, 400)
+    assert [row[4] for row in rows(stream.partitions[0])] == [b"%d" % n for n in range(400)]
+    host.storage.close()
+    again = Host(host.disk)
+    (name,) = again.storage.log_names()
+    views = [RecordBatch(record) for _, (record, _) in sorted(again.contents(name).items())]
+    found = [view.binary(PAYLOAD, row) for view in views for row in range(view.count)]
+    assert found == [b"%d" % n for n in range(400)]
+    # A checkpoint comes every hundred messages or so; the last of them has not seen all.
+    assert [view.count > 20 for view in views[:3]] == [True] * 3
+    assert len(views) < 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_crash_at_any_time_leaves_every_durable_record_once(seed: int) -> None:
+    random_ = random.Random(seed)
+    host = Host(checkpoint_size=random_.randrange(5000, 40_000), memory_size=2000)
+    broker = open_broker(host.storage)
+    stream = declare(broker)
+    for n in range(random_.randrange(1, 1500)):
+        publish(stream, b"%d" % n)
+        if random_.random() < 0.9:
+            host.step_one(random_)
+    acknowledged = stream.partitions[0].high_watermark
+    again = Host(host.disk.power_cut(random_))
+    partition = open_broker(again.storage).vhosts["/"].streams["s"].partitions[0]
+    (name,) = again.storage.log_names()
+    found: list[bytes | None] = []
+    for offset, (record, _) in sorted(again.contents(name).items()):
+        view = RecordBatch(record)
+        assert offset == len(found)
+        found += [view.binary(PAYLOAD, row) for row in range(view.count)]
+    assert partition.high_watermark >= acknowledged
+    assert found == [b"%d" % n for n in range(len(found))]
+    assert len(found) >= acknowledged
+
+
+def test_compaction_finds_batches_where_they_were(broker: Broker) -> None:
+    """While a round goes through the records none are joined."""
+    stream = declare(broker, cleanup_policy="compact")
+    partition = stream.partitions[0]
+    for n in range(JOINED_RECORDS):
+        publish(stream, b"%d" % (n % 10) + bytes(50))
+    while not partition.is_compacting:
+        broker.now_ms = broker.timers.next_at()
+        broker.end_turn()
+    publish(stream, b"0" + bytes(50))
+    while partition.is_compacting:
+        broker.now_ms = broker.timers.next_at()
+        broker.end_turn()
+    offsets = [row[0] for row in rows(partition)]
+    assert offsets == [*range(JOINED_RECORDS - 11, JOINED_RECORDS + 1)]
+
+
+def test_a_policy_changes_what_is_joined(broker: Broker) -> None:
+    stream = declare(broker)
+    broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length": 100}))
+    for _ in range(JOINED_RECORDS + 1):
+        publish(stream, b"x")
+    assert {count for _, count in batches(stream.partitions[0])} == {1}
