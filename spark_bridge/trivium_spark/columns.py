@@ -1,12 +1,12 @@
 """The columns of a read, and record batches turned into Arrow arrays.
 
-An array is made of a batch's own buffers, by position; there is no Python object per record. What
-a batch holds once for all its records is repeated by Arrow. Only topics are made in Python, once
-per distinct routing key of a batch.
+An array is made of the batches' own bytes, joined column by column; there is no Python object per
+record. Only topics are made in Python, once per distinct routing key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy
@@ -79,21 +79,22 @@ class BatchConverter:
         self._stream = pa.scalar(stream, pa.string())
         self._partition = pa.scalar(partition, pa.int32())
 
-    def convert(self, batch: RecordBatch, base: int, start: int, end: int) -> pa.RecordBatch:
-        """The records of ``batch`` from offset ``start`` up to before ``end``.
+    def convert(
+        self, batches: Sequence[tuple[int, RecordBatch]], start: int, end: int
+    ) -> pa.RecordBatch:
+        """The records of ``batches`` from offset ``start`` up to before ``end``.
 
-        ``base`` is the offset of the batch. The batch may begin before ``start`` and end after
-        ``end``. Raises pyarrow.ArrowInvalid
-        when the batch is damaged.
+        Each batch comes with its offset. The first may begin before ``start`` and the last end
+        after ``end``. Raises pyarrow.ArrowInvalid when a batch is damaged.
         """
-        view = _BatchView(batch)
-        offsets = view.offsets(base)
+        view = _JoinedBatches(batches)
+        offsets = view.offsets()
         columns: list[pa.Array] = []
         for name in self._schema.names:
             if name == "stream":
-                columns.append(pa.repeat(self._stream, batch.count))
+                columns.append(pa.repeat(self._stream, view.count))
             elif name == "partition":
-                columns.append(pa.repeat(self._partition, batch.count))
+                columns.append(pa.repeat(self._partition, view.count))
             elif name == "offset":
                 columns.append(pa.array(offsets))
             else:
@@ -103,26 +104,40 @@ class BatchConverter:
         return whole.slice(int(first), max(int(after - first), 0))
 
 
-class _BatchView:
-    """The columns of one record batch as Arrow arrays that share its memory."""
+class _JoinedBatches:
+    """The columns of record batches, each joined over all of them.
 
-    def __init__(self, batch: RecordBatch) -> None:
-        self._batch = batch
-        self._buffer = pa.py_buffer(batch.data)
+    The bytes of a column are put behind one another before Arrow sees any, since each array that
+    it makes costs as much as a hundred records.
+    """
 
-    def offsets(self, base: int) -> numpy.typing.NDArray[numpy.int64]:
+    def __init__(self, batches: Sequence[tuple[int, RecordBatch]]) -> None:
+        self._bases = [base for base, _ in batches]
+        self._batches = [batch for _, batch in batches]
+        self._counts = [batch.count for batch in self._batches]
+        self._data = [memoryview(batch.data) for batch in self._batches]
+        #: number of records
+        self.count = sum(self._counts)
+
+    def offsets(self) -> numpy.typing.NDArray[numpy.int64]:
         """The offsets of all records, rising."""
-        column = self._batch.columns.get(OFFSET_DELTA)
-        if column is None:
-            return numpy.arange(base, base + self._batch.count, dtype="int64")
-        data = self._slice(column.data_at, column.data_size)
-        return numpy.frombuffer(data, "<i8") + numpy.int64(base)
+        starts = numpy.cumsum([0, *self._counts[:-1]])
+        found = numpy.repeat(numpy.array(self._bases) - starts, self._counts)
+        found += numpy.arange(self.count)
+        for index, batch in enumerate(self._batches):
+            column = batch.columns.get(OFFSET_DELTA)
+            if column is not None:
+                deltas = self._slice(index, column.data_at, column.data_size)
+                start = starts[index]
+                place = found[start : start + batch.count]
+                place[:] = numpy.frombuffer(deltas, "<i8") + numpy.int64(self._bases[index])
+        return found
 
     def column(self, name: str) -> pa.Array:
         if name == "key":
-            return self._binary(KEY, None)
+            return self._binary(KEY, is_nullable=True)
         if name == "value":
-            return self._binary(PAYLOAD, b"")
+            return self._binary(PAYLOAD, is_nullable=False)
         if name == "topic":
             return self._topics()
         if name == "timestamp":
@@ -130,80 +145,182 @@ class _BatchView:
         if name == "headers":
             return self._headers()
         if name == "protocol":
-            return _PROTOCOLS.take(self._fixed(PROTOCOL, pa.uint8()))
-        return _to_text(self._binary(CONTENT_TYPE, None))
+            return _PROTOCOLS.take(self._fixed(PROTOCOL, pa.uint8(), 1))
+        return _to_text(self._binary(CONTENT_TYPE, is_nullable=True))
 
-    def _binary(self, id_: int, default: bytes | None) -> pa.Array:
-        column = self._batch.columns.get(id_)
-        if column is None:
-            return pa.repeat(pa.scalar(default, pa.binary()), self._batch.count)
-        return self._all_rows(self._variable(column, pa.binary()), column)
+    def _slice(self, index: int, start: int, size: int) -> memoryview:
+        return self._data[index][start : start + size]
 
-    def _all_rows(self, found: pa.Array, column: Column) -> pa.Array:
-        return pa.repeat(found[0], self._batch.count) if column.kind == CONSTANT else found
+    def _fixed(self, id_: int, kind: pa.DataType, width: int) -> pa.Array:
+        parts: list[bytes | memoryview] = []
+        for index, batch in enumerate(self._batches):
+            column = batch.columns.get(id_)
+            if column is None:
+                parts.append(bytes(width * batch.count))
+                continue
+            values = self._slice(index, column.data_at, column.data_size)
+            is_repeated = column.rows != batch.count
+            parts.append(bytes(values) * batch.count if is_repeated else values)
+        return pa.Array.from_buffers(kind, self.count, [None, _together(parts)])
 
-    def _variable(self, column: Column, kind: pa.DataType) -> pa.Array:
-        """A variable-width column. The whole of it is checked: Arrow itself trusts offsets."""
-        found = pa.Array.from_buffers(
-            kind,
-            column.rows,
-            [
-                self._validity(column),
-                self._slice(column.offsets_at, 4 * (column.rows + 1)),
-                self._slice(column.data_at, column.data_size),
-            ],
-        )
-        found.validate(full=True)
-        return found
+    def _binary(self, id_: int, is_nullable: bool) -> pa.Array:
+        """A variable-width column; where a batch lacks it, nothing or null in every row."""
+        joined = _Variable()
+        validity = _Validity()
+        for index, batch in enumerate(self._batches):
+            column = batch.columns.get(id_)
+            if column is None:
+                joined.add_empty(batch.count)
+                validity.add(None, batch.count, not is_nullable)
+            else:
+                joined.add(self._data[index], column, batch.count)
+                validity.add(self._validity(index, column), batch.count, True)
+        return joined.array(pa.binary(), validity.buffer())
 
-    def _validity(self, column: Column) -> pa.Buffer | None:
+    def _validity(self, index: int, column: Column) -> memoryview | None:
         if column.validity_at < 0:
             return None
-        return self._slice(column.validity_at, (column.rows + 7) // 8)
-
-    def _fixed(self, id_: int, kind: pa.DataType) -> pa.Array:
-        column = self._batch.columns.get(id_)
-        if column is None:
-            return pa.repeat(pa.scalar(0, kind), self._batch.count)
-        found = pa.Array.from_buffers(
-            kind, column.rows, [None, self._slice(column.data_at, column.data_size)]
-        )
-        return self._all_rows(found, column)
+        return self._slice(index, column.validity_at, (column.rows + 7) // 8)
 
     def _timestamps(self) -> pa.Array:
-        milliseconds = self._fixed(TIMESTAMP, pa.int64()).cast(pa.timestamp("ms", tz="UTC"))
+        milliseconds = self._fixed(TIMESTAMP, pa.int64(), 8).cast(pa.timestamp("ms", tz="UTC"))
         # A time that microseconds cannot express must not make the whole stream unreadable.
         return milliseconds.cast(pa.timestamp("us", tz="UTC"), safe=False)
 
     def _topics(self) -> pa.Array:
-        column = self._batch.columns.get(ROUTING_KEY)
-        if column is None or column.kind == CONSTANT:
-            key = self._batch.binary(ROUTING_KEY, 0) or b""
-            return pa.repeat(pa.scalar(topic_text(key), pa.string()), self._batch.count)
-        keys = self._binary(ROUTING_KEY, b"").dictionary_encode()
+        keys = self._binary(ROUTING_KEY, is_nullable=False).dictionary_encode()
         topics = pa.array([topic_text(key) for key in keys.dictionary.to_pylist()], pa.string())
         return topics.take(keys.indices)
 
     def _headers(self) -> pa.Array:
-        column = self._batch.columns.get(HEADERS)
-        if column is None:
-            return pa.repeat(pa.scalar([], _HEADER_LIST), self._batch.count)
-        assert column.names is not None
-        assert column.values is not None
-        names = _to_text(self._variable(column.names, pa.binary()))
-        values = self._variable(column.values, pa.binary())
-        pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER))
-        found = pa.Array.from_buffers(
+        lists = _Lengths()
+        validity = _Validity()
+        names = _Variable()
+        values = _Variable()
+        for index, batch in enumerate(self._batches):
+            column = batch.columns.get(HEADERS)
+            if column is None:
+                lists.add_empty(batch.count)
+                validity.add(None, batch.count, True)
+                continue
+            assert column.names is not None
+            assert column.values is not None
+            times = batch.count if column.kind == CONSTANT else 1
+            lists.add(self._data[index], column.lists_at, column.rows, times)
+            validity.add(self._validity(index, column), batch.count, True)
+            names.add(self._data[index], column.names, times * column.names.rows)
+            values.add(self._data[index], column.values, times * column.values.rows)
+        texts = _to_text(names.array(pa.binary(), None))
+        pairs = pa.StructArray.from_arrays(
+            [texts, values.array(pa.binary(), None)], fields=list(_HEADER)
+        )
+        return pa.Array.from_buffers(
             _HEADER_LIST,
-            column.rows,
-            [self._validity(column), self._slice(column.lists_at, 4 * (column.rows + 1))],
+            self.count,
+            [validity.buffer(), lists.buffer()],
             children=[pairs],
         )
-        found.validate(full=True)
-        return self._all_rows(found, column)
 
-    def _slice(self, start: int, size: int) -> pa.Buffer:
-        return self._buffer.slice(start, size)
+
+def _together(parts: list[bytes | memoryview]) -> pa.Buffer:
+    """The parts behind one another; a single one is not copied."""
+    return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+class _Lengths:
+    """The lengths of the values of a variable-width column, from the offsets that batches have."""
+
+    def __init__(self) -> None:
+        self._offsets: list[bytes | memoryview] = []
+        self._sizes: list[int] = []
+        self.rows = 0
+
+    def add(self, data: memoryview, offsets_at: int, rows: int, times: int) -> None:
+        """The values of ``rows`` rows, ``times`` times."""
+        offsets: bytes | memoryview = data[offsets_at : offsets_at + 4 * (rows + 1)]
+        if times != 1:
+            lengths = numpy.tile(numpy.diff(numpy.frombuffer(offsets, "<i4")), times)
+            offsets = numpy.cumsum([0, *lengths], dtype="<i4").tobytes()
+        self._add(offsets, rows * times)
+
+    def add_empty(self, rows: int) -> None:
+        """So many values without a byte."""
+        self._add(bytes(4 * (rows + 1)), rows)
+
+    def _add(self, offsets: bytes | memoryview, rows: int) -> None:
+        self._offsets.append(offsets)
+        self._sizes.append(rows + 1)
+        self.rows += rows
+
+    def buffer(self) -> pa.Buffer:
+        """The offsets of all of them. Raises pyarrow.ArrowInvalid where some fall."""
+        together = _together(self._offsets)
+        offsets = numpy.frombuffer(together, "<i4")
+        # Between the last offset of one batch and the first of the next there is no value.
+        borders = numpy.cumsum(self._sizes, dtype=numpy.intp)[:-1] - 1
+        lengths = numpy.diff(offsets)
+        if borders.size:
+            lengths = numpy.delete(lengths, borders)
+        # Of offsets that are not below 0, no difference is beyond 32 bits.
+        if lengths.size and (offsets.min() < 0 or lengths.min() < 0):
+            raise pa.ArrowInvalid("offsets of a record batch fall")
+        if not borders.size:
+            return together
+        joined = numpy.zeros(self.rows + 1, "<i4")
+        numpy.cumsum(lengths, out=joined[1:])
+        return pa.py_buffer(joined)
+
+
+class _Variable:
+    """A variable-width column that is being joined."""
+
+    def __init__(self) -> None:
+        self._lengths = _Lengths()
+        self._data: list[bytes | memoryview] = []
+
+    def add(self, data: memoryview, column: Column, rows: int) -> None:
+        """A batch's column; its values are repeated until there are ``rows``."""
+        times = rows // column.rows if column.rows else 1
+        self._lengths.add(data, column.offsets_at, column.rows, times)
+        values = data[column.data_at : column.data_at + column.data_size]
+        self._data.append(values if times == 1 else bytes(values) * times)
+
+    def add_empty(self, rows: int) -> None:
+        """So many empty values."""
+        self._lengths.add_empty(rows)
+
+    def array(self, kind: pa.DataType, validity: pa.Buffer | None) -> pa.Array:
+        """The whole column. Raises pyarrow.ArrowInvalid when a batch is damaged."""
+        buffers = [validity, self._lengths.buffer(), _together(self._data)]
+        return pa.Array.from_buffers(kind, self._lengths.rows, buffers)
+
+
+class _Validity:
+    """Which rows of a column are not null."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[memoryview | None, int, bool]] = []
+        self._has_nulls = False
+
+    def add(self, bitmap: memoryview | None, rows: int, is_valid: bool) -> None:
+        """A batch's rows: as its bitmap says, or all of them valid or null."""
+        self._parts.append((bitmap, rows, is_valid))
+        if bitmap is not None or not is_valid:
+            self._has_nulls = True
+
+    def buffer(self) -> pa.Buffer | None:
+        """The bitmap of all rows; None where none is null."""
+        if not self._has_nulls:
+            return None
+        bits = [
+            numpy.full(rows, is_valid, numpy.uint8)
+            if bitmap is None
+            else numpy.unpackbits(
+                numpy.frombuffer(bitmap, numpy.uint8), count=rows, bitorder="little"
+            )
+            for bitmap, rows, is_valid in self._parts
+        ]
+        return pa.py_buffer(numpy.packbits(numpy.concatenate(bits), bitorder="little"))
 
 
 def topic_text(key: bytes) -> str:

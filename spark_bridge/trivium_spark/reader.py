@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from trivium.records import RecordBatch
 from trivium_spark.columns import BatchConverter, arrow_schema
 from trivium_spark.errors import TriviumSparkError
 from trivium_spark.offsets import (
@@ -66,10 +67,23 @@ class RangeReader:
         Raises DataLossError when some do not exist any more, unless the query accepts that.
         """
         with Session(self._options.url, self._options.retry_timeout) as session:
-            yield from _joined(self._batches(session, wanted))
+            converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
+            position = wanted.start
+            for batches in _grouped(self._batches(session, wanted)):
+                base, last = batches[-1]
+                try:
+                    rows = converter.convert(batches, position, wanted.end)
+                except pa.ArrowInvalid as error:
+                    name = format_partition((wanted.stream, wanted.partition))
+                    at = _damaged_at(converter, batches)
+                    raise TriviumSparkError(f"{name} at offset {at}: {error}") from error
+                position = base + last.span
+                # Of a compacted stream there may be none there.
+                if rows.num_rows:
+                    yield rows
 
-    def _batches(self, session: Session, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
+    def _batches(self, session: Session, wanted: OffsetRange) -> Iterator[tuple[int, RecordBatch]]:
+        """The record batches of a range, each with its offset."""
         position = wanted.start
         while position < wanted.end:
             reason = ""
@@ -88,14 +102,7 @@ class RangeReader:
                     return
                 after = base + batch.span
                 if after > position:
-                    try:
-                        rows = converter.convert(batch, base, max(position, base), wanted.end)
-                    except pa.ArrowInvalid as error:
-                        name = format_partition((wanted.stream, wanted.partition))
-                        raise TriviumSparkError(f"{name} at offset {base}: {error}") from error
-                    # Of a compacted stream there may be none there.
-                    if rows.num_rows:
-                        yield rows
+                    yield base, batch
                     position = after
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:
@@ -104,27 +111,32 @@ class RangeReader:
         report([loss], self._options.fail_on_data_loss)
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer record batches."""
-    pending: list[pa.RecordBatch] = []
+def _grouped(
+    batches: Iterator[tuple[int, RecordBatch]],
+) -> Iterator[list[tuple[int, RecordBatch]]]:
+    """The batches that become one Arrow record batch each time."""
+    group: list[tuple[int, RecordBatch]] = []
     rows = size = 0
-    for batch in batches:
-        pending.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
+    for base, batch in batches:
+        group.append((base, batch))
+        rows += batch.count
+        size += len(batch.data)
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:
-            yield from _join(pending)
-            pending = []
+            yield group
+            group = []
             rows = size = 0
-    if pending:
-        yield from _join(pending)
+    if group:
+        yield group
 
 
-def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) == 1:
-        return batches
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+def _damaged_at(converter: BatchConverter, batches: list[tuple[int, RecordBatch]]) -> int:
+    """The offset of the first of ``batches`` that cannot be converted."""
+    for base, batch in batches:
+        try:
+            converter.convert([(base, batch)], base, base)
+        except pa.ArrowInvalid:
+            return base
+    return batches[0][0]
 
 
 def report(losses: list[str], is_fatal: bool) -> None:

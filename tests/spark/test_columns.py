@@ -1,6 +1,8 @@
 """Record batches as Arrow: the same values, by column, whatever form each column was stored in."""
 
 import datetime
+from collections.abc import Sequence
+from itertools import pairwise
 from struct import pack_into
 from zlib import crc32
 
@@ -46,9 +48,22 @@ def convert(
     end: int = 1 << 60,
     schema: pa.Schema = ALL,
     codec: int = CODEC_NONE,
+    cuts: Sequence[int] = (),
 ) -> list[dict[str, object]]:
-    batch = RecordBatch(encode_batch(messages, shown, codec))
-    made = BatchConverter("orders", 3, schema).convert(batch, base, start, end)
+    """The rows of messages that are in one batch, or in several that begin at ``cuts`` too."""
+    places = sorted({0, len(messages), *(cut % len(messages) for cut in cuts)})
+    batches = [
+        (
+            base + first,
+            RecordBatch(
+                encode_batch(
+                    messages[first:after], None if shown is None else shown[first:after], codec
+                )
+            ),
+        )
+        for first, after in pairwise(places)
+    ]
+    made = BatchConverter("orders", 3, schema).convert(batches, start, end)
     made.validate(full=True)
     assert made.schema.equals(schema)
     rows: list[dict[str, object]] = made.to_pylist()
@@ -134,15 +149,17 @@ _rows = st.lists(
 )
 
 
-@given(_rows)
+@given(_rows, st.lists(st.integers(0, 19), max_size=5))
 def test_every_form_of_every_column_gives_the_values_back(
     rows: list[
         tuple[bytes, bytes, bytes | None, bytes | None, list[tuple[bytes, bytes]], int, int]
     ],
+    cuts: list[int],
 ) -> None:
     made = convert(
         [message(row[1], row[0], row[5], row[6]) for row in rows],
         [described(row[2], row[3], *row[4]) for row in rows],
+        cuts=cuts,
     )
     names = {0: None, 1: "mqtt", 2: "amqp", 3: "native", 64: "64", 255: "255"}
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -189,15 +206,19 @@ def test_time_beyond_what_microseconds_express_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("column", [KEY, PAYLOAD])
-@pytest.mark.parametrize("offset", [-5, 1 << 30])
-def test_damaged_offsets_are_refused(column: int, offset: int) -> None:
+@pytest.mark.parametrize("offsets", [[-5], [1 << 30], [2_000_000_000, -2_000_000_000]])
+@pytest.mark.parametrize("others", [0, 1])
+def test_damaged_offsets_are_refused(column: int, offsets: list[int], others: int) -> None:
     """A batch whose checksum is right may still come from a publisher that made it by hand."""
-    shown = [described(b"k%d" % n if n else None) for n in range(3)]
-    data = bytearray(encode_batch([message(b"abc%d" % n) for n in range(3)], shown))
-    pack_into("<i", data, RecordBatch(bytes(data)).columns[column].offsets_at + 4, offset)
+    shown = [described(b"k%d" % n if n else None) for n in range(4)]
+    data = bytearray(encode_batch([message(b"abc%d" % n) for n in range(4)], shown))
+    good = RecordBatch(bytes(data))
+    at = good.columns[column].offsets_at + 4
+    pack_into(f"<{len(offsets)}i", data, at, *offsets)
     pack_into("<I", data, 44, crc32(data[48:], crc32(data[:44])))
+    batches = [(0, good)] * others + [(4 * others, RecordBatch(bytes(data)))]
     with pytest.raises(pa.ArrowInvalid):
-        BatchConverter("orders", 0, ALL).convert(RecordBatch(bytes(data)), 0, 0, 3)
+        BatchConverter("orders", 0, ALL).convert(batches, 0, 8)
 
 
 def test_query_may_select_columns() -> None:

@@ -133,9 +133,9 @@ def test_damaged_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     base, whole = batch(10, 3)
     data = bytearray(whole.data)
     pack_into("<i", data, whole.columns[PAYLOAD].offsets_at + 4, 1 << 30)
-    stored = Stored((base, RecordBatch(bytes(data), verify=False)))
+    stored = Stored(batch(7, 3), (base, RecordBatch(bytes(data), verify=False)))
     with pytest.raises(TriviumSparkError, match="s/0 at offset 10: "):
-        read(monkeypatch, stored, 11, 12)
+        read(monkeypatch, stored, 8, 12)
 
 
 def test_what_goes_to_executors_can_be_pickled() -> None:
