@@ -109,6 +109,8 @@ class Queue(Destination):
         self._alarm = _Alarm(self)
         self._turn = 0
         self._is_dirty = False
+        # Entries became ready, by other ways than a publish: time and limits are yet to count.
+        self._is_unchecked = False
         self._load_waiters: list[LoadWaiter] = []
         self._used_at = self._broker.now_ms
         # Entries that are not ready before a time: delayed messages, and returned ones that wait
@@ -289,7 +291,8 @@ class Queue(Destination):
             entry: QueueEntry | None = None
             for lane in self._lanes:
                 entry = lane.pop()
-                if entry is not None or lane.is_loading:
+                # What is to be read first, or held, must not be spared for higher priorities.
+                if entry is not None or not lane.is_empty:
                     break
             if entry is None:
                 return
@@ -328,7 +331,7 @@ class Queue(Destination):
         self.is_exclusively_consumed = False
         self._turn = 0
         if self.consumers:
-            self.dispatch()
+            self.dispatch_later()
         elif self.auto_delete:
             self.vhost.delete_queue(self)
         else:
@@ -373,11 +376,30 @@ class Queue(Destination):
         while self.consumers and not self._nothing_is_ready():
             consumer = self._next_consumer()
             if consumer is None:
-                return
+                break
             entry = self._pop_ready()
             if entry is None:
-                return
+                break
             self._hand_over(consumer, entry)
+        if self._is_unchecked:
+            self._check()
+
+    def dispatch_later(self) -> None:
+        """``dispatch`` at the end of this turn.
+
+        A consumer leaves, or its connection does: what it holds may come back in the same turn and
+        goes first, and others may leave with it.
+        """
+        self._broker.timers.call_at(self._broker.now_ms, self._alarm)
+
+    def _check(self) -> None:
+        """Consumers have had their turn: what is ready is subject to limits and time."""
+        self._is_unchecked = False
+        if self.settings.has_limits:
+            self._drop_heads()
+        now = self._broker.now_ms
+        for lane in self._lanes:
+            self._expire_heads(lane, now)
 
     def get(self) -> QueueEntry | None:
         """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later.
@@ -429,6 +451,7 @@ class Queue(Destination):
         if not self.is_deleted:
             if self.settings.has_limits:
                 self._drop_heads()
+            self._is_unchecked = True
             self.dispatch()
             self._call_load_waiters()
 
@@ -462,7 +485,7 @@ class Queue(Destination):
             self._give_up(entry, REJECTED_REASON)
 
     def requeue(self, entry: QueueEntry, was_delivered: bool = True) -> None:
-        """Return an entry. Call ``dispatch`` once all of a kind are back.
+        """Return an entry. Call ``dispatch``, or ``dispatch_later``, once all of a kind are back.
 
         ``was_delivered`` is False when the consumer certainly never saw it.
         """
@@ -490,9 +513,12 @@ class Queue(Destination):
         self.unsettled -= 1
         self.ready_bytes += len(entry.message.payload)
         entry.lane.put_back(entry)
-        if entry.expires or self.settings.has_limits:
-            # Its time may be up, or the queue full, once consumers have had their turn.
-            self._broker.timers.call_at(self._broker.now_ms, self._alarm)
+        self._is_unchecked = True
+
+    def released(self) -> None:
+        """Entries that were held may go out."""
+        self._is_unchecked = True
+        self.dispatch()
 
     def _keep_returns(self, entry: QueueEntry, until: int) -> None:
         if self.returns is None:
@@ -570,11 +596,8 @@ class Queue(Destination):
             entry.lane.put_back(entry)
         if self._delayed:
             timers.call_at(self._delayed[0][0], self._alarm)
-        if settings.has_limits:
-            self._drop_heads()
+        self._is_unchecked = True
         self.dispatch()
-        for lane in self._lanes:
-            self._expire_heads(lane, now)
 
     def _expire_heads(self, lane: Lane, now: int) -> None:
         while True:
@@ -642,7 +665,7 @@ class _Release(DurabilityWaiter):
         self._queue = queue
 
     def batch_durable(self, batch: int) -> None:
-        self._queue.dispatch()
+        self._queue.released()
 
 
 class _Alarm(Timed):

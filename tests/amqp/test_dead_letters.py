@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pamqp.commands import Basic, Channel, Queue
+from pamqp import frame
+from pamqp.commands import Basic, Channel, Connection, Queue
 
 from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, tags
 
@@ -160,6 +161,46 @@ def test_the_next_single_active_consumer_begins_with_what_the_last_one_held(
     else:
         one.send(Channel.Close(reply_code=200, class_id=0, method_id=0))
     assert bodies(two.take()) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("end", ["channel", "connection", "recover", "nack"])
+def test_the_next_single_active_consumer_waits_for_what_comes_back_in_the_same_write(
+    server: Server, end: str
+) -> None:
+    one, two = server.open(), server.open()
+    one.declare("q", arguments={"x-single-active-consumer": True})
+    one.call(Basic.Qos(prefetch_count=4))
+    one.consume("q", tag="one")
+    two.consume("q")
+    for number in range(8):
+        server.open().publish("q", b"%d" % number)
+    cancel = frame.marshal(Basic.Cancel("one"), 1)
+    if end == "channel":
+        last = frame.marshal(Channel.Close(reply_code=200, class_id=0, method_id=0), 1)
+    elif end == "connection":
+        last = frame.marshal(Connection.Close(reply_code=200, class_id=0, method_id=0), 0)
+    elif end == "recover":
+        last = frame.marshal(Basic.Recover(requeue=True), 1)
+    else:
+        last = frame.marshal(Basic.Nack(0, multiple=True, requeue=True), 1)
+    one.feed(cancel + last)
+    assert bodies(two.take()) == [b"%d" % number for number in range(8)]
+
+
+def test_a_connection_that_ends_has_nothing_delivered_to_its_other_channels(server: Server) -> None:
+    one, two = server.open(), server.open()
+    one.declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    one.send(Channel.Open(), channel=2)
+    one.call(Basic.Qos(prefetch_count=1))
+    one.consume("q")
+    one.call(Basic.Consume(queue="q"), channel=2)
+    one.publish("q", b"0")
+    one.take()
+    one.send(Connection.Close(reply_code=200, class_id=0, method_id=0), channel=0)
+    received = two.consume("q")
+    assert bodies(received) == [b"0"]
+    # It came back once, from one consumer.
+    assert received[-2].properties.headers == {"x-delivery-count": 1}
 
 
 def test_single_active_consumer_fails_over(server: Server) -> None:

@@ -91,6 +91,55 @@ def test_what_comes_back_into_a_full_queue_is_dropped_from_its_head(vhost: Virtu
     assert drain(queue) == [b"2", b"3"]
 
 
+def test_limits_count_as_soon_as_what_came_back_is_there(vhost: VirtualHost) -> None:
+    queue = declare(vhost, max_length=1)
+    put(queue, b"1")
+    held = queue.get()
+    assert held is not None
+    put(queue, b"2")
+    queue.requeue(held)
+    queue.dispatch()
+    assert drain(queue) == [b"2"]
+
+
+def test_limits_count_for_what_was_held_when_it_is_released() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, max_length=2)
+    consumer = RecordingConsumer(credit=1)
+    queue.add_consumer(consumer)
+    for number in range(10):
+        put(queue, b"%d" % number, mode=EXACTLY_ONCE)
+    vhost.broker.end_turn()
+    assert len(queue) == 10
+    storage.complete()
+    # The consumer first, then the limit.
+    assert (consumer.payloads, len(queue)) == ([b"0"], 2)
+    assert drain(queue) == [b"8", b"9"]
+
+
+def test_held_low_priorities_are_given_up_before_higher_ones() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, max_length=1, max_priority=1)
+    put(queue, b"low", mode=EXACTLY_ONCE)
+    put(queue, b"high", priority=1)
+    vhost.broker.end_turn()
+    storage.complete()
+    assert drain(queue) == [b"high"]
+
+
+def test_what_was_held_beyond_its_time_expires_when_it_is_released() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost, message_ttl=10)
+    put(queue, b"m", mode=EXACTLY_ONCE)
+    pass_time(vhost, 10)
+    assert len(queue) == 1
+    storage.complete()
+    assert (len(queue), queue.expired) == (0, 1)
+
+
 def test_a_consumer_gets_what_comes_back_before_limits_do(vhost: VirtualHost) -> None:
     queue = declare(vhost, max_length=1)
     consumer = RecordingConsumer()
@@ -535,6 +584,20 @@ def test_single_active_consumer_gets_everything_until_it_leaves(vhost: VirtualHo
     queue.remove_consumer(first)
     put(queue, b"3")
     assert second.payloads == [b"3"]
+
+
+def test_the_next_consumer_begins_with_what_comes_back_in_the_turn(vhost: VirtualHost) -> None:
+    queue = declare(vhost, single_active_consumer=True)
+    first, second = RecordingConsumer(credit=2), RecordingConsumer()
+    queue.add_consumer(first)
+    queue.add_consumer(second)
+    for number in range(4):
+        put(queue, b"%d" % number)
+    queue.remove_consumer(first)
+    for entry in first.entries:
+        queue.requeue(entry)
+    vhost.broker.end_turn()
+    assert second.payloads == [b"0", b"1", b"2", b"3"]
 
 
 def test_single_active_consumer_without_credit_blocks_the_others(vhost: VirtualHost) -> None:

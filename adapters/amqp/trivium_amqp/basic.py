@@ -146,8 +146,6 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
         consumer.queue.remove_consumer(consumer)
     if not nowait:
         channel.reply(methods.BASIC_CANCEL_OK, tag)
-    if consumer is not None:
-        consumer.queue.dispatch()
 
 
 def get(channel: Channel, arguments: list[Any]) -> None:

@@ -281,7 +281,7 @@ class Channel:
             self.vhost.delete_queue(self.reply_queue)
             self.reply_queue = None
         for queue in queues.values():
-            queue.dispatch()
+            queue.dispatch_later()
 
 
 def unknown_tag(tag: int) -> ChannelException:

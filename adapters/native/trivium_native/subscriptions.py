@@ -236,7 +236,7 @@ class QueueSubscription(Subscription):
         for entry in entries:
             queue.requeue(entry)
         queue.remove_consumer(self._consumer)
-        queue.dispatch()
+        queue.dispatch_later()
 
 
 class _LogReader(StreamReader):
