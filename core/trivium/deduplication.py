@@ -34,6 +34,12 @@ FORGET_AT_ONCE: Final = 1024
 #: Longer ids are replaced by their SHA-256.
 MAX_ID_BYTES: Final = 128
 
+#: Arguments that say how an exchange or a queue deduplicates.
+ARGUMENTS: Final = frozenset({"x-message-deduplication", "x-deduplication-header"}) | {
+    "x-cache-size",
+    "x-cache-ttl",
+}
+
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 

@@ -13,11 +13,17 @@ from typing import Final
 from trivium.compression import CODECS
 from trivium.errors import PreconditionFailed
 from trivium.message import HeaderValue
-from trivium.queue_settings import IGNORED, MAX_MILLISECONDS
+from trivium.queue_settings import (
+    ARGUMENTS,
+    MAX_MILLISECONDS,
+    MAX_NODES,
+    QUEUE_TYPE,
+    STREAM,
+    check_names,
+    check_number,
+    check_value,
+)
 from trivium.record_layout import CODEC_NONE
-
-#: AMQP clients declare streams with it.
-QUEUE_TYPE: Final = "x-queue-type"
 
 MAX_AGE: Final = "max-age"
 COMPRESSION: Final = "compression"
@@ -41,7 +47,11 @@ POLICY_KEYS: Final = frozenset(_LIMITS) | {
 }
 
 #: Arguments that RabbitMQ has for its own streams: their segments and their cluster.
-_IGNORED: Final = IGNORED | {"stream-max-segment-size-bytes", "stream-filter-size-bytes"}
+_IGNORED: Final = {
+    "stream-max-segment-size-bytes": (1, 3_000_000_000),
+    "stream-filter-size-bytes": (16, 255),
+    "initial-cluster-size": (1, MAX_NODES),
+}
 
 #: RabbitMQ's units of an age, in seconds. A year has 365 days, a month 30.
 _UNITS: Final = {
@@ -95,8 +105,7 @@ def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
     """Raise PreconditionFailed unless ``value`` may be given for ``key`` (without ``x-``)."""
     largest = _LIMITS.get(key)
     if largest is not None:
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-            raise PreconditionFailed(f"invalid {what}: a number from 1 to {largest} is needed")
+        check_number(value, (1, largest), what)
     elif key in (MAX_AGE, TOMBSTONE_RETENTION):
         parse_age(value, what)
     elif key == CLEANUP_POLICY:
@@ -109,17 +118,23 @@ def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
         raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
 
 
-def check_stream_arguments(arguments: Mapping[str, HeaderValue], name: str) -> None:
-    """Raise PreconditionFailed for arguments of stream ``name`` that would not be honoured."""
-    for argument, value in arguments.items():
-        what = f"arg '{argument}' for stream '{name}'"
-        if argument == QUEUE_TYPE:
-            if value != "stream":
-                raise PreconditionFailed(f"invalid {what}: it must be 'stream'")
-        elif not argument.startswith("x-"):
-            raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
-        elif argument[2:] not in _IGNORED:
-            check_stream_value(argument[2:], value, what)
+def check_stream_arguments(arguments: Mapping[str, HeaderValue], what: str) -> None:
+    """Raise PreconditionFailed for arguments of a stream that would not be honoured.
+
+    What is unknown is no matter: it is for others.
+    """
+    check_names(arguments, what, STREAM)
+    for name, value in arguments.items():
+        what_of = f"arg '{name}' for {what}"
+        if name == QUEUE_TYPE:
+            if value != STREAM:
+                raise PreconditionFailed(f"invalid {what_of}: it must be 'stream'")
+        elif name == "x-queue-leader-locator":
+            check_value(name[2:], value, what_of)
+        elif name[2:] in _IGNORED:
+            check_number(value, _IGNORED[name[2:]], what_of)
+        elif name in ARGUMENTS[STREAM]:
+            check_stream_value(name[2:], value, what_of)
 
 
 def stream_settings_of(

@@ -11,6 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.deduplication import (
+    ARGUMENTS as DEDUPLICATION_ARGUMENTS,
+)
+from trivium.deduplication import (
     EXCHANGE,
     QUEUE,
     DeduplicatedRoute,
@@ -21,6 +24,7 @@ from trivium.deduplication import (
 from trivium.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.delays import Delays
 from trivium.doubts import Doubts
+from trivium.equivalence import UnknownArguments, require_same, require_same_arguments
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
     Binding,
@@ -38,7 +42,18 @@ from trivium.message import Address, HeaderValue, Message
 from trivium.pending_changes import PendingChanges
 from trivium.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
 from trivium.producers import Producers
-from trivium.queue_settings import check_queue_arguments, settings_of
+from trivium.queue_settings import (
+    ARGUMENTS,
+    CLASSIC,
+    KNOWN_ARGUMENTS,
+    QUEUE_TYPE,
+    STREAM,
+    check_exchange_name,
+    check_queue_arguments,
+    check_shared,
+    queue_type,
+    settings_of,
+)
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
 from trivium.returns import Returns
@@ -56,6 +71,9 @@ MAX_ROUTES: Final = 65_536
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255
+
+#: Arguments that mean something on an exchange.
+EXCHANGE_ARGUMENTS: Final = DEDUPLICATION_ARGUMENTS | {"alternate-exchange", "x-delayed-type"}
 
 #: Exchanges that every virtual host has, with their types (AMQP 0-9-1, 3.1.3).
 PREDECLARED: Final = (
@@ -113,6 +131,7 @@ class VirtualHost:
         self.generation = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable
         self.changes = PendingChanges(broker.storage)
+        self._unknown = UnknownArguments()
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
@@ -171,10 +190,12 @@ class VirtualHost:
         AccessRefused for a new name that starts with ``amq.``.
         """
         wanted = {} if arguments is None else arguments
+        what = f"exchange '{name}' in vhost '{self.name}'"
+        self._unknown.note(what, wanted, EXCHANGE_ARGUMENTS)
         known = self.exchanges.get(name)
         if known is not None:
-            self._require_same(
-                f"exchange '{name}'",
+            require_same(
+                what,
                 [
                     ("type", known.kind, kind),
                     ("durable", known.durable, durable),
@@ -182,11 +203,12 @@ class VirtualHost:
                     ("internal", known.internal, internal),
                 ],
             )
-            self._require_same_arguments(f"exchange '{name}'", known.arguments, wanted)
+            require_same_arguments(what, known.arguments, wanted, EXCHANGE_ARGUMENTS)
             return known
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        exchange_settings(wanted, f"exchange '{name}' in vhost '{self.name}'")
+        check_exchange_name(wanted, "alternate-exchange", what)
+        exchange_settings(wanted, what)
         made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
         if made is None:
             raise PreconditionFailed(f"unknown exchange type '{kind}'")
@@ -205,13 +227,14 @@ class VirtualHost:
         Raises AccessRefused for predeclared ones, PreconditionFailed when it has bindings and
         ``if_unused`` is set.
         """
+        what = f"exchange '{name}' in vhost '{self.name}'"
+        if not name or name.startswith("amq."):
+            raise AccessRefused(f"deletion of system {what} not allowed")
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
-        if name == "" or name.startswith("amq."):
-            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         if if_unused and exchange.is_used:
-            raise PreconditionFailed(f"exchange '{name}' in vhost '{self.name}' in use")
+            raise PreconditionFailed(f"{what} in use")
         del self.exchanges[name]
         if exchange.durable:
             self._exchange_rows.delete(name.encode())
@@ -237,12 +260,15 @@ class VirtualHost:
         if found.adapter != adapter and found.adapter:
             raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is private")
         if found.owner is not None and found.owner is not connection:
-            raise ResourceLocked(
-                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'."
-                " It could be originally declared on another connection or the exclusive"
-                " property value does not match that of the original declaration."
-            )
+            raise self._locked(name)
         return found
+
+    def _locked(self, name: str) -> ResourceLocked:
+        return ResourceLocked(
+            f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'."
+            " It could be originally declared on another connection or the exclusive"
+            " property value does not match that of the original declaration."
+        )
 
     def declare_queue(
         self,
@@ -260,33 +286,41 @@ class VirtualHost:
         default the owner). Raises as ``queue`` does, PreconditionFailed for other properties, and
         AccessRefused for a new name that starts with ``amq.``.
         """
-        wanted = {} if arguments is None else arguments
+        wanted = {} if arguments is None else dict(arguments)
+        if wanted.get("x-queue-type") == CLASSIC:
+            # What is the default makes no difference to a declaration that does not name it.
+            del wanted["x-queue-type"]
+        what = f"queue '{name}' in vhost '{self.name}'"
+        self._unknown.note(what, wanted, KNOWN_ARGUMENTS)
+        # An exclusive queue goes with its connection, so it has nothing to keep on disk.
+        is_kept = durable and owner is None
         if name in self.queues:
             known = self.queue(name, owner if connection is None else connection, adapter)
-            self._require_same(
-                f"queue '{name}'",
+            if (known.owner is None) != (owner is None):
+                raise self._locked(name)
+            require_same(
+                what,
                 [
-                    ("durable", known.durable, durable),
-                    ("exclusive", known.owner is not None, owner is not None),
+                    ("durable", known.durable, is_kept),
                     ("auto_delete", known.auto_delete, auto_delete),
                 ],
             )
-            self._require_same_arguments(f"queue '{name}'", known.arguments, wanted)
+            names = ARGUMENTS[queue_type(known.arguments)]
+            require_same_arguments(what, known.arguments, wanted, names)
             known.touch()
             return known
         if name in self.streams:
-            raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a stream, not a queue")
-        check_queue_arguments(wanted, f"queue '{name}' in vhost '{self.name}'", durable)
+            self.require_stream(name, durable, owner is not None, auto_delete)
+            require_same_arguments(what, {QUEUE_TYPE: STREAM}, wanted, (QUEUE_TYPE,))
+        if name.startswith("amq.") and not adapter:
+            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        check_queue_arguments(wanted, what, durable, owner is not None, auto_delete)
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
-        elif name.startswith("amq.") and not adapter:
-            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-        # An exclusive queue goes with its connection, so it has nothing to keep on disk.
-        is_kept = durable and owner is None
         if is_kept:
             self._queue_rows.put(name.encode(), pack([auto_delete, wanted, adapter]))
             self.changes.note(QUEUE, name)
-        made = self._make_queue(name, durable, auto_delete, owner, wanted, adapter)
+        made = self._make_queue(name, is_kept, auto_delete, owner, wanted, adapter)
         made.touch()
         self.generation += 1
         return made
@@ -347,7 +381,7 @@ class VirtualHost:
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
         if if_empty and (count or queue.delayed):
-            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' is not empty")
+            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         if queue.owner is not None:
             owned = self._owned[id(queue.owner)]
@@ -375,25 +409,30 @@ class VirtualHost:
     # Streams
 
     def declare_stream(
-        self, name: str, partitions: int = 1, arguments: dict[str, HeaderValue] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        arguments: dict[str, HeaderValue] | None = None,
+        term: str = "stream",
     ) -> Stream:
-        """The stream with this many partitions, made when it is new.
+        """The stream with this many partitions, made when it is new. ``term`` is the client's.
 
         Raises PreconditionFailed when it exists with another number or other arguments, when a
         queue has the name, and for arguments that would not be honoured; AccessRefused for a new
         name that starts with ``amq.``.
         """
         wanted = {} if arguments is None else arguments
-        check_stream_arguments(wanted, name)
+        what = f"{term} '{name}' in vhost '{self.name}'"
+        self._unknown.note(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM])
         known = self.streams.get(name)
         if known is not None:
-            self._require_same(
-                f"stream '{name}'", [("partitions", len(known.partitions), partitions)]
-            )
-            self._require_same_arguments(f"stream '{name}'", known.arguments, wanted)
+            require_same(what, [("partitions", len(known.partitions), partitions)])
+            # All of them have the same type, and it need not be named.
+            require_same_arguments(what, known.arguments, wanted, ARGUMENTS[STREAM] - {QUEUE_TYPE})
             return known
         if name in self.queues:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
+        check_stream_arguments(wanted, what)
         if not 0 < len(name.encode()) <= MAX_STREAM_NAME_BYTES:
             raise PreconditionFailed(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
         if name.startswith("amq."):
@@ -408,6 +447,18 @@ class VirtualHost:
         self.generation += 1
         self.memberships.stream_changed(name)
         return made
+
+    def require_stream(self, name: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+        """Raise as ``declare_queue`` does unless these properties are those of every stream.
+
+        For clients that declare streams as queues of a type.
+        """
+        what = f"queue '{name}' in vhost '{self.name}'"
+        if name not in self.streams:
+            check_shared(what, durable, exclusive, auto_delete)
+        if exclusive:
+            raise self._locked(name)
+        require_same(what, [("durable", True, durable), ("auto_delete", False, auto_delete)])
 
     def _make_stream(
         self, name: str, partitions: int, incarnation: str, arguments: dict[str, HeaderValue]
@@ -692,27 +743,6 @@ class VirtualHost:
                     Binding(destination, pattern, dict(arguments), is_filter=is_filter),
                 )
 
-    # Checks
-
-    def _require_same(self, what: str, triples: list[tuple[str, object, object]]) -> None:
-        for field, current, received in triples:
-            if current != received:
-                raise PreconditionFailed(
-                    f"inequivalent arg '{field}' for {what} in vhost '{self.name}':"
-                    f" received '{_show(received)}' but current is '{_show(current)}'"
-                )
-
-    def _require_same_arguments(
-        self, what: str, current: dict[str, HeaderValue], received: dict[str, HeaderValue]
-    ) -> None:
-        for field in sorted(set(current) | set(received)):
-            if current.get(field) != received.get(field):
-                raise PreconditionFailed(
-                    f"inequivalent arg '{field}' for {what} in vhost '{self.name}':"
-                    f" received {_show_argument(received.get(field))}"
-                    f" but current is {_show_argument(current.get(field))}"
-                )
-
 
 def _with_matches(
     matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
@@ -732,13 +762,3 @@ def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:
     """The name of the log that keeps a queue's messages of one priority; never that of another."""
     # Both names may hold any character, so the first one says how long it is.
     return f"queue/{len(vhost)}:{vhost}/{priority}/{queue}"
-
-
-def _show(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _show_argument(value: object) -> str:
-    return (
-        "none" if value is None else f"the value '{_show(value)}' of type '{type(value).__name__}'"
-    )

@@ -108,6 +108,28 @@ def test_default_exchange_is_403(client: Client, method: Queue.Bind) -> None:
     )
 
 
+def test_only_known_arguments_of_an_exchange_are_compared(client: Client) -> None:
+    client.exchange("e", arguments={"team": "a", "alternate-exchange": "x"})
+    client.exchange("e", arguments={"team": "b", "x-more": 1, "alternate-exchange": "x"})
+    closed = client.ask(Exchange.Declare(exchange="e", arguments={"alternate-exchange": "y"}))
+    assert_channel_closed(
+        closed,
+        406,
+        "PRECONDITION_FAILED - inequivalent arg 'alternate-exchange' for exchange 'e' in vhost"
+        " '/': received 'y' but current is 'x'",
+    )
+
+
+def test_alternate_exchange_is_a_name(client: Client) -> None:
+    closed = client.ask(Exchange.Declare(exchange="e", arguments={"alternate-exchange": 1 << 20}))
+    assert_channel_closed(
+        closed,
+        406,
+        "PRECONDITION_FAILED - invalid type 'signedint' for arg 'alternate-exchange'"
+        " in exchange 'e' in vhost '/'",
+    )
+
+
 def test_exchange_delete_of_missing_is_no_error(client: Client) -> None:
     assert client.ask(Exchange.Delete(exchange="x")).name == "Exchange.DeleteOk"
 

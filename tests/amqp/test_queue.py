@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -98,12 +100,117 @@ def test_queue_redeclare_with_other_properties_is_406(
     )
 
 
-def test_queue_redeclare_with_other_arguments_is_406(client: Client) -> None:
-    client.declare("q", arguments={"note": 1})
-    client.declare("q", arguments={"note": 1})
-    closed = client.ask(Queue.Declare(queue="q", arguments={"note": 2}))
-    assert closed.reply_code == 406
-    assert closed.reply_text.startswith("PRECONDITION_FAILED - inequivalent arg 'note'")
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ({"x-max-length": 1}, {"x-max-length": 2}, "received '2' but current is '1'"),
+        ({"x-max-length": 1}, {"x-max-length": True}, "received 'true' but current is '1'"),
+        ({"x-max-length": 1}, {"x-max-length": 1.0}, "received '1.0' but current is '1'"),
+        ({"x-max-length": 1}, {"x-max-length": "1"}, "received '1' but current is '1'"),
+        (
+            {"x-max-length": 1},
+            {},
+            "received none but current is the value '1' of type 'signedint'",
+        ),
+        (
+            {},
+            {"x-max-length": 1 << 40},
+            "received the value '1099511627776' of type 'long' but current is none",
+        ),
+        (
+            {},
+            {"x-dead-letter-exchange": "x"},
+            "received the value 'x' of type 'longstr' but current is none",
+        ),
+        (
+            {"x-queue-type": "quorum"},
+            {"x-queue-type": "stream"},
+            "received 'stream' but current is 'quorum'",
+        ),
+        (
+            {"x-queue-type": "stream"},
+            {},
+            "received none but current is the value 'stream' of type 'longstr'",
+        ),
+        (
+            {},
+            {"x-queue-type": "stream"},
+            "received the value 'stream' of type 'longstr' but current is none",
+        ),
+    ],
+)
+def test_queue_redeclare_with_other_arguments_is_406(
+    client: Client, first: dict[str, Any], second: dict[str, Any], text: str
+) -> None:
+    client.declare("q", durable=True, arguments=first)
+    client.declare("q", durable=True, arguments=first)
+    name = next(iter(first or second))
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="q", durable=True, arguments=second)),
+        406,
+        f"PRECONDITION_FAILED - inequivalent arg '{name}' for queue 'q' in vhost '/': {text}",
+    )
+
+
+@pytest.mark.parametrize("flags", [{"durable": False}, {"auto_delete": True}])
+def test_stream_redeclare_with_other_properties_is_406(
+    client: Client, flags: dict[str, bool]
+) -> None:
+    stream: dict[str, Any] = {"durable": True, "arguments": {"x-queue-type": "stream"}}
+    client.declare("s", **stream)
+    closed = client.ask(Queue.Declare(queue="s", **(stream | flags)))
+    (name, value) = next(iter(flags.items()))
+    assert_channel_closed(
+        closed,
+        406,
+        f"PRECONDITION_FAILED - inequivalent arg '{name}' for queue 's' in vhost '/':"
+        f" received '{str(value).lower()}' but current is '{str(not value).lower()}'",
+    )
+
+
+LOCKED = (
+    "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost '/'."
+    " It could be originally declared on another connection or the exclusive"
+    " property value does not match that of the original declaration."
+)
+
+
+@pytest.mark.parametrize("is_exclusive", [False, True])
+def test_queue_redeclare_with_other_exclusiveness_is_405(
+    client: Client, is_exclusive: bool
+) -> None:
+    client.declare("q", exclusive=is_exclusive)
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="q", exclusive=not is_exclusive)), 405, LOCKED
+    )
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_durability_says_nothing_of_an_exclusive_queue(client: Client, is_durable: bool) -> None:
+    client.declare("q", exclusive=True, durable=is_durable)
+    client.declare("q", exclusive=True, durable=not is_durable)
+
+
+@pytest.mark.parametrize("flags", [{}, {"durable": True, "arguments": {"x-queue-type": "quorum"}}])
+def test_unknown_arguments_are_ignored_and_told_once(
+    client: Client, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]
+) -> None:
+    known = flags.get("arguments", {})
+    for value in ("a", 2, None, Decimal("1.5"), datetime.fromtimestamp(1, UTC)):
+        flags["arguments"] = known | {"team": value, "x-ha-policy": value}
+        client.declare("q", **flags)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "argument 'team' of queue 'q' in vhost '/' is unknown and ignored",
+        "argument 'x-ha-policy' of queue 'q' in vhost '/' is unknown and ignored",
+    ]
+
+
+def test_unknown_arguments_of_a_stream_are_ignored(client: Client) -> None:
+    for value in ("a", "b"):
+        arguments = {"x-queue-type": "stream", "team": value, "x-unknown": value}
+        client.declare("s", durable=True, arguments=arguments)
+    assert client.counts("s") == (0, 0)
 
 
 def test_queue_declare_of_reserved_name_is_403(client: Client) -> None:
@@ -122,6 +229,9 @@ def test_queue_declare_of_reserved_name_is_403(client: Client) -> None:
         {"x-queue-version": 2},
         {"x-queue-master-locator": "min-masters"},
         {"x-queue-leader-locator": "balanced"},
+        {"x-ha-policy": "all"},
+        {"x-stream-filter-size-bytes": 32},
+        {"x-max-priority": 0},
         {"anything-else": [1, {"a": None}]},
         {"x-message-ttl": 60_000, "x-expires": 60_000, "x-max-length": 10},
         {"x-dead-letter-exchange": "amq.direct", "x-dead-letter-routing-key": "k"},
@@ -145,7 +255,13 @@ def test_classic_is_the_default_queue_type(client: Client) -> None:
         ("x-message-ttl", "soon"),
         ("x-max-priority", 256),
         ("x-overflow", "spill"),
-        ("x-no-such-thing", 1),
+        ("x-message-ttl", datetime.fromtimestamp(1, UTC)),
+        ("x-message-ttl", 10.0),
+        ("x-queue-mode", "eager"),
+        ("x-queue-version", 3),
+        ("x-max-age", "1h"),
+        ("x-quorum-initial-group-size", 3),
+        ("x-dead-letter-strategy", "at-least-once"),
     ],
 )
 def test_arguments_that_are_not_honoured_are_406(client: Client, name: str, value: Any) -> None:
@@ -163,21 +279,23 @@ def test_quorum_queue(client: Client) -> None:
     assert client.get("q") == b"1"
 
 
+WHAT = "queue 'q' in vhost '/'"
+MAGIC = "\"unsupported queue type 'magic'\""
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "text"),
     [
         ("quorum", {}, "invalid property 'non-durable' for queue 'q' in vhost '/'"),
-        (
-            "quorum",
-            {"durable": True, "exclusive": True},
-            "invalid property 'exclusive-owner' for a quorum queue",
+        ("stream", {}, "invalid property 'non-durable' for queue 'q' in vhost '/'"),
+        *(
+            (kind, {"durable": True, flag: True}, f"invalid property '{name}' for {WHAT}")
+            for kind in ("quorum", "stream")
+            for flag, name in (("exclusive", "exclusive-owner"), ("auto_delete", "auto-delete"))
         ),
-        ("stream", {}, "invalid property 'non-durable' for a stream"),
-        (
-            "magic",
-            {},
-            "invalid arg 'x-queue-type' for queue 'q' in vhost '/':"
-            " 'magic' is not one of ['classic', 'quorum', 'stream']",
+        *(
+            ("magic", flags, f"invalid arg 'x-queue-type' for {WHAT}: {MAGIC}")
+            for flags in ({}, {"durable": True, "exclusive": True})
         ),
     ],
 )
@@ -186,6 +304,38 @@ def test_queue_type_that_cannot_be_is_406(
 ) -> None:
     declare = Queue.Declare(queue="q", arguments={"x-queue-type": kind}, **flags)
     assert_channel_closed(client.ask(declare), 406, f"PRECONDITION_FAILED - {text}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "value"),
+    [
+        ("quorum", "x-max-priority", 5),
+        ("quorum", "x-queue-mode", "lazy"),
+        ("quorum", "x-max-age", "1h"),
+        ("stream", "x-max-length", 5),
+        ("stream", "x-message-ttl", 5),
+        ("stream", "x-max-priority", 5),
+        ("stream", "x-overflow", "drop-head"),
+        ("stream", "x-queue-mode", "lazy"),
+    ],
+)
+def test_arguments_of_another_queue_type_are_406(
+    client: Client, kind: str, argument: str, value: Any
+) -> None:
+    arguments = {"x-queue-type": kind, argument: value}
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="q", durable=True, arguments=arguments)),
+        406,
+        f"PRECONDITION_FAILED - invalid arg '{argument}' for {WHAT}"
+        f" of queue type rabbit_{kind}_queue",
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1, "3"])
+def test_the_group_size_of_a_quorum_queue_is_a_positive_number(client: Client, value: Any) -> None:
+    arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": value}
+    closed = client.ask(Queue.Declare(queue="q", durable=True, arguments=arguments))
+    assert closed.reply_code == 406
 
 
 def test_stream_takes_messages_by_binding_and_by_name(client: Client) -> None:
@@ -315,7 +465,7 @@ def test_delete_if_empty_with_messages_is_406(client: Client) -> None:
     assert_channel_closed(
         client.ask(Queue.Delete(queue="q", if_empty=True)),
         406,
-        "PRECONDITION_FAILED - queue 'q' in vhost '/' is not empty",
+        "PRECONDITION_FAILED - queue 'q' in vhost '/' not empty",
     )
 
 

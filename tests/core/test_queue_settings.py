@@ -17,21 +17,27 @@ from trivium.queue_settings import (
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"x-message-ttl": "1"}, "a number is needed"),
-        ({"x-message-ttl": True}, "a number is needed"),
+        ({"x-message-ttl": "1"}, '"expected integer, got longstr"'),
+        ({"x-message-ttl": True}, '"expected integer, got bool"'),
+        ({"x-message-ttl": 10.0}, '"expected integer, got double"'),
         ({"x-message-ttl": -1}, "is not in"),
         ({"x-expires": 0}, "is not in"),
         ({"x-max-length": -1}, "is not in"),
-        ({"x-max-priority": 0}, "is not in 1..255"),
-        ({"x-max-priority": 256}, "is not in 1..255"),
-        ({"x-overflow": "explode"}, "is not one of"),
-        ({"x-dead-letter-exchange": 1}, "text is needed"),
+        ({"x-max-priority": -1}, "is not in 0..255"),
+        ({"x-max-priority": 256}, "is not in 0..255"),
+        ({"x-overflow": "explode"}, "\"unsupported overflow 'explode'\""),
+        ({"x-overflow": 1}, '"expected longstr, got signedint"'),
+        ({"x-dead-letter-exchange": 1}, "invalid type 'signedint' for arg"),
         ({"x-dead-letter-routing-key": "k"}, "no dead letter exchange"),
-        ({"x-queue-type": "fancy"}, r"is not one of \['classic', 'quorum', 'stream'\]"),
-        ({"x-queue-type": "stream"}, "a stream is not declared as a queue"),
-        ({"x-single-active-consumer": "yes"}, "true or false"),
-        ({"x-unheard-of": 1}, "not supported"),
-        ({"x-queue-type": "quorum", "x-max-priority": 3}, "of type quorum"),
+        ({"x-queue-type": "fancy"}, "\"unsupported queue type 'fancy'\""),
+        ({"x-queue-type": "stream"}, "a stream is no queue"),
+        ({"x-single-active-consumer": "yes"}, '"expected bool, got longstr"'),
+        ({"x-queue-mode": "eager"}, "\"unsupported queue mode 'eager'\""),
+        ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
+        ({"x-queue-version": "2"}, '"expected integer, got longstr"'),
+        ({"x-queue-type": "quorum", "x-max-priority": 3}, "of queue type rabbit_quorum_queue"),
+        ({"x-queue-type": "quorum", "x-quorum-initial-group-size": -1}, "-1 is not in"),
+        ({"x-compression": "lz4"}, "of queue type rabbit_classic_queue"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue], text: str) -> None:
@@ -39,9 +45,25 @@ def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue], text: st
         check_queue_arguments(arguments, "queue 'q'", True)
 
 
-def test_a_quorum_queue_must_be_durable() -> None:
-    with pytest.raises(PreconditionFailed, match="non-durable"):
-        check_queue_arguments({"x-queue-type": "quorum"}, "queue 'q'", False)
+@pytest.mark.parametrize(
+    ("durable", "exclusive", "auto_delete", "field"),
+    [
+        (False, False, False, "non-durable"),
+        (True, True, False, "exclusive-owner"),
+        (True, False, True, "auto-delete"),
+    ],
+)
+def test_a_quorum_queue_does_not_go_with_its_clients(
+    durable: bool, exclusive: bool, auto_delete: bool, field: str
+) -> None:
+    with pytest.raises(PreconditionFailed, match=f"invalid property '{field}' for queue 'q'"):
+        check_queue_arguments(
+            {"x-queue-type": "quorum"}, "queue 'q'", durable, exclusive, auto_delete
+        )
+
+
+def test_unknown_arguments_are_for_others() -> None:
+    check_queue_arguments({"x-unheard-of": 1, "team": None}, "queue 'q'", True)
 
 
 def test_arguments_without_meaning_here_are_accepted() -> None:

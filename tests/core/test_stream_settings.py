@@ -58,7 +58,9 @@ def test_other_ages_are_refused(value: HeaderValue) -> None:
         {"x-tombstone-retention": "soon"},
         {"x-message-ttl": 5},
         {"x-queue-type": "quorum"},
-        {"max-age": "1h"},
+        {"x-initial-cluster-size": "3"},
+        {"x-queue-leader-locator": 1},
+        {"x-stream-max-segment-size-bytes": 4_000_000_000},
     ],
 )
 def test_arguments_that_would_not_be_honoured_are_refused(
@@ -66,6 +68,10 @@ def test_arguments_that_would_not_be_honoured_are_refused(
 ) -> None:
     with pytest.raises(PreconditionFailed, match=next(iter(arguments))):
         check_stream_arguments(arguments, "s")
+
+
+def test_unknown_arguments_are_for_others() -> None:
+    check_stream_arguments({"max-age": "1h", "x-unheard-of": 1}, "s")
 
 
 def test_arguments_of_rabbitmq_for_its_segments_and_cluster_mean_nothing() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trivium.deduplication import EXCHANGE, QUEUE
 from trivium.exchanges import Binding, Destination, HeadersExchange, valid_headers_match
 from trivium.message import HeaderValue
+from trivium.queue_settings import QUEUE_TYPE, STREAM
 from trivium.queues import Queue
 from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
@@ -19,6 +20,9 @@ from trivium_amqp.errors import (
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
+
+#: An argument of queues that RabbitMQ's streams do not have.
+LENGTH: Final = "x-max-length"
 
 
 def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
@@ -65,17 +69,9 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if passive:
         _declare_passively(channel, name, nowait)
         return
-    # A type that is the default makes no difference to a declaration that does not name it.
-    kind = options.pop("x-queue-type", "classic")
-    _require_shared(kind, durable, exclusive)
-    if kind == "stream":
-        stream = channel.vhost.declare_stream(name, 1, options)
-        channel.last_queue = name
-        batch = _batch_of(channel, True, QUEUE, name)
-        _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
+    if options.get(QUEUE_TYPE) == STREAM and name not in channel.vhost.queues:
+        _declare_stream(channel, arguments)
         return
-    if kind != "classic":
-        options["x-queue-type"] = kind
     connection = channel.connection
     connection.owns_queues = connection.owns_queues or exclusive
     queue = channel.vhost.declare_queue(
@@ -115,14 +111,21 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     _declare_ok(channel, nowait, queue, False)
 
 
-def _require_shared(kind: HeaderValue, durable: bool, exclusive: bool) -> None:
-    """Quorum queues and streams survive their connection (the core checks the rest)."""
-    if kind == "stream" and not durable:
-        raise ChannelException(PRECONDITION_FAILED, "invalid property 'non-durable' for a stream")
-    if exclusive and kind != "classic":
+def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
+    name, _passive, durable, exclusive, auto_delete, nowait, options = arguments
+    vhost = channel.vhost
+    vhost.require_stream(name, durable, exclusive, auto_delete)
+    if name not in vhost.streams and LENGTH in options:
+        # Ours could count records, but a client of RabbitMQ's streams means messages of a queue.
         raise ChannelException(
-            PRECONDITION_FAILED, f"invalid property 'exclusive-owner' for a {kind} queue"
+            PRECONDITION_FAILED,
+            f"invalid arg '{LENGTH}' for queue '{name}' in vhost '{vhost.name}'"
+            " of queue type rabbit_stream_queue",
         )
+    stream = vhost.declare_stream(name, 1, options, "queue")
+    channel.last_queue = name
+    batch = _batch_of(channel, True, QUEUE, name)
+    _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
 
 
 def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_kept: bool) -> None:

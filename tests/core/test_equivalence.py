@@ -1,0 +1,50 @@
+"""What a second declaration may differ in."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from trivium.equivalence import (
+    MAX_TOLD,
+    UnknownArguments,
+    require_same,
+    require_same_arguments,
+)
+from trivium.errors import PreconditionFailed
+
+
+def test_fields_that_differ_are_named() -> None:
+    require_same("queue 'q'", [("durable", True, True)])
+    with pytest.raises(
+        PreconditionFailed,
+        match=r"^inequivalent arg 'b' for queue 'q': received 'false' but current is 'true'$",
+    ):
+        require_same("queue 'q'", [("a", 1, 1), ("b", True, False)])
+
+
+def test_only_the_named_arguments_are_compared() -> None:
+    require_same_arguments("queue 'q'", {"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}, {"a"})
+    with pytest.raises(PreconditionFailed, match="'b' for queue 'q': received '2' but current"):
+        require_same_arguments("queue 'q'", {"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a", "b"})
+
+
+def test_an_argument_that_is_void_is_there() -> None:
+    with pytest.raises(PreconditionFailed, match="received the value 'None' of type 'void'"):
+        require_same_arguments("queue 'q'", {}, {"a": None}, {"a"})
+
+
+def test_each_unknown_name_is_told_once_and_so_many_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unknown = UnknownArguments()
+    with caplog.at_level(logging.WARNING):
+        for turn in range(3):
+            unknown.note("queue 'q'", {"known": turn, "a\nb": turn}, {"known"})
+        assert [record.getMessage() for record in caplog.records] == [
+            "argument 'a\\nb' of queue 'q' is unknown and ignored"
+        ]
+        for turn in range(2 * MAX_TOLD):
+            unknown.note("queue 'q'", {f"made up {turn}": 1}, {"known"})
+    assert len(caplog.records) == MAX_TOLD
