@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.amqp.harness import Client, Server
+from tests.amqp.harness import Client, Clock, Server
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The broker's clocks, which stand still until they are moved."""
+    clock = Clock()
+    monkeypatch.setattr("time.time_ns", clock.time_ns)
+    monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
+    return clock
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -74,6 +75,27 @@ class FakeDriver(Driver):
 
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         self.blocking.append(lambda: done(work()))
+
+
+class Clock:
+    """Stands in for the clocks that the broker reads at the start of each turn."""
+
+    def __init__(self) -> None:
+        self._wall = time.time_ns()
+        self._monotonic = time.monotonic_ns()
+
+    def time_ns(self) -> int:
+        return self._wall
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic
+
+    def move(self, server: Server, milliseconds: int) -> None:
+        """Let time pass, and what is due happen."""
+        self._wall += milliseconds * 1_000_000
+        self._monotonic += milliseconds * 1_000_000
+        server.broker.begin_turn()
+        server.end_turn()
 
 
 class Client:

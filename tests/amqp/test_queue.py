@@ -8,9 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Queue
 
-from tests.amqp.harness import Client, Server, assert_channel_closed, names
+from tests.amqp.harness import Client, Clock, Server, assert_channel_closed, names
 
 
 def test_queue_declare_ok_has_the_counts(client: Client) -> None:
@@ -502,3 +503,42 @@ def test_the_channel_of_a_deleted_queue_goes_on_cancelling_at_once(client: Clien
     client.server.open().call(Queue.Delete(queue="r"))
     (cancel,) = client.take()
     assert (cancel.name, cancel.consumer_tag) == ("Basic.Cancel", "r")
+
+
+# Expiry of the queue (x-expires)
+
+
+EXPIRING: dict[str, Any] = {"x-expires": 1000}
+
+
+@pytest.mark.parametrize(
+    ("methods", "is_use"),
+    [
+        ([Queue.Declare(queue="q", passive=True)], True),
+        ([Queue.Declare(queue="q", arguments=EXPIRING)], True),
+        ([Basic.Get(queue="q")], True),
+        ([Basic.Consume(queue="q", consumer_tag="c"), Basic.Cancel("c")], True),
+        ([Queue.Purge(queue="q")], False),
+        ([Queue.Bind(queue="q", exchange="amq.fanout")], False),
+    ],
+)
+def test_what_renews_the_expiry_of_a_queue(
+    clock: Clock, server: Server, methods: list[Frame], is_use: bool
+) -> None:
+    client = server.open()
+    client.declare("q", arguments=EXPIRING)
+    clock.move(server, 999)
+    client.send(*methods)
+    clock.move(server, 999)
+    assert ("q" in server.vhost.queues) is is_use
+    clock.move(server, 1)
+    assert "q" not in server.vhost.queues
+
+
+def test_a_passive_declare_that_is_refused_renews_nothing(clock: Clock, server: Server) -> None:
+    server.open().declare("q", exclusive=True, arguments=EXPIRING)
+    clock.move(server, 999)
+    other = server.open()
+    assert names(other.call(Queue.Declare(queue="q", passive=True))) == ["Channel.Close"]
+    clock.move(server, 1)
+    assert "q" not in server.vhost.queues

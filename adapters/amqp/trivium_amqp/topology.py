@@ -108,6 +108,7 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
         channel.vhost.queue(name)
         return
     channel.last_queue = name
+    queue.touch()
     _declare_ok(channel, nowait, queue, False)
 
 
