@@ -17,6 +17,7 @@ from trivium.storage.base import DurabilityWaiter
 
 if TYPE_CHECKING:
     from trivium.broker import Broker
+    from trivium.pacing import Slowdown
 
 #: Output that a connection may hold before queues stop delivering to it (1 MiB): enough for one
 #: turn at full speed, small enough for thousands of slow readers.
@@ -48,6 +49,9 @@ class Transport(Protocol):
     def abort(self) -> None:
         """Close at once; unwritten output is lost."""
 
+    def unsent(self) -> int:
+        """Bytes that were written and that the peer has not taken yet, as far as is known here."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Connection(DurabilityWaiter):
@@ -75,6 +79,12 @@ class Connection(DurabilityWaiter):
         self.is_writable = True
         #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
         self.is_closed = False
+        #: bytes in ``output`` above which a live message asks ``admits_live``
+        self.live_mark = broker.config.limits.live_output_bytes
+        #: what it means for publishers that this subscriber is behind (see ``trivium.pacing``)
+        self.slowdown: Slowdown | None = None
+        #: subscribers that this publisher waits for
+        self.waits_for = 0
         self._is_dirty = False
 
     def feed(self, data: bytes) -> None:
@@ -93,6 +103,33 @@ class Connection(DurabilityWaiter):
 
     def flushed(self) -> None:
         """Output was written and the socket takes more. Queues that were held may deliver again."""
+
+    def resume_writing(self) -> None:
+        """The socket takes output again; called by the driver."""
+        self.is_writable = True
+        if self.output:
+            self.mark_dirty()
+        self.end_slowdown()
+        if not self.is_closed:
+            self.flushed()
+
+    def admits_live(self) -> bool:
+        """Whether a live message may be added although the output is above ``live_mark``."""
+        return self.broker.pacing.admits(self)
+
+    def end_slowdown(self) -> None:
+        """Nobody waits for this subscriber any more: it has caught up, or is gone."""
+        slowdown = self.slowdown
+        if slowdown is not None:
+            self.slowdown = None
+            slowdown.release()
+
+    def wait_for_subscribers(self) -> None:
+        """Read nothing until ``subscribers_ready``: what came in reached live subscribers that are
+        behind. Called at the end of a feed; the client need not be told."""
+
+    def subscribers_ready(self) -> None:
+        """Read again."""
 
     def blocked(self, reason: str) -> None:
         """Publishers must stop. Called for every connection.
@@ -130,6 +167,11 @@ class Connection(DurabilityWaiter):
             self._is_dirty = True
             self.broker.add_dirty(self)
 
+    @property
+    def keeps_output(self) -> bool:
+        """Whether output stays here, where it is bounded, since the socket is full."""
+        return not self.is_writable and not self.is_closed
+
     def take_output(self) -> list[bytes]:
         """The output of this turn, which the driver writes. Called by the broker only."""
         output = self.output
@@ -142,6 +184,8 @@ class Connection(DurabilityWaiter):
         """Write the output, then close the connection. ``lost`` follows in a later turn."""
         if not self.is_closed:
             self.is_closed = True
+            if self.output:
+                self.mark_dirty()
             self.transport.close()
 
 

@@ -23,6 +23,7 @@ from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
 from trivium.message import Message
 from trivium.metrics import ProtocolMetrics, Sample, render
+from trivium.pacing import Pacing
 from trivium.policies import Policy
 from trivium.process import process_samples
 from trivium.queues import Queue
@@ -113,6 +114,8 @@ class Broker:
         self.block_reason: str | None = None
         #: times that they were paused for a moment
         self.brief_pauses = 0
+        #: holds publishers back for moments while live subscribers read
+        self.pacing = Pacing(self)
         self._is_behind = False
         self._dirty: list[Connection] = []
         self.lost_dead_letters = LostDeadLetters()
@@ -252,6 +255,8 @@ class Broker:
             self._dirty = []
             for connection in connections:
                 self.driver.write(connection, connection.take_output())
+        if self.pacing.reached:
+            self.pacing.end_turn()
         if self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES:
             self._check_backlog()
 
@@ -275,6 +280,11 @@ class Broker:
         self.connections.add(connection)
         if self.block_reason is not None:
             connection.blocked(self.block_reason)
+
+    def remove_connection(self, connection: Connection) -> None:
+        """A client's connection is gone."""
+        self.connections.discard(connection)
+        connection.end_slowdown()
 
     def check_alarms(self) -> float:
         """Look at memory and disk, pause publishers or let them go on.
@@ -403,6 +413,12 @@ class Broker:
                 "counter",
                 "Times that publishers waited for the disk",
                 self.brief_pauses,
+            ),
+            Sample(
+                "publisher_waits_total",
+                "counter",
+                "Times that a publisher waited for live subscribers",
+                self.pacing.waits,
             ),
         ]
 

@@ -166,11 +166,20 @@ class LimitsConfig:
     #: It is room for what is under way when the mark is passed: batches that are filled and
     #: written, the next journal file, and a checkpoint.
     disk_free_bytes: int = 512 * 1024 * 1024
+    #: bytes of output that a subscriber may have waiting, beside what its socket holds, before
+    #: those who publish to its live subscriptions (MQTT QoS 0, native pubsub) wait for moments; or,
+    #: if it does not read, before what comes for them is dropped
+    live_output_bytes: int = 1024 * 1024
+    #: the same above which it is dropped in any case: what many publishers, of whom each was read
+    #: once, can pour into one subscriber
+    live_burst_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name in ("max_connections", "max_message_bytes", "handshake_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0")
+        if not 0 < self.live_output_bytes <= self.live_burst_bytes:
+            raise ConfigError("live_output_bytes must be from 1 to live_burst_bytes")
         if not 0 <= self.memory_high_fraction <= 1:
             raise ConfigError("memory_high_fraction must be from 0 to 1")
         for name in ("memory_high_bytes", "disk_free_bytes"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
 import socket
+import termios
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, cast
@@ -99,19 +102,17 @@ class SocketDriver(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         connection = self.connection
-        connection.is_writable = True
-        if not connection.is_closed:
-            self._server.begin_turn()
-            try:
-                connection.flushed()
-            except BaseException as error:
-                self._server.stop_for(error)
+        self._server.begin_turn()
+        try:
+            connection.resume_writing()
+        except BaseException as error:
+            self._server.stop_for(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.begin_turn()
         connection = self.connection
         connection.is_closed = True
-        self._server.broker.connections.discard(connection)
+        self._server.broker.remove_connection(connection)
         self._server.connection_gone()
         try:
             connection.lost()
@@ -137,6 +138,18 @@ class SocketDriver(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    def unsent(self) -> int:
+        transport = self._transport
+        if transport.is_closing():
+            return 0
+        waiting = array("i", (0,))
+        raw = transport.get_extra_info("socket")
+        try:
+            fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, waiting)
+        except OSError:
+            return transport.get_write_buffer_size()
+        return transport.get_write_buffer_size() + waiting[0]
 
     def finish(self) -> None:
         """The output is with the transport: close once it is written."""

@@ -41,6 +41,8 @@ class FakeTransport:
         self.is_paused = False
         self.is_closed = False
         self.is_aborted = False
+        #: bytes that the socket holds
+        self.waiting = 0
         self.calls: list[str] = []
 
     def pause_reading(self) -> None:
@@ -58,6 +60,9 @@ class FakeTransport:
     def abort(self) -> None:
         self.is_aborted = True
         self.calls.append("abort")
+
+    def unsent(self) -> int:
+        return self.waiting
 
 
 class FakeDriver(Driver):

@@ -517,8 +517,7 @@ def test_slow_reader_is_held_and_goes_on(server: Server) -> None:
     publisher.feed(publish_frames("q", b"held") * 3)
     assert reader.take() == []
     assert publisher.counts("q") == (3, 1)
-    reader.connection.is_writable = True
-    reader.connection.flushed()
+    reader.connection.resume_writing()
     server.end_turn()
     assert bodies(reader.take()) == [b"held"] * 3
 
@@ -549,8 +548,7 @@ def test_client_that_does_not_read_its_answers_is_not_read_from(server: Server) 
     assert 50 < left < 60
     client.feed(gets[:10])
     assert len(server.vhost.queue("q")) == left
-    client.connection.is_writable = True
-    client.connection.flushed()
+    client.connection.resume_writing()
     server.end_turn()
     assert client.transport.calls[-1] == "resume_reading"
     assert bodies(client.take()) == [body] * 100

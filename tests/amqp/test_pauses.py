@@ -211,8 +211,7 @@ def test_a_client_that_does_not_read_its_answers_is_held_for_both(server: Server
     resume(server)
     assert is_paused(client)
     assert reader.counts("q") == (0, 0)
-    client.connection.is_writable = True
-    client.connection.flushed()
+    client.connection.resume_writing()
     server.end_turn()
     assert not is_paused(client)
     assert reader.counts("q") == (1, 0)

@@ -240,8 +240,7 @@ def test_a_slow_reader_is_not_sent_more_than_its_output_takes(client: Client) ->
     client.take()
     first = client.connection.channels[1].delivery_tag
     assert first < 20
-    client.connection.is_writable = True
-    client.connection.flushed()
+    client.connection.resume_writing()
     client.server.end_turn()
     assert client.connection.channels[1].delivery_tag > first
 

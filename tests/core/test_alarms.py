@@ -71,6 +71,9 @@ class NoTransport:
     def abort(self) -> None:
         raise AssertionError
 
+    def unsent(self) -> int:
+        return 0
+
 
 class Listener(Connection):
     """Writes down what it is told: a reason, or None that publishers may go on."""

@@ -29,6 +29,8 @@ class FakeTransport:
         self.strict = StrictClient()
         self.is_paused = False
         self.is_closed = False
+        #: bytes that the socket holds
+        self.waiting = 0
 
     def pause_reading(self) -> None:
         self.is_paused = True
@@ -41,6 +43,9 @@ class FakeTransport:
 
     def abort(self) -> None:
         self.is_closed = True
+
+    def unsent(self) -> int:
+        return self.waiting
 
 
 class FakeDriver(Driver):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -13,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.mqtt.harness import connect, publish, subscribe
 from trivium import Broker, Config, Listen
 from trivium.config import StorageConfig
 
@@ -198,3 +202,59 @@ async def test_a_burst_to_a_reader_that_keeps_up_is_not_dropped(port: int) -> No
     for stream in (writer, sender):
         stream.close()
         await stream.wait_closed()
+
+
+def receive_all(port: int, client_id: str, size: int, step: int, ready: threading.Barrier) -> bytes:
+    """Subscribe to ``t`` at QoS 0 and read ``size`` bytes, or what comes: as fast as a client can
+    that reads ``step`` bytes at a time."""
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        client.sendall(connect(client_id) + subscribe("t"))
+        received = bytearray()
+        while len(received) < 9:
+            received += client.recv(9 - len(received))
+        assert received[4] == 0x90
+        received.clear()
+        ready.wait()
+        while len(received) < size:
+            try:
+                data = client.recv(step)
+            except TimeoutError:
+                break
+            received += data
+        return bytes(received)
+
+
+def send_all(port: int, data: bytes, ready: threading.Barrier) -> None:
+    """Publish as fast as the socket takes it."""
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as client:
+        client.sendall(connect("sender"))
+        assert client.recv(4) == b"\x20\x02\x00\x00"
+        ready.wait()
+        client.sendall(data)
+        # Its end comes behind everything that it has sent.
+        client.sendall(b"\xc0\x00")
+        assert client.recv(2) == b"\xd0\x00"
+
+
+@pytest.mark.parametrize("subscribers", [1, 10])
+async def test_a_qos_0_subscriber_that_reads_gets_all_of_a_publisher_at_full_speed(
+    subscribers: int,
+) -> None:
+    count, step = (400_000, 1 << 11) if subscribers == 1 else (150_000, 1 << 16)
+    data = b"".join(publish("t", b"%064d" % number) for number in range(count))
+    config = Config(listen={"mqtt": Listen(0)}, storage=StorageConfig(mode="memory"))
+    ready = threading.Barrier(subscribers + 1)
+    async with Broker(config) as broker:
+        port = int(broker.listeners["mqtt"].rpartition(":")[2])
+        with ThreadPoolExecutor(subscribers + 1) as pool:
+            receiving = [
+                pool.submit(receive_all, port, f"r{number}", len(data), step, ready)
+                for number in range(subscribers)
+            ]
+            sending = pool.submit(send_all, port, data, ready)
+            await asyncio.wrap_future(sending)
+            received = [await asyncio.wrap_future(future) for future in receiving]
+        dropped = broker.adapters["mqtt"].metrics.messages_dropped
+    assert [each == data for each in received] == [True] * subscribers
+    assert dropped == 0

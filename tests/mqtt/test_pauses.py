@@ -204,8 +204,7 @@ def test_a_client_that_is_held_for_two_reasons_goes_on_after_both() -> None:
     sender.send(publish("t", b"2"))
     resume(sender)
     assert receiver.received() == b""
-    sender.connection.is_writable = True
-    sender.connection.flushed()
+    sender.connection.resume_writing()
     sender.bench.settle()
     assert [body[-1:] for _, body in receiver.packets()] == [b"1", b"2"]
 

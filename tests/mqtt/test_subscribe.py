@@ -16,6 +16,7 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
+from trivium.config import Config, LimitsConfig, StorageConfig
 from trivium_mqtt.options import MqttOptions
 
 NO_LOCAL = 0x04
@@ -384,8 +385,7 @@ def test_retained_messages_at_qos_1_do_not_flood_the_queue() -> None:
 
 def read_on(client: Client) -> None:
     """The client reads again."""
-    client.connection.is_writable = True
-    client.connection.flushed()
+    client.connection.resume_writing()
     client.bench.finish()
 
 
@@ -482,8 +482,10 @@ def test_what_was_queued_live_does_not_come_as_retained_as_well() -> None:
 @pytest.mark.parametrize("reader", ["slow", "full"])
 def test_where_the_live_update_was_dropped_the_retained_one_comes(reader: str) -> None:
     """Neither old nor new would leave a reader without a value for good."""
-    options = MqttOptions(maximum_queued=500)
-    bench = Bench(options=options)
+    config = Config(
+        storage=StorageConfig(mode="memory"), limits=LimitsConfig(live_burst_bytes=1 << 20)
+    )
+    bench = Bench(options=MqttOptions(maximum_queued=500), config=config)
     sender = bench.connect("s", 5)
     topics = [f"t/{number:05}" for number in range(4000)]
     qos = 0 if reader == "slow" else 1

@@ -77,6 +77,8 @@ class Wire:
         self.received = b""
         self.is_reading = True
         self.is_closed = False
+        #: bytes that the socket holds
+        self.waiting = 0
         connection = site.adapter.connect(self, Peer("127.0.0.1:5", True))
         assert isinstance(connection, NativeConnection)
         self.connection = connection
@@ -93,6 +95,9 @@ class Wire:
 
     def abort(self) -> None:
         self.is_closed = True
+
+    def unsent(self) -> int:
+        return self.waiting
 
     def feed(self, data: bytes) -> None:
         """Bytes arrive in a turn of their own."""

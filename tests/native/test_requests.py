@@ -149,8 +149,7 @@ def test_fetch_sees_only_what_is_durable() -> None:
 def test_a_slow_reader_gets_its_fetch_when_it_takes_output(site: Site, wire: Wire) -> None:
     wire.connection.is_writable = False
     assert fetch(wire, 3) == []
-    wire.connection.is_writable = True
-    wire.connection.flushed()
+    wire.connection.resume_writing()
     site.turn()
     assert fetched(wire.take()) == (0, 4, [(3, [b"3"])])
 

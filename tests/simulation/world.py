@@ -89,6 +89,9 @@ class Wire:
     def abort(self) -> None:
         self.is_closed = True
 
+    def unsent(self) -> int:
+        return 0
+
     def feed(self, data: bytes) -> None:
         """Bytes arrive; the turn goes on."""
         if not self.connection.is_closed:

@@ -70,9 +70,11 @@ _ACK_SIZE: Final = CONFIRM_SIZE + OVERHEAD
 _ACK_ID: Final = U32.pack(methods.BASIC_ACK)
 
 # Why input is held; a set of bits. The first: what the client sent must be answered, or it must
-# read its answers, before more is read. The second: it publishes while publishers are paused.
+# read its answers, before more is read. The second: it publishes while publishers are paused. The
+# third: live subscribers are behind with what it has published.
 _FOR_ANSWERS: Final = 1
 _FOR_BROKER: Final = 2
+_FOR_SUBSCRIBERS: Final = 4
 
 _GREETING: Final = 0
 _HANDSHAKE: Final = 1
@@ -201,6 +203,8 @@ class AmqpConnection(Connection):
         if position < len(data) and not self.is_closed and not self._is_garbled:
             self._pieces.add(data if position == 0 else data[position:])
         self._end_feed()
+        if self.broker.pacing.reached:
+            self.broker.pacing.fed(self)
 
     def _end_feed(self) -> None:
         if self.unconfirmed:
@@ -558,6 +562,14 @@ class AmqpConnection(Connection):
             # While we do not read, we cannot know.
             if not self._held_for and liveness.is_dead(now):
                 self.transport.abort()
+
+    def wait_for_subscribers(self) -> None:
+        """See ``Connection``."""
+        self._hold(_FOR_SUBSCRIBERS)
+
+    def subscribers_ready(self) -> None:
+        """See ``Connection``."""
+        self._release(_FOR_SUBSCRIBERS)
 
     def blocked(self, reason: str) -> None:
         """See ``Connection``; only those who publish are stopped, as soon as they do."""

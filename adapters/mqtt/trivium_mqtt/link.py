@@ -2,15 +2,16 @@
 
 Answers that must wait for the disk wait here, in order, since MQTT wants acknowledgements in the
 order of what they acknowledge (MQTT-4.6.0-2 to -4). Behind a CONNACK that must wait all output
-does, since CONNACK must come first (MQTT-3.2.0-1). QoS 0 messages to a client that reads too slowly
-are dropped; nothing makes the output grow without bound.
+does, since CONNACK must come first (MQTT-3.2.0-1). QoS 0 messages to a client that does not read
+are dropped, those to one that does slow their publishers (see ``trivium.pacing``); nothing makes
+the output grow without bound.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from trivium.adapter import OUTPUT_HIGH_WATER, Connection, Peer, Transport
+from trivium.adapter import Connection, Peer, Transport
 from trivium.message import Message
 from trivium_mqtt import packets
 from trivium_mqtt.encoder import RETAIN
@@ -19,10 +20,6 @@ from trivium_mqtt.wire import VARINT_MAX
 if TYPE_CHECKING:
     from trivium_mqtt.session import Session
     from trivium_mqtt.sessions import Sessions
-
-#: Output of one turn beyond which QoS 0 messages are dropped although the socket takes data: what
-#: many publishers can pour into one subscriber within a turn.
-BURST: Final = 16 << 20
 
 
 class _Waiting:
@@ -111,7 +108,7 @@ class Link(Connection):
 
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
-        if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
+        if self.output_size >= self.live_mark and not self.admits_live():
             self._miss(count)
             return
         self.metrics.messages_sent += count
@@ -119,7 +116,7 @@ class Link(Connection):
 
     def deliver_live(self, message: Message, retain: bool, identifiers: bytes) -> None:
         """Send a message at QoS 0, or drop it if the client reads too slowly."""
-        if self.output_size >= (BURST if self.is_writable else OUTPUT_HIGH_WATER):
+        if self.output_size >= self.live_mark and not self.admits_live():
             self._miss(1)
             return
         first = packets.PUBLISH | RETAIN if retain else packets.PUBLISH
@@ -168,7 +165,7 @@ class Link(Connection):
 
     def take_output(self) -> list[bytes]:
         """See ``Connection``. While the socket is full, output stays here, where it is bounded."""
-        if (not self.is_writable and not self.is_closed) or self._output_after:
+        if self.keeps_output or self._output_after:
             self._is_dirty = False
             return []
         self.metrics.bytes_sent += self.output_size

@@ -34,6 +34,7 @@ FOR_AUTHENTICATION: Final = 1
 FOR_BROKER: Final = 2
 FOR_OUTPUT: Final = 4
 FOR_SESSION: Final = 8
+FOR_SUBSCRIBERS: Final = 16
 
 
 class Reader(Link):
@@ -114,6 +115,8 @@ class Reader(Link):
         except RemoteError as error:
             self.fail(error)
             return
+        if self.broker.pacing.reached:
+            self.broker.pacing.fed(self)
         session = self.session
         if session is not None:
             outgoing = session.outgoing
@@ -239,6 +242,14 @@ class Reader(Link):
             self._partial = None
             self._consume(bytes(partial))
 
+    def wait_for_subscribers(self) -> None:
+        """See ``Connection``."""
+        self.hold(FOR_SUBSCRIBERS)
+
+    def subscribers_ready(self) -> None:
+        """See ``Connection``."""
+        self.release(FOR_SUBSCRIBERS)
+
     def blocked(self, reason: str) -> None:
         """See ``Connection``.
 
@@ -278,8 +289,6 @@ class Reader(Link):
 
     def flushed(self) -> None:
         """See ``Connection``."""
-        if self.output:
-            self.mark_dirty()
         if self._held_for & FOR_OUTPUT:
             self.release(FOR_OUTPUT)
         session = self.session

@@ -47,11 +47,14 @@ HEARTBEATS_MISSED: Final = 2.0
 
 #: Reasons not to read a client: its password is being checked, the disk is behind with what it has
 #: published, its own reading of the answers is behind, the disk is behind with what all have
-#: published.
+#: published, live subscribers are behind with what it has published.
 UNDECIDED: Final = 1
 BEHIND_DISK: Final = 2
 BEHIND_CLIENT: Final = 4
 BEHIND_ALL: Final = 8
+BEHIND_SUBSCRIBERS: Final = 16
+#: those among them for which the client's silence means nothing
+UNHEARD: Final = BEHIND_DISK | BEHIND_ALL | BEHIND_SUBSCRIBERS
 
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
@@ -137,8 +140,7 @@ class NativeConnection(Connection):
             elif self._deadline < 0:
                 self._deadline = now + self.broker.config.limits.handshake_seconds
             self._has_received = False
-        # While the broker keeps it from being heard, its silence means nothing.
-        is_timed = self._heartbeat and not self._pauses & (BEHIND_DISK | BEHIND_ALL)
+        is_timed = self._heartbeat and not self._pauses & UNHEARD
         if now >= self._deadline and (not self._is_open or is_timed):
             what = "heartbeat" if self._is_open else "authentication"
             self.fail(0, TimedOut(f"no {what} in time"))
@@ -197,7 +199,16 @@ class NativeConnection(Connection):
     def shutdown(self) -> None:
         self._send_close(ShuttingDown("the broker stops"))
 
+    def wait_for_subscribers(self) -> None:
+        self._pause(BEHIND_SUBSCRIBERS)
+
+    def subscribers_ready(self) -> None:
+        self._resume(BEHIND_SUBSCRIBERS)
+
     def take_output(self) -> list[bytes]:
+        if self.keeps_output:
+            self._is_dirty = False
+            return []
         self.metrics.bytes_sent += self.output_size
         return super().take_output()
 
@@ -279,6 +290,9 @@ class NativeConnection(Connection):
             self._handle_all()
         except ProtocolError as error:
             self.fail(0, error)
+            return
+        if self.broker.pacing.reached:
+            self.broker.pacing.fed(self)
 
     def _handle_all(self) -> None:
         """The frames that are there, as long as there is room for what they may be answered."""

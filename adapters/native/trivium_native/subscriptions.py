@@ -93,11 +93,13 @@ class LiveSubscription(Subscription):
         connection.vhost.bind(exchange, self._binding)
 
     def deliver(self, message: Message) -> None:
-        """Send a message on, unless the client is too slow: then it is dropped and counted."""
+        """Send a message on, unless the client does not read: then it is dropped and counted."""
         connection = self.connection
         if self._no_local and message.origin is connection:
             return
-        if not connection.takes_output:
+        if connection.is_closed or (
+            connection.output_size >= connection.live_mark and not connection.admits_live()
+        ):
             connection.metrics.messages_dropped += 1
             return
         connection.metrics.messages_sent += 1

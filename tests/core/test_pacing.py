@@ -1,0 +1,386 @@
+"""Publishers wait for live subscribers that read, and for no others (see ``trivium.pacing``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pamqp import commands, frame
+
+from tests.amqp import harness as amqp
+from tests.mqtt import harness as mqtt
+from tests.native import harness as native
+from trivium.adapter import Adapter, Connection, Peer
+from trivium.broker import Broker, Driver
+from trivium.config import Config, LimitsConfig, Listen, StorageConfig
+from trivium.errors import ConfigError
+from trivium.pacing import MOMENT_MS, PROGRESS, STALL_MS
+from trivium.storage.memory import MemoryStorage
+from trivium_amqp import adapter as amqp_adapter
+from trivium_mqtt import adapter as mqtt_adapter
+from trivium_native import adapter as native_adapter
+from trivium_native import frames
+
+#: Output above which publishers wait, and above which messages are dropped, in these tests.
+MARK = 10_000
+BURST = 100_000
+#: What one read brings: less than the mark.
+RUN = 5
+PAYLOAD = bytes(1000)
+#: What the socket holds of a subscriber's output, more than enough to measure progress by.
+HELD = 100 * PROGRESS
+
+
+class End:
+    """One client's socket."""
+
+    def __init__(self, broker: Broker, adapter: Adapter) -> None:
+        self.broker = broker
+        self.is_paused = False
+        self.is_closed = False
+        self.waiting = 0
+        self.written = b""
+        self.connection = adapter.connect(self, Peer("127.0.0.1:1", True))
+        broker.add_connection(self.connection)
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def unsent(self) -> int:
+        return self.waiting
+
+    def feed(self, data: bytes) -> None:
+        """What the broker reads if it reads at all."""
+        if not self.is_paused and not self.is_closed:
+            self.connection.feed(data)
+        self.broker.end_turn()
+
+    def fill(self) -> None:
+        """The client reads for a while less than it is sent: the socket is full."""
+        self.waiting = HELD
+        self.connection.is_writable = False
+
+    def catch_up(self) -> None:
+        """The client has read everything that the socket held."""
+        self.waiting = 0
+        self.connection.resume_writing()
+        self.broker.end_turn()
+
+    def lose(self) -> None:
+        self.connection.is_closed = True
+        self.broker.remove_connection(self.connection)
+        self.connection.lost()
+        self.broker.end_turn()
+
+
+class WorldDriver(Driver):
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        end = connection.transport
+        assert isinstance(end, End)
+        end.written += b"".join(output)
+        if connection.is_writable and not connection.is_closed:
+            connection.flushed()
+
+
+class World:
+    """A broker with three roads, on a clock that the test moves."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.adapters = {
+            adapter.name: adapter for adapter in (mqtt_adapter(), amqp_adapter(), native_adapter())
+        }
+        self.broker = Broker(
+            Config(
+                listen={"mqtt": Listen(0)},
+                storage=StorageConfig(mode="memory"),
+                limits=LimitsConfig(live_output_bytes=MARK, live_burst_bytes=BURST),
+            )
+            if config is None
+            else config
+        )
+        self.broker.open(MemoryStorage(), WorldDriver(), list(self.adapters.values()))
+        self.broker.now_ms = 1_800_000_000_000
+
+    def advance(self, milliseconds: int) -> None:
+        self.broker.now_ms += milliseconds
+        self.broker.end_turn()
+
+    @property
+    def dropped(self) -> int:
+        return sum(adapter.metrics.messages_dropped for adapter in self.adapters.values())
+
+    def client(self, protocol: str) -> End:
+        """A client that is connected."""
+        end = End(self.broker, self.adapters[protocol])
+        end.feed(GREETINGS[protocol](self))
+        assert end.written
+        end.written = b""
+        return end
+
+    def subscriber(self, protocol: str, topic: str = "t") -> End:
+        """A client with a live subscription."""
+        end = self.client(protocol)
+        if protocol == "mqtt":
+            end.feed(mqtt.subscribe(topic))
+        else:
+            fields = {"subscription": 1, "mode": "pubsub", "exchange": "amq.topic"}
+            end.feed(_native(frames.SUBSCRIBE, fields | {"pattern": topic.encode()}))
+        assert end.written
+        end.written = b""
+        return end
+
+
+def _native(kind: int, fields: dict[str, object]) -> bytes:
+    return frames.encode_frame(kind, 1, frames.pack(fields))
+
+
+def _greet_mqtt(world: World) -> bytes:
+    return mqtt.connect(f"c{len(world.broker.connections)}")
+
+
+def _greet_amqp(world: World) -> bytes:
+    methods = [
+        (amqp.start_ok(), 0),
+        (commands.Connection.TuneOk(2047, 131_072, 0), 0),
+        (commands.Connection.Open("/"), 0),
+        (commands.Channel.Open(), 1),
+    ]
+    return amqp.PROTOCOL_HEADER + b"".join(frame.marshal(*method) for method in methods)
+
+
+def _greet_native(world: World) -> bytes:
+    return _native(frames.HELLO, {"protocol": "trivium", "version": 1, "heartbeat": 0}) + _native(
+        frames.AUTH, {"username": "guest", "password": b"guest"}
+    )
+
+
+GREETINGS: dict[str, Callable[[World], bytes]] = {
+    "mqtt": _greet_mqtt,
+    "amqp": _greet_amqp,
+    "native": _greet_native,
+}
+RUNS = {
+    "mqtt": mqtt.publish("t", PAYLOAD) * RUN,
+    "amqp": amqp.publish_frames("t", PAYLOAD, "amq.topic") * RUN,
+    "native": frames.encode_frame(
+        frames.PUBLISH, 0, native.publish(*[native.entry(PAYLOAD, b"t", flags=0)] * RUN)
+    ),
+}
+
+ROADS = [
+    (publisher, subscriber)
+    for publisher in ("mqtt", "amqp", "native")
+    for subscriber in ("mqtt", "native")
+]
+
+
+def is_paused(publisher: End) -> bool:
+    """Whether the broker does not read it."""
+    return publisher.is_paused
+
+
+def publish_until_paused(publisher: End, data: bytes) -> int:
+    """How many runs were read until the publisher was not read any more; 100 if it always was."""
+    for count in range(100):
+        if publisher.is_paused:
+            return count
+        publisher.feed(data)
+    return 100
+
+
+@pytest.mark.parametrize(("source", "target"), ROADS)
+def test_the_publisher_waits_until_the_subscriber_has_read(source: str, target: str) -> None:
+    world = World()
+    subscriber = world.subscriber(target)
+    publisher = world.client(source)
+    received = 0
+    for _ in range(5):
+        subscriber.fill()
+        read = publish_until_paused(publisher, RUNS[source])
+        assert MARK // (RUN * 1200) <= read <= 2 + MARK // (RUN * 1000)
+        assert subscriber.written.count(PAYLOAD) == received
+        received += read * RUN
+        subscriber.catch_up()
+        assert not is_paused(publisher)
+        assert subscriber.written.count(PAYLOAD) == received
+    assert world.dropped == 0
+    assert world.broker.pacing.waits == 5
+
+
+@pytest.mark.parametrize(("source", "target"), ROADS)
+def test_it_waits_for_a_moment_at_most_and_is_read_again(source: str, target: str) -> None:
+    """The subscriber reads, but less than it is sent."""
+    world = World()
+    subscriber = world.subscriber(target)
+    publisher = world.client(source)
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS[source])
+    for _ in range(10):
+        world.advance(MOMENT_MS - 1)
+        assert is_paused(publisher)
+        subscriber.waiting -= PROGRESS
+        world.advance(1)
+        assert not is_paused(publisher)
+        publisher.feed(RUNS[source])
+        assert is_paused(publisher)
+    assert world.dropped == 0
+
+
+@pytest.mark.parametrize(("source", "target"), ROADS)
+def test_a_subscriber_that_does_not_read_is_dropped_from_and_slows_nobody(
+    source: str, target: str
+) -> None:
+    world = World()
+    subscriber = world.subscriber(target)
+    publisher = world.client(source)
+    subscriber.fill()
+    waited = 0
+    for _ in range(200):
+        publisher.feed(RUNS[source])
+        if is_paused(publisher):
+            waited += MOMENT_MS
+        world.advance(MOMENT_MS)
+        assert not is_paused(publisher)
+    assert STALL_MS <= waited < STALL_MS + 2 * MOMENT_MS
+    # What is dropped comes from one mark on, and what there was is kept.
+    assert world.dropped > 150 * RUN
+    assert MARK <= subscriber.connection.output_size < BURST
+    subscriber.catch_up()
+    assert subscriber.written.count(PAYLOAD) == 200 * RUN - world.dropped
+    # It reads again: nothing more is lost.
+    dropped = world.dropped
+    subscriber.fill()
+    assert publish_until_paused(publisher, RUNS[source]) < 10
+    subscriber.catch_up()
+    assert world.dropped == dropped
+
+
+def test_a_subscriber_that_reads_next_to_nothing_slows_nobody() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client("mqtt")
+    subscriber.fill()
+    waited = 0
+    for _ in range(200):
+        publisher.feed(RUNS["mqtt"])
+        waited += is_paused(publisher)
+        subscriber.waiting -= PROGRESS // 100
+        world.advance(MOMENT_MS)
+    assert waited <= STALL_MS // MOMENT_MS + 1
+    assert world.dropped > 150 * RUN
+
+
+def test_output_has_a_limit_also_for_a_subscriber_that_reads() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publishers = [world.client("mqtt") for _ in range(50)]
+    subscriber.fill()
+    for publisher in publishers:
+        # All of them were read before the first could be stopped.
+        publisher.connection.feed(RUNS["mqtt"])
+    world.broker.end_turn()
+    assert BURST <= subscriber.connection.output_size < BURST + len(RUNS["mqtt"])
+    assert world.dropped > 0
+    assert sum(is_paused(publisher) for publisher in publishers) > 10
+
+
+def test_whoever_publishes_to_others_does_not_wait() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    world.subscriber("mqtt", "other")
+    publisher = world.client("mqtt")
+    other = world.client("mqtt")
+    subscriber.fill()
+    assert publish_until_paused(publisher, RUNS["mqtt"]) < 10
+    assert publish_until_paused(other, mqtt.publish("other", PAYLOAD) * RUN) == 100
+
+
+def test_a_publisher_waits_for_the_last_of_its_subscribers() -> None:
+    world = World()
+    subscribers = [world.subscriber(protocol) for protocol in ("mqtt", "native", "mqtt")]
+    publisher = world.client("amqp")
+    for subscriber in subscribers:
+        subscriber.fill()
+    publish_until_paused(publisher, RUNS["amqp"])
+    # The largest output passed the mark; the others do with what comes next.
+    for subscriber in subscribers:
+        assert is_paused(publisher)
+        subscriber.catch_up()
+    assert not is_paused(publisher)
+    assert world.dropped == 0
+
+
+@pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
+def test_nobody_waits_for_a_subscriber_that_is_gone(source: str) -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client(source)
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS[source])
+    subscriber.lose()
+    assert not is_paused(publisher)
+    assert publish_until_paused(publisher, RUNS[source]) == 100
+
+
+@pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
+def test_a_publisher_may_go_while_it_waits(source: str) -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client(source)
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS[source])
+    publisher.lose()
+    subscriber.catch_up()
+    world.advance(MOMENT_MS)
+    assert subscriber.written.count(PAYLOAD) > 0
+
+
+@pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
+def test_a_wait_and_a_pause_of_all_publishers_end_each_for_itself(source: str) -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client(source)
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS[source])
+    publisher.connection.blocked("")
+    publisher.connection.unblocked()
+    assert is_paused(publisher)
+    subscriber.catch_up()
+    assert not is_paused(publisher)
+
+
+def test_a_will_slows_nobody() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client("mqtt")
+    leaving = End(world.broker, world.adapters["mqtt"])
+    leaving.feed(mqtt.connect("will", will=("t", bytes(3 * MARK), 0, False)))
+    subscriber.fill()
+    publisher.feed(mqtt.publish("t", bytes(MARK)))
+    leaving.lose()
+    assert not world.broker.pacing.reached
+    publisher.feed(mqtt.publish("other", b"x"))
+    assert not is_paused(publisher)
+
+
+def test_what_a_socket_takes_at_once_slows_nobody() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client("mqtt")
+    assert publish_until_paused(publisher, RUNS["mqtt"]) == 100
+    assert subscriber.written.count(PAYLOAD) == 100 * RUN
+
+
+@pytest.mark.parametrize(("mark", "burst"), [(0, 10), (11, 10), (-1, 10)])
+def test_the_mark_is_at_most_the_burst(mark: int, burst: int) -> None:
+    with pytest.raises(ConfigError, match="live_output_bytes"):
+        LimitsConfig(live_output_bytes=mark, live_burst_bytes=burst)
