@@ -11,7 +11,7 @@ app = Celery("interop", broker=os.environ["INTEROP_CELERY_BROKER"], backend="rpc
 app.conf.update(
     task_default_queue=os.environ["INTEROP_CELERY_QUEUE"],
     task_acks_late=True,
-    worker_prefetch_multiplier=2,
+    worker_prefetch_multiplier=int(os.environ.get("INTEROP_CELERY_PREFETCH", "2")),
     broker_connection_retry_on_startup=False,
 )
 
@@ -27,3 +27,8 @@ def flaky(self: Any, number: int) -> tuple[int, int]:
 @app.task  # type: ignore[untyped-decorator]
 def broken() -> None:
     raise ValueError("as it should")
+
+
+@app.task  # type: ignore[untyped-decorator]
+def echo(text: str) -> str:
+    return text

@@ -23,9 +23,15 @@ PATIENCE = 40
 
 @pytest.fixture
 def app(
-    amqp_port: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    amqp_port: int,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Any]:
-    """The application, with a worker of its own."""
+    """The application, with a worker of its own, which has one slot. The parameter is how many
+    tasks it takes at a time."""
+    monkeypatch.setenv("INTEROP_CELERY_PREFETCH", str(getattr(request, "param", 2)))
     monkeypatch.setenv("INTEROP_CELERY_BROKER", url(amqp_port))
     monkeypatch.setenv("INTEROP_CELERY_QUEUE", name)
     log = tmp_path / "worker.log"
@@ -70,3 +76,12 @@ def test_remote_control(app: Any, name: str) -> None:
     """Broadcasts to the workers, answered over queues that expire."""
     eventually(lambda: bool(app.control.ping(timeout=2)), "the worker's answer", 40)
     assert app.control.ping(timeout=2) == [{f"{name}@localhost": {"ok": "pong"}}]
+
+
+@pytest.mark.parametrize("app", [1], indirect=True)
+def test_tasks_for_later_do_not_keep_the_worker_from_those_for_now(app: Any) -> None:
+    """It raises its prefetch count by one for each, which counts only where the client knows what
+    ``global`` in basic.qos means to the server."""
+    for _ in range(3):
+        app.send_task("interop.celery_tasks.echo", ("tomorrow",), countdown=24 * 3600)
+    assert app.send_task("interop.celery_tasks.echo", ("now",)).get(timeout=PATIENCE) == "now"

@@ -16,6 +16,7 @@ from tests.amqp.harness import (
     names,
     start_ok,
 )
+from trivium import __version__
 from trivium.config import Config, LimitsConfig, UserConfig
 from trivium.security.passwords import hash_password
 
@@ -56,8 +57,6 @@ def test_connection_start_properties(server: Server) -> None:
     assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN"}
     assert "en_US" in start.locales.split()
     properties = start.server_properties
-    assert properties["product"] == "Trivium"
-    assert re.fullmatch(r"\d+\.\d+\.\d+", properties["version"])
     assert {"platform", "cluster_name", "information"} < set(properties)
     assert properties["capabilities"] == dict.fromkeys(
         [
@@ -73,6 +72,22 @@ def test_connection_start_properties(server: Server) -> None:
         ],
         True,
     )
+
+
+def test_connection_start_names_the_dialect_and_whose_it_is(server: Server) -> None:
+    """Clients choose by product and version what they send, kombu the meaning of basic.qos: the
+    one that is implemented here it sends to RabbitMQ from 3.3 and before 4.0."""
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    (start,) = client.take()
+    properties = start.server_properties
+    assert properties["product"] == "RabbitMQ"
+    version = re.fullmatch(r"(\d+)\.(\d+)\.\d+", properties["version"])
+    assert version is not None
+    assert (3, 3) <= (int(version[1]), int(version[2])) < (4, 0)
+    assert properties["implementation"] == "Trivium"
+    assert properties["implementation_version"] == __version__
+    assert f"Trivium {__version__}" in properties["information"]
 
 
 def test_connection_tune_offers_limits(server: Server) -> None:

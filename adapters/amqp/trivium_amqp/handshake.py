@@ -48,18 +48,29 @@ CAPABILITIES: Final = (
 )
 
 
+#: The dialect that is spoken here, by the names that clients know it by: some choose by them what
+#: they send (docs/decisions/0005-name-in-the-handshake.md).
+PRODUCT: Final = "RabbitMQ"
+DIALECT_VERSION: Final = "3.13.0"
+
+
 def server_properties() -> dict[str, HeaderValue]:
-    """The server-properties of connection.start. Clients parse ``version`` as x.y.z."""
+    """The server-properties of connection.start.
+
+    ``product`` and ``version`` name the dialect; who we are is in ``implementation``.
+    """
     capabilities: dict[str, HeaderValue] = {}
     for name in CAPABILITIES:
         capabilities[name] = True
     return {
         "capabilities": capabilities,
         "cluster_name": "trivium",
-        "information": "AMQP 0-9-1, RabbitMQ dialect",
+        "implementation": "Trivium",
+        "implementation_version": __version__,
+        "information": f"Trivium {__version__}; product and version name the dialect it speaks",
         "platform": f"Python {platform.python_version()}",
-        "product": "Trivium",
-        "version": __version__,
+        "product": PRODUCT,
+        "version": DIALECT_VERSION,
     }
 
 
