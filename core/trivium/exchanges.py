@@ -27,6 +27,9 @@ REJECTED: Final = -1
 #: The exchange type of RabbitMQ's plugin for delayed messages.
 DELAYED_TYPE: Final = "x-delayed-message"
 
+#: The types that ``make_exchange`` makes.
+EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers", DELAYED_TYPE)
+
 _HEADER_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
 

@@ -63,7 +63,6 @@ _NUMBERS: Final = {
 _TEXTS: Final = frozenset({"dead-letter-exchange", "dead-letter-routing-key"}) | {
     "deduplication-header",
     "queue-master-locator",
-    "queue-leader-locator",
 }
 _FLAGS: Final = frozenset({"single-active-consumer", "message-deduplication"})
 #: argument without ``x-``: the values that there are
@@ -74,6 +73,7 @@ _CHOICES: Final[dict[str, Collection[HeaderValue]]] = {
     "storage": ("memory", "disk"),
     "queue-mode": ("default", "lazy"),
     "queue-version": (1, 2),
+    "queue-leader-locator": ("client-local", "balanced", "random", "least-leaders"),
     "dead-letter-strategy": ("at-most-once", "at-least-once"),
 }
 
@@ -228,6 +228,11 @@ def check_shared(what: str, durable: bool, exclusive: bool, auto_delete: bool) -
         raise PreconditionFailed(f"invalid property 'exclusive-owner' for {what}")
     if not durable:
         raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
+
+
+def unnamed(kind: str) -> PreconditionFailed:
+    """The refusal of a queue without a name whose type needs one."""
+    return PreconditionFailed(f"Cannot declare a server-named queue for type rabbit_{kind}_queue")
 
 
 def check_value(key: str, value: HeaderValue, what: str) -> None:

@@ -27,6 +27,7 @@ from trivium.doubts import Doubts
 from trivium.equivalence import UnknownArguments, require_same, require_same_arguments
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.exchanges import (
+    EXCHANGE_TYPES,
     Binding,
     Destination,
     DirectExchange,
@@ -53,6 +54,7 @@ from trivium.queue_settings import (
     check_shared,
     queue_type,
     settings_of,
+    unnamed,
 )
 from trivium.queues import Queue
 from trivium.retained import RetainedMessages
@@ -192,6 +194,8 @@ class VirtualHost:
         wanted = {} if arguments is None else arguments
         what = f"exchange '{name}' in vhost '{self.name}'"
         self._unknown.note(what, wanted, EXCHANGE_ARGUMENTS)
+        if kind not in EXCHANGE_TYPES:
+            raise PreconditionFailed(f"unknown exchange type '{kind}'")
         known = self.exchanges.get(name)
         if known is not None:
             require_same(
@@ -210,8 +214,7 @@ class VirtualHost:
         check_exchange_name(wanted, "alternate-exchange", what)
         exchange_settings(wanted, what)
         made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
-        if made is None:
-            raise PreconditionFailed(f"unknown exchange type '{kind}'")
+        assert made is not None
         self.exchanges[name] = made
         if durable:
             self._exchange_rows.put(
@@ -315,6 +318,8 @@ class VirtualHost:
         if name.startswith("amq.") and not adapter:
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         check_queue_arguments(wanted, what, durable, owner is not None, auto_delete)
+        if not name and queue_type(wanted) != CLASSIC:
+            raise unnamed(queue_type(wanted))
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
         if is_kept:
@@ -433,7 +438,9 @@ class VirtualHost:
         if name in self.queues:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
         check_stream_arguments(wanted, what)
-        if not 0 < len(name.encode()) <= MAX_STREAM_NAME_BYTES:
+        if not name:
+            raise unnamed(STREAM)
+        if len(name.encode()) > MAX_STREAM_NAME_BYTES:
             raise PreconditionFailed(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
         if name.startswith("amq."):
             raise AccessRefused(f"stream name '{name}' contains reserved prefix 'amq.*'")

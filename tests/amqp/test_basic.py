@@ -219,11 +219,12 @@ def test_an_exclusive_consumer_of_a_single_active_consumer_queue_is_403(server: 
     assert two.counts("q") == (0, 1)
 
 
-def test_get_from_an_exclusively_consumed_queue_is_403(server: Server) -> None:
+def test_get_from_an_exclusively_consumed_queue_is_allowed(server: Server) -> None:
     one, two = server.open(), server.open()
     one.declare("q")
     one.consume("q", exclusive=True)
-    assert two.ask(Basic.Get(queue="q")).reply_code == 403
+    assert two.get("q") is None
+    assert two.ask(Basic.Consume(queue="q")).reply_code == 403
 
 
 def test_consumers_take_turns(server: Server) -> None:
@@ -247,11 +248,37 @@ def test_consumer_with_priority_is_served_first(server: Server) -> None:
     assert bodies(low.take()) == [b"1"]
 
 
-@pytest.mark.parametrize("priority", ["5", True, 2**40])
-def test_bad_consumer_priority_is_406(client: Client, priority: Any) -> None:
+@pytest.mark.parametrize(
+    ("priority", "kind"), [("5", "longstr"), (True, "bool"), (5.0, "double"), (None, "void")]
+)
+def test_bad_consumer_priority_is_406(client: Client, priority: Any, kind: str) -> None:
     client.declare("q")
-    consume = Basic.Consume(queue="q", arguments={"x-priority": priority})
-    assert client.ask(consume).reply_code == 406
+    assert_channel_closed(
+        client.ask(Basic.Consume(queue="q", arguments={"x-priority": priority})),
+        406,
+        "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'q' in vhost '/':"
+        f' "expected integer, got {kind}"',
+    )
+
+
+def test_a_consumer_priority_may_be_any_integer(client: Client) -> None:
+    client.declare("q")
+    client.consume("q", "last", arguments={"x-priority": -(1 << 62)})
+    client.consume("q", "first", arguments={"x-priority": 1 << 62})
+    client.publish("q")
+    assert client.take()[0].consumer_tag == "first"
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("offset", ["first", "nonsense", 5])
+def test_a_stream_offset_for_a_queue_is_406(client: Client, kind: str, offset: Any) -> None:
+    client.declare("q", durable=True, arguments={"x-queue-type": kind})
+    assert_channel_closed(
+        client.ask(Basic.Consume(queue="q", arguments={"x-stream-offset": offset})),
+        406,
+        "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 'q' in vhost '/'"
+        f" of queue type rabbit_{kind}_queue",
+    )
 
 
 def test_cancel_stops_deliveries_and_keeps_the_unacknowledged(client: Client) -> None:
@@ -621,7 +648,8 @@ def test_direct_reply_to_without_a_consumer_is_406(client: Client) -> None:
 
 
 def test_direct_reply_to_passive_declare_is_answered(client: Client) -> None:
-    assert client.counts(REPLY_TO) == (0, 0)
+    assert client.counts(REPLY_TO) == (0, 1)
+    assert client.ask(Queue.Declare(queue=REPLY_TO)).consumer_count == 1
 
 
 def test_connection_close_class_and_method_name_the_culprit(client: Client) -> None:

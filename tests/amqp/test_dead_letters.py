@@ -245,7 +245,7 @@ def test_exclusive_quorum_queue_is_406(client: Client) -> None:
     assert_channel_closed(
         client.ask(declare),
         406,
-        "PRECONDITION_FAILED - invalid property 'exclusive-owner' for a quorum queue",
+        "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'q' in vhost '/'",
     )
 
 

@@ -135,7 +135,13 @@ def test_exchange_delete_of_missing_is_no_error(client: Client) -> None:
 
 
 def test_exchange_delete_of_predeclared_is_403(client: Client) -> None:
-    assert client.ask(Exchange.Delete(exchange="amq.topic")).reply_code == 403
+    for name in ("amq.topic", "amq.of-nobody"):
+        assert_channel_closed(
+            client.ask(Exchange.Delete(exchange=name)),
+            403,
+            f"ACCESS_REFUSED - deletion of system exchange '{name}' in vhost '/' not allowed",
+        )
+        reopen(client)
 
 
 def test_exchange_delete_if_unused_in_use_is_406(client: Client) -> None:
@@ -262,10 +268,20 @@ def test_a_headers_exchange_compares_types(
     assert (client.get("q") is not None) is is_routed
 
 
-def test_bind_with_bad_x_match_is_406(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("some", 'value <<"some">>; expected all, any, all-with-x, or any-with-x'),
+        (1 << 20, "type signedint; expected longstr"),
+        (True, "type bool; expected longstr"),
+    ],
+)
+def test_bind_with_bad_x_match_is_406(client: Client, given: str | int, text: str) -> None:
     client.declare("q")
-    bind = Queue.Bind(queue="q", exchange="amq.headers", arguments={"x-match": "some"})
-    assert client.ask(bind).reply_code == 406
+    bind = Queue.Bind(queue="q", exchange="amq.headers", arguments={"x-match": given})
+    assert_channel_closed(
+        client.ask(bind), 406, f"PRECONDITION_FAILED - Invalid x-match field {text}"
+    )
 
 
 def test_exchange_bind_and_unbind(client: Client) -> None:
@@ -300,6 +316,7 @@ def test_message_reaches_a_queue_once_over_several_ways(client: Client) -> None:
     [
         (Queue.Bind(queue="x", exchange="amq.topic"), "queue 'x'"),
         (Queue.Bind(queue="q", exchange="x"), "exchange 'x'"),
+        (Queue.Bind(queue="missing", exchange="x"), "exchange 'x'"),
         (Exchange.Bind(destination="x", source="amq.topic"), "exchange 'x'"),
         (Exchange.Bind(destination="amq.topic", source="x"), "exchange 'x'"),
     ],
@@ -372,7 +389,15 @@ def test_sender_selected_distribution_by_pattern(client: Client) -> None:
     assert client.get("q") == b"m"
 
 
-@pytest.mark.parametrize("headers", [{"CC": "one"}, {"BCC": 5}, {"CC": [1]}])
+def test_only_text_in_a_distribution_is_a_routing_key(client: Client) -> None:
+    client.declare("q")
+    client.declare("other")
+    client.publish("q", b"m", headers={"CC": [1, "other", None, ["q"]]})
+    assert (client.get("q"), client.get("other")) == (b"m", b"m")
+    assert client.get("q") is None
+
+
+@pytest.mark.parametrize("headers", [{"CC": "one"}, {"BCC": 5}])
 def test_bad_sender_selected_distribution_is_406(
     client: Client, headers: dict[str, object]
 ) -> None:

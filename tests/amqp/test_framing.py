@@ -115,9 +115,15 @@ def test_unknown_frame_type_is_501(client: Client) -> None:
     assert closed(client) == (501, "FRAME_ERROR - unknown frame type 4")
 
 
-@pytest.mark.parametrize("heartbeat", [raw(8, 1, b""), raw(8, 0, b"x")])
-def test_4_2_7_heartbeat_with_channel_or_payload_is_501(client: Client, heartbeat: bytes) -> None:
-    client.feed(heartbeat)
+@pytest.mark.parametrize("channel", [1, 7])
+def test_4_2_7_heartbeat_on_a_channel_is_505(client: Client, channel: int) -> None:
+    client.feed(raw(8, channel, b""))
+    assert closed(client) == (505, "UNEXPECTED_FRAME - type 8, all octets = <<>>")
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_4_2_7_heartbeat_with_a_payload_is_501(client: Client, channel: int) -> None:
+    client.feed(raw(8, channel, b"x"))
     assert closed(client)[0] == 501
 
 
@@ -197,19 +203,28 @@ def test_methods_that_only_a_server_sends_are_503(client: Client, method: Basic.
     assert closed(client)[0] == 503
 
 
-def test_channel_method_on_channel_0_is_503(client: Client) -> None:
-    client.send(Queue.Declare(queue="q"), channel=0)
-    assert closed(client)[0] == 503
+@pytest.mark.parametrize("method", [Queue.Declare(queue="q"), Connection.Open("/")])
+def test_method_that_channel_0_has_not_is_504(client: Client, method: Queue.Declare) -> None:
+    client.send(method, channel=0)
+    assert closed(client) == (504, "CHANNEL_ERROR - unexpected method in connection state running")
 
 
 def test_connection_method_on_a_channel_is_refused(client: Client) -> None:
     client.send(Connection.Open("/"), channel=1)
-    assert closed(client)[0] == 503
+    assert closed(client) == (503, "COMMAND_INVALID - unimplemented method")
 
 
 def test_channel_that_is_not_open_is_504(client: Client) -> None:
     client.send(Queue.Declare(queue="q"), channel=2)
-    assert closed(client) == (504, "CHANNEL_ERROR - expected 'channel.open'")
+    received = client.take()[-1]
+    assert received.reply_text == "CHANNEL_ERROR - expected 'channel.open'"
+    assert (received.reply_code, received.class_id, received.method_id) == (504, 50, 10)
+
+
+def test_content_on_a_channel_that_is_not_open_is_505(client: Client) -> None:
+    client.feed(raw(3, 2, b"x"))
+    received = client.take()[-1]
+    assert (received.reply_code, received.class_id, received.method_id) == (505, 0, 0)
 
 
 def test_second_channel_open_is_504(client: Client) -> None:
@@ -267,6 +282,13 @@ def parts(payload: bytes = b"abc") -> list[bytes]:
     ]
 
 
+EXPECTED = [
+    "method frame, got non method",
+    "content header for class 60, got non content header",
+    "content body, got non content body",
+]
+
+
 @pytest.mark.parametrize(
     "order",
     [
@@ -276,7 +298,6 @@ def parts(payload: bytes = b"abc") -> list[bytes]:
         [0, 2],
         [0, 1, 1],
         [0, 1, 0],
-        [0, 1, 2, 2],
     ],
 )
 def test_content_frames_out_of_order_are_505(client: Client, order: list[int]) -> None:
@@ -284,7 +305,14 @@ def test_content_frames_out_of_order_are_505(client: Client, order: list[int]) -
     client.feed(b"".join(parts()[index] for index in order))
     code, text = closed(client)
     assert code == 505
-    assert text.startswith("UNEXPECTED_FRAME - ")
+    assert text == f"UNEXPECTED_FRAME - expected {EXPECTED[min(len(order) - 1, 2)]} frame instead"
+
+
+def test_content_out_of_order_names_the_method_it_belongs_to(client: Client) -> None:
+    client.feed(parts()[0])
+    client.send(Queue.Declare(queue="q"))
+    received = client.take()[-1]
+    assert (received.reply_code, received.class_id, received.method_id) == (505, 60, 40)
 
 
 def test_content_frame_on_channel_0_is_505(client: Client) -> None:
@@ -300,9 +328,9 @@ def test_content_header_of_another_class_is_505(client: Client) -> None:
     )
 
 
-def test_content_body_longer_than_announced_is_501(client: Client) -> None:
+def test_content_body_longer_than_announced_is_505(client: Client) -> None:
     client.feed(parts()[0] + parts()[1] + raw(3, 1, b"abcd"))
-    assert closed(client)[0] == 501
+    assert closed(client)[0] == 505
 
 
 @pytest.mark.parametrize(
@@ -377,11 +405,11 @@ def test_equal_publishes_cut_anywhere() -> None:
         assert found == [b"zzz", b"zzz", b"zzz", b"zzzzz", b"zz", None]
 
 
-def test_body_frame_that_contradicts_its_header_in_a_run_is_501(client: Client) -> None:
+def test_body_frame_that_contradicts_its_header_in_a_run_is_505(client: Client) -> None:
     client.declare("q")
     one = publish_frames("q", b"abc")
     client.feed(one * 3 + one[:-11] + raw(3, 1, b"abcd"))
-    assert closed(client)[0] == 501
+    assert closed(client)[0] == 505
     assert client.server.vhost.queue("q").published == 3
 
 

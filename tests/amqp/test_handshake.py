@@ -260,7 +260,7 @@ def test_close_is_answered_and_closes_the_socket(client: Client) -> None:
 def test_after_connection_close_only_close_ok_counts(client: Client) -> None:
     client.send(Queue.Declare(queue="before"))
     client.send(Connection.Blocked("no client may send this"), channel=0)
-    assert client.take()[-1].reply_code == 503
+    assert client.take()[-1].reply_code == 504
     client.send(Queue.Declare(queue="after"))
     assert client.take() == []
     assert "after" not in client.server.vhost.queues

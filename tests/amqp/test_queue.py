@@ -46,7 +46,6 @@ def test_empty_name_means_the_last_declared_queue(client: Client) -> None:
     client.declare("last")
     client.ask(Queue.Bind(queue="", exchange="e", routing_key=""))
     client.publish("last", b"by name", exchange="e")
-    assert client.counts("") == (1, 0)
     assert client.get("") == b"by name"
     assert names(client.call(Basic.Consume(queue="", consumer_tag="c"))) == ["Basic.ConsumeOk"]
     assert client.counts("last") == (0, 1)
@@ -74,6 +73,25 @@ def test_last_declared_queue_is_one_of_the_channel(client: Client) -> None:
     client.declare("q")
     client.open_channel(2)
     assert client.ask(Basic.Get(queue=""), channel=2).reply_code == 404
+
+
+def test_a_passive_declaration_needs_a_name(client: Client) -> None:
+    client.declare("q")
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="", passive=True)),
+        404,
+        "NOT_FOUND - no queue '' in vhost '/'",
+    )
+
+
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+def test_only_classic_queues_are_named_by_the_server(client: Client, kind: str) -> None:
+    arguments: dict[str, Any] = {"x-queue-type": kind}
+    assert_channel_closed(
+        client.ask(Queue.Declare(queue="", durable=True, arguments=arguments)),
+        406,
+        f"PRECONDITION_FAILED - Cannot declare a server-named queue for type rabbit_{kind}_queue",
+    )
 
 
 def test_queue_declare_passive_of_missing_queue_is_404(client: Client) -> None:

@@ -315,7 +315,7 @@ def test_without_a_prefetch_count_it_is_406(stream: Client) -> None:
     assert_channel_closed(
         stream.ask(Basic.Consume(queue="s")),
         406,
-        "PRECONDITION_FAILED - consumer prefetch count is not set for stream 's' in vhost '/'",
+        "PRECONDITION_FAILED - consumer prefetch count is not set for 'queue 's' in vhost '/''",
     )
 
 
@@ -324,7 +324,8 @@ def test_automatic_acknowledgement_is_540(stream: Client) -> None:
     assert_connection_closed(
         stream,
         540,
-        "NOT_IMPLEMENTED - automatic acknowledgement not supported by stream 's' in vhost '/'",
+        "NOT_IMPLEMENTED - automatic acknowledgement not supported by stream queues queue"
+        " 's' in vhost '/'",
     )
 
 
@@ -333,7 +334,8 @@ def test_an_exclusive_consumer_is_540(stream: Client) -> None:
     assert_connection_closed(
         stream,
         540,
-        "NOT_IMPLEMENTED - exclusive consumers not supported by stream 's' in vhost '/'",
+        "NOT_IMPLEMENTED - exclusive consumers not supported by stream queues queue"
+        " 's' in vhost '/'",
     )
 
 
@@ -341,7 +343,20 @@ def test_an_exclusive_consumer_is_540(stream: Client) -> None:
 def test_get_and_purge_are_540(stream: Client, method: Any) -> None:
     stream.send(method)
     assert_connection_closed(
-        stream, 540, "NOT_IMPLEMENTED - not supported by stream 's' in vhost '/'"
+        stream,
+        540,
+        f"NOT_IMPLEMENTED - {method.name.lower()} not supported by stream queues queue"
+        " 's' in vhost '/'",
+    )
+
+
+def test_a_consumer_of_a_stream_has_no_priority(stream: Client) -> None:
+    stream.call(Basic.Qos(prefetch_count=1))
+    assert_channel_closed(
+        stream.ask(Basic.Consume(queue="s", arguments={"x-priority": 1})),
+        406,
+        "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 's' in vhost '/'"
+        " of queue type rabbit_stream_queue",
     )
 
 

@@ -6,24 +6,26 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.errors import PreconditionFailed
 from trivium.exchanges import ACCEPTED, Demand
 from trivium.message import HeaderValue
+from trivium.queue_settings import STREAM, check_number, queue_type
 from trivium.queues import LoadWaiter, Queue
 from trivium_amqp import methods
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME
 from trivium_amqp.errors import (
-    ACCESS_REFUSED,
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelException,
     ConnectionException,
+    channel_exception,
 )
 from trivium_amqp.frames import content_frames, method_frame
 from trivium_amqp.replies import ConsumeOk, Reply
-from trivium_amqp.stream_cursor import open_cursor
+from trivium_amqp.stream_cursor import OFFSET, open_cursor
 from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
 
 if TYPE_CHECKING:
@@ -32,18 +34,22 @@ if TYPE_CHECKING:
 
 REPLY_TO: Final = REPLY_TO_NAME.decode()
 
-_MAX_PRIORITY: Final = 1 << 31
+#: Consumer argument: of several consumers the one with the highest gets what comes.
+PRIORITY: Final = "x-priority"
 
 
-def resolve_queue(channel: Channel, name: str) -> Queue:
+def resolve_queue(channel: Channel, name: str, method: str) -> Queue:
     """The queue called ``name``, or the last declared one for an empty name (50.20, queue).
 
+    ``method`` is the name of one that streams do not have.
     Raises ChannelException or TopologyError when there is none, or it is another's.
     """
     name = resolve_name(channel, name)
     if name in channel.vhost.streams:
         raise ConnectionException(
-            NOT_IMPLEMENTED, f"not supported by stream '{name}' in vhost '{channel.vhost.name}'"
+            NOT_IMPLEMENTED,
+            f"{method} not supported by stream queues queue '{name}' in vhost"
+            f" '{channel.vhost.name}'",
         )
     return channel.vhost.queue(name, channel.connection)
 
@@ -82,7 +88,6 @@ def qos(channel: Channel, arguments: list[Any]) -> None:
 def consume(channel: Channel, arguments: list[Any]) -> None:
     """basic.consume, of a queue or a stream."""
     name, tag, _no_local, no_ack, exclusive, nowait, options = arguments
-    priority = _consumer_priority(options)
     if tag in channel.consumers:
         raise ConnectionException(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
     if not tag:
@@ -90,11 +95,16 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
     if name == REPLY_TO:
         queue = _make_reply_queue(channel, no_ack)
     else:
-        stream = channel.vhost.streams.get(resolve_name(channel, name))
+        name = resolve_name(channel, name)
+        stream = channel.vhost.streams.get(name)
         if stream is None:
-            queue = resolve_queue(channel, name)
+            queue = channel.vhost.queue(name, channel.connection)
+            _check_options(channel, name, queue_type(queue.arguments), options)
         else:
+            _check_options(channel, name, STREAM, options)
             queue = open_cursor(channel, stream, no_ack, exclusive, options)
+    priority = options.get(PRIORITY, 0)
+    assert isinstance(priority, int)
     consumer = AmqpConsumer(channel, queue, tag, no_ack, channel.prefetch, priority)
     queue.add_consumer(consumer, exclusive)
     channel.consumers[tag] = consumer
@@ -105,15 +115,19 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
         channel.connection.replies.put(channel.number, ConsumeOk(frame, consumer))
 
 
-def _consumer_priority(options: dict[str, HeaderValue]) -> int:
-    priority = options.get("x-priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ChannelException(
-            PRECONDITION_FAILED, "invalid arg 'x-priority': it is not an integer"
-        )
-    if not -_MAX_PRIORITY <= priority < _MAX_PRIORITY:
-        raise ChannelException(PRECONDITION_FAILED, "invalid arg 'x-priority': out of range")
-    return priority
+def _check_options(channel: Channel, name: str, kind: str, options: dict[str, HeaderValue]) -> None:
+    """Raise ChannelException for arguments of a consumer that a queue of this type has not."""
+    what = f"queue '{name}' in vhost '{channel.vhost.name}'"
+    for option in options:
+        if option == (PRIORITY if kind == STREAM else OFFSET):
+            raise ChannelException(
+                PRECONDITION_FAILED,
+                f"invalid arg '{option}' for {what} of queue type rabbit_{kind}_queue",
+            )
+    try:
+        check_number(options.get(PRIORITY, 0), None, f"arg '{PRIORITY}' for {what}")
+    except PreconditionFailed as error:
+        raise channel_exception(error) from None
 
 
 def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
@@ -151,12 +165,7 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
 def get(channel: Channel, arguments: list[Any]) -> None:
     """basic.get."""
     name, no_ack = arguments
-    queue = resolve_queue(channel, name)
-    if queue.is_exclusively_consumed:
-        raise ChannelException(
-            ACCESS_REFUSED,
-            f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use",
-        )
+    queue = resolve_queue(channel, name, "basic.get")
     channel.connection.replies.put(channel.number, GetReply(channel, queue, no_ack))
 
 

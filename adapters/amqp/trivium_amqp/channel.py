@@ -16,7 +16,6 @@ from trivium_amqp.errors import (
     COMMAND_INVALID,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
-    UNEXPECTED_FRAME,
     ChannelException,
     ConnectionException,
 )
@@ -76,10 +75,7 @@ class Channel:
     def method(self, method: int, data: bytes, start: int, end: int) -> None:
         """A method frame with the payload ``data[start:end]``."""
         if self.publisher.is_receiving:
-            raise ConnectionException(
-                UNEXPECTED_FRAME,
-                "expected content header or body for class 60, got a method frame instead",
-            )
+            raise self.publisher.unexpected()
         if method == methods.BASIC_PUBLISH:
             self.publisher.begin(data[start + 4 : end])
             return
@@ -92,10 +88,7 @@ class Channel:
         handler = HANDLERS.get(method)
         if handler is None:
             if method in methods.ARGUMENTS:
-                raise ConnectionException(
-                    COMMAND_INVALID,
-                    f"method {method >> 16}.{method & 0xFFFF} is not for a server's channel",
-                )
+                raise ConnectionException(COMMAND_INVALID, "unimplemented method")
             raise ConnectionException(
                 NOT_IMPLEMENTED, f"unknown method {method >> 16}.{method & 0xFFFF}"
             )

@@ -24,15 +24,14 @@ from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.content import Repeated, Target
 from trivium_amqp.errors import (
     CHANNEL_ERROR,
-    COMMAND_INVALID,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
-    UNEXPECTED_FRAME,
     ChannelException,
     ConnectionException,
     FramingError,
+    UnexpectedFrame,
     channel_exception,
 )
 from trivium_amqp.frames import (
@@ -342,13 +341,15 @@ class AmqpConnection(Connection):
         if self._state == _CLOSING:
             self._closing_frame(method, number)
         elif kind == HEARTBEAT:
-            if number != 0 or end != start:
-                raise FramingError("heartbeat frame with a channel or a payload")
+            if end != start:
+                raise FramingError("heartbeat frame with a payload")
+            if number != 0:
+                raise UnexpectedFrame("type 8, all octets = <<>>")
         elif kind < METHOD or kind > BODY:
             raise FramingError(f"unknown frame type {kind}")
         elif number == 0:
             if kind != METHOD:
-                raise ConnectionException(UNEXPECTED_FRAME, "content frame on channel 0")
+                raise UnexpectedFrame("content frame on channel 0")
             try:
                 self._connection_method(method, data, start + 4, end)
             except ConnectionException as error:
@@ -385,8 +386,7 @@ class AmqpConnection(Connection):
             self.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
         elif method in methods.ARGUMENTS:
             raise ConnectionException(
-                COMMAND_INVALID,
-                f"method {method >> 16}.{method & 0xFFFF} is not expected on channel 0",
+                CHANNEL_ERROR, "unexpected method in connection state running"
             )
         else:
             raise ConnectionException(
@@ -398,7 +398,10 @@ class AmqpConnection(Connection):
     ) -> None:
         channel = self.channels.get(number)
         if channel is None:
-            self._open_channel(kind, number, method, data, start, end)
+            try:
+                self._open_channel(kind, number, method, data, start, end)
+            except ConnectionException as error:
+                self.fail(error, method)
             return
         if channel.is_closing and method != methods.CHANNEL_CLOSE:
             if method == methods.CHANNEL_CLOSE_OK:
@@ -421,6 +424,8 @@ class AmqpConnection(Connection):
             channel.fail(channel_exception(error), method, self.vhost.changes.newest)
         except ChannelException as error:
             channel.fail(error, method or methods.BASIC_PUBLISH)
+        except UnexpectedFrame as error:
+            self.fail(error, error.method)
         except ConnectionException as error:
             self.fail(error, method or methods.BASIC_PUBLISH)
 
@@ -431,6 +436,8 @@ class AmqpConnection(Connection):
             # A client may close what was closed by us in the same moment (2.2.5).
             if method == methods.CHANNEL_CLOSE_OK:
                 return
+            if kind != METHOD:
+                raise UnexpectedFrame("expected method frame, got non method frame instead")
             raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'")
         methods.decode(method, data, start + 4, end)
         if number > self._channel_max:

@@ -5,6 +5,7 @@
     AmqpError
      +-- ChannelException      closes the channel (channel.close)
      +-- ConnectionException   closes the connection (connection.close)
+          +-- UnexpectedFrame  another frame must come next
           +-- FramingError     the byte stream cannot be followed any more
 
 Both carry the reply code of the protocol. The text starts with the code's name, as RabbitMQ's does:
@@ -78,6 +79,14 @@ class ChannelException(AmqpError):
 
 class ConnectionException(AmqpError):
     """Closes the connection."""
+
+
+class UnexpectedFrame(ConnectionException):
+    """Another frame must come next (4.2.6). ``method`` is what it would have belonged to, or 0."""
+
+    def __init__(self, text: str, method: int = 0) -> None:
+        super().__init__(UNEXPECTED_FRAME, text)
+        self.method = method
 
 
 class FramingError(ConnectionException):

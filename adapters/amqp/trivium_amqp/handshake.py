@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: In RabbitMQ's order.
-MECHANISMS: Final = b"AMQPLAIN PLAIN"
+MECHANISMS: Final = b"PLAIN AMQPLAIN"
 LOCALES: Final = b"en_US"
 
 #: What clients gate features on; each one is true.
@@ -150,7 +150,7 @@ class Handshake:
                         "Login was refused using authentication mechanism"
                         f" {self._mechanism[:32]}. For details see the broker logfile.",
                     ),
-                    methods.CONNECTION_START_OK,
+                    0,
                 )
             else:
                 connection.close()

@@ -23,10 +23,10 @@ from trivium_amqp.errors import (
     NO_ROUTE,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
-    UNEXPECTED_FRAME,
     ChannelException,
     ConnectionException,
     FramingError,
+    UnexpectedFrame,
     channel_exception,
 )
 from trivium_amqp.frames import (
@@ -90,6 +90,16 @@ class Publisher:
         """Whether a content header or body must come next."""
         return self._target is not None
 
+    def unexpected(self) -> UnexpectedFrame:
+        """The error for a frame that is not the one that must come next."""
+        if self._target is None:
+            return UnexpectedFrame("expected method frame, got non method frame instead")
+        wanted = "content header" if self._header is None else "content body"
+        of_class = " for class 60" if self._header is None else ""
+        return UnexpectedFrame(
+            f"expected {wanted}{of_class}, got non {wanted} frame instead", methods.BASIC_PUBLISH
+        )
+
     def begin(self, arguments: bytes) -> None:
         """basic.publish with these arguments; its content follows."""
         target = self._connection.targets.get(arguments)
@@ -105,16 +115,14 @@ class Publisher:
     def header_frame(self, data: bytes, start: int, end: int) -> None:
         """A content header frame."""
         if self._target is None or self._header is not None:
-            raise ConnectionException(
-                UNEXPECTED_FRAME, "expected a method or body frame, got a content header instead"
-            )
+            raise self.unexpected()
         if end - start < CONTENT_HEADER_SIZE + 2:
             raise FramingError("content header is too short")
         if not data.startswith(CONTENT_HEADER, start):
             class_id = data[start] << 8 | data[start + 1]
-            raise ConnectionException(
-                UNEXPECTED_FRAME,
+            raise UnexpectedFrame(
                 f"expected content header for class 60, got one for class {class_id} instead",
+                methods.BASIC_PUBLISH,
             )
         size: int = U64.unpack_from(data, start + 4)[0]
         limit = self._broker.config.limits.max_message_bytes
@@ -139,12 +147,10 @@ class Publisher:
     def body_frame(self, data: bytes, start: int, end: int) -> None:
         """A content body frame."""
         if self._header is None:
-            raise ConnectionException(
-                UNEXPECTED_FRAME, "expected a method or content header frame, got a body instead"
-            )
+            raise self.unexpected()
         size = end - start
         if size > self._missing:
-            raise FramingError("content body is larger than its header says")
+            raise self.unexpected()
         if size == self._body_size:
             self._complete(data[start:end])
             return

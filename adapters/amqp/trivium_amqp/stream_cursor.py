@@ -185,16 +185,18 @@ def open_cursor(
 
     Raises ChannelException, ConnectionException, PreconditionFailed.
     """
-    name = f"stream '{stream.name}' in vhost '{stream.vhost.name}'"
+    name = f"queue '{stream.name}' in vhost '{stream.vhost.name}'"
     if no_ack:
         raise ConnectionException(
-            NOT_IMPLEMENTED, f"automatic acknowledgement not supported by {name}"
+            NOT_IMPLEMENTED, f"automatic acknowledgement not supported by stream queues {name}"
         )
     if exclusive:
-        raise ConnectionException(NOT_IMPLEMENTED, f"exclusive consumers not supported by {name}")
+        raise ConnectionException(
+            NOT_IMPLEMENTED, f"exclusive consumers not supported by stream queues {name}"
+        )
     if not channel.prefetch:
         raise ChannelException(
-            PRECONDITION_FAILED, f"consumer prefetch count is not set for {name}"
+            PRECONDITION_FAILED, f"consumer prefetch count is not set for '{name}'"
         )
     index = options.get(PARTITION)
     if index is None:

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.deduplication import EXCHANGE, QUEUE
-from trivium.exchanges import Binding, Destination, HeadersExchange, valid_headers_match
+from trivium.exchanges import (
+    Binding,
+    Destination,
+    Exchange,
+    HeadersExchange,
+    valid_headers_match,
+)
 from trivium.message import HeaderValue
 from trivium.queue_settings import QUEUE_TYPE, STREAM
 from trivium.queues import Queue
+from trivium.values import type_name
 from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.errors import (
@@ -49,7 +56,8 @@ def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
-    batch = _bind(channel, _exchange_destination(channel, destination), source, key, options)
+    exchange = _source(channel, source)
+    batch = _bind(channel, exchange, _exchange_destination(channel, destination), key, options)
     _answer(channel, nowait, batch, methods.EXCHANGE_BIND_OK)
 
 
@@ -66,7 +74,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
 def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     """queue.declare."""
     name, passive, durable, exclusive, auto_delete, nowait, options = arguments
-    if passive:
+    if passive or name.startswith(REPLY_TO):
         _declare_passively(channel, name, nowait)
         return
     if options.get(QUEUE_TYPE) == STREAM and name not in channel.vhost.queues:
@@ -87,9 +95,9 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
 
 
 def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
-    name = resolve_name(channel, name)
     if name == REPLY_TO:
-        _answer(channel, nowait, 0, methods.QUEUE_DECLARE_OK, name, 0, 0)
+        # There is always someone who takes what is sent there.
+        _answer(channel, nowait, 0, methods.QUEUE_DECLARE_OK, name, 0, 1)
         return
     stream = channel.vhost.streams.get(name)
     if stream is not None:
@@ -140,7 +148,8 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     name, source, key, nowait, options = arguments
     if not name and not key:
         key = resolve_name(channel, name).encode()
-    batch = _bind(channel, _queue_destination(channel, name), source, key, options)
+    exchange = _source(channel, source)
+    batch = _bind(channel, exchange, _queue_destination(channel, name), key, options)
     _answer(channel, nowait, batch, methods.QUEUE_BIND_OK)
 
 
@@ -159,7 +168,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     """queue.purge."""
     name, nowait = arguments
-    queue = resolve_queue(channel, name)
+    queue = resolve_queue(channel, name, "queue.purge")
     count = queue.purge()
     batch = channel.broker.storage.batch if queue.durable else 0
     _answer(channel, nowait, batch, methods.QUEUE_PURGE_OK, count)
@@ -195,22 +204,26 @@ def _queue_destination(channel: Channel, name: str) -> Destination:
     return channel.vhost.queue(name, channel.connection)
 
 
+def _source(channel: Channel, name: str) -> Exchange:
+    """The exchange to bind to: it is missed before the destination is."""
+    _refuse_default(name)
+    return channel.vhost.exchange(name)
+
+
 def _bind(
     channel: Channel,
+    exchange: Exchange,
     destination: Destination,
-    source: str,
     key: bytes,
     options: dict[str, HeaderValue],
 ) -> int:
     """Bind; the batch to wait for when the binding may be one that is kept over a restart, or 0."""
-    _refuse_default(source)
-    exchange = channel.vhost.exchange(source)
     if isinstance(exchange, HeadersExchange) and not valid_headers_match(options):
-        raise ChannelException(
-            PRECONDITION_FAILED,
-            f"Invalid x-match field value '{options['x-match']}';"
-            " expected all, any, all-with-x, or any-with-x",
-        )
+        given = options["x-match"]
+        text = f"type {type_name(given)}; expected longstr"
+        if isinstance(given, str):
+            text = f'value <<"{given}">>; expected all, any, all-with-x, or any-with-x'
+        raise ChannelException(PRECONDITION_FAILED, f"Invalid x-match field {text}")
     channel.vhost.bind(exchange, Binding(destination, key, options))
     if exchange.durable and not (isinstance(destination, Queue) and not destination.durable):
         return channel.broker.storage.batch
