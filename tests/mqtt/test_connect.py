@@ -193,8 +193,47 @@ def test_anonymous_is_refused_unless_configured() -> None:
     assert bench.adapter.metrics.authentication_failures == 2
 
 
-def test_a_password_alone_is_no_anonymous_access() -> None:
-    bench = Bench(config=config("always"))
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("anonymous", ["always", "loopback"])
+@pytest.mark.parametrize(
+    ("username", "password"), [("p", None), ("p", b"x"), ("", None), ("", b"x"), (None, b"x")]
+)
+def test_credentials_of_nobody_are_anonymous_where_that_is_admitted(
+    username: str | None, password: bytes | None, anonymous: str, version: int
+) -> None:
+    if username is None and version == 4:
+        return
+    bench = Bench(config=config(anonymous, ann="secret"))
+    client = bench.connect("c", version, username=username, password=password)
+    client.send(b"\xc0\x00")
+    assert client.received() == b"\xd0\x00"
+    assert bench.adapter.metrics.authentication_failures == 0
+
+
+@pytest.mark.parametrize("anonymous", ["always", "loopback"])
+def test_credentials_of_somebody_must_be_right_where_anonymous_clients_are_admitted(
+    anonymous: str,
+) -> None:
+    bench = Bench(config=config(anonymous, ann="secret"))
+    for password in (b"wrong", None):
+        data = connect("c", 5, username="ann", password=password)
+        assert refused(bench.client(), data) == b"\x20\x03\x00\x86\x00"
+    data = connect("c", 4, username="guest", password=b"wrong")
+    assert refused(bench.client(), data) == b"\x20\x02\x00\x04"
+    data = connect("c", 4, username="guest", password=b"guest")
+    assert refused(bench.client(is_loopback=False), data) == b"\x20\x02\x00\x04"
+
+
+def test_an_empty_user_name_without_password_is_anonymous() -> None:
+    bench = Bench(config=config())
+    data = connect("c", 5, username="")
+    assert refused(bench.client(), data) == b"\x20\x03\x00\x87\x00"
+    data = connect("c", 4, username="", password=b"")
+    assert refused(bench.client(), data) == b"\x20\x02\x00\x05"
+
+
+def test_a_password_alone_is_no_user() -> None:
+    bench = Bench(config=config(ann="x"))
     assert refused(bench.client(), connect("c", 5, password=b"x")) == b"\x20\x03\x00\x87\x00"
 
 

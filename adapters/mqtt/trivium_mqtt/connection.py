@@ -144,18 +144,24 @@ class MqttConnection(Reader):
             raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
         self._state = AUTHENTICATES
         authenticator = self.broker.authenticator
-        if connect.username is not None:
-            password = b"" if connect.password is None else connect.password
+        username = connect.username
+        password = b"" if connect.password is None else connect.password
+        is_anonymous = not username and not password
+        if authenticator.admits_anonymous(self.adapter.name) and (
+            username is None or not authenticator.knows(username)
+        ):
+            # Many clients always send credentials. Those of nobody we know prove nothing, and none
+            # are needed here.
+            self._accept(connect)
+        elif username is None or is_anonymous:
+            self.metrics.authentication_failures += 1
+            raise RemoteError(NOT_AUTHORIZED, "anonymous access is not allowed here")
+        else:
             authenticator.authenticate(
-                connect.username, password, self.peer.is_loopback, self._authenticated
+                username, password, self.peer.is_loopback, self._authenticated
             )
             if self._state == AUTHENTICATES and not self.is_closed:
                 self.hold(FOR_AUTHENTICATION)
-        elif connect.password is None and authenticator.admits_anonymous(self.adapter.name):
-            self._accept(connect)
-        else:
-            self.metrics.authentication_failures += 1
-            raise RemoteError(NOT_AUTHORIZED, "anonymous access is not allowed here")
 
     def _authenticated(self, may_connect: bool) -> None:
         connect = self._connect

@@ -54,6 +54,10 @@ class Authenticator:
             return listen is not None and listen.is_loopback
         return self._anonymous == "always"
 
+    def knows(self, username: str) -> bool:
+        """Whether there is such a user, from wherever it is admitted."""
+        return username in self._users
+
     def authenticate(
         self, username: str, password: bytes, peer_is_loopback: bool, done: Callable[[bool], None]
     ) -> None:
