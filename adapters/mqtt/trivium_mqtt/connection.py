@@ -27,12 +27,12 @@ from trivium_mqtt.reasons import (
     BAD_AUTHENTICATION_METHOD,
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
-    DISCONNECT_WITH_WILL,
     FAILURE,
     KEEP_ALIVE_TIMEOUT,
     NO_SUBSCRIPTION_EXISTED,
     NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
+    PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
@@ -46,8 +46,8 @@ from trivium_mqtt.reasons import (
 )
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.sessions import Sessions
-from trivium_mqtt.shares import split_shared
-from trivium_mqtt.wire import check_topic_filter
+from trivium_mqtt.shares import PREFIX as SHARED
+from trivium_mqtt.shares import check_filter
 
 if TYPE_CHECKING:
     from trivium_mqtt.mqtt_adapter import MqttAdapter
@@ -87,17 +87,17 @@ class MqttConnection(Reader):
             return
         kind = first & 0xF0
         if first == packets.PUBACK:
-            packet = packets.Acknowledgement(data, at, end, self._version)
+            packet = packets.Acknowledgement(first, data, at, end, self._version)
             outgoing = self.attached().outgoing
             if outgoing is not None:
                 outgoing.acknowledged(packet.packet_id)
         elif first == packets.PUBREC:
-            self._take_pubrec(packets.Acknowledgement(data, at, end, self._version))
+            self._take_pubrec(packets.Acknowledgement(first, data, at, end, self._version))
         elif first == packets.PUBREL:
-            packet = packets.Acknowledgement(data, at, end, self._version)
+            packet = packets.Acknowledgement(first, data, at, end, self._version)
             self.publishing().release(packet.packet_id)
         elif first == packets.PUBCOMP:
-            packet = packets.Acknowledgement(data, at, end, self._version)
+            packet = packets.Acknowledgement(first, data, at, end, self._version)
             outgoing = self.attached().outgoing
             if outgoing is not None:
                 outgoing.completed(packet.packet_id)
@@ -127,12 +127,17 @@ class MqttConnection(Reader):
     # CONNECT
 
     def _take_connect(self, first: int, data: bytes, at: int, end: int) -> None:
-        if first != packets.CONNECT:
+        if first & 0xF0 != packets.CONNECT:
             raise ProtocolError("the first packet is not CONNECT (MQTT-3.1.0-1)")
         connect = Connect()
         self._connect = connect
         connect.decode(data, at, end)
         self.is_v5 = connect.version == packets.V5
+        if connect.maximum_packet_size:
+            self.maximum_output = connect.maximum_packet_size
+        self.ignores_flags = connect.version == packets.V31
+        if first != packets.CONNECT and not self.ignores_flags:
+            raise MalformedPacket("flags of CONNECT (MQTT-2.1.3-1)")
         if not connect.client_id and (
             connect.version == packets.V31
             or (connect.version == packets.V311 and not connect.clean_start)
@@ -146,14 +151,13 @@ class MqttConnection(Reader):
         authenticator = self.broker.authenticator
         username = connect.username
         password = b"" if connect.password is None else connect.password
-        is_anonymous = not username and not password
         if authenticator.admits_anonymous(self.adapter.name) and (
             username is None or not authenticator.knows(username)
         ):
             # Many clients always send credentials. Those of nobody we know prove nothing, and none
             # are needed here.
             self._accept(connect)
-        elif username is None or is_anonymous:
+        elif username is None or not (username or password):
             self.metrics.authentication_failures += 1
             raise RemoteError(NOT_AUTHORIZED, "anonymous access is not allowed here")
         else:
@@ -184,6 +188,24 @@ class MqttConnection(Reader):
         if not client_id:
             assigned = b"auto-" + secrets.token_hex(12).encode()
             client_id = assigned
+        expiry = connect.session_expiry
+        limit = options.maximum_session_expiry
+        told_expiry = -1
+        if limit is not None and expiry > limit:
+            expiry = limit
+            told_expiry = limit
+        keep_alive = connect.keep_alive
+        told_keep_alive = -1
+        ceiling = options.server_keep_alive
+        if self.is_v5 and ceiling and (keep_alive == 0 or keep_alive > ceiling):
+            keep_alive = ceiling
+            told_keep_alive = ceiling
+        self.maximum_packet = self.adapter.maximum_packet
+        answers = packets.connack_answers(assigned, told_expiry, told_keep_alive)
+        if self.is_v5 and packets.connack_size(answers) > self.maximum_output:
+            logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
+            self.close()
+            return
         known = sessions.by_client.get(client_id)
         if known is not None and known.connection is not None:
             known.connection.taken_over()
@@ -196,23 +218,11 @@ class MqttConnection(Reader):
             handover.waiting.append(self)
             self.hold(FOR_SESSION)
             return
-        expiry = connect.session_expiry
-        limit = options.maximum_session_expiry
-        told_expiry = -1
-        if limit is not None and expiry > limit:
-            expiry = limit
-            told_expiry = limit
         if known is None:
             session = sessions.create(client_id, expiry)
         else:
             session = known
             sessions.connected(session, expiry)
-        keep_alive = connect.keep_alive
-        told_keep_alive = -1
-        ceiling = options.server_keep_alive
-        if self.is_v5 and ceiling and (keep_alive == 0 or keep_alive > ceiling):
-            keep_alive = ceiling
-            told_keep_alive = ceiling
         self.client_id = session.client_id
         self.session = session
         session.connection = self
@@ -221,21 +231,9 @@ class MqttConnection(Reader):
         self._keep_alive = keep_alive * 1.5
         self.receive_maximum = connect.receive_maximum
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
-        if connect.maximum_packet_size:
-            self.maximum_output = connect.maximum_packet_size
-        self.maximum_packet = self.adapter.maximum_packet
         self._connect = None
         self._state = IS_CONNECTED
-        block = b""
-        if self.is_v5:
-            block = packets.connack_properties(
-                assigned,
-                options.receive_maximum,
-                self.maximum_packet,
-                options.topic_alias_maximum,
-                told_expiry,
-                told_keep_alive,
-            )
+        block = self._with_limits(answers) if self.is_v5 else b""
         self.send(packets.connack(connect.version, known is not None, 0, block))
         storage = self.broker.storage
         if storage.is_durable and (
@@ -248,6 +246,21 @@ class MqttConnection(Reader):
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
         self.replay()
 
+    def _with_limits(self, answers: bytes) -> bytes:
+        """The properties of CONNACK: ``answers``, and of the broker's limits what fits.
+
+        Of a limit that it is not told the client may not know, so it is held to the standard's.
+        """
+        options = self.sessions.options
+        limits = packets.connack_limits(
+            options.receive_maximum, self.maximum_packet, options.topic_alias_maximum
+        )
+        while packets.connack_size(answers + b"".join(limits)) > self.maximum_output:
+            limits.pop()
+        if limits:
+            self.incoming_maximum = options.receive_maximum
+        return answers + b"".join(limits)
+
     def former_session_ended(self) -> None:
         """What the client's former session left is with others: it may have another."""
         connect = self._connect
@@ -259,7 +272,9 @@ class MqttConnection(Reader):
         """Answer CONNECT with a refusal, where its version has a code for it, and close."""
         connect = self._connect
         if connect is not None and connect.version == packets.V5:
-            self.send(packets.connack(packets.V5, False, reason))
+            size = connect.maximum_packet_size
+            if not 0 < size < packets.connack_size(b""):
+                self.send(packets.connack(packets.V5, False, reason))
         elif connect is not None and connect.version and reason in RETURN_CODES:
             self.send(packets.connack(connect.version, False, RETURN_CODES[reason]))
         self.close()
@@ -268,6 +283,7 @@ class MqttConnection(Reader):
 
     def _take_subscribe(self, packet: Subscribe) -> None:
         session = self.attached()
+        self._check_answer(len(packet.filters))
         codes = bytearray()
         for topic_filter, options in packet.filters:
             codes.append(self._subscribe(session, topic_filter, options, packet.identifier))
@@ -278,18 +294,27 @@ class MqttConnection(Reader):
         )
         self.replay()
 
+    def _check_answer(self, codes: int) -> None:
+        """Raise RemoteError unless SUBACK or UNSUBACK may be so long (MQTT-3.1.2-24).
+
+        No other answer can exceed what CONNACK needs.
+        """
+        if self.is_v5 and packets.suback_size(codes) > self.maximum_output:
+            raise RemoteError(PACKET_TOO_LARGE, "the answer exceeds the client's maximum")
+
     def _subscribe(
         self, session: Session, topic_filter: bytes, options: int, identifier: int
     ) -> int:
         """Subscribe to one filter; its code in SUBACK."""
         try:
-            shared = split_shared(topic_filter)
-            check_topic_filter(topic_filter if shared is None else shared[1])
+            check_filter(topic_filter)
         except RemoteError as error:
-            if not self.is_v5:
-                raise
-            return error.reason
-        if shared is not None and options & NO_LOCAL:
+            if self.is_v5:
+                return error.reason
+            if error.reason == QUOTA_EXCEEDED:
+                return FAILURE
+            raise
+        if topic_filter.startswith(SHARED) and options & NO_LOCAL:
             raise ProtocolError("no local on a shared subscription (MQTT-3.8.3-4)")
         known = session.subscriptions
         if (
@@ -341,15 +366,28 @@ class MqttConnection(Reader):
 
     def _take_unsubscribe(self, packet: Unsubscribe) -> None:
         session = self.attached()
+        self._check_answer(len(packet.filters))
         codes = bytearray()
         for topic_filter in packet.filters:
-            existed = self.sessions.unsubscribe(session, topic_filter)
-            codes.append(0 if existed else NO_SUBSCRIPTION_EXISTED)
+            codes.append(self._unsubscribe(session, topic_filter))
         self.answer(
             self.sessions.batch_of(session),
             packets.suback(packets.UNSUBACK, self._version, packet.packet_id, bytes(codes)),
             0,
         )
+
+    def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
+        """Remove one subscription; its code in UNSUBACK (3.11.3)."""
+        if self.sessions.unsubscribe(session, topic_filter):
+            return 0
+        try:
+            check_filter(topic_filter)
+        except RemoteError as error:
+            if error.reason != QUOTA_EXCEEDED:
+                if self.is_v5:
+                    return error.reason
+                raise
+        return NO_SUBSCRIPTION_EXISTED
 
     # Acknowledgements of what the client got
 
@@ -378,8 +416,6 @@ class MqttConnection(Reader):
                 expiry = min(expiry, limit)
         if packet.reason == 0:
             self.sessions.withdraw_will(session)
-        elif packet.reason != DISCONNECT_WITH_WILL and packet.reason < 0x80:
-            raise ProtocolError(f"DISCONNECT with reason code 0x{packet.reason:02x}")
         self._leave(expiry)
         self.close()
 

@@ -336,7 +336,7 @@ class Outgoing(Consumer):
                     del inflight[packet_id]
                     self._credit += 1
                     queue.settle(entry)
-            elif packet_id == 0:
+            elif packet_id == 0 or packet_id in self._released:
                 break
             at += 4
         return at
@@ -345,6 +345,8 @@ class Outgoing(Consumer):
         """PUBACK came; whether the identifier was known. Raises ProtocolError at QoS 2."""
         entry = self._inflight.get(packet_id)
         if entry is None:
+            if packet_id in self._released:
+                raise ProtocolError("PUBACK for a QoS 2 message")
             return False
         if effective_qos(entry) != 1:
             raise ProtocolError("PUBACK for a QoS 2 message")
@@ -375,9 +377,11 @@ class Outgoing(Consumer):
         return RELEASE_DURABLY
 
     def completed(self, packet_id: int) -> bool:
-        """PUBCOMP came; whether the identifier was known."""
+        """PUBCOMP came; whether the identifier was known. Raises ProtocolError before PUBREC."""
         used_credit = self._released.pop(packet_id, None)
         if used_credit is None:
+            if packet_id in self._inflight:
+                raise ProtocolError("PUBCOMP for a message that was not confirmed with PUBREC")
             return False
         if used_credit:
             self._credit += 1

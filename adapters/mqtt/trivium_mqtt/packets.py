@@ -25,6 +25,7 @@ from trivium_mqtt.wire import (
     read_text,
     read_two,
     varint,
+    varint_size,
 )
 
 CONNECT: Final = 0x10
@@ -47,6 +48,13 @@ AUTH: Final = 0xF0
 V31: Final = 3
 V311: Final = 4
 V5: Final = 5
+
+#: Reason codes that a client may send (MQTT5 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1).
+_FOR_PUBLISH: Final = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
+_FOR_RELEASE: Final = frozenset((0x00, 0x92))
+_FOR_DISCONNECT: Final = frozenset(
+    (0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99)
+)
 
 #: Session expiry interval that stands for "never" (3.1.2.11.2).
 NEVER: Final = 0xFFFF_FFFF
@@ -102,12 +110,15 @@ class Connect:
             self.version = V5 if level > V5 and level < 0x80 else V311
             raise RemoteError(UNSUPPORTED_VERSION, f"protocol level {level} (MQTT-3.1.2-2)")
         self.version = level
-        if flags & 0x01:
+        if flags & 0x01 and level != V31:
             raise MalformedPacket("reserved CONNECT flag is set (MQTT-3.1.2-3)")
         self.clean_start = flags & 0x02 != 0
         will_qos = flags >> 3 & 3
         has_will = flags & 0x04 != 0
-        if will_qos == 3 or (not has_will and flags & 0x38):
+        if not has_will and level == V31:
+            # It says of no flag what it must be when it is not used.
+            will_qos = 0
+        elif will_qos == 3 or (not has_will and flags & 0x38):
             raise MalformedPacket("will flags contradict one another (MQTT-3.1.2-11, -12, -13)")
         if level != V5 and flags & 0xC0 == 0x40:
             raise MalformedPacket("password without user name (MQTT-3.1.2-22)")
@@ -170,6 +181,12 @@ def connack(version: int, session_present: bool, code: int, block: bytes = b"") 
     return bytes((CONNACK, 2, present, code))
 
 
+def connack_size(block: bytes) -> int:
+    """Bytes of an MQTT 5 CONNACK with these properties."""
+    size = 2 + varint_size(len(block)) + len(block)
+    return 1 + varint_size(size) + size
+
+
 def acknowledgement(first: int, packet_id: int, reason: int) -> bytes:
     """Encode PUBACK, PUBREC, PUBREL or PUBCOMP (3.4 to 3.7); ``reason`` 0 for MQTT 3."""
     if reason:
@@ -183,9 +200,9 @@ def disconnect(reason: int) -> bytes:
 
 
 class Acknowledgement:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP from a client."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP from a client, which begins with ``first``."""
 
-    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+    def __init__(self, first: int, data: bytes, at: int, end: int, version: int) -> None:
         if version != V5 and end - at != 2:
             raise MalformedPacket("acknowledgement of MQTT 3 is not two bytes long (3.4.1)")
         self.packet_id = read_two(data, at, end)
@@ -195,6 +212,7 @@ class Acknowledgement:
         at += 2
         if at < end:
             self.reason = data[at]
+            _check_reason(self.reason, _FOR_PUBLISH if first in (PUBACK, PUBREC) else _FOR_RELEASE)
             at += 1
             if at < end:
                 at = read_properties(data, at, end, properties.IN_ACKNOWLEDGEMENT).end
@@ -212,6 +230,7 @@ class Disconnect:
             raise MalformedPacket("DISCONNECT of MQTT 3 has a body (3.14.1)")
         if at < end:
             self.reason = data[at]
+            _check_reason(self.reason, _FOR_DISCONNECT)
             at += 1
             if at < end:
                 found = read_properties(data, at, end, properties.IN_DISCONNECT)
@@ -279,31 +298,50 @@ def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
     return bytes((first,)) + varint(len(body)) + body
 
 
-def connack_properties(
-    assigned_client_id: bytes,
-    receive_maximum: int,
-    maximum_packet_size: int,
-    topic_alias_maximum: int,
-    session_expiry: int,
-    server_keep_alive: int,
+def suback_size(codes: int) -> int:
+    """Bytes of an MQTT 5 SUBACK or UNSUBACK with so many codes."""
+    return 1 + varint_size(3 + codes) + 3 + codes
+
+
+def connack_answers(
+    assigned_client_id: bytes, session_expiry: int, server_keep_alive: int
 ) -> bytes:
-    """The property block of a successful CONNACK (3.2.2.3).
+    """The properties of a successful CONNACK that the client must be told (3.2.2.3).
 
     ``session_expiry`` and ``server_keep_alive`` are -1 where the client gets what it asked for.
     """
     parts: list[bytes] = []
-    if session_expiry >= 0:
-        parts.append(bytes((properties.SESSION_EXPIRY,)) + session_expiry.to_bytes(4, "big"))
-    if receive_maximum < 65_535:
-        parts.append(bytes((properties.RECEIVE_MAXIMUM,)) + PACKET_IDS[receive_maximum])
-    parts.append(bytes((properties.MAXIMUM_PACKET_SIZE,)) + maximum_packet_size.to_bytes(4, "big"))
     if assigned_client_id:
         parts.append(bytes((properties.ASSIGNED_CLIENT_ID,)) + binary(assigned_client_id))
-    if topic_alias_maximum:
-        parts.append(bytes((properties.TOPIC_ALIAS_MAXIMUM,)) + PACKET_IDS[topic_alias_maximum])
+    if session_expiry >= 0:
+        parts.append(bytes((properties.SESSION_EXPIRY,)) + session_expiry.to_bytes(4, "big"))
     if server_keep_alive >= 0:
         parts.append(bytes((properties.SERVER_KEEP_ALIVE,)) + PACKET_IDS[server_keep_alive])
     return b"".join(parts)
+
+
+def connack_limits(
+    receive_maximum: int, maximum_packet_size: int, topic_alias_maximum: int
+) -> list[bytes]:
+    """The properties of a successful CONNACK that may be left out, the last first (3.2.2.3)."""
+    parts: list[bytes] = []
+    if receive_maximum < 65_535:
+        parts.append(bytes((properties.RECEIVE_MAXIMUM,)) + PACKET_IDS[receive_maximum])
+    parts.append(bytes((properties.MAXIMUM_PACKET_SIZE,)) + maximum_packet_size.to_bytes(4, "big"))
+    if topic_alias_maximum:
+        parts.append(bytes((properties.TOPIC_ALIAS_MAXIMUM,)) + PACKET_IDS[topic_alias_maximum])
+    return parts
+
+
+def without_flags(first: int) -> int:
+    """The first byte of a packet, other than PUBLISH, with the flags that its type has (2.1.3)."""
+    kind = first & 0xF0
+    return kind | 0x02 if kind in (0x60, 0x80, 0xA0) else kind
+
+
+def _check_reason(reason: int, allowed: frozenset[int]) -> None:
+    if reason not in allowed:
+        raise ProtocolError(f"reason code 0x{reason:02x} has no meaning in this packet (2.4)")
 
 
 def _packet_id(data: bytes, at: int, end: int) -> int:

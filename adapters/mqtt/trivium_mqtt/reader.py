@@ -43,8 +43,12 @@ class Reader(Link):
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
         super().__init__(sessions, transport, peer)
         self.client_id = b""
+        #: MQTT 3.1: flags of packets other than PUBLISH are DUP in repetitions, or not used
+        self.ignores_flags = False
         #: size of the largest packet that may come in
         self.maximum_packet = MAX_CONNECT_SIZE
+        #: QoS 1 and 2 messages that the client may send before it is answered, as it was told
+        self.incoming_maximum = 65_535
         self._state = AWAITS_CONNECT
         self._incoming: Incoming | None = None
         # An incomplete packet, or what came while input is held; and the size that completes it.
@@ -89,7 +93,7 @@ class Reader(Link):
         under_way = self._unanswered
         if incoming is not None:
             under_way += len(incoming)
-        return self.sessions.options.receive_maximum - under_way
+        return self.incoming_maximum - under_way
 
     # Input
 
@@ -155,8 +159,10 @@ class Reader(Link):
                 if after > at:
                     at = after
                     continue
-            elif self._state == AWAITS_CONNECT and first != packets.CONNECT:
+            elif self._state == AWAITS_CONNECT and first & 0xF0 != packets.CONNECT:
                 raise ProtocolError("the first packet is not CONNECT (MQTT-3.1.0-1)")
+            if self.ignores_flags and first & 0xF0 != packets.PUBLISH:
+                first = packets.without_flags(first)
             # The fixed header (2.1): remaining length in up to four bytes.
             body = at + 1
             remaining = 0

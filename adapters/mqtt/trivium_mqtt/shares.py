@@ -16,6 +16,7 @@ from trivium.metrics import ProtocolMetrics
 from trivium.vhost import VirtualHost
 from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
 from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
+from trivium_mqtt.wire import check_topic_filter
 
 PREFIX: Final = b"$share/"
 
@@ -34,6 +35,12 @@ def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
     if not name or not slash or not shared or b"+" in name or b"#" in name:
         raise RemoteError(TOPIC_FILTER_INVALID, "shared subscription is not valid (MQTT-4.8.2-1)")
     return name, shared
+
+
+def check_filter(topic_filter: bytes) -> None:
+    """``check_topic_filter``, for the filter of a shared subscription too."""
+    shared = split_shared(topic_filter)
+    check_topic_filter(topic_filter if shared is None else shared[1])
 
 
 def identity_of(topic_filter: bytes) -> bytes:

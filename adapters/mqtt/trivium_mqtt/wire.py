@@ -6,6 +6,7 @@ from typing import Final
 
 from trivium.topics import MAX_LEVELS
 from trivium_mqtt.reasons import (
+    QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
     MalformedPacket,
@@ -119,13 +120,18 @@ def check_topic_name(topic: bytes) -> None:
 
 
 def check_topic_filter(topic_filter: bytes) -> None:
-    """Raise RemoteError unless ``topic_filter``, which is valid text, is a topic filter (4.7.1)."""
+    """Raise RemoteError unless ``topic_filter``, which is valid text, is a topic filter (4.7.1).
+
+    One with more levels than are taken here has the reason QUOTA_EXCEEDED: it is valid.
+    """
     levels = topic_filter.split(b"/")
-    if not topic_filter or len(levels) > MAX_LEVELS:
-        raise RemoteError(TOPIC_FILTER_INVALID, "topic filter is empty or has too many levels")
+    if not topic_filter:
+        raise RemoteError(TOPIC_FILTER_INVALID, "topic filter is empty (MQTT-4.7.3-1)")
     last = len(levels) - 1
     for place, level in enumerate(levels):
         if len(level) > 1 and (b"+" in level or b"#" in level):
             raise RemoteError(TOPIC_FILTER_INVALID, "wildcard shares its level (MQTT-4.7.1-1, -2)")
         if level == b"#" and place != last:
             raise RemoteError(TOPIC_FILTER_INVALID, "# is not the last level (MQTT-4.7.1-1)")
+    if len(levels) > MAX_LEVELS:
+        raise RemoteError(QUOTA_EXCEEDED, "topic filter has too many levels")
