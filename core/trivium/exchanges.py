@@ -16,7 +16,14 @@ from mypy_extensions import mypyc_attr
 from trivium.bag import Bag
 from trivium.errors import PreconditionFailed
 from trivium.message import Address, HeaderValue, Message
-from trivium.topics import PatternTree, filter_pattern, hides_dollar, key_pattern, levels_of
+from trivium.topics import (
+    PatternTree,
+    filter_pattern,
+    hides_dollar,
+    is_reserved,
+    key_pattern,
+    levels_of,
+)
 from trivium.values import matches
 
 ACCEPTED: Final = 0
@@ -282,6 +289,8 @@ class TopicExchange(Exchange):
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         found = self._tree.match(levels_of(address.key))
         if address.key.startswith(b"$"):
+            if is_reserved(address.key):
+                return [binding for binding in found if not binding.is_filter]
             return [binding for binding in found if not binding.hides_dollar]
         return found
 

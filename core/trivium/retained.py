@@ -11,7 +11,7 @@ from typing import Final
 
 from trivium.message import Message, decode_record
 from trivium.storage.base import Table
-from trivium.topics import MANY, ONE, levels_of
+from trivium.topics import MANY, ONE, is_reserved, levels_of
 
 #: The exchange whose messages can be retained: the one that MQTT clients publish to.
 RETAINING_EXCHANGE: Final = "amq.topic"
@@ -36,14 +36,22 @@ class RetainedMessages:
         self._table = table
         self._count = 0
         for key, record in table.items():
+            if is_reserved(key):
+                # Of a broker that let clients publish there.
+                continue
             self._place(key, decode_record(record))
 
     def __len__(self) -> int:
         return self._count
 
     def keep(self, message: Message) -> None:
-        """Make ``message`` the retained one of its key; an empty payload clears (MQTT-3.3.1-6)."""
+        """Make ``message`` the retained one of its key; an empty payload clears (MQTT-3.3.1-6).
+
+        Nothing is kept for an address that is the broker's own.
+        """
         key = message.address.key
+        if is_reserved(key):
+            return
         if not message.payload:
             self.clear(key)
             return

@@ -25,6 +25,10 @@ MANY: Final = b"\x00#"
 #: A topic or key of more levels is refused, so that no match or tree walk nests deeper.
 MAX_LEVELS: Final = 128
 
+#: First level of the addresses that are the broker's own (MQTT5 4.7.2).
+RESERVED: Final = b"$SYS"
+_BELOW_RESERVED: Final = RESERVED + b"."
+
 _SWAP: Final = bytes.maketrans(b"/.", b"./")
 _TO_ESCAPE: Final = re.compile(rb"[+#\x00]|%(?=(?:25)*(?:2B|23|00))")
 _TO_UNESCAPE: Final = re.compile(rb"%(?:25)*(?:2B|23|00)")
@@ -64,6 +68,11 @@ def topic_of(key: bytes) -> bytes | None:
 def levels_of(key: bytes) -> list[bytes]:
     """The levels of a canonical routing key, empty ones included; an empty key has none."""
     return key.split(b".") if key else []
+
+
+def is_reserved(key: bytes) -> bool:
+    """Whether an address is the broker's own: what clients publish there does not reach MQTT."""
+    return key == RESERVED or key.startswith(_BELOW_RESERVED)
 
 
 def key_pattern(pattern: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ import pytest
 from tests.core.harness import message
 from trivium.exchanges import Binding, Destination, Exchange, make_exchange
 from trivium.message import Address, HeaderValue, Message, Properties
+from trivium.topics import topic_of
 
 
 class Sink(Destination):
@@ -71,8 +72,28 @@ def test_topic_hides_dollar_levels_from_mqtt_wildcards_only() -> None:
     topic = exchange("topic")
     topic.bind(Binding(Sink(), b"#"))
     topic.bind(Binding(Sink(), b"#", is_filter=True))
-    found = topic.match(Address("x", b"$SYS.load"), None)
-    assert [binding.is_filter for binding in found] == [False]
+    topic.bind(Binding(Sink(), b"$x/#", is_filter=True))
+    found = topic.match(Address("x", b"$x.load"), None)
+    assert {(binding.pattern, binding.is_filter) for binding in found} == {
+        (b"#", False),
+        (b"$x/#", True),
+    }
+
+
+@pytest.mark.parametrize("key", [b"$SYS", b"$SYS.load", b"$SYS."])
+def test_the_brokers_own_topics_are_hidden_from_mqtt_filters(key: bytes) -> None:
+    topic = exchange("topic")
+    topic.bind(Binding(Sink(), b"$SYS.#"))
+    for topic_filter in (b"$SYS/#", b"$SYS", b"$SYS/load", b"#"):
+        topic.bind(Binding(Sink(), topic_filter, is_filter=True))
+    assert match(topic, key) == [b"$SYS.#"]
+
+
+@pytest.mark.parametrize("key", [b"$SYSTEM.a", b"$SYS/a", b"a.$SYS"])
+def test_topics_that_look_like_the_brokers_own_are_not(key: bytes) -> None:
+    topic = exchange("topic")
+    topic.bind(Binding(Sink(), topic_of(key) or b"", is_filter=True))
+    assert len(match(topic, key)) == 1
 
 
 def test_binding_twice_keeps_one_and_takes_the_new_options() -> None:

@@ -40,12 +40,12 @@ def table_of(*keys: bytes) -> tuple[RetainedMessages, MemoryTable]:
 
 
 def test_wildcards_find_all_levels() -> None:
-    retained, _ = table_of(b"a", b"a.b", b"a.b.c", b".a", b"$SYS.x")
+    retained, _ = table_of(b"a", b"a.b", b"a.b.c", b".a", b"$x.x")
     assert found(retained, b"#") == [b".a", b"a", b"a.b", b"a.b.c"]
     assert found(retained, b"a/#") == [b"a", b"a.b", b"a.b.c"]
     assert found(retained, b"+/b") == [b"a.b"]
     assert found(retained, b"+/a") == [b".a"]
-    assert found(retained, b"$SYS/#") == [b"$SYS.x"]
+    assert found(retained, b"$x/#") == [b"$x.x"]
     assert found(retained, b"+/x") == []
 
 
@@ -66,6 +66,14 @@ def test_mqtt_3_3_1_6_an_empty_payload_clears() -> None:
     retained.keep(message(b"", b"never.kept"))
     assert len(retained) == 1
     assert len(table) == 1
+
+
+def test_nothing_is_kept_for_the_brokers_own_topics() -> None:
+    retained, table = table_of(b"$SYS", b"$SYS.x")
+    assert (len(retained), len(table)) == (0, 0)
+    # As a broker wrote it that did not know better.
+    table.put(b"$SYS.x", message(b"1", b"$SYS.x").record())
+    assert found(RetainedMessages(table), b"$SYS/#") == []
 
 
 def test_rows_are_loaded_again() -> None:

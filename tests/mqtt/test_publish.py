@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import drain
+from tests.core.harness import drain, message
 from tests.mqtt.harness import (
     Bench,
     Client,
@@ -18,7 +18,7 @@ from tests.mqtt.harness import (
     text,
 )
 from trivium.adapter import OUTPUT_HIGH_WATER
-from trivium.exchanges import Binding
+from trivium.exchanges import Binding, ExchangeDestination
 from trivium.pacing import MOMENT_MS, STALL_MS
 from trivium_mqtt.options import MqttOptions
 
@@ -160,7 +160,7 @@ def test_unknown_identifiers_in_mqtt_5() -> None:
     assert sender.received() == acknowledge(0x70, 4, 0x92)
     receiver.send(pubrec(4))
     assert receiver.received() == acknowledge(0x62, 4, 0x92)
-    receiver.send(acknowledge(0x50, 4, 0x92))
+    receiver.send(acknowledge(0x50, 4, 0x80))
     receiver.send(puback(4))
     assert receiver.received() == b""
     assert not receiver.is_closed
@@ -467,3 +467,82 @@ def test_a_repeated_packet_that_comes_in_two_parts_does_not_wait_for_more() -> N
     receiver.received()
     sender.send(publish("t", b"2")[5:])
     assert receiver.received() == publish("t", b"2")
+
+
+# Topics that are the broker's own
+
+
+def own_topics_listener(bench: Bench) -> Client:
+    listener = bench.connect("listener", 5)
+    for topic_filter in ("$SYS/#", "$SYS/x", "$share/g/$SYS/#", "#"):
+        listener.subscribe(topic_filter, 2)
+    return listener
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("topic", ["$SYS", "$SYS/x", "$SYS/x/y", "$SYS/"])
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_publish_to_the_brokers_own_topics_is_refused(
+    version: int, topic: str, retain: bool
+) -> None:
+    bench = Bench()
+    listener = own_topics_listener(bench)
+    sender = bench.connect("s", version)
+    # Twice, since what is repeated takes a shorter way.
+    for _ in range(2):
+        sender.send(publish(topic, b"x", 0, 1, version, retain) * 2)
+        assert sender.received() == b""
+        sender.send(publish(topic, b"x", 1, 7, version, retain))
+        assert sender.received() == (acknowledge(0x40, 7, 0x87) if version == 5 else puback(7))
+        sender.send(publish(topic, b"x", 2, 8, version, retain))
+        if version == 5:
+            assert sender.received() == acknowledge(0x50, 8, 0x87)
+        else:
+            sender.send(publish(topic, b"x", 2, 8, version, retain, dup=True) + pubrel(8))
+            assert sender.received() == pubrec(8) * 2 + pubcomp(8)
+    assert bench.adapter.metrics.messages_dropped >= 8
+    assert bench.adapter.metrics.messages_received == bench.adapter.metrics.messages_dropped
+    assert listener.received() == b""
+    assert len(bench.broker.vhosts["/"].retained) == 0
+    assert not sender.is_closed
+
+
+def test_a_topic_alias_does_not_lead_to_the_brokers_own_topics() -> None:
+    bench = Bench()
+    listener = own_topics_listener(bench)
+    sender = bench.connect("s", 5)
+    alias = b"\x23\x00\x01"
+    sender.send(publish("$SYS/x", b"x", 1, 1, 5, properties=alias))
+    sender.send(publish("", b"x", 1, 2, 5, properties=alias))
+    assert sender.received() == acknowledge(0x40, 1, 0x87) + acknowledge(0x40, 2, 0x87)
+    assert listener.received() == b""
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_will_to_the_brokers_own_topics_is_dropped(retain: bool) -> None:
+    bench = Bench()
+    listener = own_topics_listener(bench)
+    bench.connect("s", will=("$SYS/x", b"gone", 1, retain)).lose()
+    assert listener.received() == b""
+    assert len(bench.broker.vhosts["/"].retained) == 0
+    assert bench.adapter.metrics.messages_dropped == 1
+
+
+def test_no_other_road_leads_to_subscribers_of_the_brokers_own_topics() -> None:
+    """AMQP and native clients publish to amq.topic, also through exchanges that are bound to it."""
+    bench = Bench()
+    listener = own_topics_listener(bench)
+    vhost = bench.broker.vhosts["/"]
+    outer = vhost.declare_exchange("outer", "fanout")
+    vhost.bind(outer, Binding(ExchangeDestination(vhost.exchange("amq.topic")), b""))
+    for name in ("amq.topic", "outer"):
+        route = vhost.route(vhost.exchange(name), b"$SYS.x")
+        route.publish(message(b"forged", b"$SYS.x", name))
+    vhost.retained.keep(message(b"forged", b"$SYS.x", "amq.topic"))
+    bench.settle()
+    listener.subscribe("$SYS/x", 0)
+    assert listener.received() == b""
+    # It is the key that counts and not the road.
+    vhost.route(outer, b"x").publish(message(b"true", b"x", "outer"))
+    bench.settle()
+    assert listener.packet()[1].endswith(b"true")

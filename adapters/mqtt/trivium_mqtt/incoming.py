@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.exchanges import ACCEPTED, Destination, Route
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
+from trivium.topics import RESERVED, is_reserved
 from trivium_mqtt.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
 from trivium_mqtt.properties import (
     IN_PUBLISH,
@@ -23,6 +24,7 @@ from trivium_mqtt.properties import (
 )
 from trivium_mqtt.reasons import (
     NO_MATCHING_SUBSCRIBERS,
+    NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
@@ -321,6 +323,9 @@ class Incoming:
             if not topic:
                 raise ProtocolError("no topic name and no topic alias (3.3.2.1)")
         route = self._topics.route(topic)
+        if topic.startswith(RESERVED) and is_reserved(route.address.key):
+            self._refuse(qos, packet_id)
+            return end
         if first in (_QOS_0, _QOS_1) and not has_properties:
             # Remember it: up to the end of the topic, with QoS 0 up to the payload.
             stop = after if qos == 0 else topic_end
@@ -361,6 +366,19 @@ class Incoming:
         )
         self._publish(message, route, qos, packet_id)
         return end
+
+    def _refuse(self, qos: int, packet_id: int) -> None:
+        """Drop a message to a topic that is the broker's own.
+
+        MQTT 3 has no answer for it but success (MQTT-3.3.5-2).
+        """
+        self._metrics.messages_received += 1
+        self._metrics.messages_dropped += 1
+        reason = NOT_AUTHORIZED if self._is_v5 else 0
+        if qos == 1:
+            self._connection.answer(ACCEPTED, acknowledgement(PUBACK, packet_id, reason), 1)
+        elif qos == EXACTLY_ONCE:
+            self._connection.answer(ACCEPTED, acknowledgement(PUBREC, packet_id, reason), 0)
 
     def _publish(self, message: Message, route: Route, qos: int, packet_id: int) -> None:
         """Route one message and acknowledge it."""

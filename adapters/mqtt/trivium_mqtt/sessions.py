@@ -9,6 +9,7 @@ from trivium.exchanges import ACCEPTED
 from trivium.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.metrics import ProtocolMetrics
 from trivium.queues import Queue
+from trivium.topics import is_reserved
 from trivium.vhost import VirtualHost
 from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.handover import Handover
@@ -380,6 +381,9 @@ class Sessions:
     def _publish_will(self, client_id: bytes, will: Will) -> None:
         self.store.delete_will(client_id)
         route = self.topics.route(will.topic)
+        if is_reserved(route.address.key):
+            self.metrics.messages_dropped += 1
+            return
         expires = 0
         mode = will.qos
         insists = False
