@@ -19,6 +19,7 @@ from trivium_spark.errors import (
 
 try:
     from trivium_spark.source import TriviumDataSource
+    from trivium_spark.writer import forget_query
 except ImportError as error:
     raise ImportError(
         f"{error}: trivium_spark needs pyspark 4.2 or newer (pip install 'trivium[spark]')"
@@ -30,4 +31,5 @@ __all__ = [
     "OptionError",
     "TriviumDataSource",
     "TriviumSparkError",
+    "forget_query",
 ]

@@ -11,6 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -31,7 +32,7 @@ from trivium_native.errors import (
 )
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
-from trivium_native.values import Membership, Producer, Publication
+from trivium_native.values import Membership, Part, Publication
 from trivium_spark.errors import (
     BrokerUnavailable,
     GroupTakenOver,
@@ -56,8 +57,12 @@ REQUEST_BYTES: Final = 256 << 10
 _FIRST_DELAY: Final = 0.1
 _LAST_DELAY: Final = 2.0
 
+#: The same between two questions whether the broker has published what was committed.
+_FIRST_PAUSE: Final = 0.002
+_LAST_PAUSE: Final = 0.25
+
 #: The broker is away, starting, stopping or out of room: all of that passes.
-_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, TooManyRequests)
+_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown)
 
 
 class StreamGone(Exception):
@@ -192,7 +197,7 @@ class Session:
                 )
         except (Fenced, StaleMember) as error:
             raise _taken_over(group, error) from error
-        except (*_TRANSIENT, RequestError) as error:
+        except (*_TRANSIENT, TooManyRequests, RequestError) as error:
             self.close()
             logger.warning("group %s: offsets not committed: %s", group, error)
         except NativeError as error:
@@ -205,27 +210,51 @@ class Session:
         except NativeError as error:
             raise TriviumSparkError(f"messages were not published: {error.text}") from error
 
-    def open_producer(self, name: str) -> Producer:
-        """Open a transactional producer; whoever had it open is fenced."""
+    def stage(
+        self, producer: str, number: int, part: str, index: int, entries: list[bytes]
+    ) -> bool:
+        """Stage a request of a part; False when the number was committed already."""
         try:
-            return self._repeat(lambda client: client.open_producer(name, transactional=True))
+            return self._repeat(lambda client: client.stage(producer, number, part, index, entries))
         except NativeError as error:
-            raise TriviumSparkError(f"producer {name}: {error.text}") from error
+            raise TriviumSparkError(f"messages were not staged: {error.text}") from error
 
-    def max_transaction(self) -> int:
-        """Bytes of the longest request that the broker takes."""
-        return self._repeat(lambda client: client.max_request)
+    def commit_parts(self, producer: str, number: int, parts: Sequence[Part]) -> None:
+        """Commit the parts of a transaction, unless one of that number was committed before.
 
-    def commit_transaction(self, transaction: Transaction) -> None:
-        """Commit a transaction of a transactional producer, once however often it is sent."""
+        Returns when the broker has published all of it. Whoever had the producer open is fenced.
+        """
         try:
-            self._repeat(lambda client: client.commit_transaction(transaction))
+            opened = self._repeat(lambda client: client.open_producer(producer, transactional=True))
+            transaction = Transaction(replace(opened, sequence=number))
+            if opened.sequence <= number:
+                transaction.commit_parts(parts)
+            pause = _FIRST_PAUSE
+            while self._repeat(lambda client: client.commit_transaction(transaction)):
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
         except Fenced as error:
             raise TriviumSparkError(
-                "another attempt of this task has taken over, this one must not write"
+                "another run of this query has taken over, this one must not write"
             ) from error
         except NativeError as error:
             raise TriviumSparkError(f"messages were not published: {error.text}") from error
+
+    def discard_parts(self, producer: str, parts: Sequence[Part]) -> None:
+        """Forget parts, if that is possible: the broker forgets by itself what is left."""
+        try:
+            client = self._connected()
+            for part in parts:
+                client.discard_part(producer, part.name)
+        except NativeError as error:
+            logger.info("parts of %s: not discarded: %s", producer, error)
+
+    def delete_producer(self, producer: str) -> None:
+        """Forget a transactional producer, with its number and its parts."""
+        try:
+            self._repeat(lambda client: client.delete_producer(producer, transactional=True))
+        except NativeError as error:
+            raise TriviumSparkError(f"producer {producer}: {error.text}") from error
 
     def _connected(self) -> SyncClient:
         if self._client is None:

@@ -1,19 +1,22 @@
-"""Writing: rows become messages, published by the tasks, each acknowledged before its task ends.
+"""Writing: rows become messages, published or staged by the tasks.
 
-Spark repeats tasks and micro-batches that failed. A batch query then publishes again what was
-published by then: at least once.
+Spark repeats tasks and micro-batches that failed, runs some twice at a time, and ends a task's
+input as if that were all of it when what is upstream fails. So no task knows whether its rows
+count.
 
-A streaming query publishes exactly once. Each task has a transactional producer, named for the
-query and the partition, whose numbers tell what is in already. What a task writes is cut into
-transactions; transaction *n* of micro-batch *b* has number ``b * NUMBERS + n``, but the last one
-has the last number of the batch. So a task that was finished is known by a single number, and one
-that broke off goes on behind the last transaction that was committed.
+A streaming query writes exactly once. Each attempt of a task *stages* its rows in the broker, as a
+part of its own that nobody sees, and tells the driver its name. The driver's ``commit`` names the
+parts that count: a transaction of the query's producer, numbered by the micro-batch. A batch that
+is repeated is known by that number; parts that nobody named never count.
+
+A batch query publishes as it goes: what was published when it failed is published again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,10 +30,9 @@ from pyspark.sql.types import StructType
 
 from trivium.message import Properties
 from trivium.topics import key_of
-from trivium_native.transaction import Transaction
-from trivium_native.values import Publication
+from trivium_native.values import Part, Publication
 from trivium_spark.errors import OptionError, TriviumSparkError
-from trivium_spark.options import WriteOptions
+from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions
 from trivium_spark.session import Session
 
 _BYTES: Final = ("binary", "string")
@@ -48,11 +50,10 @@ _WRITTEN: Final = {
 _IGNORED: Final = frozenset({"partition", "offset", "timestamp", "stream", "protocol"})
 
 
-#: Numbers of transactions for one task in one micro-batch.
-NUMBERS: Final = 1 << 20
-#: Messages and bytes of one transaction. A task that writes no more writes all or nothing.
-TRANSACTION_MESSAGES: Final = 32_768
-TRANSACTION_BYTES: Final = 8 << 20
+#: Messages and bytes of one request that stages rows. The broker publishes a request in one turn,
+#: in which it does little else.
+REQUEST_MESSAGES: Final = 8192
+REQUEST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,16 @@ class Place:
     query: str
     batch: int
     partition: int
+
+    @property
+    def producer(self) -> str:
+        """The query's producer, whose transactions are its micro-batches."""
+        return producer_of(self.query)
+
+
+def producer_of(query: str) -> str:
+    """The producer of a query by the query's id."""
+    return f"spark/{query}"
 
 
 def place_of_task() -> Place:
@@ -84,6 +95,18 @@ class Published(WriterCommitMessage):
     """What a task reports: how many messages it published, all of them acknowledged."""
 
     messages: int
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task reports that writes exactly once: the part that it staged.
+
+    ``part`` is None where an earlier run has committed the batch.
+    """
+
+    producer: str
+    batch: int
+    part: Part | None
 
 
 class RowPublisher:
@@ -125,42 +148,41 @@ class RowPublisher:
                 count += len(messages)
         return Published(count)
 
-    def publish_once(self, batches: Iterator[pa.RecordBatch], place: Place) -> Published:
-        """Publish the rows that an earlier attempt has not published yet."""
-        first = place.batch * NUMBERS
-        count = 0
-        with Session(self._options.url, self._options.retry_timeout) as session:
-            producer = session.open_producer(f"spark/{place.query}/{place.partition}")
-            # Number of transactions of this batch that are in; all, when the task was finished.
-            done = max(producer.sequence - first, 0)
-            if done >= NUMBERS:
-                return Published(0)
-            # Half of the longest request, so that one more row has room whatever it is.
-            limit = min(TRANSACTION_BYTES, session.max_transaction() // 2)
-            for number, is_last, transaction in _numbered(self._transactions(batches, limit)):
-                if number < done:
-                    continue
-                if number >= NUMBERS - 1:
-                    raise TriviumSparkError("a task writes too much: use more partitions")
-                sequence = first + (NUMBERS - 1 if is_last else number)
-                transaction.producer = replace(producer, sequence=sequence)
-                session.commit_transaction(transaction)
-                count += len(transaction)
-        return Published(count)
+    def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> Staged | Published:
+        """Stage all rows as a part of this attempt's own.
 
-    def _transactions(self, batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[Transaction]:
-        """The rows, cut in a way that depends on nothing but the rows and the broker's limit."""
-        transaction = Transaction()
+        A task without rows asks the broker for nothing. Returns when the broker has all of it on
+        disk. The rows count once the part is committed.
+        """
+        name = f"{place.partition}/{secrets.token_hex(8)}"
+        producer = place.producer
+        index = 0
+        with Session(self._options.url, self._options.retry_timeout) as session:
+            for request in self._requests(batches):
+                if not session.stage(producer, place.batch, name, index, request):
+                    return Staged(producer, place.batch, None)
+                index += 1
+        return Staged(producer, place.batch, Part(name, index)) if index else Published(0)
+
+    def _requests(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
+        """The rows as entries, in requests of a moderate size."""
+        request: list[bytes] = []
+        size = 0
         for batch in batches:
             for message in self._messages(batch):
                 entry = message.encode()
-                is_full = len(transaction) >= TRANSACTION_MESSAGES
-                if is_full or (len(transaction) and transaction.size + len(entry) > limit):
-                    yield transaction
-                    transaction = Transaction()
-                transaction.publish_encoded(entry)
-        if len(transaction):
-            yield transaction
+                if request and size + len(entry) > REQUEST_BYTES:
+                    yield request
+                    request = []
+                    size = 0
+                request.append(entry)
+                size += len(entry)
+                if len(request) >= REQUEST_MESSAGES:
+                    yield request
+                    request = []
+                    size = 0
+        if request:
+            yield request
 
     def _messages(self, batch: pa.RecordBatch) -> list[Publication]:
         nothing: list[Any] = [None] * batch.num_rows
@@ -216,32 +238,48 @@ class RowPublisher:
         )
 
 
-def _numbered(transactions: Iterator[Transaction]) -> Iterator[tuple[int, bool, Transaction]]:
-    """Each with its number, and whether it is the last."""
-    number = 0
-    current = next(transactions, None)
-    while current is not None:
-        following = next(transactions, None)
-        yield number, following is None, current
-        current = following
-        number += 1
-
-
 def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
 class TriviumStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a streaming query."""
+    """The sink of a streaming query. ``commit`` and ``abort`` are called on the driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
         self._publisher = RowPublisher(options, schema)
-        self._is_exactly_once = options.exactly_once
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        if self._is_exactly_once:
-            return self._publisher.publish_once(iterator, place_of_task())
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged | Published:
+        if self._options.exactly_once:
+            return self._publisher.stage(iterator, place_of_task())
         return self._publisher.publish(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if staged:
+            with Session(self._options.url, self._options.retry_timeout) as session:
+                session.commit_parts(staged[0].producer, batchId, _parts(staged))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if staged:
+            with Session(self._options.url, retry_timeout=0) as session:
+                session.discard_parts(staged[0].producer, _parts(staged))
+
+
+def _parts(staged: list[Staged]) -> list[Part]:
+    return [message.part for message in staged if message.part is not None]
+
+
+def forget_query(url: str, query: str, retry_timeout: float = DEFAULT_RETRY_TIMEOUT) -> None:
+    """Have the broker forget a streaming query that will not be started again.
+
+    ``query`` is its ``id``. Spark does not tell a sink that a query is finished for good, so the
+    broker keeps the number of its last micro-batch for a week. Raises TriviumSparkError while
+    something that was committed is not published.
+    """
+    with Session(url, retry_timeout) as session:
+        session.delete_producer(producer_of(query))
 
 
 class TriviumWriter(DataSourceArrowWriter):

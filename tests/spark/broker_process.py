@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trivium_native.sync import SyncClient, connect
+
 
 class BrokerProcess:
     """``trivium serve`` with the native protocol only."""
@@ -20,6 +22,10 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         return f"trivium://127.0.0.1:{self.port}"
+
+    def connect(self) -> SyncClient:
+        """A client of this broker."""
+        return connect(self.url)
 
     def start(self) -> None:
         """Start, and wait until it accepts connections."""

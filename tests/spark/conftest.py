@@ -23,10 +23,12 @@ def spark() -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2, 4]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.memory", "1g")
+        # Workers start slowly on a busy machine.
+        .config("spark.python.authenticate.socketTimeout", "300s")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -12,11 +12,17 @@ from tests.spark.broker_process import BrokerProcess
 from trivium_native.errors import ConnectionFailed
 from trivium_native.sync import SyncClient
 from trivium_native.transaction import Transaction
-from trivium_spark import writer
+from trivium_spark import forget_query, writer
 from trivium_spark.errors import TriviumSparkError
-from trivium_spark.options import parse_write_options
-from trivium_spark.session import Session
-from trivium_spark.writer import Place, RowPublisher, place_of_task
+from trivium_spark.options import WriteOptions, parse_write_options
+from trivium_spark.writer import (
+    Place,
+    Published,
+    RowPublisher,
+    Staged,
+    TriviumStreamWriter,
+    place_of_task,
+)
 
 SCHEMA = StructType().add("value", StringType())
 
@@ -28,15 +34,24 @@ def stream(client: SyncClient) -> str:
 
 
 @pytest.fixture
-def publisher(broker: BrokerProcess, stream: str) -> RowPublisher:
-    options = parse_write_options({"url": broker.url, "stream": stream}, is_streaming=True)
+def options(broker: BrokerProcess, stream: str) -> WriteOptions:
+    return parse_write_options({"url": broker.url, "stream": stream}, is_streaming=True)
+
+
+@pytest.fixture
+def publisher(options: WriteOptions) -> RowPublisher:
     return RowPublisher(options, SCHEMA)
 
 
 @pytest.fixture
+def driver(options: WriteOptions) -> TriviumStreamWriter:
+    return TriviumStreamWriter(options, SCHEMA)
+
+
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transactions of three rows."""
-    monkeypatch.setattr(writer, "TRANSACTION_MESSAGES", 3)
+    """Requests of three rows."""
+    monkeypatch.setattr(writer, "REQUEST_MESSAGES", 3)
 
 
 def rows(*values: str, per_batch: int = 4) -> Iterator[pa.RecordBatch]:
@@ -44,8 +59,8 @@ def rows(*values: str, per_batch: int = 4) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"value": list(values[at : at + per_batch])})
 
 
-def numbers(count: int) -> list[str]:
-    return [str(number) for number in range(count)]
+def numbers(count: int, start: int = 0) -> list[str]:
+    return [str(number) for number in range(start, start + count)]
 
 
 def written(client: SyncClient) -> list[str]:
@@ -64,100 +79,166 @@ def breaking(values: list[str], after: int) -> Iterator[pa.RecordBatch]:
     raise Broken
 
 
-def test_a_repeated_task_writes_nothing_twice(publisher: RowPublisher, client: SyncClient) -> None:
-    place = Place("q", 0, 0)
-    assert publisher.publish_once(rows("a", "b"), place).messages == 2
-    assert publisher.publish_once(rows("a", "b"), place).messages == 0
-    assert publisher.publish_once(rows("c"), Place("q", 1, 0)).messages == 1
-    assert written(client) == ["a", "b", "c"]
-
-
-def test_a_finished_task_is_known_even_if_it_gives_other_rows_now(
-    publisher: RowPublisher, client: SyncClient, small: None
+@pytest.mark.parametrize("seen", range(11))
+def test_an_input_that_ends_too_early_counts_for_nothing(
+    publisher: RowPublisher,
+    driver: TriviumStreamWriter,
+    client: SyncClient,
+    small: None,
+    seen: int,
 ) -> None:
-    place = Place("q", 0, 0)
-    publisher.publish_once(rows(*numbers(7)), place)
-    publisher.publish_once(rows(*"abcdefghijklmnop"), place)
-    assert written(client) == numbers(7)
-
-
-def test_tasks_and_queries_do_not_mind_each_other(
-    publisher: RowPublisher, client: SyncClient
-) -> None:
-    for place in (Place("q", 0, 0), Place("q", 0, 1), Place("r", 0, 0)):
-        publisher.publish_once(rows(f"{place.query}{place.partition}"), place)
-    assert written(client) == ["q0", "q1", "r0"]
-
-
-def test_a_task_that_fits_one_transaction_writes_all_or_nothing(
-    publisher: RowPublisher, client: SyncClient
-) -> None:
-    with pytest.raises(Broken):
-        publisher.publish_once(breaking(numbers(9), 8), Place("q", 0, 0))
+    # What is upstream fails: Spark ends the input, fails the task, and forgets what it returned.
+    publisher.stage(rows(*numbers(seen)), Place("q", 0, 0))
     assert written(client) == []
-    # Other rows do not matter, since none of the first are in.
-    publisher.publish_once(rows("a", "b"), Place("q", 0, 0))
-    assert written(client) == ["a", "b"]
-
-
-@pytest.mark.parametrize("after", range(11))
-def test_a_large_task_goes_on_where_it_broke_off(
-    publisher: RowPublisher, client: SyncClient, small: None, after: int
-) -> None:
-    place = Place("q", 3, 0)
-    with pytest.raises(Broken):
-        publisher.publish_once(breaking(numbers(10), after), place)
-    before = len(written(client))
-    assert before % 3 == 0
-    assert publisher.publish_once(rows(*numbers(10)), place).messages == 10 - before
-    publisher.publish_once(rows("next"), Place("q", 4, 0))
-    assert written(client) == [*numbers(10), "next"]
-
-
-def test_a_slower_attempt_of_the_same_task_is_fenced(
-    publisher: RowPublisher, client: SyncClient, small: None
-) -> None:
-    place = Place("q", 0, 0)
-
-    def slowly() -> Iterator[pa.RecordBatch]:
-        yield from rows(*numbers(8))
-        # Spark gives it up, and the next attempt is faster.
-        publisher.publish_once(rows(*numbers(8)), place)
-
-    with pytest.raises(TriviumSparkError, match="another attempt of this task has taken over"):
-        publisher.publish_once(slowly(), place)
-    assert written(client) == numbers(8)
-
-
-def test_a_lost_answer_is_asked_for_again(
-    publisher: RowPublisher, client: SyncClient, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = SyncClient.commit_transaction
-    losses = iter((True, False, False, True, False, False))
-
-    def commit_and_lose(self: SyncClient, transaction: Transaction) -> None:
-        commit(self, transaction)
-        if next(losses):
-            raise ConnectionFailed("lost")
-
-    monkeypatch.setattr(SyncClient, "commit_transaction", commit_and_lose)
-    assert publisher.publish_once(rows(*numbers(10)), Place("q", 0, 0)).messages == 10
-    assert list(losses) == []
+    whole = publisher.stage(rows(*numbers(10)), Place("q", 0, 0))
+    assert written(client) == []
+    driver.commit([whole], 0)
     assert written(client) == numbers(10)
 
 
-def test_transactions_stay_within_what_the_broker_takes(
-    publisher: RowPublisher, client: SyncClient
+def test_only_what_the_driver_names_counts(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient, small: None
+) -> None:
+    # A speculative attempt, one that gives other rows, one that was killed, and the ones that won.
+    slow = publisher.stage(rows(*numbers(8)), Place("q", 0, 0))
+    other = publisher.stage(rows(*"abcdefghijklmnop"), Place("q", 0, 0))
+    with pytest.raises(Broken):
+        publisher.stage(breaking(numbers(9), 7), Place("q", 0, 1))
+    second = publisher.stage(rows(*numbers(5, 8)), Place("q", 0, 1))
+    driver.commit([other, second], 0)
+    assert written(client) == [*"abcdefghijklmnop", *numbers(5, 8)]
+    assert isinstance(slow, Staged)
+    # Late ones, of that batch or by a driver that is not the newest, are nothing.
+    driver.commit([slow, second], 0)
+    assert publisher.stage(rows(*numbers(8)), Place("q", 0, 2)) == Staged("spark/q", 0, None)
+    assert written(client) == [*"abcdefghijklmnop", *numbers(5, 8)]
+
+
+def test_a_batch_that_is_repeated_is_known_by_its_number(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+) -> None:
+    place = Place("q", 0, 0)
+    first = publisher.stage(rows("a", "b"), place)
+    driver.commit([first], 0)
+    # The driver died before Spark noted that the batch is done: all of it is repeated.
+    again = publisher.stage(rows("other", "rows"), place)
+    assert again == Staged("spark/q", 0, None)
+    driver.commit([again], 0)
+    driver.commit([first], 0)
+    driver.commit([publisher.stage(rows("c"), Place("q", 1, 0))], 1)
+    assert written(client) == ["a", "b", "c"]
+
+
+def test_queries_do_not_mind_each_other(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+) -> None:
+    for query in ("q", "r"):
+        parts = [publisher.stage(rows(f"{query}{n}"), Place(query, 0, n)) for n in range(2)]
+        driver.commit(parts, 0)
+    assert written(client) == ["q0", "q1", "r0", "r1"]
+
+
+def test_a_slower_driver_is_fenced(
+    publisher: RowPublisher,
+    driver: TriviumStreamWriter,
+    client: SyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = publisher.stage(rows(*numbers(8)), Place("q", 0, 0))
+    commit = SyncClient.commit_transaction
+
+    def commit_late(self: SyncClient, transaction: Transaction) -> int:
+        monkeypatch.undo()
+        newer = publisher.stage(rows("newer"), Place("q", 0, 0))
+        driver.commit([newer], 0)
+        return commit(self, transaction)
+
+    monkeypatch.setattr(SyncClient, "commit_transaction", commit_late)
+    with pytest.raises(TriviumSparkError, match="another run of this query has taken over"):
+        driver.commit([part], 0)
+    assert written(client) == ["newer"]
+
+
+@pytest.mark.parametrize("call", ["stage", "commit_transaction", "open_producer"])
+def test_a_lost_answer_is_asked_for_again(
+    publisher: RowPublisher,
+    driver: TriviumStreamWriter,
+    client: SyncClient,
+    small: None,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    original = getattr(SyncClient, call)
+    losses = [False, True, False, True, True]
+
+    def lose(self: SyncClient, *arguments: object, **named: object) -> object:
+        result = original(self, *arguments, **named)
+        if losses and losses.pop():
+            raise ConnectionFailed("lost")
+        return result
+
+    monkeypatch.setattr(SyncClient, call, lose)
+    driver.commit([publisher.stage(rows(*numbers(10)), Place("q", 0, 0))], 0)
+    assert len(losses) < 3
+    assert written(client) == numbers(10)
+
+
+def test_requests_stay_within_what_the_broker_takes(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
 ) -> None:
     large = ["x" * (3 << 20)] * 7 + ["y" * (15 << 20)]
-    publisher.publish_once(rows(*large), Place("q", 0, 0))
+    driver.commit([publisher.stage(rows(*large), Place("q", 0, 0))], 0)
     (info,) = client.metadata(["s"])
     assert info.partitions[0].high_watermark == 8
 
 
-def test_a_task_without_rows_writes_nothing(publisher: RowPublisher, client: SyncClient) -> None:
-    assert publisher.publish_once(rows(), Place("q", 0, 0)).messages == 0
-    assert written(client) == []
+def test_where_there_are_no_rows_the_broker_is_not_asked(
+    publisher: RowPublisher,
+    driver: TriviumStreamWriter,
+    broker: BrokerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker.kill()
+    nothing = publisher.stage(rows(), Place("q", 0, 0))
+    assert nothing == Published(0)
+    driver.commit([nothing, None], 0)
+    driver.abort([nothing, None], 0)
+
+
+def test_what_is_aborted_is_discarded_but_not_what_is_committed(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+) -> None:
+    first = publisher.stage(rows("a"), Place("q", 0, 0))
+    driver.abort([None, first], 0)
+    with pytest.raises(TriviumSparkError, match="no part"):
+        driver.commit([first], 0)
+    second = publisher.stage(rows("b"), Place("q", 0, 0))
+    driver.commit([second], 0)
+    driver.abort([second], 0)
+    assert written(client) == ["b"]
+
+
+def test_an_abort_does_not_wait_for_a_broker_that_is_away(
+    publisher: RowPublisher, driver: TriviumStreamWriter, broker: BrokerProcess
+) -> None:
+    part = publisher.stage(rows("a"), Place("q", 0, 0))
+    broker.kill()
+    driver.abort([part], 0)
+
+
+def test_a_stream_that_is_gone_fails_the_task(
+    publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+) -> None:
+    part = publisher.stage(rows("a"), Place("q", 0, 0))
+    client.delete_stream("s")
+    with pytest.raises(TriviumSparkError, match="not staged: no binding wants"):
+        publisher.stage(rows("a"), Place("q", 0, 1))
+    # Between the tasks and the commit: the batch is committed, and written once there is a stream.
+    with pytest.raises(TriviumSparkError, match="not published: no binding wants"):
+        driver.commit([part], 0)
+    client.declare_stream("s", 1)
+    driver.commit([part], 0)
+    assert written(client) == ["a"]
 
 
 def test_outside_of_a_query_there_is_no_exactly_once() -> None:
@@ -166,7 +247,11 @@ def test_outside_of_a_query_there_is_no_exactly_once() -> None:
 
 
 def test_it_goes_on_after_a_crash_of_the_broker(
-    broker: BrokerProcess, publisher: RowPublisher, client: SyncClient, small: None
+    broker: BrokerProcess,
+    publisher: RowPublisher,
+    driver: TriviumStreamWriter,
+    client: SyncClient,
+    small: None,
 ) -> None:
     def crashing() -> Iterator[pa.RecordBatch]:
         yield from rows(*numbers(7))
@@ -174,7 +259,19 @@ def test_it_goes_on_after_a_crash_of_the_broker(
         broker.start()
         yield from rows(*numbers(12)[7:])
 
-    assert publisher.publish_once(crashing(), Place("q", 0, 0)).messages == 12
-    with Session(broker.url, 60) as session:
-        assert session.snapshot(["s"])["s"].partitions[0].latest == 12
-        assert session.open_producer("spark/q/0").sequence == writer.NUMBERS
+    part = publisher.stage(crashing(), Place("q", 0, 0))
+    broker.kill()
+    broker.start()
+    driver.commit([part], 0)
+    with broker.connect() as again:
+        assert written(again) == numbers(12)
+
+
+def test_a_query_leaves_one_producer_which_can_be_forgotten(
+    broker: BrokerProcess, publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+) -> None:
+    parts = [publisher.stage(rows(f"{n}"), Place("q", 6, n)) for n in range(20)]
+    driver.commit(parts, 6)
+    assert client.open_producer("spark/q", transactional=True).sequence == 7
+    forget_query(broker.url, "q")
+    assert client.open_producer("spark/q", transactional=True).sequence == 0

@@ -1,0 +1,307 @@
+"""A streaming sink under failures that Spark does not show it: each row counts once at the target.
+
+When what is upstream of a Python sink fails, or the query is stopped, Spark ends the sink's input
+as if that were all. So nothing that a task does may count before the driver says so.
+
+``TRIVIUM_SPARK_ROUNDS`` says how many rounds of failures there are, ``TRIVIUM_SPARK_SEED`` which.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.spark.broker_process import BrokerProcess
+from trivium_native.sync import SyncClient
+from trivium_native.values import Publication
+
+#: Spark starts slowly on a busy machine; each round waits for events, which may take that long.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
+
+ROUNDS = int(os.environ.get("TRIVIUM_SPARK_ROUNDS", "6"))
+SEED = int(os.environ.get("TRIVIUM_SPARK_SEED", "1"))
+
+#: rows that a round adds to the source, in the tasks of two partitions
+ROWS = 40_000
+#: rows of one Arrow batch: a task has many
+ARROW_ROWS = 1000
+#: rows of one micro-batch: some rounds have two
+BATCH_ROWS = 30_000
+
+Upstream = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def fill(client: SyncClient, rows: range) -> None:
+    """A record per number, its payload, in turns in the two partitions of the source."""
+    client.publish_many(
+        [
+            Publication(payload=b"%d" % number, routing_key="source", exchange="")
+            for number in range(at, min(at + 5000, rows.stop))
+        ]
+        for at in range(rows.start, rows.stop, 5000)
+    )
+
+
+def written(client: SyncClient) -> list[int]:
+    """The numbers at the target, sorted."""
+    found: list[int] = []
+    (info,) = client.metadata(["copy"])
+    for number, partition in enumerate(info.partitions):
+        offset = partition.first_offset
+        while offset < partition.high_watermark:
+            for batch in client.fetch("copy", number, offset).batches:
+                found += [int(record.payload) for record in batch.records()]
+                offset = batch.base_offset + batch.view().span
+    return sorted(found)
+
+
+def declare(client: SyncClient) -> None:
+    client.declare_stream("source", 2)
+    client.declare_stream("copy", 1)
+
+
+def start(
+    spark: SparkSession, broker: BrokerProcess, checkpoint: Path, upstream: Upstream
+) -> StreamingQuery:
+    """The query from the source by ``upstream`` to the target."""
+    rows: DataFrame = (
+        spark.readStream.format("trivium")
+        .options(url=broker.url, stream="source", startingOffsets="earliest")
+        .options(maxOffsetsPerTrigger=BATCH_ROWS)
+        .load()
+    )
+    return (
+        rows.select("value")
+        .mapInArrow(upstream, "value binary")
+        .writeStream.format("trivium")
+        .options(url=broker.url, stream="copy", checkpointLocation=str(checkpoint))
+        .start()
+    )
+
+
+def disordered() -> Upstream:
+    """The same rows in another order and other batches each time, as a shuffle may give them.
+
+    Functions for executors are made within functions: they go there by value.
+    """
+    size = ARROW_ROWS
+
+    def disorder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import random
+
+        import pyarrow
+
+        rows = pyarrow.Table.from_batches(list(batches), pyarrow.schema([("value", "binary")]))
+        order = list(range(rows.num_rows))
+        random.shuffle(order)
+        yield from rows.take(order).to_batches(max_chunksize=size)
+
+    return disorder
+
+
+def finish(spark: SparkSession, broker: BrokerProcess, checkpoint: Path) -> None:
+    """A last run of the query, without failures."""
+    query = start(spark, broker, checkpoint, disordered())
+    query.processAllAvailable()
+    query.stop()
+
+
+@pytest.fixture
+def small(spark: SparkSession) -> Iterator[None]:
+    """Arrow batches of few rows."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, str(ARROW_ROWS))
+    yield
+    assert before is not None
+    spark.conf.set(name, before)
+
+
+class Moment:
+    """A row that a task reaches, told to the test while the task goes on."""
+
+    def __init__(self, row: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._port: int = self._listener.getsockname()[1]
+        self._row = row
+
+    def upstream(self) -> Upstream:
+        port, row = self._port, self._row
+
+        def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from contextlib import suppress
+            from socket import create_connection
+
+            seen = 0
+            has_told = False
+            for batch in batches:
+                seen += batch.num_rows
+                if seen > row and not has_told:
+                    has_told = True
+                    with suppress(OSError):
+                        create_connection(("127.0.0.1", port)).close()
+                yield batch
+
+        return tell
+
+    def wait(self, goes_on: Callable[[], bool]) -> None:
+        """Until a task has reached the row, or nothing goes on that could."""
+        self._listener.settimeout(1)
+        with self._listener:
+            while goes_on():
+                with suppress(TimeoutError):
+                    self._listener.accept()[0].close()
+                    return
+
+
+def failing(row: int, attempts: int, is_killed: bool) -> Upstream:
+    """Fails, or kills its process, at ``row`` in the first attempts of a task."""
+
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+        import signal
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        seen = 0
+        for batch in batches:
+            seen += batch.num_rows
+            if seen > row and context.attemptNumber() < attempts:
+                if is_killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("the input fails")
+            yield batch
+
+    return fail
+
+
+def unchanged() -> Upstream:
+    return lambda batches: batches
+
+
+def both(first: Upstream, second: Upstream) -> Upstream:
+    return lambda batches: second(first(batches))
+
+
+def test_a_task_whose_input_fails_once_writes_each_row_once(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    declare(client)
+    fill(client, range(ROWS))
+    query = start(spark, broker, tmp_path / "checkpoint", failing(12_345, 1, is_killed=False))
+    query.processAllAvailable()
+    query.stop()
+    assert written(client) == list(range(ROWS))
+
+
+def test_a_query_that_is_stopped_in_a_batch_writes_each_row_once(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path, small: None
+) -> None:
+    declare(client)
+    fill(client, range(ROWS))
+    moment = Moment(7000)
+    query = start(spark, broker, tmp_path / "checkpoint", moment.upstream())
+    moment.wait(lambda: query.isActive)
+    query.stop()
+    finish(spark, broker, tmp_path / "checkpoint")
+    assert written(client) == list(range(ROWS))
+
+
+def test_each_row_is_written_once_through_rounds_of_failures(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path, small: None
+) -> None:
+    declare(client)
+    random_ = random.Random(SEED)
+    checkpoint = tmp_path / "checkpoint"
+    events = ["fail", "stop", "kill the broker", "kill the worker", "fail for good", "nothing"]
+    for number in range(ROUNDS):
+        with broker.connect() as current:
+            fill(current, range(number * ROWS, (number + 1) * ROWS))
+        event = events[number % len(events)]
+        row = random_.randrange(BATCH_ROWS // 2)
+        moment = Moment(row) if event in ("stop", "kill the broker") else None
+        upstream = unchanged() if moment is None else moment.upstream()
+        if event.startswith("fail") or event == "kill the worker":
+            attempts = 99 if event == "fail for good" else random_.randint(1, 3)
+            upstream = failing(row, attempts, is_killed=event == "kill the worker")
+        # Rows come in another order when they come again, or in the same.
+        if random_.random() < 0.5:
+            upstream = both(disordered(), upstream)
+        query = start(spark, broker, checkpoint, upstream)
+        if moment is not None:
+            moment.wait(lambda query=query: query.isActive)  # type: ignore[misc]
+        if event == "kill the broker":
+            broker.kill()
+            broker.start()
+        if event != "stop":
+            # However it ends: a busy machine has failures of its own.
+            with suppress(StreamingQueryException):
+                query.processAllAvailable()
+                assert event != "fail for good"
+        query.stop()
+        with broker.connect() as current:
+            found = written(current)
+        assert len(set(found)) == len(found), (number, event)
+    finish(spark, broker, checkpoint)
+    with broker.connect() as current:
+        assert written(current) == list(range(ROUNDS * ROWS))
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+import trivium_spark
+from tests.spark import test_spark_exactly_once as test
+
+class Broker:
+    url = sys.argv[1]
+
+moment = test.Moment.__new__(test.Moment)
+moment._port, moment._row = int(sys.argv[3]), int(sys.argv[4])
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000").getOrCreate()
+)
+spark.dataSource.register(trivium_spark.TriviumDataSource)
+test.start(spark, Broker(), Path(sys.argv[2]), moment.upstream()).awaitTermination()
+"""
+
+
+def test_a_driver_that_is_killed_writes_each_row_once(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    declare(client)
+    fill(client, range(ROWS))
+    row = random.Random(SEED).randrange(BATCH_ROWS // 2)
+    moment = Moment(row)
+    arguments = [broker.url, str(tmp_path / "checkpoint"), str(moment._port), str(row)]
+    with (tmp_path / "driver.log").open("w") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, *arguments],
+            cwd=Path(__file__).parents[2],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        moment.wait(lambda: driver.poll() is None)
+        # The driver, its executors and their workers.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    finish(spark, broker, tmp_path / "checkpoint")
+    assert written(client) == list(range(ROWS))
