@@ -5,16 +5,19 @@ Spark's checkpoint is the only truth. It holds the end offset of every batch as 
     {"offsets": {"orders/0": 42}, "incarnations": {"orders": "9f2c..."}, "from": {"orders/0": 40}}
 
 ``offsets`` has the next offset to read of every partition. An incarnation tells a stream from an
-earlier one of the same name, whose offsets do not compare. A batch reads from the end of the batch
-before it, except where ``from`` says otherwise. That is needed because Spark does not keep where
-the first batch began: it asks for the initial offset again when it runs that batch and when it
-repeats it after a failure, and by then ``latest`` is elsewhere. ``from`` puts the beginning into
-the checkpoint, as it does for partitions that are new and for streams that lost records.
+earlier one of the same name, whose offsets do not compare. A stream that the query does not read
+any more keeps its place, so that adding it back goes on there.
+
+A batch reads from the end of the batch before it, except where ``from`` says otherwise. That is
+needed because Spark does not keep where the first batch began: it asks for the initial offset again
+when it runs that batch and when it repeats it after a failure, and by then ``latest`` is elsewhere.
+``from`` puts the beginning into the checkpoint, as it does for partitions that are new and for
+streams that lost records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +75,13 @@ class Offsets:
     def is_initial(self) -> bool:
         """Whether nothing was read before this position."""
         return self.begin == self.offsets
+
+    def of(self, streams: Collection[str]) -> Offsets:
+        """The position in these streams alone."""
+        return Offsets(
+            {key: offset for key, offset in self.offsets.items() if key[0] in streams},
+            {name: each for name, each in self.incarnations.items() if name in streams},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The form that Spark keeps in its checkpoint."""
@@ -175,13 +185,19 @@ def advance(
             last = min(last, target.offsets.get(key, begin[key]))
         backlog[key] = max(0, last - begin[key])
     taken = backlog if limit is None else share(backlog, limit)
-    offsets = {key: begin[key] + taken[key] for key in begin}
-    incarnations = _incarnations(snapshot)
+    left = start.of(start.incarnations.keys() - snapshot.keys())
+    offsets = {**left.offsets, **{key: begin[key] + taken[key] for key in begin}}
+    incarnations = {**left.incarnations, **_incarnations(snapshot)}
+    losses += [
+        f"{stream}: the checkpoint has offsets of this stream, which the query does not read any"
+        " more; what follows them is left out, until the stream is read again"
+        for stream in sorted(left.incarnations)
+    ]
     if offsets == start.offsets and incarnations == start.incarnations:
         return Advance(start, losses)
     if start.is_initial:
         # This may be the first batch: all its beginnings are kept.
-        kept = begin
+        kept = {**left.offsets, **begin}
     else:
         kept = {key: value for key, value in begin.items() if _differs(start, snapshot, key, value)}
     return Advance(Offsets(offsets, incarnations, kept), losses)
@@ -216,6 +232,25 @@ def _begin(
         losses.append(f"{name}: offsets {bounds.latest} to {wanted - 1} do not exist")
         return bounds.latest
     return wanted
+
+
+def check_order(start: Offsets, end: Position) -> None:
+    """Raise OptionError where a batch query is to end before it begins."""
+    for key, last in end.offsets.items():
+        if 0 <= last < start.offsets[key]:
+            raise OptionError(
+                f"{format_partition(key)} would end at {last}, before it begins at"
+                f" {start.offsets[key]}: startingOffsets and endingOffsets do not belong together"
+            )
+
+
+def beyond_the_end(start: Offsets, snapshot: Snapshot) -> list[str]:
+    """Where a batch query is to begin behind what its streams hold (a text for each)."""
+    return [
+        f"{format_partition(key)}: offsets {bounds.latest} to {start.offsets[key] - 1} do not exist"
+        for key, bounds in _partitions(snapshot)
+        if start.offsets[key] > bounds.latest
+    ]
 
 
 def check_losses(losses: list[str]) -> None:

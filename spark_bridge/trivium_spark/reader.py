@@ -30,7 +30,9 @@ from trivium_spark.offsets import (
     Offsets,
     Snapshot,
     advance,
+    beyond_the_end,
     check_losses,
+    check_order,
     initial_offsets,
     latest_offsets,
     ranges,
@@ -160,6 +162,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._newest: Offsets | None = None
         self._committed: Offsets | None = None
+        self._reported: set[str] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return initial_offsets(self._options.start, self._snapshot()).to_json()
@@ -181,7 +184,10 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest = latest_offsets(snapshot)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         result = advance(Offsets.from_json(start), snapshot, rows, self._target)
-        report(result.losses, self._options.fail_on_data_loss)
+        # A stream that is left out is so in every batch: one warning tells of it.
+        losses = [loss for loss in result.losses if loss not in self._reported]
+        report(losses, self._options.fail_on_data_loss)
+        self._reported.update(losses)
         return result.end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -203,7 +209,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         session = self._connected()
         if not session.is_holding:
             session.hold(self._options.group)
-        session.commit(self._options.group, offsets)
+        session.commit(self._options.group, offsets.of(self._options.streams))
 
     def stop(self) -> None:
         if self._session is not None:
@@ -232,6 +238,9 @@ class TriviumReader(DataSourceReader):
             snapshot = session.snapshot(self._options.streams)
         start = initial_offsets(self._options.start, snapshot)
         end = Offsets(resolve(self._options.end, snapshot), start.incarnations, start.offsets)
+        check_order(start, self._options.end)
+        # Such a range is empty, so no task would find out.
+        report(beyond_the_end(start, snapshot), self._options.fail_on_data_loss)
         # A range that is not all there is found out by the task that reads it.
         return [RangePartition(wanted) for wanted in ranges(start, end)]
 

@@ -14,7 +14,9 @@ from trivium_spark.offsets import (
     Offsets,
     StreamState,
     advance,
+    beyond_the_end,
     check_losses,
+    check_order,
     initial_offsets,
     latest_offsets,
     ranges,
@@ -218,11 +220,58 @@ def test_new_partition_and_new_stream_begin_at_their_beginning() -> None:
     assert read(first, through_checkpoint(result.end)) == {"s/1": (0, 2), "t/0": (1, 3)}
 
 
-def test_stream_removed_from_the_query_is_forgotten() -> None:
-    first = Offsets({("s", 0): 4, ("t", 0): 4}, {"s": "one", "t": "one"})
-    result = advance(first, {"s": stream((0, 6))})
-    assert read(first, result.end) == {"s/0": (4, 6)}
-    assert set(result.end.incarnations) == {"s"}
+def test_a_stream_that_is_removed_from_the_query_is_a_loss_and_keeps_its_place() -> None:
+    first = Offsets({("s", 0): 4, ("t", 0): 4, ("t", 1): 5}, {"s": "one", "t": "two"})
+    second = advance(first, {"s": stream((0, 6))})
+    with pytest.raises(DataLossError, match="t: the checkpoint has offsets of this stream"):
+        check_losses(second.losses)
+    end = through_checkpoint(second.end)
+    assert read(first, end) == {"s/0": (4, 6)}
+    # Nothing new is nothing new, with another stream in the checkpoint too.
+    assert advance(end, {"s": stream((0, 6))}).end == end
+    third = advance(end, {"s": stream((0, 7))})
+    assert read(end, through_checkpoint(third.end)) == {"s/0": (6, 7)}
+    # It is read again: from where it was, not from its beginning.
+    whole = {"s": stream((0, 7)), "t": stream((0, 9), (0, 5), incarnation="two")}
+    last = advance(through_checkpoint(third.end), whole)
+    assert last.losses == []
+    assert read(third.end, through_checkpoint(last.end)) == {"t/0": (4, 9)}
+
+
+def test_a_stream_that_is_removed_and_made_again_is_a_loss_when_it_is_added_back() -> None:
+    first = Offsets({("s", 0): 4, ("t", 0): 4}, {"s": "one", "t": "two"})
+    second = through_checkpoint(advance(first, {"s": stream((0, 6))}).end)
+    last = advance(second, {"s": stream((0, 6)), "t": stream((0, 9), incarnation="three")})
+    assert ["made again" in loss for loss in last.losses] == [True]
+    assert read(second, last.end) == {"t/0": (0, 9)}
+
+
+def test_a_stream_that_is_removed_before_the_first_batch_keeps_its_beginning() -> None:
+    snapshot = {"s": stream((0, 4)), "t": stream((0, 4))}
+    start = initial_offsets(Position(EARLIEST), snapshot)
+    end = through_checkpoint(advance(start, {"s": stream((0, 4))}).end)
+    again = initial_offsets(Position(EARLIEST), {"s": stream((0, 4))})
+    assert read(start, end) == read(again, end) == {"s/0": (0, 4)}
+    last = advance(end, snapshot)
+    assert read(end, through_checkpoint(last.end)) == {"t/0": (0, 4)}
+
+
+def test_the_position_in_some_streams() -> None:
+    both = Offsets({("s", 0): 4, ("t", 0): 5}, {"s": "one", "t": "two"})
+    assert both.of(["t", "u"]) == Offsets({("t", 0): 5}, {"t": "two"})
+
+
+def test_a_batch_that_begins_beyond_the_end_is_a_loss() -> None:
+    snapshot = {"s": stream((0, 4), (0, 4))}
+    start = Offsets({("s", 0): 4, ("s", 1): 7}, {"s": "one"})
+    assert beyond_the_end(start, snapshot) == ["s/1: offsets 4 to 6 do not exist"]
+
+
+def test_a_batch_that_ends_before_it_begins_is_refused() -> None:
+    start = Offsets({("s", 0): 4, ("s", 1): 7}, {"s": "one"})
+    check_order(start, Position(LATEST, {("s", 0): 4, ("s", 1): EARLIEST}))
+    with pytest.raises(OptionError, match="s/1 would end at 6, before it begins at 7"):
+        check_order(start, Position(LATEST, {("s", 1): 6}))
 
 
 def test_offsets_that_do_not_belong_together() -> None:

@@ -7,23 +7,25 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructType
 
 from tests.spark.broker_process import BrokerProcess
-from trivium_native.errors import Fenced, OffsetOutOfRange
+from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, Publication
 from trivium_spark import session as module
 from trivium_spark.errors import (
     BrokerUnavailable,
+    DataLossError,
     GroupTakenOver,
     OptionError,
     TriviumSparkError,
 )
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, StreamState
 from trivium_spark.options import parse_read_options
-from trivium_spark.reader import TriviumStreamReader
+from trivium_spark.reader import RangePartition, TriviumReader, TriviumStreamReader
 from trivium_spark.session import Session, StreamGone
 
 
@@ -223,6 +225,85 @@ def test_of_two_queries_with_one_group_the_older_one_ends(
     newer.commit(end)
     assert client.committed("g", "s")[0].committed == 3
     newer.stop()
+
+
+def read_of(broker: BrokerProcess, streams: str, **more: str) -> TriviumStreamReader:
+    given = {"url": broker.url, "stream": streams, "startingOffsets": "earliest", **more}
+    options = parse_read_options(given, is_streaming=True)
+    return TriviumStreamReader(options, StructType().add("value", BinaryType()))
+
+
+def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_back(
+    broker: BrokerProcess,
+    client: SyncClient,
+    session: Session,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("a", "s"):
+        client.declare_stream(name, 1)
+        client.bind_stream(name, "amq.topic", "#")
+    session.publish([Publication(payload=b"x", routing_key="k")] * 3)
+    both = read_of(broker, "a,s")
+    first = both.latestOffset(both.initialOffset(), ReadAllAvailable())
+    both.stop()
+    strict = read_of(broker, "s")
+    with pytest.raises(DataLossError, match="a: the checkpoint has offsets of this stream"):
+        strict.latestOffset(first, ReadAllAvailable())
+    strict.stop()
+    session.publish([Publication(payload=b"x", routing_key="k")])
+    accepting = read_of(broker, "s", failOnDataLoss="false", group="g")
+    with caplog.at_level(logging.WARNING):
+        second = accepting.latestOffset(first, ReadAllAvailable())
+        # Once for the query, not for every batch.
+        accepting.latestOffset(second, ReadAllAvailable())
+        accepting.commit(second)
+    assert [record.getMessage()[:40] for record in caplog.records] == [
+        "data loss accepted (failOnDataLoss is fa"
+    ]
+    accepting.stop()
+    assert second["offsets"] == {"a/0": 3, "s/0": 4}
+    assert client.committed("g", "a")[0].committed is None
+    third = both.latestOffset(second, ReadAllAvailable())
+    (planned,) = both.partitions(second, third)
+    assert isinstance(planned, RangePartition)
+    assert (planned.range.stream, planned.range.start, planned.range.end) == ("a", 3, 4)
+    both.stop()
+
+
+def test_a_batch_that_begins_beyond_the_end_is_a_loss(
+    broker: BrokerProcess,
+    client: SyncClient,
+    session: Session,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client.declare_stream("s", 1)
+    session.publish(messages(b"0", b"1"))
+
+    def plan(**more: str) -> list[InputPartition]:
+        given = {"url": broker.url, "stream": "s", "startingOffsets": '{"s/0": 5}', **more}
+        options = parse_read_options(given, is_streaming=False)
+        return TriviumReader(options, StructType().add("value", BinaryType())).partitions()
+
+    with pytest.raises(DataLossError, match="s/0: offsets 2 to 4 do not exist"):
+        plan()
+    with pytest.raises(OptionError, match="s/0 would end at 1, before it begins at 5"):
+        plan(endingOffsets='{"s/0": 1}')
+    with caplog.at_level(logging.WARNING):
+        assert plan(failOnDataLoss="false") == []
+    assert len(caplog.records) == 1
+
+
+def test_a_limit_of_the_broker_is_an_error_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(self: SyncClient, *arguments: object, **named: object) -> None:
+        raise TooManyRequests("this virtual host has too many producers")
+
+    # For an hour the session would repeat what passes.
+    patient = Session(session._url, 3600)
+    monkeypatch.setattr(SyncClient, "open_producer", too_many)
+    with patient, pytest.raises(TriviumSparkError, match="too many producers"):
+        patient.commit_parts("p", 0, [])
 
 
 def test_a_query_that_is_stopped_leaves_its_group(

@@ -94,6 +94,25 @@ def test_overwrite_is_refused(spark: SparkSession, broker: BrokerProcess) -> Non
         frame.write.format("trivium").mode("overwrite").option("url", broker.url).save()
 
 
+def test_update_mode_is_refused_by_spark(
+    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    client.declare_stream("source", 1)
+    frame = (
+        spark.readStream.format("trivium")
+        .options(url=broker.url, stream="source")
+        .load()
+        .groupBy("value")
+        .count()
+        .selectExpr("'a' AS topic", "value")
+    )
+    write = frame.writeStream.format("trivium").options(
+        url=broker.url, checkpointLocation=str(tmp_path / "checkpoint")
+    )
+    with pytest.raises(Exception, match="does not support Update mode"):
+        write.outputMode("update").start().processAllAvailable()
+
+
 def test_streaming_write_goes_on_after_a_crash_of_the_broker(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
