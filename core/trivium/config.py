@@ -157,6 +157,9 @@ class LimitsConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     #: seconds in which a new connection must have authenticated
     handshake_seconds: float = 10.0
+    #: seconds in which an AMQP client must acknowledge a delivery where neither the queue nor its
+    #: policy says otherwise (RabbitMQ's default); 0 is off
+    consumer_timeout_seconds: float = 1800.0
     #: share of the memory that the process may use (the machine's, or the container's) above which
     #: publishers are paused; 0 is off
     memory_high_fraction: float = 0.6
@@ -182,7 +185,7 @@ class LimitsConfig:
             raise ConfigError("live_output_bytes must be from 1 to live_burst_bytes")
         if not 0 <= self.memory_high_fraction <= 1:
             raise ConfigError("memory_high_fraction must be from 0 to 1")
-        for name in ("memory_high_bytes", "disk_free_bytes"):
+        for name in ("consumer_timeout_seconds", "memory_high_bytes", "disk_free_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")
 

@@ -50,6 +50,7 @@ _NUMBERS: Final = {
     "max-length-bytes": (0, 1 << 62),
     "max-priority": (0, MAX_PRIORITY),
     "delivery-limit": (-1, 1 << 31),
+    "consumer-timeout": (0, MAX_MILLISECONDS),
     "retry-delay": (1, MAX_MILLISECONDS),
     "retry-delay-max": (1, MAX_MILLISECONDS),
     "cache-size": (1, MAX_SIZE),
@@ -154,6 +155,8 @@ class QueueSettings:
         self.dead_letter_routing_key: str | None = None
         self.max_priority = 0
         self.delivery_limit = -1
+        #: in which a delivery must be acknowledged; 0 for no limit, -1 for the broker's
+        self.consumer_timeout = -1
         self.retry_delay = -1
         self.retry_delay_max = MAX_MILLISECONDS
         self.single_active_consumer = False
@@ -286,6 +289,7 @@ def settings_of(
     found.delivery_limit = _number("delivery-limit", arguments, policy, -1)
     if is_quorum and "x-delivery-limit" not in arguments and "delivery-limit" not in policy:
         found.delivery_limit = QUORUM_DELIVERY_LIMIT
+    found.consumer_timeout = _number("consumer-timeout", arguments, policy, -1)
     found.dead_letter_exchange = _text("dead-letter-exchange", arguments, policy)
     found.dead_letter_routing_key = _text("dead-letter-routing-key", arguments, policy)
     found.overflow = _OVERFLOW.get(_text("overflow", arguments, policy) or "", DROP_HEAD)

@@ -6,12 +6,14 @@ Publishing has a module of its own; the methods that are not hot are functions i
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.queues import Queue, QueueEntry
 from trivium_amqp import basic, methods, topology
 from trivium_amqp.consumer import AmqpConsumer
+from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.errors import (
     COMMAND_INVALID,
     NOT_IMPLEMENTED,
@@ -26,6 +28,12 @@ from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held, Transaction
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
+
+logger = logging.getLogger(__name__)
+
+#: Marks in the time in which a delivery must be acknowledged, so that it is taken to be in time
+#: for longer by a 32nd of that at most: a minute of half an hour, as with RabbitMQ.
+TIMEOUT_MARKS: Final = 32
 
 HANDLERS: Final = {**basic.HANDLERS, **topology.HANDLERS}
 
@@ -58,6 +66,7 @@ class Channel:
         self.transaction: Transaction | None = None
         self.publisher = Publisher(self)
         self._lowest_tag = 1
+        self._times = DeliveryTimes()
         # Tags of consumers that were cancelled by what is being carried out; None at other times.
         self._cancelled: list[str] | None = None
 
@@ -199,6 +208,44 @@ class Channel:
         else:
             self.unacked[self.delivery_tag] = (entry, None)
         return self.delivery_tag
+
+    def check_timeout(self, now: float) -> None:
+        """Fail when the oldest delivery was not acknowledged in time, which is its queue's or the
+        broker's; ``now`` is in seconds on the monotonic clock.
+
+        As RabbitMQ does it: those behind the oldest one are not looked at.
+        """
+        if not self.unacked:
+            self._times.clear()
+            return
+        oldest = next(iter(self.unacked))
+        entry, consumer = self.unacked[oldest]
+        timeout = entry.queue.settings.consumer_timeout / 1000
+        if timeout < 0:
+            timeout = self.broker.config.limits.consumer_timeout_seconds
+        if timeout == 0:
+            self._times.clear()
+            return
+        age = self._times.age(now, oldest, self.delivery_tag, timeout / TIMEOUT_MARKS)
+        if age <= timeout:
+            return
+        milliseconds = int(timeout * 1000)
+        logger.warning(
+            "%s: consumer %r on channel %d did not acknowledge delivery %d from queue %r within"
+            " %d ms",
+            self.connection.peer.address,
+            "" if consumer is None else consumer.tag,
+            self.number,
+            oldest,
+            entry.queue.name,
+            milliseconds,
+        )
+        text = (
+            f"delivery acknowledgement on channel {self.number} timed out."
+            f" Timeout value used: {milliseconds} ms."
+            " This timeout value can be configured, see consumers doc guide to learn more"
+        )
+        self.fail(ChannelException(PRECONDITION_FAILED, text), 0)
 
     # Cancellation by the server
 

@@ -133,6 +133,8 @@ class AmqpConnection(Connection):
         # Bytes that were handed to a socket that takes no more.
         self._unread = 0
         self._held_for = 0
+        # Whether it was at the last tick.
+        self._was_held = False
         #: whether publishers are paused; whether and why the client is told when it publishes
         self.is_blocked = False
         self._block_reason = ""
@@ -569,6 +571,20 @@ class AmqpConnection(Connection):
             # While we do not read, we cannot know.
             if not self._held_for and liveness.is_dead(now):
                 self.transport.abort()
+            else:
+                self._check_timeouts(now)
+
+    def _check_timeouts(self, now: float) -> None:
+        """End the channels on which a delivery was not acknowledged in time.
+
+        Acknowledgements that were not read while input was held have a tick to come in.
+        """
+        was_held = self._was_held
+        self._was_held = self._held_for != 0
+        if was_held or self._was_held:
+            return
+        for channel in list(self.channels.values()):
+            channel.check_timeout(now)
 
     def wait_for_subscribers(self) -> None:
         """See ``Connection``."""
