@@ -65,7 +65,7 @@ def test_mqtt_4_7_wildcards(topic_filter: str, topics: list[str], others: list[s
         assert client.received() == b"", topic
 
 
-INVALID_FILTERS = ["", "a+", "+a/b", "a/b#", "#/a", "a/#/b", "a/#b", "/" * 200]
+INVALID_FILTERS = ["", "a+", "+a/b", "a/b#", "#/a", "a/#/b", "a/#b", "/#" * 200]
 
 
 @pytest.mark.parametrize("topic_filter", INVALID_FILTERS)
