@@ -25,6 +25,7 @@ START_MS = 1_800_000_000_000
 #: Small, so that files are changed, segments written and backlogs read back all the time.
 JOURNAL_FILE_SIZE = 4096
 CHECKPOINT_SIZE = 8192
+CHECKPOINT_ROWS = 10
 MEMORY_SIZE = 2048
 
 #: Steps after which a broker that still has something to do is stuck.
@@ -129,6 +130,7 @@ class World(Driver):
             seed=seed,
             journal_file_size=JOURNAL_FILE_SIZE,
             checkpoint_size=CHECKPOINT_SIZE,
+            checkpoint_rows=CHECKPOINT_ROWS,
             memory_size=MEMORY_SIZE,
             keys=keys,
             compression=compression,

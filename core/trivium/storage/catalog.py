@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.storage.blocks import offsets_from_bytes, offsets_to_bytes
 from trivium.storage.chunks import Chunk
 from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
+from trivium.storage.executor import TimeSlice
 from trivium.storage.filesystem import Database, FileSystem
 from trivium.storage.log import DiskLog
 from trivium.storage.segments import Segments
@@ -45,6 +48,13 @@ SEALED_SCHEMA: Final = (
     " salt BLOB NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
     " PRIMARY KEY (key_table, key)) WITHOUT ROWID"
 )
+#: Rows that are freed between two looks at the clock.
+_FREED_AT_ONCE: Final = 500
+#: Values that one statement takes, in every build of SQLite. The interpreter's lock is given up for
+#: each statement, and to win it back from a busy loop takes longer than to write a row: so one
+#: statement writes many.
+_MOST_VALUES: Final = 999
+
 #: the last of them where rows are encrypted
 TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
 _CONTEXT: Final = b"trivium catalog"
@@ -93,6 +103,10 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def _name(row: tuple[int, bytes, bytes]) -> tuple[int, bytes]:
+    return row[0], row[1]
+
+
 def _row_context(table: int, key: bytes) -> bytes:
     """What an encrypted value is tied to."""
     return table.to_bytes(4, "little") + key
@@ -133,6 +147,15 @@ class CatalogChanges:
             ("next_log", next_log),
             ("next_segment", next_segment),
         ]
+
+    def let_go(self) -> None:
+        """Forget all of it, in parts: to free a great deal at once keeps the interpreter lock."""
+        slice_ = TimeSlice()
+        lists: tuple[list[Any], ...] = (self.logs, self.chunks, self.rows, self.deleted, self.dead)
+        for each in lists:
+            while each:
+                del each[-_FREED_AT_ONCE:]
+                slice_.pause()
 
 
 def refuse(damage: StorageDamaged) -> None:
@@ -378,14 +401,8 @@ class Catalog:
             for statement in SCHEMA:
                 execute(statement)
             execute(f"PRAGMA user_version = {VERSION}")
-        executemany(
-            "INSERT OR REPLACE INTO log VALUES (?, ?, ?, ?)",
-            ((*row, checksum_of(row)) for row in changes.logs),
-        )
-        executemany(
-            "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            ((*row, checksum_of(row)) for row in map(_chunk_row, changes.chunks)),
-        )
+        self._put("log", ((*row, checksum_of(row)) for row in changes.logs))
+        self._put("chunk", ((*row, checksum_of(row)) for row in map(_chunk_row, changes.chunks)))
         # Removals come last: what was looked at early may have been removed since.
         executemany(
             "DELETE FROM chunk WHERE log = ? AND first = ?",
@@ -394,53 +411,55 @@ class Catalog:
         for number in changes.dropped:
             execute("DELETE FROM chunk WHERE log = ?", (number,))
             execute("DELETE FROM log WHERE number = ?", (number,))
-        executemany(
-            "INSERT OR REPLACE INTO key_table VALUES (?, ?, ?)",
-            ((*row, checksum_of(row)) for row in changes.tables),
-        )
+        self._put("key_table", ((*row, checksum_of(row)) for row in changes.tables))
         self._write_rows(changes)
-        executemany(
-            "INSERT OR REPLACE INTO position VALUES (?, ?, ?)",
-            (
-                (*row, checksum_of(row))
-                for row in [
-                    *changes.positions,
-                    *((_TABLE_PREFIX + name, number) for number, name in changes.tables),
-                ]
-            ),
-        )
+        names = ((_TABLE_PREFIX + name, number) for number, name in changes.tables)
+        positions = chain(changes.positions, names)
+        self._put("position", ((*row, checksum_of(row)) for row in positions))
         self._database.commit()
 
     def _write_rows(self, changes: CatalogChanges) -> None:
-        executemany = self._connection.executemany
         has_sealed = _has_sealed(self._connection)
-        if self._keys.current != PLAIN and not has_sealed:
+        is_plain = self._keys.current == PLAIN
+        if not is_plain and not has_sealed:
             self._connection.execute(SEALED_SCHEMA)
             has_sealed = True
-        names = [(number, key) for number, key, _ in changes.rows]
-        for table in ("key_value", "sealed_value") if has_sealed else ("key_value",):
-            statement = f"DELETE FROM {table} WHERE key_table = ? AND key = ?"  # noqa: S608
-            executemany(statement, changes.deleted)
-            executemany(statement, names)
-        if self._keys.current == PLAIN:
-            executemany(
-                "INSERT INTO key_value VALUES (?, ?, ?, ?)",
-                (
-                    (number, key, value, checksum_of_row(number, key, value))
-                    for number, key, value in changes.rows
-                ),
-            )
-        elif changes.rows:
-            id_, salt = self._keys.current, self._entropy(SALT_SIZE)
-            cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
-            rows = [
-                (number, key, id_, salt, at, cipher.seal(at, value, _row_context(number, key)))
-                for at, (number, key, value) in enumerate(changes.rows)
-            ]
-            executemany(
-                "INSERT INTO sealed_value VALUES (?, ?, ?, ?, ?, ?, ?)",
-                ((*row, checksum_of(row)) for row in rows),
-            )
+        # A row is in one of the two tables.
+        if is_plain:
+            rows = ((*row, checksum_of_row(*row)) for row in changes.rows)
+            self._put("key_value", rows)
+            self._delete("key_value", changes.deleted)
+            if has_sealed:
+                self._delete("sealed_value", chain(map(_name, changes.rows), changes.deleted))
+            return
+        self._delete("key_value", chain(map(_name, changes.rows), changes.deleted))
+        self._delete("sealed_value", changes.deleted)
+        id_, salt = self._keys.current, self._entropy(SALT_SIZE)
+        cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
+        sealed = (
+            (number, key, id_, salt, at, cipher.seal(at, value, _row_context(number, key)))
+            for at, (number, key, value) in enumerate(changes.rows)
+        )
+        self._put("sealed_value", ((*row, checksum_of(row)) for row in sealed))
+
+    def _put(self, table: str, rows: Iterator[tuple[Any, ...]]) -> None:
+        """Write rows, in place of those with the same key."""
+        for first in rows:
+            place = f"({', '.join('?' * len(first))})"
+            part = [first, *islice(rows, _MOST_VALUES // len(first) - 1)]
+            places = ", ".join([place] * len(part))
+            statement = f"INSERT OR REPLACE INTO {table} VALUES {places}"  # noqa: S608
+            self._connection.execute(statement, tuple(chain.from_iterable(part)))
+
+    def _delete(self, table: str, names: Iterable[tuple[int, bytes]]) -> None:
+        """Remove rows of tables, if they are there."""
+        for number, group in groupby(names, itemgetter(0)):
+            keys = map(itemgetter(1), group)
+            for first in keys:
+                part = [number, first, *islice(keys, _MOST_VALUES - 2)]
+                places = ", ".join("?" * (len(part) - 1))
+                statement = f"DELETE FROM {table} WHERE key_table = ? AND key IN ({places})"  # noqa: S608
+                self._connection.execute(statement, part)
 
     def roll_back(self) -> None:
         """Forget a write that failed. Raises sqlite3.Error."""

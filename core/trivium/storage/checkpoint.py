@@ -1,5 +1,9 @@
 """A checkpoint: what the journal holds moves to segments and catalog, and the journal is dropped.
 
+Many changed rows are more than one checkpoint writes: see ``row_backlog``. The journal stays until
+the last of them is in the catalog. The records of logs are in segments before that, and need not be
+in memory any more.
+
 It never stops the loop. Each turn looks at a part of what has changed and takes an image of it, and
 only then another thread writes. The images are of different moments, some of them later than the
 batch from which the journal will be replayed; recovery copes with that because replay is
@@ -30,6 +34,7 @@ from trivium.storage.filesystem import FileSystem
 from trivium.storage.journal import SPARE_SUFFIX, JournalWriter
 from trivium.storage.journal_files import file_name
 from trivium.storage.log import DiskLog
+from trivium.storage.row_backlog import RowBacklog, RowPortion
 from trivium.storage.segment_files import SegmentWriter
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
@@ -41,6 +46,10 @@ STEP: Final = 2000
 _LOG_COST: Final = 4
 _ROW_COST: Final = 1
 _INSTALL_COST: Final = 4
+
+#: Rows that one checkpoint writes: enough that its syncs cost little beside them, and little enough
+#: that the journal's next sync does not find the disk busy with them for long.
+ROWS: Final = 20_000
 
 #: Journal files kept to be used again, so that the next ones need no new blocks: as many as were
 #: filled since the last checkpoint, but not more than this.
@@ -56,6 +65,9 @@ class Checkpoint(Work):
         journal_directory: str,
         segment_directory: str,
         changes: Changes,
+        rows: RowBacklog,
+        most_rows: int,
+        takes_logs: bool,
         segments: Segments,
         catalog: Catalog,
         catalog_copy: CatalogCopy,
@@ -74,6 +86,12 @@ class Checkpoint(Work):
         self._journal_directory = journal_directory
         self._segment_directory = segment_directory
         self._changes = changes
+        self._backlog = rows
+        self._rows_left = most_rows
+        #: the rows in it
+        self._portions: list[RowPortion] = []
+        #: whether it has what has changed of logs, or rows only
+        self.takes_logs = takes_logs
         self._segments = segments
         self._catalog = catalog
         self._catalog_copy = catalog_copy
@@ -81,7 +99,8 @@ class Checkpoint(Work):
         self._compresses = compresses
         #: whether files are rewritten in which little is left
         self._rewrites = rewrites
-        #: every batch up to this one is in it
+        #: every batch up to this one is in the catalog once it is made: as before, or more if it
+        #: has the last of the rows
         self.base_batch = base_batch
         #: no batch after this one is in it, even in part; known once ``is_complete``
         self.needed_batch = 0
@@ -103,11 +122,10 @@ class Checkpoint(Work):
         #: chunks in segments that have lost records: log, chunk, the lost ones
         self._changed: list[tuple[DiskLog, Chunk, int]] = []
         self._seen_logs: list[DiskLog] = []
-        self._seen_tables: dict[int, DiskTable] = {}
-        self._logs = changes.logs
-        self._tables = [(table, table.take_changed()) for table in changes.tables]
-        changes.logs = []
-        changes.tables = []
+        self._logs: list[DiskLog] = []
+        if takes_logs:
+            self._logs = changes.logs
+            changes.logs = []
         self._first_file = 0
         self._old_files: list[int] = []
         self._journal: JournalWriter | None = None
@@ -118,7 +136,9 @@ class Checkpoint(Work):
         self._left_segments: list[tuple[int, int]] = []
 
     def step(self) -> bool:
-        """Look at the next part of what has changed; True once that was all."""
+        """Look at the next part of what has changed; True once that was all, or all rows that one
+        checkpoint writes.
+        """
         left = STEP
         while left > 0 and self._logs:
             log = self._logs[-1]
@@ -129,25 +149,36 @@ class Checkpoint(Work):
             if not chunks:
                 self._logs.pop()
                 self._take_log(log)
-        while left > 0 and self._tables:
-            table, keys = self._tables[-1]
-            self._seen_tables[table.number] = table
-            while left > 0 and keys:
-                key = keys.pop()
-                value = table.get(key)
+        while left > 0 and self._rows_left > 0:
+            portion = self._backlog.next(min(left // _ROW_COST, self._rows_left))
+            if portion is None:
+                break
+            self._portions.append(portion)
+            number = portion.table.number
+            for key in portion.keys:
+                value = portion.table.get(key)
                 if value is None:
-                    self._rows.deleted.append((table.number, key))
+                    self._rows.deleted.append((number, key))
                 else:
-                    self._rows.rows.append((table.number, key, value))
-                left -= _ROW_COST
-            if not keys:
-                self._tables.pop()
-        if self._logs or self._tables:
+                    self._rows.rows.append((number, key, value))
+            self._rows_left -= len(portion.keys)
+            left -= _ROW_COST * len(portion.keys)
+        if self._logs or not self._has_all_rows():
             return False
-        if self._rewrites:
+        if self._rewrites and self.takes_logs:
             stragglers = self._segments.stragglers(self.is_space_short)
             self._stragglers = [Place(log, chunk) for log, chunk in stragglers]
         return True
+
+    def _has_all_rows(self) -> bool:
+        if self._rows_left <= 0:
+            return self._backlog.is_sorted
+        return self._backlog.is_empty
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether there is nothing to look at until the rows are in order."""
+        return not self._logs and not self._backlog.is_sorted
 
     def _take_log(self, log: DiskLog) -> None:
         self._seen_logs.append(log)
@@ -161,9 +192,13 @@ class Checkpoint(Work):
         """Everything was looked at. ``needed_batch`` is the last batch that may show in it."""
         self.is_complete = True
         self.needed_batch = needed_batch
+        if self._backlog.is_empty:
+            self.base_batch = self._backlog.base_batch
+        self._rows.tables = [(table.number, table.name) for table in tables]
+        if not self.takes_logs:
+            return
         self._rows.dropped = self._changes.dropped
         self._changes.dropped = []
-        self._rows.tables = [(table.number, table.name) for table in tables]
         self._images = [image for image in self._images if image.chunk.live]
         segments = self._segments
         self._rows.dead = segments.dead
@@ -212,7 +247,7 @@ class Checkpoint(Work):
             self._catalog.write(self._rows)
             is_written = True
             self._catalog_copy.write(self._rows)
-            self._rows.chunks = []
+            self._rows.let_go()
             self._drop_journal()
             for number in self._empty_segments:
                 self._filesystem.remove(self._segments.path(number))
@@ -366,10 +401,7 @@ class Checkpoint(Work):
         for log, chunk, _ in self._changed:
             if chunk.live and not chunk.changed:
                 log.note_changed(chunk)
-        for number, key in self._rows.deleted:
-            self._seen_tables[number].mark(key)
-        for number, key, _ in self._rows.rows:
-            self._seen_tables[number].mark(key)
+        self._backlog.give_back(self._portions)
         for _, _, segment in self._rows.dead:
             segments.chunks[segment] += 1
         segments.left += self._left_segments

@@ -19,7 +19,7 @@ from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.catalog_copy import CatalogCopy
 from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
-from trivium.storage.checkpoint import Checkpoint
+from trivium.storage.checkpoint import ROWS, Checkpoint
 from trivium.storage.directory import (
     CATALOG_COPY_FILE,
     CATALOG_FILE,
@@ -41,6 +41,7 @@ from trivium.storage.journal import FsyncPolicy, JournalWriter
 from trivium.storage.journal_files import STARTED, STOPPED
 from trivium.storage.log import DiskLog
 from trivium.storage.recovery import Recovered
+from trivium.storage.row_backlog import RowBacklog
 from trivium.storage.segment_files import segment_number
 from trivium.storage.segments import Segments
 from trivium.storage.table import DiskTable
@@ -53,6 +54,9 @@ JOURNAL_FILE_SIZE: Final = 32 * 1024 * 1024
 #: What is not in a segment yet is in memory, so this bounds it, and how long a replay takes; but
 #: what is consumed before the next checkpoint is written once only.
 CHECKPOINT_SIZE: Final = 64 * 1024 * 1024
+#: As many times that much may be in the journal before publishers wait for the rows of a
+#: checkpoint: with messages beside them, millions of rows. It bounds how long a replay takes.
+MAX_CHECKPOINTS: Final = 8
 #: Records that could be read back from segments but are kept in memory all the same.
 MEMORY_SIZE: Final = 64 * 1024 * 1024
 #: A start with more journal files than this asks for a checkpoint however little is in them.
@@ -112,8 +116,9 @@ class DiskStorage(Storage):
     for ``commit``; ``on_fatal`` is told, on the loop's thread, of the error after which nothing
     will become durable any more: the process must then stop with exit code 74. ``checkpoint_size``
     is how much goes to the journal between two checkpoints, ``memory_size`` how much of what could
-    be read back from segments stays in memory; both in bytes. ``compression`` of new segments is
-    ``none`` or ``zstd``; either way both are read. ``keys`` encrypt what is written.
+    be read back from segments stays in memory; both in bytes. ``checkpoint_rows`` is how many rows
+    a checkpoint writes at most: more are left to others that follow. ``compression`` of new
+    segments is ``none`` or ``zstd``; either way both are read. ``keys`` encrypt what is written.
 
     Opening raises StorageLocked, StorageVersionMismatch, StorageKeyError, StorageDamaged,
     StorageFailed.
@@ -131,6 +136,7 @@ class DiskStorage(Storage):
         fsync: str = "always",
         journal_file_size: int = JOURNAL_FILE_SIZE,
         checkpoint_size: int = CHECKPOINT_SIZE,
+        checkpoint_rows: int = ROWS,
         memory_size: int = MEMORY_SIZE,
         compression: str = "none",
         keys: Keys | None = None,
@@ -150,6 +156,7 @@ class DiskStorage(Storage):
         self._keys = Keys() if keys is None else keys
         self._entropy = entropy
         self._checkpoint_size = checkpoint_size
+        self._checkpoint_rows = checkpoint_rows
         self._changes = Changes()
         self._waiters: dict[DurabilityWaiter, None] = {}
         self._is_busy = False
@@ -158,10 +165,19 @@ class DiskStorage(Storage):
         self._logs: dict[str, DiskLog] = {}
         self._tables: dict[str, DiskTable] = {}
         self._checkpoint: Checkpoint | None = None
-        #: bytes that went to the journal since a checkpoint was begun
+        self._rows = RowBacklog(self.completions, self.ask_for_turn)
+        #: the last batch of which the catalog knows everything; and whether the logs of those
+        #: behind it are in the catalog, up to the base of the rows that are being written
+        self._checkpoint_batch = -1
+        self._has_logs = False
+        #: bytes that went to the journal since a checkpoint with logs was begun
         self._journal_bytes = 0
         #: and before that, bytes of which no finished checkpoint knows
         self._older_bytes = 0
+        #: bytes that went to the journal since rows were taken last, and before that, as far as
+        #: the catalog does not know everything of them
+        self._behind_rows = 0
+        self._before_rows = 0
         #: whether a checkpoint is wanted however little is in the journal, and whether by
         #: ``free_space``; whether the last one came to nothing for want of space
         self._is_wanted = False
@@ -266,7 +282,8 @@ class DiskStorage(Storage):
             self._tables[table.name] = table
         self._next_log = recovered.next_log
         self._next_table = recovered.next_table
-        self._journal_bytes = recovered.journal_bytes
+        self._checkpoint_batch = recovered.checkpoint_batch
+        self._journal_bytes = self._behind_rows = recovered.journal_bytes
         is_foreign = recovered.has_foreign_files or len(self._segments.foreign) > 0
         if len(recovered.files) > MAX_JOURNAL_FILES or is_foreign:
             self._journal_bytes = max(self._journal_bytes, self._checkpoint_size)
@@ -349,29 +366,53 @@ class DiskStorage(Storage):
             self._wake()
         if self._checkpoint is not None:
             self._go_on(self._checkpoint)
-        elif self._is_wanted or self._journal_bytes >= self._checkpoint_size:
+        elif self._is_checkpoint_due():
+            self._begin_checkpoint()
+
+    def _are_logs_due(self) -> bool:
+        return self._is_wanted or self._journal_bytes >= self._checkpoint_size
+
+    def _is_checkpoint_due(self) -> bool:
+        if self._are_logs_due():
+            return True
+        # Rows that are left over, and what has come behind them meanwhile.
+        if not self._rows.is_empty:
+            return not self._is_full
+        return self._behind_rows >= self._checkpoint_size
+
+    def _begin_checkpoint(self) -> None:
+        if self._rows.is_empty:
+            self._has_logs = False
+            self._before_rows += self._behind_rows
+            self._behind_rows = 0
+            self._checkpoint_lane.submit(self._rows.take(self._changes, self.batch - 1))
+        takes_logs = self._are_logs_due() or not self._has_logs
+        if takes_logs:
             self._older_bytes += self._journal_bytes
             self._journal_bytes = 0
-            self._checkpoint = Checkpoint(
-                self._filesystem,
-                self._journal_directory,
-                self._segment_directory,
-                self._changes,
-                self._segments,
-                self._catalog,
-                self._catalog_copy,
-                self.completions,
-                self.batch - 1,
-                self._is_space_short,
-                self._compresses,
-                # After one that came to nothing for want of space, it does not ask for more.
-                not self._is_full,
-                self._keys,
-                self._entropy,
-            )
-            self._is_wanted = False
-            self._is_space_short = False
-            self._wake()
+        self._checkpoint = Checkpoint(
+            self._filesystem,
+            self._journal_directory,
+            self._segment_directory,
+            self._changes,
+            self._rows,
+            self._checkpoint_rows,
+            takes_logs,
+            self._segments,
+            self._catalog,
+            self._catalog_copy,
+            self.completions,
+            self._checkpoint_batch,
+            self._is_space_short,
+            self._compresses,
+            # After one that came to nothing for want of space, it does not ask for more.
+            not self._is_full,
+            self._keys,
+            self._entropy,
+        )
+        self._is_wanted = False
+        self._is_space_short = False
+        self._wake()
 
     def _want_checkpoint(self) -> None:
         self._is_wanted = True
@@ -380,8 +421,10 @@ class DiskStorage(Storage):
     @property
     def pending_bytes(self) -> int:
         """See ``Storage.pending_bytes``."""
-        waiting = self._older_bytes + self._journal_bytes - 2 * self._checkpoint_size
-        return self._changes.size + max(waiting, 0)
+        size = self._checkpoint_size
+        in_memory = self._older_bytes + self._journal_bytes - 2 * size
+        in_journal = self._before_rows + self._behind_rows - MAX_CHECKPOINTS * size
+        return self._changes.size + max(in_memory, in_journal, 0)
 
     @property
     def changes(self) -> int:
@@ -419,7 +462,8 @@ class DiskStorage(Storage):
             if checkpoint.step():
                 last = self.batch if self._changes.parts else self.batch - 1
                 checkpoint.complete(last, list(self._tables.values()))
-            self._wake()
+            if not checkpoint.must_wait:
+                self._wake()
         elif checkpoint.is_finished:
             if not checkpoint.install():
                 self._wake()
@@ -427,7 +471,7 @@ class DiskStorage(Storage):
             self._checkpoint = None
             self._is_full = checkpoint.is_abandoned
             if not checkpoint.is_abandoned:
-                self._older_bytes = 0
+                self._note_made(checkpoint)
             if checkpoint.has_rewritten():
                 # The next one drops what this one has left.
                 self._tidied_batch = 0
@@ -443,6 +487,16 @@ class DiskStorage(Storage):
                 return
             checkpoint.prepare(self.journal, self._next_log)
             self._checkpoint_lane.submit(checkpoint)
+
+    def _note_made(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.takes_logs:
+            self._older_bytes = 0
+            self._has_logs = True
+        self._checkpoint_batch = checkpoint.base_batch
+        if self._rows.is_empty:
+            self._before_rows = 0
+        if self._is_checkpoint_due():
+            self._wake()
 
     def ask_for_turn(self) -> None:
         """Have ``commit`` called soon."""
@@ -461,6 +515,7 @@ class DiskStorage(Storage):
             return
         self._is_busy = False
         self._journal_bytes += work.size
+        self._behind_rows += work.size
         self.durable = work.number
         if self._is_closed:
             # They hear of it with those of the last batch, when nothing they do is written.

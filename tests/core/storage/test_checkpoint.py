@@ -23,7 +23,13 @@ COPY = "data/catalog-copy.sqlite"
 
 def host_of(disk: SimulatedDisk | None = None, seed: int = 0, fsync: str = "always") -> Host:
     return Host(
-        disk, seed=seed, fsync=fsync, journal_file_size=900, checkpoint_size=1500, memory_size=600
+        disk,
+        seed=seed,
+        fsync=fsync,
+        journal_file_size=900,
+        checkpoint_size=1500,
+        checkpoint_rows=4,
+        memory_size=600,
     )
 
 
@@ -686,3 +692,184 @@ def test_a_checkpoint_that_does_not_fit_is_not_tried_again_while_idle() -> None:
     idle(host, 20)
     assert len(host.disk.operations) == operations
     assert not host.errors
+
+
+# Rows
+
+
+def rows_in_transactions(host: Host) -> list[list[bytes]]:
+    """The keys of a table ``t`` that each transaction of the catalog has written since the one
+    before it, as the files say.
+    """
+    found: list[list[bytes]] = []
+    before: dict[bytes, bytes] = {}
+    for operation in host.disk.operations:
+        if operation.kind != "database" or operation.path != CATALOG:
+            continue
+        database = SimulatedDisk().open_database("x")
+        database.connection.deserialize(operation.data)
+        (number,) = database.connection.execute(
+            "SELECT coalesce(max(number), 0) FROM key_table WHERE name = 't'"
+        ).fetchone()
+        query = "SELECT key, value FROM key_value WHERE key_table = ? ORDER BY key"
+        rows = dict(database.connection.execute(query, (number,)))
+        database.close()
+        keys = {key for key in rows.keys() | before.keys() if rows.get(key) != before.get(key)}
+        found.append(sorted(keys))
+        before = rows
+    return found
+
+
+def fill(host: Host, count: int) -> None:
+    """Change rows, in no order."""
+    numbers = list(range(count))
+    random.Random(0).shuffle(numbers)
+    table = host.storage.table("t")
+    for number in numbers:
+        table.put(b"%06d" % number, b"value %d" % number)
+
+
+def test_a_transaction_of_the_catalog_has_a_bounded_number_of_rows_in_key_order() -> None:
+    host = Host(checkpoint_size=1 << 16, checkpoint_rows=1000)
+    fill(host, 10_500)
+    host.commit()
+    written = [keys for keys in rows_in_transactions(host) if keys]
+    assert [len(keys) for keys in written] == [1000] * 10 + [500]
+    assert [key for keys in written for key in keys] == [b"%06d" % n for n in range(10_500)]
+    again = Host(host.disk.power_cut(None), seed=1)
+    assert len(again.storage.table("t")) == 10_500
+
+
+def transactions(host: Host) -> int:
+    """How many the catalog has made, behind the first one of a new directory."""
+    return sum(operation.path == CATALOG for operation in host.disk.operations) - 1
+
+
+def test_messages_need_not_wait_for_the_rows_of_a_checkpoint() -> None:
+    """What is published while many rows are written goes to segments between them: nothing waits
+    for the disk for which publishers would have to be paused.
+    """
+    size = 1 << 19
+    host = Host(checkpoint_size=size, checkpoint_rows=200, journal_file_size=1 << 17)
+    fill(host, 16_000)
+    log = host.storage.log("l")
+    published = 0
+    while transactions(host) < 80:
+        log.append(b"x" * (size // 100))
+        published += size // 100
+        host.storage.commit()
+        # Each lane does one work, so at least one batch becomes durable beside each of the
+        # checkpoint's.
+        host.step()
+        assert host.storage.pending_bytes <= size // 100
+    assert published > 2 * size
+    assert sum(path.endswith(".segment") for path in host.disk.files) > 1
+    host.commit()
+    again = Host(host.disk.power_cut(None), seed=1)
+    assert len(again.storage.table("t")) == 16_000
+    assert len(again.contents("l")) == log.next_offset
+
+
+def test_the_journal_goes_once_the_last_row_is_in_the_catalog() -> None:
+    host = Host(checkpoint_size=1 << 14, checkpoint_rows=100, journal_file_size=1 << 12)
+    fill(host, 1000)
+    first = paths(host.disk, "data/journal")[0]
+    while transactions(host) < 10:
+        assert first in host.disk.files
+        host.storage.commit()
+        host.step()
+    host.commit()
+    assert first not in host.disk.files
+
+
+def test_a_journal_that_waits_for_rows_is_bounded_by_whoever_heeds_the_count() -> None:
+    size = 10_000
+    host = Host(checkpoint_size=size, checkpoint_rows=1)
+    fill(host, 1000)
+    log = host.storage.log("l")
+    most = 0
+    for _ in range(200):
+        if host.storage.pending_bytes <= size:
+            log.append(b"x" * 1000)
+        host.storage.commit()
+        host.step()
+        used = sum(
+            len(host.disk.content(path))
+            for path in paths(host.disk, "data/journal")
+            if path.endswith(".journal")
+        )
+        most = max(most, used)
+    assert 7 * size < most < 12 * size
+    host.commit()
+    assert host.storage.pending_bytes == 0
+
+
+def test_a_crash_between_the_portions_of_rows_loses_nothing_and_brings_nothing_back() -> None:
+    """What is published, replaced and removed meanwhile neither."""
+    host = Host(checkpoint_size=1500, checkpoint_rows=7, journal_file_size=900, memory_size=600)
+    table, log = host.storage.table("t"), host.storage.log("l")
+    fill(host, 100)
+    host.storage.log("gone").append(b"x")
+    for _ in range(5):
+        log.append(b"r" * 100)
+    host.commit()
+    fill(host, 50)
+    host.storage.commit()
+    disk = host.disk.copy()
+    start = len(host.disk.operations)
+    states: dict[int, tuple[dict[bytes, bytes], list[int], list[str]]] = {}
+    durable: list[int] = []
+    for number in range(100):
+        table.put(b"%06d" % number, b"new")
+        table.delete(b"%06d" % (99 - number))
+        log.append(b"r" * 100)
+        log.settle(number, number)
+        if number == 30:
+            host.storage.drop_log("gone")
+        states[host.storage.batch] = (
+            dict(table.items()),
+            list(host.contents("l")),
+            sorted(host.storage.log_names()),
+        )
+        host.storage.commit()
+        host.step()
+        durable += [host.storage.durable] * (len(host.disk.operations) - start - len(durable))
+    assert len([keys for keys in rows_in_transactions(host) if keys]) > 20
+    random_ = random.Random(0)
+    recovered = 0
+    for at_least, operation in zip(durable, host.disk.operations[start:], strict=True):
+        disk.apply(operation)
+        for crashed in (disk.copy(), disk.power_cut(random_)):
+            again = Host(crashed, seed=1)
+            last = again.storage.durable - 1
+            assert last >= at_least - 1
+            if last in states:
+                recovered += 1
+                rows, offsets, names = states[last]
+                assert dict(again.storage.table("t").items()) == rows
+                assert list(again.contents("l")) == offsets
+                assert sorted(again.storage.log_names()) == names
+    assert recovered > 100
+
+
+def test_rows_that_did_not_fit_on_a_full_disk_are_written_later() -> None:
+    host = Host(checkpoint_size=1500, checkpoint_rows=10, journal_file_size=900)
+    fill(host, 25)
+    failures = [3, 2]
+
+    def fail(operation: Operation) -> None:
+        if operation.path == CATALOG and operation.kind == "database" and failures:
+            failures[0] -= 1
+            if failures[0] == 0:
+                failures.pop(0)
+                raise _full_database()
+
+    host.disk.before = fail
+    for _ in range(20):
+        host.storage.table("filler").put(b"key", bytes(600))
+        host.commit()
+    assert not failures
+    assert not host.errors
+    written = [key for keys in rows_in_transactions(host) for key in keys]
+    assert written == [b"%06d" % number for number in range(25)]
+    assert dump(host.disk, COPY) == dump(host.disk, CATALOG)
