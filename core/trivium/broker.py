@@ -48,6 +48,11 @@ DEFAULT_VHOST = "/"
 MAX_PENDING_BYTES: Final = 64 << 20
 
 
+#: Entries that queues give up in one turn because they have expired or are too many, or make ready
+#: because their time has come. The rest is for later turns, so that others are served between.
+MAX_GIVEN_UP: Final = 4096
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
     """What the broker needs from whoever drives it. ``trivium.server`` has the real one."""
@@ -118,6 +123,8 @@ class Broker:
         self.pacing = Pacing(self)
         self._is_behind = False
         self._dirty: list[Connection] = []
+        #: what is left of MAX_GIVEN_UP in this turn
+        self.may_give_up = MAX_GIVEN_UP
         self.lost_dead_letters = LostDeadLetters()
         self._dead_letters: list[tuple[Queue, Message, str]] = []
         self._unsettled: list[Queue] = []
@@ -145,6 +152,7 @@ class Broker:
             known = vhost.policies.get(name)
             if known is None or not known.is_same(policy):
                 vhost.set_policy(policy)
+                vhost.policy_walk.finish()
         for adapter in adapters:
             self.adapters[adapter.name] = adapter
         for adapter in adapters:
@@ -245,6 +253,7 @@ class Broker:
             self._unflushed = []
             for item in items:
                 item.flush_turn()
+        self.may_give_up = MAX_GIVEN_UP
         # Last, since anything above may have set a time.
         due_at = self.timers.next_at()
         if due_at:

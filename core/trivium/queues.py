@@ -111,6 +111,8 @@ class Queue(Destination):
         self._is_dirty = False
         # Entries became ready, by other ways than a publish: time and limits are yet to count.
         self._is_unchecked = False
+        # What is next has expired, and the turn is to give up no more.
+        self._is_late = False
         self._load_waiters: list[LoadWaiter] = []
         self._used_at = self._broker.now_ms
         # Entries that are not ready before a time: delayed messages, and returned ones that wait
@@ -287,7 +289,12 @@ class Queue(Destination):
         """Give up the oldest of the lowest priority until the limits hold."""
         if self.settings.overflow != DROP_HEAD:
             return
+        is_first = True
         while self._is_over_limit(0, 0):
+            # One is given up in any case, so that no publish makes the queue longer.
+            if not (is_first or self._may_give_up()):
+                return
+            is_first = False
             entry: QueueEntry | None = None
             for lane in self._lanes:
                 entry = lane.pop()
@@ -299,6 +306,15 @@ class Queue(Destination):
             self.ready_bytes -= len(entry.message.payload)
             self.unsettled += 1
             self._give_up(entry, MAXLEN)
+
+    def _may_give_up(self) -> bool:
+        """Whether one more entry may be given up in this turn; else it goes on in the next."""
+        broker = self._broker
+        if broker.may_give_up > 0:
+            broker.may_give_up -= 1
+            return True
+        broker.timers.call_at(broker.now_ms, self._alarm)
+        return False
 
     # Delivery
 
@@ -417,8 +433,8 @@ class Queue(Destination):
 
     @property
     def is_loading(self) -> bool:
-        """Whether there are entries on disk that ``get`` has to wait for."""
-        return any(lane.is_loading for lane in self._lanes)
+        """Whether ``get`` has to wait, for entries on disk or behind ones that have expired."""
+        return self._is_late or any(lane.is_loading for lane in self._lanes)
 
     def await_load(self, waiter: LoadWaiter) -> None:
         """Call ``waiter``, once, when entries have come from the disk or the queue is deleted."""
@@ -436,8 +452,13 @@ class Queue(Destination):
                 entry = lane.pop()
                 if entry is None:
                     break
+                is_expired = 0 < entry.expires <= self._broker.now_ms
+                if is_expired and not self._may_give_up():
+                    lane.put_back(entry)
+                    self._is_late = True
+                    return None
                 self.ready_bytes -= len(entry.message.payload)
-                if entry.expires == 0 or entry.expires > self._broker.now_ms:
+                if not is_expired:
                     return entry
                 self.unsettled += 1
                 self._expire(entry)
@@ -590,7 +611,8 @@ class Queue(Destination):
                 self.vhost.delete_queue(self)
                 return
             timers.call_at(self._used_at + settings.expires, self._alarm)
-        while self._delayed and self._delayed[0][0] <= now:
+        self._is_late = False
+        while self._delayed and self._delayed[0][0] <= now and self._may_give_up():
             entry = heappop(self._delayed)[2]
             self.ready_bytes += len(entry.message.payload)
             entry.lane.put_back(entry)
@@ -598,6 +620,8 @@ class Queue(Destination):
             timers.call_at(self._delayed[0][0], self._alarm)
         self._is_unchecked = True
         self.dispatch()
+        if not self.is_loading:
+            self._call_load_waiters()
 
     def _expire_heads(self, lane: Lane, now: int) -> None:
         while True:
@@ -606,6 +630,8 @@ class Queue(Destination):
                 return
             if entry.expires > now:
                 self._broker.timers.call_at(entry.expires, self._alarm)
+                return
+            if not self._may_give_up():
                 return
             lane.pop()
             self.ready_bytes -= len(entry.message.payload)

@@ -42,6 +42,7 @@ from trivium.membership import Memberships
 from trivium.message import Address, HeaderValue, Message
 from trivium.pending_changes import PendingChanges
 from trivium.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
+from trivium.policy_walk import PolicyWalk
 from trivium.producers import Producers
 from trivium.queue_settings import (
     ARGUMENTS,
@@ -144,6 +145,7 @@ class VirtualHost:
         self._binding_rows = storage.table(f"bindings/{name}")
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
         self.policies = Policies(storage.table(f"policies/{name}"))
+        self.policy_walk = PolicyWalk(self)
         self.groups = Groups(storage.table(f"groups/{name}"))
         self.memberships = Memberships(self)
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
@@ -349,17 +351,9 @@ class VirtualHost:
         self.queues[name] = queue
         if owner is not None:
             self._owned.setdefault(id(owner), {})[name] = queue
-        self._apply_to(queue)
+        self.apply_policy_to_queue(queue)
+        self.policy_walk.add(queue)
         return queue
-
-    def _apply_to(self, queue: Queue) -> None:
-        policy = self.policies.effective(queue.name, QUEUES)
-        settings = settings_of(queue.arguments, policy, self.broker.default_delivery)
-        if queue.adapter:
-            # What a session keeps is up to its own protocol.
-            settings.delivery = -1
-        queue.apply(settings)
-        self.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
 
     def _is_on_disk(self, durable: bool, owner: object, arguments: dict[str, HeaderValue]) -> bool:
         return (
@@ -472,7 +466,8 @@ class VirtualHost:
     ) -> Stream:
         stream = Stream(self, name, partitions, incarnation, arguments)
         self.streams[name] = stream
-        stream.apply(stream_settings_of(arguments, self.policies.effective(name, STREAMS)))
+        self.apply_policy_to_stream(stream)
+        self.policy_walk.add(stream)
         return stream
 
     def stream(self, name: str) -> Stream:
@@ -508,23 +503,34 @@ class VirtualHost:
     # Policies
 
     def set_policy(self, policy: Policy) -> None:
-        """Add or replace a policy, and put it in force at once."""
+        """Add or replace a policy. It is in force everywhere once ``policy_walk`` is done."""
         self.policies.set(policy)
-        self._apply_policies()
+        self._policies_changed()
 
     def delete_policy(self, name: str) -> None:
-        """Remove a policy and put what then holds in force. Raises NotFound."""
+        """Remove a policy, and put in force what then holds. Raises NotFound."""
         self.policies.delete(name)
-        self._apply_policies()
+        self._policies_changed()
 
-    def _apply_policies(self) -> None:
-        for queue in list(self.queues.values()):
-            self._apply_to(queue)
-        for stream in self.streams.values():
-            effective = self.policies.effective(stream.name, STREAMS)
-            stream.apply(stream_settings_of(stream.arguments, effective))
+    def _policies_changed(self) -> None:
         # An alternate exchange may have come or gone.
         self.generation += 1
+        self.policy_walk.begin()
+
+    def apply_policy_to_queue(self, queue: Queue) -> None:
+        """Put in force for ``queue`` what its arguments and the policies say."""
+        policy = self.policies.effective(queue.name, QUEUES)
+        settings = settings_of(queue.arguments, policy, self.broker.default_delivery)
+        if queue.adapter:
+            # What a session keeps is up to its own protocol.
+            settings.delivery = -1
+        queue.apply(settings)
+        self.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
+
+    def apply_policy_to_stream(self, stream: Stream) -> None:
+        """Put in force for ``stream`` what its arguments and the policies say."""
+        effective = self.policies.effective(stream.name, STREAMS)
+        stream.apply(stream_settings_of(stream.arguments, effective))
 
     def alternate_of(self, exchange: Exchange) -> Exchange | None:
         """The exchange that takes what ``exchange`` cannot route, by argument or policy."""

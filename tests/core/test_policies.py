@@ -9,14 +9,17 @@ import pytest
 
 from tests.core.harness import ManualDriver, drain, message, open_vhost
 from tests.core.test_queues import HeldStorage
+from tests.steps import calls
 from trivium.broker import Broker
 from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
+from trivium.policy_walk import MAX_PER_TURN
 from trivium.queue_settings import IGNORED, KEYS, POLICY_KEYS
 from trivium.storage.memory import MemoryStorage
 from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
+from trivium.vhost import VirtualHost
 
 
 def test_the_highest_priority_holds_alone() -> None:
@@ -185,3 +188,87 @@ def test_the_reference_of_stream_arguments_has_every_argument() -> None:
     text = Path(__file__).parents[2].joinpath("docs/streams.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`x-[^|]*)\|", text, flags=re.MULTILINE)
     assert set(re.findall(r"`x-([a-z-]+)`", "".join(cells))) >= STREAM_KEYS | {"queue-type"}
+
+
+def limits(vhost: VirtualHost) -> list[int]:
+    return [queue.settings.max_length for queue in vhost.queues.values()]
+
+
+def many_queues(count: int = 5 * MAX_PER_TURN) -> VirtualHost:
+    vhost = open_vhost()
+    for number in range(count):
+        vhost.declare_queue(f"q{number}")
+    return vhost
+
+
+def test_a_policy_for_many_queues_is_put_in_force_a_part_in_each_turn() -> None:
+    vhost = many_queues()
+    vhost.set_policy(Policy("p", "^q", {"max-length": 7}))
+    for turn in range(1, 5):
+        assert limits(vhost).count(7) == turn * MAX_PER_TURN
+        assert not vhost.policy_walk.is_done
+        vhost.broker.end_turn()
+        assert vhost.broker.timers.next_at() <= vhost.broker.now_ms
+    assert vhost.policy_walk.is_done
+    assert set(limits(vhost)) == {7}
+
+
+def test_a_later_change_of_policies_holds_everywhere_however_far_the_former_one_got() -> None:
+    vhost = many_queues()
+    vhost.set_policy(Policy("p", "^q", {"max-length": 7}))
+    vhost.broker.end_turn()
+    # Made meanwhile: it has the policy of its time, and gets the later one.
+    assert vhost.declare_queue("q-new").settings.max_length == 7
+    vhost.delete_queue(vhost.queue("q3"))
+    vhost.set_policy(Policy("p", "^q", {"max-length": 9}))
+    vhost.broker.end_turn()
+    vhost.delete_policy("p")
+    assert vhost.declare_queue("q-newer").settings.max_length == -1
+    vhost.set_policy(Policy("p", "^q", {"max-length": 11}))
+    while not vhost.policy_walk.is_done:
+        vhost.broker.end_turn()
+    assert set(limits(vhost)) == {11}
+
+
+def test_policies_that_change_in_each_turn_reach_every_queue() -> None:
+    vhost = many_queues()
+    for turn in range(10):
+        vhost.set_policy(Policy("p", "^q", {"max-length": 7 + turn}))
+        vhost.broker.end_turn()
+    assert min(limits(vhost)) >= 7
+
+
+@pytest.mark.pure
+def test_many_changes_in_one_turn_reach_no_more_than_one_does() -> None:
+    vhost = many_queues(MAX_PER_TURN // 2)
+
+    def change() -> None:
+        for turn in range(20):
+            vhost.set_policy(Policy("p", "^q", {"max-length": 7 + turn}))
+
+    assert calls("apply_policy_to_queue", change) <= MAX_PER_TURN
+    while not vhost.policy_walk.is_done:
+        assert calls("apply_policy_to_queue", vhost.broker.end_turn) <= MAX_PER_TURN
+    assert set(limits(vhost)) == {26}
+
+
+def test_a_crash_while_a_policy_is_put_in_force_leaves_it_in_force_or_unknown() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    for number in range(3 * MAX_PER_TURN):
+        vhost.declare_queue(f"q{number}", durable=True)
+    vhost.set_policy(Policy("p", "^q", {"max-length": 7}))
+    assert len(set(limits(vhost))) == 2
+    assert set(limits(open_vhost(storage))) == {7}
+
+
+def test_policies_of_the_configuration_are_in_force_at_the_start() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    for number in range(3 * MAX_PER_TURN):
+        vhost.declare_queue(f"q{number}", durable=True)
+    broker = Broker(
+        Config(policies={"p": PolicyConfig(pattern="^q", definition={"max-length": 7})})
+    )
+    broker.open(storage, ManualDriver(), [])
+    assert set(limits(broker.vhosts["/"])) == {7}

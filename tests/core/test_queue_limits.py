@@ -10,10 +10,12 @@ import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
+from trivium.broker import MAX_GIVEN_UP
 from trivium.errors import PreconditionFailed
 from trivium.exchanges import ACCEPTED, REJECTED
 from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
-from trivium.queues import Queue
+from trivium.policies import Policy
+from trivium.queues import LoadWaiter, Queue
 from trivium.vhost import VirtualHost, queue_log_name
 
 START = 1_700_000_000_000
@@ -642,3 +644,99 @@ def test_record_keeps_delay_and_annotations() -> None:
     got = decode_record(sent.record())
     assert (got.deliver_at, got.payload) == (START, b"payload")
     assert got.annotations == sent.annotations
+
+
+def test_a_turn_gives_up_a_bounded_number_of_expired_messages() -> None:
+    """However many expire at once, in however many queues."""
+    vhost = open_vhost()
+    broker = vhost.broker
+    queues = [vhost.declare_queue(f"q{number}") for number in range(3)]
+    for queue in queues:
+        for number in range(MAX_GIVEN_UP):
+            queue.put(message(b"%d" % number, expires=broker.now_ms + 1000), b"")
+    broker.now_ms += 1000
+    for turn in range(1, 4):
+        broker.end_turn()
+        assert sum(queue.expired for queue in queues) == turn * MAX_GIVEN_UP
+        assert turn == 3 or 0 < broker.timers.next_at() <= broker.now_ms
+    assert [len(queue) for queue in queues] == [0, 0, 0]
+
+
+def test_a_turn_drops_a_bounded_number_of_messages_for_a_new_limit() -> None:
+    vhost = open_vhost()
+    queue = vhost.declare_queue("q")
+    for number in range(3 * MAX_GIVEN_UP):
+        queue.put(message(b"%d" % number), b"")
+    vhost.set_policy(Policy("short", "q", {"max-length": 5}))
+    vhost.broker.end_turn()
+    assert 2 * MAX_GIVEN_UP - 5 < len(queue) < 3 * MAX_GIVEN_UP
+    # What comes meanwhile makes it no longer.
+    before = len(queue)
+    vhost.broker.may_give_up = 0
+    for _ in range(100):
+        queue.put(message(b"new"), b"")
+    assert len(queue) == before
+    for _ in range(3):
+        vhost.broker.end_turn()
+    assert drain(queue) == [b"new"] * 5
+
+
+def test_getting_from_behind_many_expired_messages_takes_several_turns() -> None:
+    class Waiter(LoadWaiter):
+        calls = 0
+
+        def loaded(self) -> None:
+            self.calls += 1
+
+    vhost = open_vhost()
+    broker = vhost.broker
+    queue = vhost.declare_queue("q")
+    for _ in range(2 * MAX_GIVEN_UP):
+        queue.put(message(expires=broker.now_ms + 1000), b"")
+    queue.put(message(b"last"), b"")
+    broker.now_ms += 1000
+    assert queue.get() is None
+    assert queue.is_loading
+    waiter = Waiter()
+    queue.await_load(waiter)
+    broker.end_turn()
+    broker.end_turn()
+    assert waiter.calls == 1
+    found = queue.get()
+    assert found is not None
+    assert found.message.payload == b"last"
+    assert queue.expired == 2 * MAX_GIVEN_UP
+
+
+def test_a_consumer_gets_what_is_behind_many_expired_messages() -> None:
+    vhost = open_vhost()
+    broker = vhost.broker
+    queue = vhost.declare_queue("q")
+    for _ in range(2 * MAX_GIVEN_UP):
+        queue.put(message(expires=broker.now_ms + 1000), b"")
+    queue.put(message(b"last"), b"")
+    broker.now_ms += 1000
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    assert consumer.payloads == []
+    for _ in range(3):
+        broker.end_turn()
+    assert consumer.payloads == [b"last"]
+
+
+def test_messages_whose_time_comes_at_once_become_ready_a_part_in_each_turn() -> None:
+    vhost = open_vhost()
+    broker = vhost.broker
+    queue = vhost.declare_queue("q", arguments={"x-retry-delay": 1000})
+    for number in range(2 * MAX_GIVEN_UP):
+        queue.put(message(b"%d" % number), b"")
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    for entry in consumer.entries:
+        queue.requeue(entry)
+    queue.remove_consumer(consumer)
+    broker.now_ms += 1000
+    broker.end_turn()
+    assert len(queue) == MAX_GIVEN_UP
+    broker.end_turn()
+    assert drain(queue) == [b"%d" % number for number in range(2 * MAX_GIVEN_UP)]

@@ -12,6 +12,7 @@ from tests.core.harness import message
 from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
+from trivium.policy_walk import MAX_PER_TURN
 from trivium.records import PAYLOAD, RecordBatch
 from trivium_native import frames
 from trivium_native.fetching import MAX_FETCHES
@@ -512,3 +513,34 @@ def test_a_refusal_may_be_for_a_change_that_is_not_durable_and_waits_for_it() ->
     assert [(kind, correlation) for kind, correlation, _ in second.take()] == [(frames.ERROR, 8)]
     refused = second.send(frames.DELETE, 9, {"kind": "queue", "name": "q"})
     assert [(kind, correlation) for kind, correlation, _ in refused] == [(frames.ERROR, 9)]
+
+
+def test_a_policy_is_answered_once_it_is_in_force_everywhere(site: Site) -> None:
+    wire = site.client()
+    queues = [site.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
+    policy = {"name": "p", "pattern": "^q", "definition": {"max-length": 3}}
+    answers: list[tuple[int, int]] = []
+    for kind, fields in ((frames.SET_POLICY, policy), (frames.DELETE_POLICY, {"name": "p"})):
+        answers += [answer[:2] for answer in wire.send(kind, kind, fields)]
+        assert answers == []
+        reading = [wire.is_reading]
+        while not answers:
+            assert len({queue.settings.max_length for queue in queues}) == 2
+            site.turn()
+            answers += [answer[:2] for answer in wire.take()]
+        assert answers == [(frames.OK, kind)]
+        assert [*reading, wire.is_reading] == [False, True]
+        assert len({queue.settings.max_length for queue in queues}) == 1
+        answers.clear()
+
+
+def test_a_client_may_go_before_its_policy_is_in_force(site: Site) -> None:
+    wire = site.client()
+    queues = [site.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
+    policy = {"name": "p", "pattern": "^q", "definition": {"max-length": 3}}
+    assert wire.send(frames.SET_POLICY, 1, policy) == []
+    wire.lose()
+    for _ in range(3):
+        site.turn()
+    assert {queue.settings.max_length for queue in queues} == {3}
+    assert wire.take() == []

@@ -47,14 +47,16 @@ HEARTBEATS_MISSED: Final = 2.0
 
 #: Reasons not to read a client: its password is being checked, the disk is behind with what it has
 #: published, its own reading of the answers is behind, the disk is behind with what all have
-#: published, live subscribers are behind with what it has published.
+#: published, live subscribers are behind with what it has published, policies that it has changed
+#: are not in force everywhere.
 UNDECIDED: Final = 1
 BEHIND_DISK: Final = 2
 BEHIND_CLIENT: Final = 4
 BEHIND_ALL: Final = 8
 BEHIND_SUBSCRIBERS: Final = 16
+BEHIND_POLICIES: Final = 32
 #: those among them for which the client's silence means nothing
-UNHEARD: Final = BEHIND_DISK | BEHIND_ALL | BEHIND_SUBSCRIBERS
+UNHEARD: Final = BEHIND_DISK | BEHIND_ALL | BEHIND_SUBSCRIBERS | BEHIND_POLICIES
 
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
@@ -204,6 +206,14 @@ class NativeConnection(Connection):
 
     def subscribers_ready(self) -> None:
         self._resume(BEHIND_SUBSCRIBERS)
+
+    def wait_for_policies(self) -> None:
+        """A change of policies is under way: the client is not read, so that few can be."""
+        self._pause(BEHIND_POLICIES)
+
+    def policies_in_force(self) -> None:
+        """The change is done."""
+        self._resume(BEHIND_POLICIES)
 
     def take_output(self) -> list[bytes]:
         if self.keeps_output:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
+from trivium.policy_walk import PolicyWaiter
 from trivium.vhost import VirtualHost
 from trivium_native import frames
 from trivium_native.errors import InvalidArgument
@@ -33,7 +34,7 @@ class PolicyRequests:
             name = fields.text("name")
             fields.finish()
             self._vhost.delete_policy(name)
-            self._connection.reply_when_durable(correlation, {})
+            self._answer(correlation)
         elif kind == frames.LIST_POLICIES:
             fields.finish()
             self._connection.reply(
@@ -53,7 +54,27 @@ class PolicyRequests:
         if apply_to not in (ALL, QUEUES, EXCHANGES, STREAMS):
             raise InvalidArgument("'apply_to' must be all, queues, exchanges or streams")
         self._vhost.set_policy(Policy(name, pattern, definition, apply_to, priority))
-        self._connection.reply_when_durable(correlation, {})
+        self._answer(correlation)
+
+    def _answer(self, correlation: int) -> None:
+        """Answer once the change is durable and in force everywhere."""
+        walk = self._vhost.policy_walk
+        if walk.is_done:
+            self._connection.reply_when_durable(correlation, {})
+        else:
+            self._connection.wait_for_policies()
+            walk.wait(_Answer(self._connection, correlation))
+
+
+class _Answer(PolicyWaiter):
+    def __init__(self, connection: NativeConnection, correlation: int) -> None:
+        self._connection = connection
+        self._correlation = correlation
+
+    def in_force(self) -> None:
+        self._connection.policies_in_force()
+        if not self._connection.is_closed:
+            self._connection.reply_when_durable(self._correlation, {})
 
 
 def _described(policy: Policy) -> dict[str, object]:
