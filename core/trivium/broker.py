@@ -52,6 +52,9 @@ MAX_PENDING_BYTES: Final = 64 << 20
 #: because their time has come. The rest is for later turns, so that others are served between.
 MAX_GIVEN_UP: Final = 4096
 
+#: Milliseconds by which two readings of the clocks may differ though neither was set.
+CLOCK_TOLERANCE_MS: Final = 2
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
@@ -61,9 +64,10 @@ class Driver:
         """Have ``end_turn`` called soon, once however often this is asked."""
 
     def wake_at(self, at: int) -> None:
-        """Have ``end_turn`` called at ``at`` (milliseconds since the epoch; 0 for not at all).
+        """Have ``end_turn`` called at ``at`` (see ``Broker.elapsed_ms``; 0 for not at all).
 
-        A further call replaces the one before.
+        A further call replaces the one before. The turn of each second notices when the wall
+        clock, by which some of it may have been reckoned, was set.
         """
 
     def write(self, connection: Connection, output: list[bytes]) -> None:
@@ -100,6 +104,8 @@ class Broker:
         self.config = Config() if config is None else config
         #: milliseconds since the epoch, as of the start of this turn
         self.now_ms = time.time_ns() // 1_000_000
+        #: how far it is ahead of the clock that nobody can set
+        self.clock_offset = 0
         self.storage: Storage = MemoryStorage()
         #: the delivery mode of queues that have none of their own, -1 for that of each message
         self.default_delivery = delivery_mode(self.config.delivery.mode)
@@ -111,7 +117,9 @@ class Broker:
         self.connections: set[Connection] = set()
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
-        self.timers = Timers()
+        #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
+        self.timeouts = Timers()
+        self.dates = Timers()
         #: the stream partition that is being compacted; one at a time bounds the memory for keys
         self.compacting: Timed | None = None
         self.alarms = Alarms(0, 0)
@@ -200,9 +208,22 @@ class Broker:
 
     # Turns
 
+    @property
+    def elapsed_ms(self) -> int:
+        """Milliseconds, as of the start of this turn, on a clock that is never set.
+
+        It counts what must take a certain time whatever happens to the wall clock. Only what is
+        stored as a time, or said by a client, is ``now_ms``.
+        """
+        return self.now_ms - self.clock_offset
+
     def begin_turn(self) -> None:
-        """Read the clock; called by the driver before the first feed of a turn."""
+        """Read the clocks; called by the driver before the first feed of a turn."""
         self.now_ms = time.time_ns() // 1_000_000
+        offset = self.now_ms - time.monotonic_ns() // 1_000_000
+        # They are not read at the same moment, and times to wait for would waver with that.
+        if abs(offset - self.clock_offset) > CLOCK_TOLERANCE_MS:
+            self.clock_offset = offset
 
     def add_dirty(self, connection: Connection) -> None:
         """``connection`` has output for the end of this turn."""
@@ -224,6 +245,14 @@ class Broker:
         self._dead_letters.append((queue, message, reason))
         self.driver.request_turn()
 
+    def next_at(self) -> int:
+        """When a turn has something to call, as ``elapsed_ms``; 0 for never."""
+        due_at = self.timeouts.next_at()
+        date = self.dates.next_at()
+        if date and (due_at == 0 or date - self.clock_offset < due_at):
+            return date - self.clock_offset
+        return due_at
+
     @property
     def has_unwritten(self) -> bool:
         """Whether the end of this turn has changes to write that are not in the batch yet."""
@@ -233,9 +262,8 @@ class Broker:
         """Call what is due, write, commit, send. When it raises, nothing was committed that is not
         whole, and it must not be called again.
         """
-        due_at = self.timers.next_at()
-        if due_at and due_at <= self.now_ms:
-            self.timers.run(self.now_ms)
+        self.timeouts.run(self.elapsed_ms)
+        self.dates.run(self.now_ms)
         while self._dead_letters:
             # Publishing may fill other queues, which may give up others. It ends, since a message
             # does not come round twice without being rejected.
@@ -255,7 +283,7 @@ class Broker:
                 item.flush_turn()
         self.may_give_up = MAX_GIVEN_UP
         # Last, since anything above may have set a time.
-        due_at = self.timers.next_at()
+        due_at = self.next_at()
         if due_at:
             self.driver.wake_at(due_at)
         self.storage.commit()

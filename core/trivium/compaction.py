@@ -164,7 +164,7 @@ class Compaction(Timed):
         if not settings.is_compacted:
             self._give_up()
         else:
-            self._call_at(self._broker.now_ms)
+            self._call_at(self._broker.elapsed_ms)
 
     @property
     def is_under_way(self) -> bool:
@@ -174,7 +174,7 @@ class Compaction(Timed):
     def appended(self) -> None:
         """The partition got a batch."""
         if self._settings.is_compacted and not self.due_at and self._phase == _IDLE:
-            self._call_at(self._broker.now_ms + PERIOD_MS)
+            self._call_at(self._broker.elapsed_ms + PERIOD_MS)
 
     def deleted(self) -> None:
         """The stream is gone."""
@@ -184,7 +184,7 @@ class Compaction(Timed):
             self._table.delete(self._key)
 
     def _call_at(self, at: int) -> None:
-        self._broker.timers.call_at(at, self)
+        self._broker.timeouts.call_at(at, self)
         self._broker.driver.request_turn()
 
     def due(self) -> None:
@@ -218,7 +218,7 @@ class Compaction(Timed):
         if self._limit <= active.first_offset:
             return False
         if self._broker.compacting is not None:
-            self._call_at(self._broker.now_ms + PERIOD_MS)
+            self._call_at(self._broker.elapsed_ms + PERIOD_MS)
             return False
         self._broker.compacting = self
         self._phase = _SCAN
@@ -278,7 +278,7 @@ class Compaction(Timed):
             self._row = 0
             self._position = base + self._view.span
             budget -= _BATCH_COST
-        self._call_at(self._broker.now_ms + PAUSE_MS)
+        self._call_at(self._broker.elapsed_ms + PAUSE_MS)
 
     def _is_full(self) -> bool:
         return self._phase == _SCAN and (
@@ -335,7 +335,7 @@ class Compaction(Timed):
         self._partition.log = CompactedLog(output.log, self._active)
         self._end()
         # There may be enough for another round, where this one was cut for its keys.
-        self._call_at(self._broker.now_ms + PERIOD_MS)
+        self._call_at(self._broker.elapsed_ms + PERIOD_MS)
 
 
 def _key_of(view: RecordBatch, row: int) -> bytes | None:

@@ -48,13 +48,15 @@ class LostDeadLetters:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {CYCLE: 0, NO_EXCHANGE: 0, UNROUTABLE: 0, REFUSED: 0}
-        self._told_at = 0
+        self._told_at = -TELL_INTERVAL
 
-    def add(self, why: str, name: str, now: int) -> None:
-        """One more. ``name`` is the queue that gave the message up, or refused it."""
+    def add(self, why: str, name: str, elapsed: int) -> None:
+        """One more. ``name`` is the queue that gave the message up, or refused it; ``elapsed``
+        counts milliseconds.
+        """
         self.counts[why] += 1
-        if now - self._told_at >= TELL_INTERVAL:
-            self._told_at = now
+        if elapsed - self._told_at >= TELL_INTERVAL:
+            self._told_at = elapsed
             total = sum(self.counts.values())
             logger.warning(
                 "a dead letter is lost (%s, queue '%s'); %d since the start", why, name, total
@@ -73,14 +75,15 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
         return
     vhost = queue.vhost
     now = vhost.broker.now_ms
+    elapsed = vhost.broker.elapsed_ms
     lost = vhost.broker.lost_dead_letters
     exchange = vhost.exchanges.get(settings.dead_letter_exchange)
     if exchange is None:
-        lost.add(NO_EXCHANGE, queue.name, now)
+        lost.add(NO_EXCHANGE, queue.name, elapsed)
         return
     deaths = _deaths(message)
     if _is_cycle(deaths, queue.name, reason):
-        lost.add(CYCLE, queue.name, now)
+        lost.add(CYCLE, queue.name, elapsed)
         return
     address = message.address
     keys = [address.key, *_copies(message)]
@@ -112,7 +115,7 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
     )
     route = vhost.route_all(exchange, keys, dead)
     if not route.destinations:
-        lost.add(UNROUTABLE, queue.name, now)
+        lost.add(UNROUTABLE, queue.name, elapsed)
     route.publish(dead)
 
 

@@ -120,6 +120,7 @@ class Window(Timed):
         self._entries: dict[bytes, _Entry] = {}
         self._order: deque[_Entry] = deque()
         self._size = MAX_SIZE
+        self._more = _More(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -152,7 +153,7 @@ class Window(Timed):
             self._owner.table.put(self._prefix + identity, _ROW.pack(now, expires))
         self.limit(settings.size)
         if expires:
-            broker.timers.call_at(expires, self)
+            broker.dates.call_at(expires, self)
 
     def limit(self, size: int) -> None:
         """Hold the latest ``size`` ids: forget the others, very many of them bit by bit."""
@@ -162,7 +163,7 @@ class Window(Timed):
             self._drop(self._order.popleft())
             forgotten += 1
         if len(self._entries) > size:
-            self._broker.timers.call_at(self._broker.now_ms + 1, self)
+            self._broker.timeouts.call_at(self._broker.elapsed_ms + 1, self._more)
 
     def restore(self, identity: bytes, expires: int) -> None:
         """An id from before a restart; in the order in which they were taken."""
@@ -170,7 +171,7 @@ class Window(Timed):
         self._entries[identity] = entry
         self._order.append(entry)
         if expires:
-            self._broker.timers.call_at(expires, self)
+            self._broker.dates.call_at(expires, self)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -179,20 +180,33 @@ class Window(Timed):
         self._order.clear()
 
     def due(self) -> None:
-        """See ``Timed``: forget what has expired, and what there is no room for."""
-        self.limit(self._size)
+        """See ``Timed``: forget what has expired."""
         order = self._order
         now = self._broker.now_ms
         while order and 0 < order[0].expires <= now:
             self._drop(order.popleft())
         if order and order[0].expires:
-            self._broker.timers.call_at(order[0].expires, self)
+            self._broker.dates.call_at(order[0].expires, self)
+
+    def limit_on(self) -> None:
+        """Go on to forget what there is no room for."""
+        self.limit(self._size)
 
     def _drop(self, entry: _Entry) -> None:
         if self._entries.get(entry.identity) is entry:
             del self._entries[entry.identity]
             if entry.is_stored:
                 self._owner.table.delete(self._prefix + entry.identity)
+
+
+class _More(Timed):
+    """Forgets more of the ids that there is no room for."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def due(self) -> None:
+        self._window.limit_on()
 
 
 class Deduplication:

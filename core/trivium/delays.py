@@ -75,13 +75,13 @@ class Delays(Consumer):
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         if self._routed_at != now:
             self._routed_at = now
             self._routed = 0
         if self._routed < BURST:
             return True
-        self._broker.timers.call_at(now + 1, self._resume)
+        self._broker.timeouts.call_at(now + 1, self._resume)
         return False
 
     def resume(self) -> None:
@@ -96,7 +96,7 @@ class Delays(Consumer):
         left = self._route(entry)
         if left:
             self._left[entry] = left
-            queue.postpone(entry, self._broker.now_ms + FULL_DELAY)
+            queue.postpone(entry, FULL_DELAY)
         else:
             queue.settle(entry)
 

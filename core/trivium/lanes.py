@@ -191,7 +191,7 @@ class Lane:
             if entry.message.deliver_at and queue.delay(entry):
                 pass
             elif until > queue.vhost.broker.now_ms:
-                queue.delay_until(entry, until)
+                queue.postpone_until(entry, until)
             else:
                 self._append_window(entry)
                 if offset < self._recovered_to:

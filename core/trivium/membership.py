@@ -174,8 +174,8 @@ class GroupMembers(Timed):
     def _heard_from(self, member: Member, listener: MemberListener) -> None:
         member.listener = listener
         member.is_notified = False
-        member.expires_at = self._broker.now_ms + member.session_ms
-        self._broker.timers.call_at(member.expires_at, self)
+        member.expires_at = self._broker.elapsed_ms + member.session_ms
+        self._broker.timeouts.call_at(member.expires_at, self)
 
     # Partitions
 
@@ -220,7 +220,7 @@ class GroupMembers(Timed):
         known = self._memberships.vhost.streams
         streams = [known[name] for name in names if name in known]
         self._target = assign(self.strategy, members, streams, self._target)
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         concerned: dict[str, None] = {}
         for partition, member in list(self._owners.items()):
             ownership = member.owned[partition]
@@ -233,7 +233,7 @@ class GroupMembers(Timed):
                 del self._owners[partition]
             elif ownership.release_by == 0:
                 ownership.release_by = now + member.rebalance_ms
-                self._broker.timers.call_at(ownership.release_by, self)
+                self._broker.timeouts.call_at(ownership.release_by, self)
         for partition, name in self._target.items():
             if partition not in self._owners:
                 concerned[name] = None
@@ -266,7 +266,7 @@ class GroupMembers(Timed):
 
     def due(self) -> None:
         """Remove members without a sign of life; take away what was not let go in time."""
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         for name, member in list(self.members.items()):
             if member.expires_at <= now:
                 logger.info("group %s: member %s showed no life in time", self.name, name)
@@ -289,7 +289,7 @@ class GroupMembers(Timed):
                 else:
                     next_at = min(next_at, ownership.release_by)
         if next_at:
-            self._broker.timers.call_at(next_at, self)
+            self._broker.timeouts.call_at(next_at, self)
 
 
 class Memberships:

@@ -42,12 +42,12 @@ class Slowdown(Timed):
         self._broker = broker
         self._subscriber = subscriber
         self._unsent = subscriber.transport.unsent()
-        self._progressed_at = broker.now_ms
+        self._progressed_at = broker.elapsed_ms
 
     def wait(self, publisher: Connection) -> None:
         """Have ``publisher`` wait for a moment."""
         if not self.publishers:
-            self._broker.timers.call_at(self._broker.now_ms + MOMENT_MS, self)
+            self._broker.timeouts.call_at(self._broker.elapsed_ms + MOMENT_MS, self)
         self.publishers.append(publisher)
         publisher.waits_for += 1
 
@@ -65,7 +65,7 @@ class Slowdown(Timed):
         subscriber = self._subscriber
         if subscriber.slowdown is not self:
             return
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         unsent = subscriber.transport.unsent()
         if self._unsent - unsent >= PROGRESS:
             self._unsent = unsent

@@ -96,7 +96,7 @@ class PolicyWalk(Timed):
                 else:
                     vhost.apply_policy_to_stream(item)
         if self._allowed < MAX_PER_TURN:
-            vhost.broker.timers.call_at(vhost.broker.now_ms, self)
+            vhost.broker.timeouts.call_at(vhost.broker.elapsed_ms, self)
         if not self._left:
             self._items = []
             waiters = self._waiters

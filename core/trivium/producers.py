@@ -53,7 +53,7 @@ class Producers(Timed):
         # Rows that this round has still to look at.
         self._unseen: list[bytes] = []
         if len(table):
-            broker.timers.call_at(broker.now_ms + _HOUR_MS, self)
+            broker.timeouts.call_at(broker.elapsed_ms + _HOUR_MS, self)
 
     def open(self, producer: bytes) -> tuple[int, int] | None:
         """Start a new epoch: (epoch, next sequence number). None when there are too many."""
@@ -67,7 +67,7 @@ class Producers(Timed):
             epoch = min(epoch + 1, _MAX_EPOCH)
         self.advance(producer, epoch, sequence)
         if not self.due_at:
-            self._broker.timers.call_at(self._broker.now_ms + _HOUR_MS, self)
+            self._broker.timeouts.call_at(self._broker.elapsed_ms + _HOUR_MS, self)
         return epoch, sequence
 
     def expected(self, producer: bytes) -> int:
@@ -106,16 +106,16 @@ class Producers(Timed):
     def due(self) -> None:
         """Forget some of those that were idle too long; go on soon, or begin again in an hour."""
         table = self._table
-        now = self._broker.now_ms
+        elapsed = self._broker.elapsed_ms
         if not self._unseen:
             self._unseen = [name for name, _ in table.items()]
-        oldest = now // _HOUR_MS - IDLE_HOURS
+        oldest = self._broker.now_ms // _HOUR_MS - IDLE_HOURS
         for _ in range(min(_SWEEP_ROWS, len(self._unseen))):
             name = self._unseen.pop()
             row = table.get(name)
             if row is not None and _ROW.unpack(row)[2] < oldest:
                 table.delete(name)
         if self._unseen:
-            self._broker.timers.call_at(now + _SWEEP_PAUSE_MS, self)
+            self._broker.timeouts.call_at(elapsed + _SWEEP_PAUSE_MS, self)
         elif len(table):
-            self._broker.timers.call_at(now + _HOUR_MS, self)
+            self._broker.timeouts.call_at(elapsed + _HOUR_MS, self)

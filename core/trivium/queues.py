@@ -106,7 +106,9 @@ class Queue(Destination):
         self._broker = vhost.broker
         self._storage = vhost.broker.storage
         self._release = _Release(self)
-        self._alarm = _Alarm(self)
+        # After some time, and at a time.
+        self._timeout = _Alarm(self)
+        self._date = _Alarm(self)
         self._turn = 0
         self._is_dirty = False
         # Entries became ready, by other ways than a publish: time and limits are yet to count.
@@ -114,10 +116,11 @@ class Queue(Destination):
         # What is next has expired, and the turn is to give up no more.
         self._is_late = False
         self._load_waiters: list[LoadWaiter] = []
-        self._used_at = self._broker.now_ms
-        # Entries that are not ready before a time: delayed messages, and returned ones that wait
-        # for their next try.
+        self._used_at = self._broker.elapsed_ms
+        # Entries that are not ready: delayed messages before a time, and returned ones that wait
+        # for their next try for some time.
         self._delayed: list[tuple[int, int, QueueEntry]] = []
+        self._postponed: list[tuple[int, int, QueueEntry]] = []
         self._delays = 0
         # By priority; a queue without priorities has just the one.
         self._lanes: list[Lane] = []
@@ -142,7 +145,7 @@ class Queue(Destination):
             and settings.delivery < 0
             and not settings.deduplication.is_on
         )
-        self._broker.timers.call_at(self._broker.now_ms, self._alarm)
+        self._broker.timeouts.call_at(self._broker.elapsed_ms, self._timeout)
 
     # Publishing
 
@@ -201,7 +204,7 @@ class Queue(Destination):
             elif message.annotations is not None:
                 # A dead letter has no publisher that could be told.
                 broker = self._broker
-                broker.lost_dead_letters.add(REFUSED, self.name, broker.now_ms)
+                broker.lost_dead_letters.add(REFUSED, self.name, broker.elapsed_ms)
             return REJECTED
         self.published += 1
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
@@ -233,7 +236,7 @@ class Queue(Destination):
         lane.append(entry)
         self.ready_bytes += len(message.payload)
         if entry.expires:
-            self._broker.timers.call_at(entry.expires, self._alarm)
+            self._broker.dates.call_at(entry.expires, self._date)
         if settings.has_limits:
             self._drop_heads()
         return result
@@ -313,7 +316,7 @@ class Queue(Destination):
         if broker.may_give_up > 0:
             broker.may_give_up -= 1
             return True
-        broker.timers.call_at(broker.now_ms, self._alarm)
+        broker.timeouts.call_at(broker.elapsed_ms, self._timeout)
         return False
 
     # Delivery
@@ -355,9 +358,10 @@ class Queue(Destination):
 
     def touch(self) -> None:
         """The queue was used: its own expiry starts anew."""
-        self._used_at = self._broker.now_ms
+        self._used_at = self._broker.elapsed_ms
         if self.settings.expires >= 0 and not self.consumers:
-            self._broker.timers.call_at(self._used_at + self.settings.expires, self._alarm)
+            expires_at = self._used_at + self.settings.expires
+            self._broker.timeouts.call_at(expires_at, self._timeout)
 
     def _next_consumer(self) -> Consumer | None:
         consumers = self.consumers
@@ -406,7 +410,7 @@ class Queue(Destination):
         A consumer leaves, or its connection does: what it holds may come back in the same turn and
         goes first, and others may leave with it.
         """
-        self._broker.timers.call_at(self._broker.now_ms, self._alarm)
+        self._broker.timeouts.call_at(self._broker.elapsed_ms, self._timeout)
 
     def _check(self) -> None:
         """Consumers have had their turn: what is ready is subject to limits and time."""
@@ -522,14 +526,14 @@ class Queue(Destination):
             if 0 <= settings.delivery_limit < entry.returns:
                 self._give_up(entry, DELIVERY_LIMIT)
                 return
-            until = 0
+            delay = 0
             if settings.retry_delay > 0:
                 delay = settings.retry_delay << min(entry.returns - 1, MAX_DOUBLINGS)
-                until = self._broker.now_ms + min(delay, settings.retry_delay_max)
+                delay = min(delay, settings.retry_delay_max)
             if entry.is_stored:
-                self._keep_returns(entry, until)
-            if until:
-                self.postpone(entry, until)
+                self._keep_returns(entry, self._broker.now_ms + delay if delay else 0)
+            if delay:
+                self.postpone(entry, delay)
                 return
         self.unsettled -= 1
         self.ready_bytes += len(entry.message.payload)
@@ -581,47 +585,65 @@ class Queue(Destination):
 
     # Time
 
-    def postpone(self, entry: QueueEntry, until: int) -> None:
-        """Return an entry that a consumer cannot use before ``until`` (ms since the epoch)."""
+    def postpone(self, entry: QueueEntry, delay: int) -> None:
+        """Return an entry that a consumer cannot use within ``delay`` milliseconds."""
         self.unsettled -= 1
-        self.delay_until(entry, until)
+        self._postpone(entry, delay)
+
+    def postpone_until(self, entry: QueueEntry, until: int) -> None:
+        """Keep an entry from before a restart, for whose next try ``until`` was noted (milliseconds
+        since the epoch). The clock may have been set since: it never waits for longer than a try.
+        """
+        self._postpone(entry, min(until - self._broker.now_ms, self.settings.retry_delay_max))
+
+    def _postpone(self, entry: QueueEntry, delay: int) -> None:
+        until = self._broker.elapsed_ms + delay
+        self._delays += 1
+        heappush(self._postponed, (until, self._delays, entry))
+        self._broker.timeouts.call_at(until, self._timeout)
 
     def delay(self, entry: QueueEntry) -> bool:
         """Whether an entry's message is for later; then it is kept until its time has come."""
-        if entry.message.deliver_at <= self._broker.now_ms:
+        until = entry.message.deliver_at
+        if until <= self._broker.now_ms:
             return False
-        self.delay_until(entry, entry.message.deliver_at)
-        return True
-
-    def delay_until(self, entry: QueueEntry, until: int) -> None:
-        """Keep an entry that nobody holds until its time has come."""
         self._delays += 1
         heappush(self._delayed, (until, self._delays, entry))
-        self._broker.timers.call_at(until, self._alarm)
+        self._broker.dates.call_at(until, self._date)
+        return True
 
     def alarm(self) -> None:
         """A time that something here waits for may have come."""
         if self.is_deleted:
             return
-        now = self._broker.now_ms
-        timers = self._broker.timers
+        broker = self._broker
+        now = broker.now_ms
+        elapsed = broker.elapsed_ms
         settings = self.settings
         if settings.expires >= 0 and not self.consumers:
-            if self._used_at + settings.expires <= now:
+            expires_at = self._used_at + settings.expires
+            if expires_at <= elapsed:
                 self.vhost.delete_queue(self)
                 return
-            timers.call_at(self._used_at + settings.expires, self._alarm)
+            broker.timeouts.call_at(expires_at, self._timeout)
         self._is_late = False
-        while self._delayed and self._delayed[0][0] <= now and self._may_give_up():
-            entry = heappop(self._delayed)[2]
-            self.ready_bytes += len(entry.message.payload)
-            entry.lane.put_back(entry)
+        self._put_back(self._delayed, now)
         if self._delayed:
-            timers.call_at(self._delayed[0][0], self._alarm)
+            broker.dates.call_at(self._delayed[0][0], self._date)
+        self._put_back(self._postponed, elapsed)
+        if self._postponed:
+            broker.timeouts.call_at(self._postponed[0][0], self._timeout)
         self._is_unchecked = True
         self.dispatch()
         if not self.is_loading:
             self._call_load_waiters()
+
+    def _put_back(self, waiting: list[tuple[int, int, QueueEntry]], until: int) -> None:
+        """Those that wait no longer than ``until`` are ready."""
+        while waiting and waiting[0][0] <= until and self._may_give_up():
+            entry = heappop(waiting)[2]
+            self.ready_bytes += len(entry.message.payload)
+            entry.lane.put_back(entry)
 
     def _expire_heads(self, lane: Lane, now: int) -> None:
         while True:
@@ -629,7 +651,7 @@ class Queue(Destination):
             if entry is None or entry.expires == 0:
                 return
             if entry.expires > now:
-                self._broker.timers.call_at(entry.expires, self._alarm)
+                self._broker.dates.call_at(entry.expires, self._date)
                 return
             if not self._may_give_up():
                 return
@@ -649,15 +671,16 @@ class Queue(Destination):
     @property
     def delayed(self) -> int:
         """Messages that wait for their time."""
-        return len(self._delayed)
+        return len(self._delayed) + len(self._postponed)
 
     def purge(self) -> int:
         """Remove all ready and delayed messages; how many there were. Unsettled ones stay."""
-        count = len(self) + len(self._delayed)
-        for _, _, entry in self._delayed:
+        count = len(self) + self.delayed
+        for _, _, entry in [*self._delayed, *self._postponed]:
             self.unsettled += 1
             self.settle(entry)
         self._delayed.clear()
+        self._postponed.clear()
         for lane in self._lanes:
             lane.purge()
         self.ready_bytes = 0
@@ -670,6 +693,7 @@ class Queue(Destination):
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
         self._delayed.clear()
+        self._postponed.clear()
         if self.returns is not None:
             self.returns.clear()
         for lane in self._lanes:

@@ -42,6 +42,7 @@ class Retention(Timed):
         # Bytes appended since the size was counted.
         self._uncounted = 0
         self._must_count = False
+        self._aged = _Aged(self)
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other limits in force, in this turn."""
@@ -51,26 +52,25 @@ class Retention(Timed):
         )
         if self._is_limited:
             self._must_count = True
-            self._call_at(self._broker.now_ms)
+            self._call_after(0)
 
     def appended(self, size: int) -> None:
         """The partition got a batch of so many bytes."""
         self._uncounted += size
         if self._is_limited and not self.due_at:
-            self._call_at(self._broker.now_ms + PERIOD_MS)
+            self._call_after(PERIOD_MS)
 
     def due(self) -> None:
         """See ``Timed``: a step of the work."""
         if not self._is_limited or self._is_loading or self._partition.stream.is_deleted:
             return
-        now = self._broker.now_ms
         if self._remove_beyond_length():
-            self._call_at(now)
+            self._call_after(0)
         elif self._settings.max_age >= 0:
-            self._remove_aged(now)
+            self._remove_aged(self._broker.now_ms)
 
-    def _call_at(self, at: int) -> None:
-        self._broker.timers.call_at(at, self)
+    def _call_after(self, delay: int) -> None:
+        self._broker.timeouts.call_at(self._broker.elapsed_ms + delay, self)
         self._broker.driver.request_turn()
 
     def _remove_beyond_length(self) -> bool:
@@ -107,7 +107,6 @@ class Retention(Timed):
         age = self._settings.max_age
         mark = self._partition.high_watermark
         before = first
-        next_look = 0
         batches = log.read(first, STEP_BATCHES, STEP_BYTES)
         for base, batch, _ in batches:
             end = base + batch_span(batch)
@@ -115,20 +114,22 @@ class Retention(Timed):
                 # The newest batch; the next one that is appended has it looked at again.
                 break
             if end > mark:
-                next_look = now + PERIOD_MS
+                self._call_after(PERIOD_MS)
                 break
             expires = batch_max_timestamp(batch) + age
+            if expires > now + PERIOD_MS:
+                self._broker.dates.call_at(expires, self._aged)
+                self._broker.driver.request_turn()
+                break
             if expires > now:
-                next_look = max(expires, now + PERIOD_MS)
+                self._call_after(PERIOD_MS)
                 break
             before = end
         else:
             if batches:
-                next_look = now
+                self._call_after(0)
         if before > first:
             log.truncate(before)
-        if next_look:
-            self._call_at(next_look)
 
     def _loaded(self) -> None:
         # Now, since what was loaded need not be in memory for long.
@@ -136,3 +137,13 @@ class Retention(Timed):
         if not self._partition.stream.is_deleted and self._settings.max_age >= 0:
             self._remove_aged(self._broker.now_ms)
             self._broker.driver.request_turn()
+
+
+class _Aged(Timed):
+    """The time at which a batch is too old."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+
+    def due(self) -> None:
+        self._retention.due()

@@ -185,6 +185,7 @@ class Server(Driver):
         adapters = load_adapters(broker.config.listen)
         self._storage = self._open_storage()
         try:
+            broker.begin_turn()
             broker.open(self._storage, self, adapters)
             self._watch()
             for adapter in adapters:
@@ -386,7 +387,7 @@ class Server(Driver):
             self._waker.cancel()
             self._waker = None
         if at:
-            delay = max(at - time.time_ns() // 1_000_000, 0) / 1000
+            delay = max(at - time.monotonic_ns() // 1_000_000, 0) / 1000
             self._waker = self._loop.call_later(delay, self._woken)
 
     def _woken(self) -> None:

@@ -1,7 +1,7 @@
-"""Times at which something must be looked at again: one heap for the whole broker.
+"""Times at which something must be looked at again: a heap for each clock of the broker.
 
-Nothing here reads a clock. The driver asks when the next one is due and calls ``run`` with the
-time.
+Nothing here reads a clock, and all times of one heap are of the same. The broker asks when the next
+one is due and calls ``run`` with the time, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 class Timed:
     """Something that wants to be called at a time. At most one call is outstanding."""
 
-    #: milliseconds since the epoch of the outstanding call; 0 for none. Kept by ``Timers``.
+    #: the time of the outstanding call; 0 for none. Kept by ``Timers``.
     due_at: int = 0
 
     def due(self) -> None:
@@ -33,7 +33,7 @@ class Timers:
         self._number = 0
 
     def call_at(self, at: int, item: Timed) -> None:
-        """Call ``item`` at ``at`` (milliseconds since the epoch), or sooner if that is arranged."""
+        """Call ``item`` at ``at``, or sooner if that is arranged."""
         if item.due_at and item.due_at <= at:
             return
         item.due_at = at
@@ -49,8 +49,10 @@ class Timers:
 
     def run(self, now: int) -> None:
         """Call everything that is due at ``now``, each once."""
-        due: list[Timed] = []
         heap = self._heap
+        if not heap or heap[0][0] > now:
+            return
+        due: list[Timed] = []
         while heap and heap[0][0] <= now:
             at, _, item = heappop(heap)
             if item.due_at == at:

@@ -86,7 +86,7 @@ FILLER = bytes(MIN_BYTES)
 def run(broker: Broker, milliseconds: int = PERIOD_MS) -> None:
     """Let the time pass, with turns whenever one is due."""
     end = broker.now_ms + milliseconds
-    while (at := broker.timers.next_at()) and at <= end:
+    while (at := broker.next_at()) and at <= end:
         broker.now_ms = max(at, broker.now_ms)
         broker.end_turn()
     broker.now_ms = end

@@ -162,7 +162,7 @@ def in_turn(world: World) -> None:
 def by_timer(world: World) -> None:
     broker = world.broker
     broker.storage.table("t").put(b"half", b"done")
-    broker.timers.call_at(1, Alarm())
+    broker.timeouts.call_at(1, Alarm())
     broker.driver.request_turn()
 
 

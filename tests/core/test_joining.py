@@ -88,7 +88,7 @@ def rows(partition: Partition) -> list[tuple[object, ...]]:
 def run_until(broker: Broker, is_so: Callable[[], bool]) -> None:
     """Turns, at the times that timers ask for."""
     while not is_so():
-        broker.now_ms = broker.timers.next_at()
+        broker.now_ms = broker.next_at()
         broker.end_turn()
 
 

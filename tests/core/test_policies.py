@@ -208,7 +208,7 @@ def test_a_policy_for_many_queues_is_put_in_force_a_part_in_each_turn() -> None:
         assert limits(vhost).count(7) == turn * MAX_PER_TURN
         assert not vhost.policy_walk.is_done
         vhost.broker.end_turn()
-        assert vhost.broker.timers.next_at() <= vhost.broker.now_ms
+        assert vhost.broker.next_at() <= vhost.broker.now_ms
     assert vhost.policy_walk.is_done
     assert set(limits(vhost)) == {7}
 

@@ -19,7 +19,7 @@ def pass_hours(broker: Broker, hours: int) -> None:
     """Time passes, and everything that is due is done."""
     end = broker.now_ms + hours * HOUR
     while broker.now_ms < end:
-        broker.now_ms = min(broker.timers.next_at() or end, end)
+        broker.now_ms = min(broker.next_at() or end, end)
         broker.end_turn()
 
 
@@ -105,4 +105,4 @@ def test_forgetting_many_takes_more_than_one_turn() -> None:
     assert 3000 < len(left) < 5000
     pass_hours(broker, 1)
     assert all(producers.check(b"%d" % n, 0, 0) == FENCED for n in range(5000))
-    assert broker.timers.next_at() == 0
+    assert broker.next_at() == 0

@@ -52,7 +52,7 @@ def publish(stream: Stream, *sizes: int) -> None:
 def run(broker: Broker, milliseconds: int = PERIOD_MS) -> None:
     """Let the time pass, with turns whenever one is due."""
     end = broker.now_ms + milliseconds
-    while (at := broker.timers.next_at()) and at <= end:
+    while (at := broker.next_at()) and at <= end:
         broker.now_ms = max(at, broker.now_ms)
         broker.end_turn()
     broker.now_ms = end
@@ -112,7 +112,7 @@ def test_a_long_removal_takes_several_turns(broker: Broker, vhost: VirtualHost) 
         publish(stream, *[0] * 16_384)
     vhost.set_policy(Policy("p", "s", {"max-length": 1}))
     seen = []
-    while broker.timers.next_at():
+    while broker.next_at():
         broker.end_turn()
         seen.append(partition.first_offset)
     assert seen[:2] == [STEP_RECORDS, 2 * STEP_RECORDS]
@@ -210,7 +210,7 @@ def test_many_old_batches_take_several_turns(broker: Broker, vhost: VirtualHost)
 def test_nothing_is_looked_at_where_there_is_no_limit(broker: Broker, vhost: VirtualHost) -> None:
     stream = declare(vhost)
     publish(stream, 1)
-    assert broker.timers.next_at() == 0
+    assert broker.next_at() == 0
 
 
 # Policies
@@ -252,7 +252,7 @@ def test_a_deleted_stream_is_left_alone(broker: Broker, vhost: VirtualHost) -> N
     publish(stream, 1)
     vhost.delete_stream("s")
     run(broker)
-    assert broker.timers.next_at() == 0
+    assert broker.next_at() == 0
 
 
 # Readers
@@ -296,7 +296,7 @@ def settle(broker: Broker, host: Host) -> None:
     """Turns until the storage is idle and no removal is due."""
     while True:
         host.commit()
-        at = broker.timers.next_at()
+        at = broker.next_at()
         if not at or at > broker.now_ms:
             return
         broker.end_turn()

@@ -106,7 +106,7 @@ class Bench:
 
     def finish(self) -> None:
         """Go on until nothing is due any more that is done a part in each turn."""
-        while 0 < self.broker.timers.next_at() <= self.broker.now_ms:
+        while 0 < self.broker.next_at() <= self.broker.now_ms:
             self.settle()
         self.settle()
 

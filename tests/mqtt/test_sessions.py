@@ -161,6 +161,36 @@ def test_mqtt_3_1_2_23_session_expires() -> None:
     assert client.connack[1][0] == 0
 
 
+def step_clock(bench: Bench, seconds: int) -> None:
+    """Somebody sets the wall clock."""
+    bench.broker.now_ms += seconds * 1000
+    bench.broker.clock_offset += seconds * 1000
+    bench.broker.tick(bench.seconds)
+    bench.settle()
+
+
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_moves_neither_the_end_of_a_session_nor_its_will(
+    step: int,
+) -> None:
+    bench = Bench()
+    listener = bench.connect("l", 5)
+    listener.subscribe("will/#")
+    will = ("will/c", b"gone", 0, False)
+    bench.connect("c", 5, properties=expiry(60), will=will, will_properties=delay(30)).lose()
+    step_clock(bench, step)
+    bench.advance(29)
+    assert listener.received() == b""
+    bench.advance(2)
+    assert listener.received() == publish("will/c", b"gone", 0, 0, 5)
+    bench.advance(27)
+    assert bench.connect("c", 5, clean=False, properties=expiry(60)).connack[1][0] == 1
+    bench.connect("c", 5, clean=False, properties=expiry(60)).lose()
+    step_clock(bench, step)
+    bench.advance(61)
+    assert bench.connect("c", 5, clean=False).connack[1][0] == 0
+
+
 def test_session_expiry_zero_is_clean_and_maximum_is_never() -> None:
     bench = Bench()
     bench.connect("a", 5, clean=False).lose()

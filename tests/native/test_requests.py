@@ -113,6 +113,19 @@ def test_a_waiting_fetch_is_answered_when_its_time_has_passed(site: Site, wire: 
     assert fetched(wire.take()) == (0, 4, [])
 
 
+@pytest.mark.parametrize("step", [3_600_000, -3_600_000])
+def test_a_step_of_the_wall_clock_answers_no_waiting_fetch(
+    site: Site, wire: Wire, step: int
+) -> None:
+    assert fetch(wire, 4, max_wait_ms=500) == []
+    site.broker.now_ms += step
+    site.broker.clock_offset += step
+    site.advance(499)
+    assert wire.take() == []
+    site.advance(1)
+    assert fetched(wire.take()) == (0, 4, [])
+
+
 def test_several_fetches_have_their_own_times(site: Site, wire: Wire) -> None:
     other = site.client()
     assert fetch(wire, 4, max_wait_ms=300) == []

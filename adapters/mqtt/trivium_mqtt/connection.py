@@ -362,7 +362,7 @@ class MqttConnection(Reader):
         if next_turn is None:
             next_turn = _NextTurn(self)
             self._next_turn = next_turn
-        self.broker.timers.call_at(self.broker.now_ms, next_turn)
+        self.broker.timeouts.call_at(self.broker.elapsed_ms, next_turn)
 
     def _take_unsubscribe(self, packet: Unsubscribe) -> None:
         session = self.attached()

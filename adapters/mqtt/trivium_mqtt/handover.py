@@ -62,7 +62,7 @@ class Handover(Consumer):
         else:
             # What expires, or is dropped otherwise, does not come here.
             broker = sessions.broker
-            broker.timers.call_at(broker.now_ms + LOOK_AGAIN_MS, self._next_turn)
+            broker.timeouts.call_at(broker.elapsed_ms + LOOK_AGAIN_MS, self._next_turn)
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""
@@ -79,7 +79,8 @@ class Handover(Consumer):
         elif note and note[0] & NOTE_SHARED:
             sessions.shares.hand_on(note[1 : 1 + SHARE_SIZE], entry.message)
         self._queue.settle(entry)
-        sessions.broker.timers.call_at(sessions.broker.now_ms, self._next_turn)
+        broker = sessions.broker
+        broker.timeouts.call_at(broker.elapsed_ms, self._next_turn)
 
     def cancelled(self) -> None:
         """See ``Consumer``: the queue is gone, so this is done."""

@@ -62,7 +62,8 @@ class Sessions:
         #: the batch in which a session with rows ended last
         self.ended_batch = ACCEPTED
         self._connected_kept = 0
-        # (when, client identifier) of wills and ends of sessions; stale pairs are skipped.
+        # (when, by ``elapsed_ms``, and client identifier) of wills and ends of sessions; stale
+        # pairs are skipped.
         self._due: list[tuple[int, bytes]] = []
         self._next_clock = 0
 
@@ -125,11 +126,10 @@ class Sessions:
                 self._publish_will(client_id, will)
             else:
                 kept.will = will
-                kept.will_due = due
                 if due == 0:
-                    kept.will_due = last_run + will.delay * 1000
-                    store.put_will(client_id, will, kept.will_due)
-                heappush(self._due, (kept.will_due, client_id))
+                    due = last_run + will.delay * 1000
+                    store.put_will(client_id, will, due)
+                self._will_later(kept, min(due - self.broker.now_ms, will.delay * 1000))
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
             if queue.adapter == ADAPTER and client_id not in self.by_client:
@@ -194,9 +194,9 @@ class Sessions:
                 self._publish_will(session.client_id, will)
                 session.will = None
             else:
-                session.will_due = now_ms + will.delay * 1000
-                self.store.put_will(session.client_id, will, session.will_due)
-                heappush(self._due, (session.will_due, session.client_id))
+                delay = will.delay * 1000
+                self.store.put_will(session.client_id, will, now_ms + delay)
+                self._will_later(session, delay)
         if session.replays is not None:
             for replay in session.replays.values():
                 replay.suspend()
@@ -239,9 +239,9 @@ class Sessions:
 
     def tick(self) -> None:
         """About once a second: publish wills and end sessions that are due, note the time."""
-        now_ms = self.broker.now_ms
+        elapsed = self.broker.elapsed_ms
         due = self._due
-        while due and due[0][0] <= now_ms:
+        while due and due[0][0] <= elapsed:
             at, client_id = heappop(due)
             session = self.by_client.get(client_id)
             if session is None or session.connection is not None:
@@ -255,15 +255,22 @@ class Sessions:
             self._note_time()
 
     def _note_time(self) -> None:
-        now_ms = self.broker.now_ms
-        if now_ms >= self._next_clock:
-            self._next_clock = now_ms + CLOCK_INTERVAL
-            self.store.put_clock(now_ms)
+        elapsed = self.broker.elapsed_ms
+        if elapsed >= self._next_clock:
+            self._next_clock = elapsed + CLOCK_INTERVAL
+            self.store.put_clock(self.broker.now_ms)
 
     def _expire_later(self, session: Session, last_seen: int) -> None:
         if session.expiry != NEVER:
-            session.ends = last_seen + session.expiry * 1000
+            # The clock may have been set since: it never lives longer than it is to.
+            passed = max(self.broker.now_ms - last_seen, 0)
+            session.ends = self.broker.elapsed_ms + session.expiry * 1000 - passed
             heappush(self._due, (session.ends, session.client_id))
+
+    def _will_later(self, session: Session, delay: int) -> None:
+        """Publish the will after so many milliseconds."""
+        session.will_due = self.broker.elapsed_ms + delay
+        heappush(self._due, (session.will_due, session.client_id))
 
     # Subscriptions
 

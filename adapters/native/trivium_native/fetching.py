@@ -57,7 +57,7 @@ class Fetch(StreamReader):
         if partition.stream.is_deleted:
             connection.send_error(self.correlation, NotFound("the stream was deleted"))
             return True
-        is_due = connection.broker.now_ms >= self.deadline_ms
+        is_due = connection.broker.elapsed_ms >= self.deadline_ms
         if self._is_waiting and not is_due:
             return False
         if not partition.is_loaded(self._offset):
@@ -119,7 +119,7 @@ class FetchTimer(Timed):
     def due(self) -> None:
         self._connection.answer_fetches()
         # What is due but held (by a slow reader, or a read from disk) is answered without a timer.
-        now = self._connection.broker.now_ms
+        now = self._connection.broker.elapsed_ms
         later = [fetch.deadline_ms for fetch in self._connection.fetches if fetch.deadline_ms > now]
         if later:
-            self._connection.broker.timers.call_at(min(later), self)
+            self._connection.broker.timeouts.call_at(min(later), self)

@@ -113,12 +113,12 @@ class Parts(Timed):
         # Numbers in their order; the parts of one have none.
         for producer, part in sorted(decided, key=lambda each: (each[1].sequence, each[1].name)):
             self._application(producer).add(part)
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         for application in self._applications.values():
             # At the end of this turn, when what the other adapters keep is there too.
             application.resume_at(now)
         if len(self._rows):
-            self._broker.timers.call_at(now + _HOUR_MS, self)
+            self._broker.timeouts.call_at(now + _HOUR_MS, self)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,7 +144,7 @@ class Parts(Timed):
                 raise TooManyRequests("this virtual host has too many parts")
             part = self._add(producer, name, sequence)
             if not self.due_at:
-                self._broker.timers.call_at(self._broker.now_ms + _HOUR_MS, self)
+                self._broker.timeouts.call_at(self._broker.elapsed_ms + _HOUR_MS, self)
         elif part.sequence != sequence or part.is_decided:
             raise PreconditionFailed(f"part '{name}' belongs to number {part.sequence}")
         expected = part.log.next_offset
@@ -283,12 +283,12 @@ class Parts(Timed):
 
     def due(self) -> None:
         """Forget some of those that nobody adds to; go on soon, or begin again in an hour."""
-        now = self._broker.now_ms
+        now = self._broker.elapsed_ms
         if not self._unseen:
             self._unseen = [
                 (producer, name) for producer, parts in self._parts.items() for name in parts
             ]
-        oldest = now // _HOUR_MS - STAGED_HOURS
+        oldest = self._broker.now_ms // _HOUR_MS - STAGED_HOURS
         for _ in range(min(_SWEEP_PARTS, len(self._unseen))):
             producer, name = self._unseen.pop()
             part = self._parts.get(producer, {}).get(name)
@@ -300,9 +300,9 @@ class Parts(Timed):
             elif part.hour < oldest:
                 self._drop(producer, part)
         if self._unseen:
-            self._broker.timers.call_at(now + _SWEEP_PAUSE_MS, self)
+            self._broker.timeouts.call_at(now + _SWEEP_PAUSE_MS, self)
         elif len(self._rows):
-            self._broker.timers.call_at(now + _HOUR_MS, self)
+            self._broker.timeouts.call_at(now + _HOUR_MS, self)
 
 
 class Application(DurabilityWaiter):
@@ -339,8 +339,8 @@ class Application(DurabilityWaiter):
             self.step()
 
     def resume_at(self, at: int) -> None:
-        """Go on or try again at ``at`` (milliseconds since the epoch)."""
-        self._broker.timers.call_at(at, self._timer)
+        """Go on or try again at ``at`` (see ``Broker.elapsed_ms``)."""
+        self._broker.timeouts.call_at(at, self._timer)
 
     def batch_durable(self, batch: int) -> None:
         self._go_on()
@@ -348,7 +348,7 @@ class Application(DurabilityWaiter):
     def _go_on(self) -> None:
         # In a turn of its own, for all that it does must be in one batch.
         self._state = _SCHEDULED
-        self.resume_at(self._broker.now_ms)
+        self.resume_at(self._broker.elapsed_ms)
         self._broker.driver.request_turn()
 
     def step(self) -> None:
@@ -376,7 +376,7 @@ class Application(DurabilityWaiter):
                 messages -= self._parts.publish(record)
             except NativeError as error:
                 self.error = error
-                self.resume_at(self._broker.now_ms + RETRY_MS)
+                self.resume_at(self._broker.elapsed_ms + RETRY_MS)
                 return
             size -= len(record)
             log.truncate(offset + 1)
@@ -389,7 +389,7 @@ class Application(DurabilityWaiter):
             broker.storage.wait(self)
         else:
             self._state = _SCHEDULED
-            self.resume_at(broker.now_ms + 1)
+            self.resume_at(broker.elapsed_ms + 1)
 
 
 class _Step(Timed):

@@ -210,11 +210,11 @@ class Requests:
             offset,
             min(min_bytes, max_bytes),
             max_bytes,
-            connection.broker.now_ms + min(max_wait, MAX_WAIT_MS),
+            connection.broker.elapsed_ms + min(max_wait, MAX_WAIT_MS),
         )
         if not fetch.step():
             connection.fetches[fetch] = None
-            connection.broker.timers.call_at(fetch.deadline_ms, connection.fetch_timer)
+            connection.broker.timeouts.call_at(fetch.deadline_ms, connection.fetch_timer)
 
     def _metadata(self, correlation: int, fields: Fields) -> None:
         names = fields.texts("streams", MAX_STREAMS)

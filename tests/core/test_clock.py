@@ -1,0 +1,295 @@
+"""A step of the wall clock moves what waits for a time, and nothing that waits for some time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.core.harness import ManualDriver, RecordingConsumer, message, open_vhost
+from tests.core.storage.simulated import Host
+from trivium.broker import Broker
+from trivium.config import Config, StorageConfig
+from trivium.dead_letters import REFUSED, TELL_INTERVAL
+from trivium.deduplication import FORGET_AT_ONCE, QUEUE, Settings
+from trivium.errors import StaleMember
+from trivium.membership import MemberListener
+from trivium.queues import Queue
+from trivium.timers import Timed
+from trivium.vhost import VirtualHost
+
+START = 1_700_000_000_000
+HOUR = 3_600_000
+
+STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR])
+
+
+@pytest.fixture
+def vhost() -> VirtualHost:
+    found = open_vhost()
+    found.broker.now_ms = START
+    found.broker.end_turn()
+    return found
+
+
+def pass_time(broker: Broker, milliseconds: int) -> None:
+    broker.now_ms += milliseconds
+    broker.end_turn()
+
+
+def step_clock(broker: Broker, milliseconds: int) -> None:
+    """Somebody sets the wall clock."""
+    broker.now_ms += milliseconds
+    broker.clock_offset += milliseconds
+    broker.end_turn()
+
+
+def put(queue: Queue, payload: bytes = b"x", expires: int = 0, deliver_at: int = 0) -> None:
+    sent = message(payload, b"key", expires=expires)
+    sent.deliver_at = deliver_at
+    sent.timestamp = queue.vhost.broker.now_ms
+    if deliver_at:
+        queue.put_special(sent, b"")
+    else:
+        queue.put(sent, b"")
+
+
+# What waits for some time
+
+
+@STEPS
+def test_a_retry(vhost: VirtualHost, step: int) -> None:
+    queue = vhost.declare_queue("q", durable=True, arguments={"x-retry-delay": 1000})
+    put(queue)
+    entry = queue.get()
+    assert entry is not None
+    queue.requeue(entry)
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, 999)
+    assert queue.get() is None
+    pass_time(vhost.broker, 1)
+    assert queue.get() is entry
+
+
+@STEPS
+def test_a_retry_from_before_a_restart_never_waits_for_longer_than_a_retry(step: int) -> None:
+    host = Host()
+    vhost = open_vhost(host.storage)
+    vhost.broker.now_ms = START
+    arguments: dict[str, object] = {"x-retry-delay": 1000, "x-retry-delay-max": 1000}
+    queue = vhost.declare_queue("q", durable=True, arguments=arguments)
+    put(queue)
+    entry = queue.get()
+    assert entry is not None
+    queue.requeue(entry)
+    vhost.broker.end_turn()
+    host.commit()
+    again = Broker()
+    again.now_ms = START + step
+    again.open(Host(host.disk.power_cut(None), seed=1).storage, ManualDriver(), [])
+    queue = again.vhosts["/"].queues["q"]
+    if step < 0:
+        assert queue.get() is None
+    pass_time(again, 1000)
+    assert queue.get() is not None
+
+
+@STEPS
+def test_the_expiry_of_a_queue(vhost: VirtualHost, step: int) -> None:
+    vhost.declare_queue("q", arguments={"x-expires": 1000})
+    vhost.broker.end_turn()
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, 999)
+    assert "q" in vhost.queues
+    pass_time(vhost.broker, 1)
+    assert "q" not in vhost.queues
+
+
+class Listener(MemberListener):
+    def rebalance(self, group: str, member: str) -> None:
+        pass
+
+
+@STEPS
+def test_the_session_of_a_member(vhost: VirtualHost, step: int) -> None:
+    vhost.declare_stream("s", 1)
+    join = vhost.memberships.join
+    member = join("g", "m", ["s"], "range", 1000, 1000, Listener())
+    heartbeat = vhost.memberships.heartbeat
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, 999)
+    heartbeat("g", "m", member.generation, set(), Listener())
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, 1000)
+    with pytest.raises(StaleMember):
+        heartbeat("g", "m", member.generation, set(), Listener())
+
+
+@STEPS
+def test_the_next_look_at_a_length_limit(vhost: VirtualHost, step: int) -> None:
+    stream = vhost.declare_stream("s", 1, {"x-max-length": 1})
+    vhost.broker.end_turn()
+    for _ in range(3):
+        stream.accept(message(b"x"))
+        vhost.broker.end_turn()
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, 1000)
+    assert stream.partitions[0].first_offset == 2
+
+
+def test_the_next_line_about_lost_dead_letters(
+    vhost: VirtualHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = vhost.broker
+    for milliseconds in (0, -HOUR):
+        step_clock(broker, milliseconds)
+        broker.lost_dead_letters.add(REFUSED, "q", broker.elapsed_ms)
+        pass_time(broker, TELL_INTERVAL)
+    assert len(caplog.records) == 2
+
+
+# What waits for a time
+
+
+def test_a_message_expires_at_its_time(vhost: VirtualHost) -> None:
+    queue = vhost.declare_queue("q")
+    put(queue, b"early", START + HOUR // 2)
+    put(queue, b"late", START + 2 * HOUR)
+    step_clock(vhost.broker, HOUR)
+    assert len(queue) == 1
+    step_clock(vhost.broker, -HOUR)
+    pass_time(vhost.broker, HOUR)
+    assert len(queue) == 1
+    pass_time(vhost.broker, HOUR)
+    assert len(queue) == 0
+
+
+def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
+    queue = vhost.declare_queue("q")
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    put(queue, b"early", deliver_at=START + HOUR // 2)
+    put(queue, b"late", deliver_at=START + 2 * HOUR)
+    step_clock(vhost.broker, -HOUR)
+    pass_time(vhost.broker, HOUR)
+    assert consumer.payloads == []
+    step_clock(vhost.broker, HOUR)
+    assert consumer.payloads == [b"early"]
+    pass_time(vhost.broker, HOUR)
+    assert consumer.payloads == [b"early", b"late"]
+
+
+def test_an_id_is_forgotten_at_its_time(vhost: VirtualHost) -> None:
+    window = vhost.deduplication.window(QUEUE, "q")
+    window.add(b"early", Settings(True, "", 10, HOUR // 2), False)
+    window.add(b"late", Settings(True, "", 10, 3 * HOUR), False)
+    step_clock(vhost.broker, -HOUR)
+    pass_time(vhost.broker, HOUR)
+    assert len(window) == 2
+    step_clock(vhost.broker, HOUR)
+    assert len(window) == 1
+
+
+@STEPS
+def test_ids_that_there_is_no_room_for(vhost: VirtualHost, step: int) -> None:
+    window = vhost.deduplication.window(QUEUE, "q")
+    count = 2 * FORGET_AT_ONCE + 1
+    for number in range(count):
+        window.add(b"%d" % number, Settings(True, "", count, -1), False)
+    window.limit(1)
+    step_clock(vhost.broker, step)
+    for _ in range(2):
+        pass_time(vhost.broker, 1)
+    assert len(window) == 1
+
+
+def test_the_age_limit_of_a_stream(vhost: VirtualHost) -> None:
+    stream = vhost.declare_stream("s", 1, {"x-max-age": "30m"})
+    for _ in range(2):
+        sent = message(b"x")
+        sent.timestamp = vhost.broker.now_ms
+        stream.accept(sent)
+        vhost.broker.end_turn()
+    pass_time(vhost.broker, 1000)
+    assert stream.partitions[0].first_offset == 0
+    step_clock(vhost.broker, HOUR)
+    assert stream.partitions[0].first_offset == 1
+
+
+# The clocks
+
+
+class Clocks:
+    """The system's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = START
+        self.monotonic = HOUR
+        monkeypatch.setattr(time, "time_ns", lambda: self.wall * 1_000_000)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.monotonic * 1_000_000)
+
+
+def test_both_clocks_are_read_at_the_begin_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    broker = Broker()
+    broker.begin_turn()
+    assert (broker.now_ms, broker.elapsed_ms) == (START, HOUR)
+    clocks.wall -= HOUR
+    clocks.monotonic += 5
+    broker.begin_turn()
+    assert (broker.now_ms, broker.elapsed_ms) == (START - HOUR, HOUR + 5)
+
+
+def test_readings_at_slightly_different_moments_move_nothing_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    broker = open_vhost().broker
+    broker.begin_turn()
+    broker.dates.call_at(START + HOUR, Bell())
+    due_at = broker.next_at()
+    for wall, monotonic in ((1, 0), (0, 1), (1, 1), (2, 0)):
+        clocks.wall += wall
+        clocks.monotonic += monotonic
+        broker.begin_turn()
+        assert broker.next_at() == due_at
+
+
+class Bell(Timed):
+    """Can be waited for."""
+
+    def __init__(self) -> None:
+        self.has_rung = asyncio.Event()
+
+    def due(self) -> None:
+        self.has_rung.set()
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+async def test_the_driver_wakes_after_some_time_whatever_the_wall_clock_says(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    real = time.time_ns
+    early, late = Bell(), Bell()
+    async with Broker(Config(listen={}, storage=StorageConfig(mode="memory"))) as broker:
+        monkeypatch.setattr(time, "time_ns", lambda: real() + step * 1_000_000)
+        broker.begin_turn()
+        broker.timeouts.call_at(broker.elapsed_ms + 20, early)
+        broker.timeouts.call_at(broker.elapsed_ms + HOUR // 2, late)
+        broker.driver.request_turn()
+        await asyncio.wait_for(early.has_rung.wait(), 60)
+        assert not late.has_rung.is_set()
+
+
+async def test_the_turn_of_each_second_notices_that_a_time_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = time.time_ns
+    bell = Bell()
+    async with Broker(Config(listen={}, storage=StorageConfig(mode="memory"))) as broker:
+        broker.begin_turn()
+        broker.dates.call_at(broker.now_ms + HOUR // 2, bell)
+        broker.driver.request_turn()
+        monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR * 1_000_000)
+        await asyncio.wait_for(bell.has_rung.wait(), 60)
