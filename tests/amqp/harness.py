@@ -119,7 +119,6 @@ class Client:
 
     def feed(self, data: bytes) -> None:
         """Have the connection read ``data`` in one turn."""
-        self.server.broker.begin_turn()
         if not self.connection.is_closed:
             self.connection.feed(data)
         self.server.end_turn()
@@ -258,6 +257,16 @@ class Server:
     def open(self, **kwargs: Any) -> Client:
         """A client with an open connection and channel 1."""
         return self.connect().handshake(**kwargs)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with turns whenever one is due."""
+        broker = self.broker
+        end = broker.now_ms + int(seconds * 1000)
+        while (at := broker.next_at()) and at <= end:
+            broker.now_ms = max(at, broker.now_ms)
+            self.end_turn()
+        broker.now_ms = end
+        self.end_turn()
 
     def end_turn(self) -> None:
         """End the turn, and those that it asks for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 
 import pytest
 from pamqp import frame
@@ -271,9 +273,9 @@ def test_after_connection_close_only_close_ok_counts(client: Client) -> None:
 
 def test_client_that_does_not_answer_connection_close_is_cut_off(client: Client) -> None:
     client.send(Connection.OpenOk(), channel=0)
-    client.connection.tick(1000.0)
+    client.server.advance(2.999)
     assert not client.transport.is_aborted
-    client.connection.tick(1004.0)
+    client.server.advance(0.001)
     assert client.transport.is_aborted
 
 
@@ -302,48 +304,61 @@ def test_handshake_has_a_time_limit() -> None:
     server = Server(Config(limits=LimitsConfig(handshake_seconds=5)))
     slow, quick = server.connect(), server.open()
     slow.feed(PROTOCOL_HEADER)
-    for at in (100.0, 104.0):
-        slow.connection.tick(at)
-        quick.connection.tick(at)
+    server.advance(4.999)
     assert slow.transport.calls == []
-    slow.connection.tick(105.5)
-    quick.connection.tick(105.5)
+    server.advance(0.001)
     assert slow.transport.calls == ["abort"]
     assert quick.transport.calls == []
 
 
-def test_4_2_7_heartbeat_is_sent_after_half_the_interval_without_output(server: Server) -> None:
+HEARTBEAT = bytes.fromhex("08 0000 00000000 ce")
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5, 10, 60])
+def test_4_2_7_a_heartbeat_is_sent_after_each_half_of_the_interval(
+    server: Server, interval: int
+) -> None:
+    client = server.open(heartbeat=interval)
+    for _ in range(6):
+        server.advance(interval / 2 - 0.001)
+        assert client.take_bytes() == b""
+        client.feed(HEARTBEAT)
+        server.advance(0.001)
+        assert client.take_bytes() == HEARTBEAT
+
+
+def test_4_2_7_what_is_sent_anyway_takes_the_place_of_a_heartbeat(server: Server) -> None:
     client = server.open(heartbeat=10)
-    client.connection.tick(100.0)
-    client.connection.tick(104.0)
-    server.end_turn()
-    assert client.take_bytes() == b""
-    client.connection.tick(105.0)
-    server.end_turn()
-    assert client.take_bytes() == bytes.fromhex("08 0000 00000000 ce")
-    # What is sent anyway takes the place of a heartbeat.
-    client.connection.tick(109.0)
+    server.advance(4)
     client.call(Queue.Declare(queue="q"))
-    client.connection.tick(110.0)
-    server.end_turn()
+    server.advance(4.999)
     assert client.take_bytes() == b""
+    server.advance(0.001)
+    assert client.take_bytes() == HEARTBEAT
 
 
-def test_4_2_7_two_missed_heartbeats_end_the_connection(server: Server) -> None:
-    client = server.open(heartbeat=10)
-    client.connection.tick(100.0)
-    client.feed(bytes.fromhex("08 0000 00000000 ce"))
-    client.connection.tick(110.0)
-    client.connection.tick(130.0)
+@pytest.mark.parametrize("interval", [1, 10])
+def test_4_2_7_two_missed_heartbeats_end_the_connection(server: Server, interval: int) -> None:
+    client = server.open(heartbeat=interval)
+    server.advance(interval * 0.7)
+    client.feed(HEARTBEAT)
+    server.advance(2 * interval - 0.001)
     assert not client.transport.is_aborted
-    client.connection.tick(131.0)
+    server.advance(0.001)
     assert client.transport.is_aborted
+
+
+def test_a_connection_that_is_gone_is_not_kept_until_its_next_heartbeat(server: Server) -> None:
+    client = server.open(heartbeat=60)
+    gone = weakref.ref(client.connection)
+    client.lose()
+    del client
+    gc.collect()
+    assert gone() is None
 
 
 def test_heartbeat_zero_means_none(server: Server) -> None:
     client = server.open(heartbeat=0)
-    client.connection.tick(100.0)
-    client.connection.tick(10_000.0)
-    server.end_turn()
+    server.advance(100_000)
     assert client.take_bytes() == b""
     assert not client.transport.is_aborted

@@ -337,6 +337,23 @@ def test_mqtt_3_1_2_22_keep_alive_is_one_and_a_half_times_as_long(
     assert client.is_closed
 
 
+@pytest.mark.parametrize("keep_alive", [1, 2, 10])
+def test_keep_alive_is_counted_from_the_last_byte_and_not_from_the_look_behind_it(
+    keep_alive: int,
+) -> None:
+    bench = Bench()
+    client = bench.connect("c", 4, keep_alive=keep_alive)
+    bench.broker.now_ms += 999
+    client.send(b"\xc0\x00")
+    bench.broker.tick(0.0)
+    bench.broker.now_ms += keep_alive * 1500
+    bench.broker.tick(0.0)
+    assert not client.is_closed
+    bench.broker.now_ms += 1
+    bench.broker.tick(0.0)
+    assert client.is_closed
+
+
 def test_keep_alive_zero_turns_it_off() -> None:
     bench = Bench()
     client = bench.connect("c", 4)

@@ -166,6 +166,13 @@ class Site:
         self.broker.now_ms += milliseconds
         self.turn()
 
+    def pass_seconds(self, seconds: int) -> None:
+        """Time passes, with the tick of each second."""
+        for _ in range(seconds):
+            self.broker.now_ms += 1000
+            self.broker.tick(0.0)
+        self.turn()
+
     def sync(self) -> None:
         """Everything so far is on disk."""
         assert isinstance(self.storage, LateStorage)

@@ -53,7 +53,7 @@ from trivium_amqp.frames import (
     method_frame,
 )
 from trivium_amqp.handshake import Handshake
-from trivium_amqp.liveness import Liveness
+from trivium_amqp.liveness import CLOSE_MS, Liveness
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Replies
 
@@ -111,7 +111,7 @@ class AmqpConnection(Connection):
         #: publishers with something to confirm at the end of this feed
         self.unconfirmed: list[Publisher] = []
         self._channel_max = CHANNEL_MAX
-        self._liveness = Liveness()
+        self._liveness = Liveness(self)
         self._state = _GREETING
         self._handshake = Handshake(self)
         # Input that is not a whole frame yet, and the size that makes it one.
@@ -139,13 +139,14 @@ class AmqpConnection(Connection):
         self.is_blocked = False
         self._block_reason = ""
         self._is_told = False
+        self._liveness.due()
 
     # Input
 
     def feed(self, data: bytes) -> None:
         """See ``Connection``."""
         self.metrics.bytes_received += len(data)
-        self._liveness.has_received = True
+        self._liveness.received_at = self.broker.elapsed_ms
         if self._is_garbled:
             # The stream cannot be followed any more, but the client's last frame is known.
             if data.endswith(CLOSE_OK_FRAME):
@@ -189,7 +190,7 @@ class AmqpConnection(Connection):
         self._held_for &= ~reason
         if not self._held_for:
             # Nothing could be heard of it.
-            self._liveness.has_received = True
+            self._liveness.received_at = self.broker.elapsed_ms
             self.transport.resume_reading()
             self._read(self._pieces.take())
 
@@ -466,12 +467,13 @@ class AmqpConnection(Connection):
         self.frame_max = frame_max
         self.frame_room = frame_max - OVERHEAD
         self.largest_body = min(self.frame_max, self.broker.config.limits.max_message_bytes)
-        self._liveness.heartbeat = heartbeat
+        self._liveness.heartbeat = heartbeat * 1000
 
     def opened(self, vhost: VirtualHost) -> None:
         """The client opened a virtual host."""
         self.vhost = vhost
         self._state = _RUNNING
+        self._liveness.due()
 
     def has_capability(self, name: str) -> bool:
         """Whether the client announced a capability in its client-properties."""
@@ -550,29 +552,44 @@ class AmqpConnection(Connection):
     def take_output(self) -> list[bytes]:
         """See ``Connection``."""
         self.metrics.bytes_sent += self.output_size
-        self._liveness.has_sent = True
+        self._liveness.sent_at = self.broker.elapsed_ms
         self._unread = 0 if self.is_writable else self._unread + self.output_size
         return super().take_output()
 
+    def look(self) -> int:
+        """Do what is due for the connection to live, or to end; when to look again, 0 for never."""
+        if self.is_closed:
+            return 0
+        liveness = self._liveness
+        now = self.broker.elapsed_ms
+        if self._state != _RUNNING:
+            if self._state == _CLOSING:
+                limit = CLOSE_MS
+            else:
+                limit = int(self.broker.config.limits.handshake_seconds * 1000)
+            if now < liveness.began_at + limit:
+                return liveness.began_at + limit
+            if self._state != _CLOSING:
+                self.metrics.protocol_errors += 1
+            self.transport.abort()
+            return 0
+        if liveness.heartbeat == 0:
+            return 0
+        # While we do not read, we cannot know.
+        if self._held_for:
+            liveness.received_at = now
+        if liveness.dead_at() <= now:
+            self.transport.abort()
+            return 0
+        if liveness.heartbeat_at() <= now:
+            self.send(HEARTBEAT_FRAME)
+            liveness.sent_at = now
+        return min(liveness.heartbeat_at(), liveness.dead_at())
+
     def tick(self, now: float) -> None:
         """See ``Connection``."""
-        liveness = self._liveness
-        liveness.tick(now)
-        if self._state == _CLOSING:
-            if liveness.ignores_close(now):
-                self.transport.abort()
-        elif self._state != _RUNNING:
-            if liveness.is_older_than(self.broker.config.limits.handshake_seconds, now):
-                self.metrics.protocol_errors += 1
-                self.transport.abort()
-        else:
-            if liveness.owes_heartbeat(now):
-                self.send(HEARTBEAT_FRAME)
-            # While we do not read, we cannot know.
-            if not self._held_for and liveness.is_dead(now):
-                self.transport.abort()
-            else:
-                self._check_timeouts(now)
+        if self._state == _RUNNING:
+            self._check_timeouts(now)
 
     def _check_timeouts(self, now: float) -> None:
         """End the channels on which a delivery was not acknowledged in time.
@@ -626,6 +643,8 @@ class AmqpConnection(Connection):
         self.release()
         self.replies.drop()
         self._state = _CLOSING
+        self._liveness.began_at = self.broker.elapsed_ms
+        self._liveness.due()
         self._is_told = False
         self._release(_FOR_BROKER)
         self.send(
@@ -672,5 +691,6 @@ class AmqpConnection(Connection):
     def lost(self) -> None:
         """See ``Connection``."""
         self.metrics.connections_closed += 1
+        self._liveness.stop()
         self.release()
         self.replies.drop()

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-#: Seconds that a client gets to answer connection.close before its socket is closed.
-CLOSE_SECONDS: Final = 3.0
+from trivium.timers import Timed
+
+if TYPE_CHECKING:
+    from trivium_amqp.connection import AmqpConnection
+
+#: Milliseconds that a client gets to answer connection.close before its socket is closed.
+CLOSE_MS: Final = 3000
 
 
-class Liveness:
-    """Times are those of the latest ``tick``, in seconds on the monotonic clock."""
+class Liveness(Timed):
+    """Looks at one connection whenever something of it may be due.
 
-    def __init__(self) -> None:
-        #: negotiated interval in seconds, 0 for no heartbeats
+    All times are ``Broker.elapsed_ms``. Each look says when the next one is wanted, so a heartbeat
+    is sent when it is due and not at the next of some regular looks.
+    """
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection: AmqpConnection | None = connection
+        self._timeouts = connection.broker.timeouts
+        now = connection.broker.elapsed_ms
+        #: negotiated interval in milliseconds, 0 for no heartbeats
         self.heartbeat = 0
-        #: set by the connection, looked at by the next tick
-        self.has_received = False
-        self.has_sent = False
-        self._opened_at = -1.0
-        self._received_at = 0.0
-        self._sent_at = 0.0
+        #: when the connection was made, or sent connection.close: it must go on soon
+        self.began_at = now
+        self.received_at = now
+        self.sent_at = now
 
-    def tick(self, now: float) -> None:
-        """Take note of what happened since the last call."""
-        if self._opened_at < 0:
-            self._opened_at = self._received_at = self._sent_at = now
-        if self.has_received:
-            self.has_received = False
-            self._received_at = now
-        if self.has_sent:
-            self.has_sent = False
-            self._sent_at = now
+    def due(self) -> None:
+        """See ``Timed``."""
+        connection = self._connection
+        if connection is not None:
+            next_at = connection.look()
+            if next_at:
+                self._timeouts.call_at(next_at, self)
 
-    def is_older_than(self, seconds: float, now: float) -> bool:
-        """Whether the connection was made longer ago than this."""
-        return now - self._opened_at > seconds
+    def stop(self) -> None:
+        """The connection is gone; what waits for its time must not keep it in memory."""
+        self._connection = None
 
-    def ignores_close(self, now: float) -> bool:
-        """Whether a client that was sent connection.close had its time to answer."""
-        return now - self._sent_at > CLOSE_SECONDS
+    def heartbeat_at(self) -> int:
+        """When a heartbeat is to be sent: after half the interval without output (4.2.7)."""
+        return self.sent_at + self.heartbeat // 2
 
-    def owes_heartbeat(self, now: float) -> bool:
-        """Whether nothing was sent for half the interval (4.2.7)."""
-        return self.heartbeat > 0 and now - self._sent_at >= self.heartbeat / 2
-
-    def is_dead(self, now: float) -> bool:
-        """Whether nothing came for two intervals (4.2.7)."""
-        return self.heartbeat > 0 and now - self._received_at > 2 * self.heartbeat
+    def dead_at(self) -> int:
+        """When the client counts as dead: after two intervals without input (4.2.7)."""
+        return self.received_at + 2 * self.heartbeat

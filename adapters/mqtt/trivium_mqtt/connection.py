@@ -77,8 +77,10 @@ class MqttConnection(Reader):
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
         self._next_turn: _NextTurn | None = None
-        self._keep_alive = 0.0
-        self._last_fed = 0.0
+        # Milliseconds without input after which the client is gone, 0 for any; and, until it is
+        # connected, when it came.
+        self._keep_alive = 0
+        self._began_at = self._fed_at
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
         """See ``Reader``."""
@@ -228,7 +230,7 @@ class MqttConnection(Reader):
         session.connection = self
         if connect.will is not None:
             sessions.set_will(session, connect.will)
-        self._keep_alive = keep_alive * 1.5
+        self._keep_alive = keep_alive * 1500
         self.receive_maximum = connect.receive_maximum
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         self._connect = None
@@ -472,14 +474,11 @@ class MqttConnection(Reader):
 
     def tick(self, now: float) -> None:
         """See ``Connection``: keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
-        if self._was_fed:
-            self._was_fed = False
-            if self._state == IS_CONNECTED or self._last_fed == 0.0:
-                self._last_fed = now
+        elapsed = self.broker.elapsed_ms
         if self._state != IS_CONNECTED:
-            if now - self._last_fed > self.broker.config.limits.handshake_seconds:
+            if elapsed - self._began_at > self.broker.config.limits.handshake_seconds * 1000:
                 self.close()
-        elif self._keep_alive and not self._held_for and now - self._last_fed > self._keep_alive:
+        elif self._keep_alive and not self._held_for and elapsed - self._fed_at > self._keep_alive:
             self._end(KEEP_ALIVE_TIMEOUT)
 
 

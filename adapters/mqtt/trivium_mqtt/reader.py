@@ -58,7 +58,8 @@ class Reader(Link):
         self._is_blocked = False
         # What the client publishes while publishers are paused: whole packets.
         self._aside: bytearray | None = None
-        self._was_fed = True
+        #: when input came last, in ``Broker.elapsed_ms``
+        self._fed_at = sessions.broker.elapsed_ms
 
     # What the connection does with packets
 
@@ -99,7 +100,7 @@ class Reader(Link):
 
     def feed(self, data: bytes) -> None:
         """See ``Connection``."""
-        self._was_fed = True
+        self._fed_at = self.broker.elapsed_ms
         self.metrics.bytes_received += len(data)
         partial = self._partial
         if partial is not None:
@@ -241,7 +242,7 @@ class Reader(Link):
         if self._held_for or self.is_closed:
             return
         # Nothing could be heard of it.
-        self._was_fed = True
+        self._fed_at = self.broker.elapsed_ms
         self.transport.resume_reading()
         partial = self._partial
         if partial is not None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trivium.vhost import VirtualHost
 
 #: Intervals without a sign of life after which a client is gone.
-HEARTBEATS_MISSED: Final = 2.0
+HEARTBEATS_MISSED: Final = 2
 
 
 #: Reasons not to read a client: its password is being checked, the disk is behind with what it has
@@ -112,14 +112,15 @@ class NativeConnection(Connection):
         self._pending: deque[Frame] = deque()
         # Why the client is not read at the moment.
         self._pauses = 0
-        self._has_received = False
-        self._deadline = -1.0
+        # When it was heard last and, until it is open, when it came; see ``Broker.elapsed_ms``.
+        self._heard_at = broker.elapsed_ms
+        self._began_at = self._heard_at
 
     # From the driver
 
     def feed(self, data: bytes) -> None:
         self.metrics.bytes_received += len(data)
-        self._has_received = True
+        self._heard_at = self.broker.elapsed_ms
         self._reader.feed(data)
         if not self._is_deciding and not self._pending:
             self._process()
@@ -136,16 +137,14 @@ class NativeConnection(Connection):
             self.vhost.delete_queues_of(self)
 
     def tick(self, now: float) -> None:
-        if self._has_received or self._deadline < 0:
-            if self._is_open:
-                self._deadline = now + self._heartbeat * HEARTBEATS_MISSED
-            elif self._deadline < 0:
-                self._deadline = now + self.broker.config.limits.handshake_seconds
-            self._has_received = False
+        elapsed = self.broker.elapsed_ms
+        if not self._is_open:
+            if elapsed - self._began_at >= self.broker.config.limits.handshake_seconds * 1000:
+                self.fail(0, TimedOut("no authentication in time"))
+            return
         is_timed = self._heartbeat and not self._pauses & UNHEARD
-        if now >= self._deadline and (not self._is_open or is_timed):
-            what = "heartbeat" if self._is_open else "authentication"
-            self.fail(0, TimedOut(f"no {what} in time"))
+        if is_timed and elapsed - self._heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:
+            self.fail(0, TimedOut("no heartbeat in time"))
 
     def flushed(self) -> None:
         if self._is_held:
@@ -332,7 +331,7 @@ class NativeConnection(Connection):
         if self._pauses & reason:
             self._pauses &= ~reason
             if not self._pauses:
-                self._has_received = True
+                self._heard_at = self.broker.elapsed_ms
                 self.transport.resume_reading()
 
     def _handle(self, frame: Frame) -> None:
@@ -422,7 +421,6 @@ class NativeConnection(Connection):
         self.vhost = vhost
         self._is_open = True
         self._heartbeat = heartbeat
-        self._deadline = -1.0
         self._reader.max_frame = max_frame(self.broker)
         parts = self._parts_of(vhost)
         self._publisher = Publisher(vhost, self.metrics, self)
