@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 #: turn at full speed, small enough for thousands of slow readers.
 OUTPUT_HIGH_WATER: Final = 1 << 20
 
+#: Bytes that a client may yet send once its connection is over; they are read and dropped, so that
+#: it gets the last answer (64 MiB). Some clients send what they had buffered behind their goodbye.
+DISCARDED_BYTES: Final = 64 << 20
+
 
 class Peer:
     """Who is at the other end of a connection, as far as the network tells."""
@@ -44,7 +48,9 @@ class Transport(Protocol):
         """Feed again."""
 
     def close(self) -> None:
-        """Write what is in ``output``, then close. Nothing is fed any more."""
+        """Write what is in ``output``, then close, so that the peer gets it. Nothing is fed any
+        more; what the peer still sends is dropped until it closes too, or is too much.
+        """
 
     def abort(self) -> None:
         """Close at once; unwritten output is lost."""
@@ -181,7 +187,7 @@ class Connection(DurabilityWaiter):
         return output
 
     def close(self) -> None:
-        """Write the output, then close the connection. ``lost`` follows in a later turn."""
+        """Write the output, then close the connection. ``lost`` follows, later than this call."""
         if not self.is_closed:
             self.is_closed = True
             if self.output:

@@ -262,8 +262,8 @@ class Broker:
         """Call what is due, write, commit, send. When it raises, nothing was committed that is not
         whole, and it must not be called again.
         """
-        self.timeouts.run(self.elapsed_ms)
         self.dates.run(self.now_ms)
+        self.timeouts.run(self.elapsed_ms)
         while self._dead_letters:
             # Publishing may fill other queues, which may give up others. It ends, since a message
             # does not come round twice without being rejected.

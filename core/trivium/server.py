@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, cast
 
-from trivium.adapter import Adapter, Connection, Peer
+from trivium.adapter import DISCARDED_BYTES, Adapter, Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Listen, is_loopback, join_address
 from trivium.errors import ConfigError, InternalError, TriviumError
@@ -43,6 +43,9 @@ BACKLOG: Final = 1024
 #: over in one turn before they can be refused; of a process with few, half.
 RESERVED_FILES: Final = BACKLOG + 256
 
+#: Seconds that a peer gets to take its last answer and to close its socket as well.
+DRAIN_SECONDS: Final = 10.0
+
 #: Time that clients get to take their last bytes when the broker stops.
 STOP_SECONDS: Final = 2.0
 
@@ -50,7 +53,16 @@ STOP_SECONDS: Final = 2.0
 class SocketDriver(asyncio.Protocol):
     """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
 
-    __slots__ = ("_adapter", "_server", "_transport", "connection")
+    __slots__ = (
+        "_adapter",
+        "_discarded",
+        "_has_ended",
+        "_is_over",
+        "_server",
+        "_timer",
+        "_transport",
+        "connection",
+    )
 
     connection: Connection
     _transport: asyncio.Transport
@@ -58,28 +70,36 @@ class SocketDriver(asyncio.Protocol):
     def __init__(self, server: Server, adapter: Adapter) -> None:
         self._server = server
         self._adapter = adapter
+        # Whether the peer sends no more; whether the connection is over, and only the socket lives.
+        self._has_ended = False
+        self._is_over = False
+        self._discarded = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             self._connect(transport)
         except BaseException as error:
+            # There may be no connection to end.
+            self._is_over = True
             self._server.stop_for(error)
 
     def _connect(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface but not the base class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        server = self._server
+        server.sockets.add(self)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername")
         host, port = (name[0], name[1]) if name else ("", 0)
         peer = Peer(join_address(host, port), is_loopback(host))
-        server = self._server
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
         broker.add_connection(self.connection)
-        if broker.is_stopping or len(broker.connections) > server.max_connections:
+        if broker.is_stopping or len(server.sockets) > server.max_connections:
             self.connection.is_closed = True
             self._transport.abort()
 
@@ -93,9 +113,18 @@ class SocketDriver(asyncio.Protocol):
                 connection.feed(data)
             except BaseException as error:
                 server.feed_failed(connection, changes, error)
+            return
+        self._discarded += len(data)
+        if self._discarded > DISCARDED_BYTES:
+            self._transport.abort()
 
     def eof_received(self) -> bool:
-        return False
+        self._has_ended = True
+        if self._is_over:
+            return False
+        # What this turn has to say to a peer that only sends no more is written first.
+        self._server.close_after_turn(self)
+        return True
 
     def pause_writing(self) -> None:
         self.connection.is_writable = False
@@ -109,18 +138,29 @@ class SocketDriver(asyncio.Protocol):
             self._server.stop_for(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.begin_turn()
+        self._end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._server.socket_gone(self)
+
+    def _end(self) -> None:
+        """The connection is over: have it release what it holds."""
+        if self._is_over:
+            return
+        self._is_over = True
+        server = self._server
+        server.begin_turn()
         connection = self.connection
         connection.is_closed = True
-        self._server.broker.remove_connection(connection)
-        self._server.connection_gone()
         try:
+            server.broker.remove_connection(connection)
             connection.lost()
         except BaseException as failure:
-            self._server.stop_for(failure)
+            server.stop_for(failure)
 
     def write(self, output: list[bytes]) -> None:
-        if not self._transport.is_closing():
+        if not self._is_over and not self._transport.is_closing():
             self._transport.write(output[0] if len(output) == 1 else b"".join(output))
 
     # Transport
@@ -152,8 +192,26 @@ class SocketDriver(asyncio.Protocol):
         return transport.get_write_buffer_size() + waiting[0]
 
     def finish(self) -> None:
-        """The output is with the transport: close once it is written."""
-        self._transport.close()
+        """The output is with the transport: the connection is over.
+
+        A socket that is closed with unread input is reset, and the peer loses what it was sent
+        last. So what it still sends is read and dropped until it closes as well, within limits.
+        """
+        transport = self._transport
+        if transport.is_closing() or self._is_over:
+            return
+        self._end()
+        if self._has_ended:
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:
+            # The peer has reset the socket.
+            transport.abort()
+            return
+        transport.resume_reading()
+        self._timer = self._server.call_later(DRAIN_SECONDS, transport.abort)
 
 
 class Server(Driver):
@@ -163,6 +221,8 @@ class Server(Driver):
         self.broker = broker
         self.failed: asyncio.Future[StorageError | InternalError]
         self.max_connections = 0
+        #: all that are open, those among them whose connection is over
+        self.sockets: set[SocketDriver] = set()
         self._loop: asyncio.AbstractEventLoop
         self._listeners: list[asyncio.Server] = []
         self._http: HttpServer | None = None
@@ -276,13 +336,13 @@ class Server(Driver):
         except BaseException as error:
             self.stop_for(error)
         self._end_turn()
-        if broker.connections:
+        if self.sockets:
             try:
                 await asyncio.wait_for(self._emptied.wait(), STOP_SECONDS)
             except TimeoutError:
                 pass
-        for connection in list(broker.connections):
-            connection.transport.abort()
+        for driver in list(self.sockets):
+            driver.abort()
         await asyncio.sleep(0)
         if self._http is not None:
             await self._http.stop()
@@ -301,9 +361,10 @@ class Server(Driver):
         """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
         return await asyncio.shield(self.failed)
 
-    def connection_gone(self) -> None:
-        """A connection is closed; ``stop`` waits for the last one."""
-        if self.broker.is_stopping and not self.broker.connections:
+    def socket_gone(self, driver: SocketDriver) -> None:
+        """A socket is closed; ``stop`` waits for the last one."""
+        self.sockets.discard(driver)
+        if self.broker.is_stopping and not self.sockets:
             self._emptied.set()
 
     def stop_for(self, error: BaseException) -> None:
@@ -346,7 +407,8 @@ class Server(Driver):
             listener.close()
         for connection in list(self.broker.connections):
             connection.is_closed = True
-            connection.transport.abort()
+        for driver in list(self.sockets):
+            driver.abort()
 
     # Turns
 
@@ -394,6 +456,10 @@ class Server(Driver):
         self._waker = None
         self._wakes_at = 0
         self.begin_turn()
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Have something of a socket called on the loop."""
+        return self._loop.call_later(seconds, call)
 
     def close_after_turn(self, driver: SocketDriver) -> None:
         """Close a socket when this turn's output is with it."""

@@ -19,6 +19,7 @@ from tests.amqp.harness import (
     start_ok,
 )
 from trivium import __version__
+from trivium.adapter import DISCARDED_BYTES
 from trivium.config import Config, LimitsConfig, UserConfig
 from trivium.security.passwords import hash_password
 
@@ -274,9 +275,28 @@ def test_after_connection_close_only_close_ok_counts(client: Client) -> None:
 def test_client_that_does_not_answer_connection_close_is_cut_off(client: Client) -> None:
     client.send(Connection.OpenOk(), channel=0)
     client.server.advance(2.999)
-    assert not client.transport.is_aborted
+    assert not client.transport.is_closed
     client.server.advance(0.001)
+    assert client.transport.is_closed
+
+
+def test_client_that_answers_connection_close_with_too_much_is_cut_off(client: Client) -> None:
+    client.send(Connection.OpenOk(), channel=0)
+    for _ in range(DISCARDED_BYTES >> 20):
+        client.feed(bytes(1 << 20))
+    assert not client.transport.is_aborted
+    client.feed(b"\x00")
     assert client.transport.is_aborted
+
+
+def test_client_that_was_not_read_can_answer_connection_close(server: Server) -> None:
+    client = server.open()
+    client.connection.hold_input()
+    client.connection.shutdown()
+    server.end_turn()
+    assert client.transport.calls == ["pause_reading", "resume_reading"]
+    client.feed(CLOSE_OK)
+    assert client.transport.is_closed
 
 
 def test_shutdown_is_320(client: Client) -> None:

@@ -124,6 +124,84 @@ async def test_close_writes_what_was_sent_first() -> None:
         writer.close()
 
 
+async def test_what_the_broker_says_last_arrives_although_much_is_not_read() -> None:
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"q" + b"e" * (16 << 20))
+        await writer.drain()
+        assert await reader.read() == b"bye"
+        writer.close()
+
+
+async def test_a_connection_is_released_when_it_is_over_and_not_when_its_peer_closes() -> None:
+    async with Broker(config(max_connections=1)) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"q")
+        assert await reader.read() == b"bye"
+        await ADAPTER[-1].connections[0].is_lost.wait()
+        assert not broker.connections
+        # But its socket still counts.
+        other_reader, other_writer = await connect(broker)
+        try:
+            assert await other_reader.read() == b""
+        except ConnectionResetError:
+            pass
+        other_writer.close()
+        writer.close()
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a socket is closed."""
+    event = asyncio.Event()
+    original = trivium.server.Server.socket_gone
+
+    def socket_gone(self: trivium.server.Server, driver: SocketDriver) -> None:
+        original(self, driver)
+        event.set()
+
+    monkeypatch.setattr(trivium.server.Server, "socket_gone", socket_gone)
+    return event
+
+
+async def test_a_peer_that_does_not_close_has_its_time(
+    monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
+) -> None:
+    monkeypatch.setattr(trivium.server, "DRAIN_SECONDS", 0.01)
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"q")
+        assert await reader.read() == b"bye"
+        await gone.wait()
+        writer.close()
+
+
+async def test_a_peer_that_sends_on_and_on_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
+) -> None:
+    monkeypatch.setattr(trivium.server, "DISCARDED_BYTES", 1 << 20)
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"q")
+        assert await reader.read() == b"bye"
+        try:
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+        except ConnectionError:
+            pass
+        await gone.wait()
+
+
+async def test_a_peer_that_only_sends_no_more_is_answered() -> None:
+    async with Broker(config()) as broker:
+        reader, writer = await connect(broker)
+        writer.write(b"ee")
+        writer.write_eof()
+        assert await reader.read() == b"ee"
+        writer.close()
+
+
 async def test_lost_is_called_once_whoever_closes() -> None:
     async with Broker(config()) as broker:
         adapter = ADAPTER[-1]

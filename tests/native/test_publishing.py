@@ -299,17 +299,13 @@ def test_a_pause_for_a_moment_refuses_nothing_but_reads_publishers_no_more(
 def test_a_publisher_that_is_not_read_owes_no_heartbeat(disk: Site) -> None:
     add_queue(disk)
     wire = disk.client(heartbeat=1)
-    wire.connection.tick(0.0)
     wire.connection.blocked("")
     wire.send(frames.PUBLISH, 0, publish(entry()))
-    for now in range(1, 10):
-        wire.connection.tick(float(now))
+    disk.pass_seconds(10)
     wire.connection.unblocked()
-    wire.connection.tick(10.0)
-    wire.connection.tick(11.0)
+    disk.pass_seconds(1)
     assert not wire.is_closed, "its time starts anew"
-    wire.connection.tick(12.0)
-    disk.turn()
+    disk.pass_seconds(1)
     assert wire.is_closed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from trivium.adapter import Connection, Peer, Transport
+from trivium.adapter import DISCARDED_BYTES, Connection, Peer, Transport
 from trivium.broker import DEFAULT_VHOST, Broker
 from trivium.errors import TopologyError
 from trivium.message import HeaderValue
@@ -118,6 +118,8 @@ class AmqpConnection(Connection):
         self._pieces = Pieces()
         self._needed = 0
         self._is_garbled = False
+        # Bytes that came since connection.close was sent.
+        self._discarded = 0
         # See the module.
         self._repeated: Repeated | None = None
         self._ack_channel: Channel | None = None
@@ -147,6 +149,11 @@ class AmqpConnection(Connection):
         """See ``Connection``."""
         self.metrics.bytes_received += len(data)
         self._liveness.received_at = self.broker.elapsed_ms
+        if self._state == _CLOSING:
+            self._discarded += len(data)
+            if self._discarded > DISCARDED_BYTES:
+                self.transport.abort()
+                return
         if self._is_garbled:
             # The stream cannot be followed any more, but the client's last frame is known.
             if data.endswith(CLOSE_OK_FRAME):
@@ -569,9 +576,12 @@ class AmqpConnection(Connection):
                 limit = int(self.broker.config.limits.handshake_seconds * 1000)
             if now < liveness.began_at + limit:
                 return liveness.began_at + limit
-            if self._state != _CLOSING:
+            if self._state == _CLOSING:
+                # It may yet read what it was told.
+                self.close()
+            else:
                 self.metrics.protocol_errors += 1
-            self.transport.abort()
+                self.transport.abort()
             return 0
         if liveness.heartbeat == 0:
             return 0
@@ -646,7 +656,8 @@ class AmqpConnection(Connection):
         self._liveness.began_at = self.broker.elapsed_ms
         self._liveness.due()
         self._is_told = False
-        self._release(_FOR_BROKER)
+        # Its answer is to be read.
+        self._release(_FOR_BROKER | _FOR_ANSWERS)
         self.send(
             method_frame(
                 0,

@@ -476,7 +476,9 @@ class MqttConnection(Reader):
         """See ``Connection``: keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
         elapsed = self.broker.elapsed_ms
         if self._state != IS_CONNECTED:
-            if elapsed - self._began_at > self.broker.config.limits.handshake_seconds * 1000:
+            limit = self.broker.config.limits.handshake_seconds * 1000
+            # While its answer is up to us, it need not hurry.
+            if not self._held_for and elapsed - self._began_at > limit:
                 self.close()
         elif self._keep_alive and not self._held_for and elapsed - self._fed_at > self._keep_alive:
             self._end(KEEP_ALIVE_TIMEOUT)
