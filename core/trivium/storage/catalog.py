@@ -57,6 +57,8 @@ _MOST_VALUES: Final = 999
 
 #: the last of them where rows are encrypted
 TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
+#: the columns that name a row of a table
+_NAME: Final = ("key_table", "key")
 _CONTEXT: Final = b"trivium catalog"
 
 _POSITIONS: Final = frozenset(
@@ -395,7 +397,6 @@ class Catalog:
     def write(self, changes: CatalogChanges) -> None:
         """Apply all of it or nothing. Raises sqlite3.Error."""
         execute = self._connection.execute
-        executemany = self._connection.executemany
         execute("BEGIN IMMEDIATE")
         if execute("PRAGMA user_version").fetchone() == (0,):
             for statement in SCHEMA:
@@ -404,13 +405,9 @@ class Catalog:
         self._put("log", ((*row, checksum_of(row)) for row in changes.logs))
         self._put("chunk", ((*row, checksum_of(row)) for row in map(_chunk_row, changes.chunks)))
         # Removals come last: what was looked at early may have been removed since.
-        executemany(
-            "DELETE FROM chunk WHERE log = ? AND first = ?",
-            ((log, first) for log, first, _ in changes.dead),
-        )
-        for number in changes.dropped:
-            execute("DELETE FROM chunk WHERE log = ?", (number,))
-            execute("DELETE FROM log WHERE number = ?", (number,))
+        self._delete("chunk", "log", "first", ((log, first) for log, first, _ in changes.dead))
+        self._delete_all("chunk", "log", changes.dropped)
+        self._delete_all("log", "number", changes.dropped)
         self._put("key_table", ((*row, checksum_of(row)) for row in changes.tables))
         self._write_rows(changes)
         names = ((_TABLE_PREFIX + name, number) for number, name in changes.tables)
@@ -428,12 +425,14 @@ class Catalog:
         if is_plain:
             rows = ((*row, checksum_of_row(*row)) for row in changes.rows)
             self._put("key_value", rows)
-            self._delete("key_value", changes.deleted)
+            self._delete("key_value", *_NAME, changes.deleted)
             if has_sealed:
-                self._delete("sealed_value", chain(map(_name, changes.rows), changes.deleted))
+                names = chain(map(_name, changes.rows), changes.deleted)
+                self._delete("sealed_value", *_NAME, names)
             return
-        self._delete("key_value", chain(map(_name, changes.rows), changes.deleted))
-        self._delete("sealed_value", changes.deleted)
+        names = chain(map(_name, changes.rows), changes.deleted)
+        self._delete("key_value", *_NAME, names)
+        self._delete("sealed_value", *_NAME, changes.deleted)
         id_, salt = self._keys.current, self._entropy(SALT_SIZE)
         cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
         sealed = (
@@ -451,15 +450,27 @@ class Catalog:
             statement = f"INSERT OR REPLACE INTO {table} VALUES {places}"  # noqa: S608
             self._connection.execute(statement, tuple(chain.from_iterable(part)))
 
-    def _delete(self, table: str, names: Iterable[tuple[int, bytes]]) -> None:
-        """Remove rows of tables, if they are there."""
+    def _delete(
+        self, table: str, first: str, second: str, names: Iterable[tuple[int, int | bytes]]
+    ) -> None:
+        """Remove rows, named by two columns, if they are there."""
         for number, group in groupby(names, itemgetter(0)):
-            keys = map(itemgetter(1), group)
-            for first in keys:
-                part = [number, first, *islice(keys, _MOST_VALUES - 2)]
-                places = ", ".join("?" * (len(part) - 1))
-                statement = f"DELETE FROM {table} WHERE key_table = ? AND key IN ({places})"  # noqa: S608
-                self._connection.execute(statement, part)
+            condition = f"{first} = ? AND {second}"
+            self._delete_all(table, condition, map(itemgetter(1), group), (number,))
+
+    def _delete_all(
+        self,
+        table: str,
+        condition: str,
+        values: Iterable[int | bytes],
+        before: tuple[int, ...] = (),
+    ) -> None:
+        """Remove rows where ``condition``, which takes the values ``before``, is in ``values``."""
+        left = iter(values)
+        while part := tuple(islice(left, _MOST_VALUES - len(before))):
+            places = ", ".join("?" * len(part))
+            statement = f"DELETE FROM {table} WHERE {condition} IN ({places})"  # noqa: S608
+            self._connection.execute(statement, before + part)
 
     def roll_back(self) -> None:
         """Forget a write that failed. Raises sqlite3.Error."""
