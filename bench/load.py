@@ -32,7 +32,7 @@ class Limits:
 
     window: int
     """Sent and not yet acknowledged to the publisher."""
-    backlog: int
+    backlog: int = sys.maxsize
     """Sent and not yet delivered to the slowest receiver: keeps the run in a steady state."""
     total: int = sys.maxsize
     """Sent at all."""

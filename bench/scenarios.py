@@ -43,6 +43,8 @@ class Scenario:
     payload: int = 64
     window: int = 1000
     """Messages sent and not yet acknowledged, per publisher; the consumers' prefetch as well."""
+    at_full_speed: bool = False
+    """The publisher sends whatever its socket takes, however far behind the receivers are."""
     on_disk: bool = False
     latency_rate: int = 5000
     """Messages published per second, over all lanes, in the paced run."""
@@ -63,6 +65,8 @@ class Scenario:
     @property
     def limits(self) -> Limits:
         """What each lane may have under way in a closed run."""
+        if self.at_full_speed:
+            return Limits(self.window)
         backlog = min(BACKLOG, BACKLOG_BYTES // self.payload)
         return Limits(self.window, max(1, backlog // self.lanes))
 
@@ -154,6 +158,17 @@ SCENARIOS: Final = {
             for base in (_QOS0, _QOS1, _AMQP)
             for size in (1024, 16 * 1024)
         ),
+        *(
+            replace(
+                base,
+                name=f"{base.name}-full",
+                title=f"{base.title}, publisher at full speed",
+                at_full_speed=True,
+                quick=False,
+                goals=None,
+            )
+            for base in (_QOS0, _FANOUT)
+        ),
         replace(
             _QOS0,
             name="mqtt-qos0-1000c",
@@ -217,7 +232,8 @@ def _open_lane(
             receiver = AmqpConsumer(setup, name, body, scenario.window, every, receive_bytes)
         stack.callback(receiver.close)
         receivers.append(receiver)
-    batch = scenario.window if scenario.is_acknowledged else scenario.limits.backlog
+    is_windowed = scenario.is_acknowledged or scenario.at_full_speed
+    batch = scenario.window if is_windowed else scenario.limits.backlog
     publisher: Publisher
     if scenario.source == "mqtt":
         publisher = MqttPublisher(
