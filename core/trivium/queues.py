@@ -10,6 +10,7 @@ none.
 
 from __future__ import annotations
 
+from bisect import insort
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -335,8 +336,7 @@ class Queue(Destination):
                 f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use"
             )
         self.is_exclusively_consumed = exclusive
-        self.consumers.append(consumer)
-        self.consumers.sort(key=_descending_priority)
+        insort(self.consumers, consumer, key=_descending_priority)
         self.dispatch()
 
     def remove_consumer(self, consumer: Consumer) -> None:

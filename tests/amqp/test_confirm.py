@@ -455,3 +455,49 @@ def test_connection_error_in_a_transaction_releases_all(tx: Setup) -> None:
     tx.client.send(Basic.Qos(prefetch_size=1))
     assert_connection_closed(tx.client, 540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)")
     assert other.ask(Queue.Purge(queue="memory")).message_count == 1
+
+
+class Walked(dict[int, Any]):
+    """Counts how often all of it is gone through."""
+
+    walks = 0
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+    def __iter__(self) -> Any:
+        self.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.pure
+def test_a_rollback_does_not_go_through_what_is_unacknowledged_besides() -> None:
+    client = Server().open()
+    client.declare("q")
+    for _ in range(100):
+        client.publish("q")
+    client.ask(Tx.Select())
+    client.consume("q")
+    channel = client.connection.channels[1]
+    channel.unacked = unacked = Walked(channel.unacked)
+    client.send(Basic.Ack(delivery_tag=50), Tx.Rollback())
+    assert (len(unacked), channel.unacked is unacked, unacked.walks) == (100, True, 0)
+
+
+def test_deliveries_that_were_put_back_are_taken_in_their_order() -> None:
+    client = Server().open()
+    client.declare("dead")
+    client.declare(
+        "q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    )
+    for number in range(6):
+        client.publish("q", b"%d" % number)
+    client.ask(Tx.Select())
+    client.consume("q")
+    client.send(Basic.Ack(delivery_tag=2), Basic.Ack(delivery_tag=1), Tx.Rollback())
+    client.send(Basic.Nack(delivery_tag=4, multiple=True, requeue=False), Tx.Commit())
+    client.send(Basic.Ack(delivery_tag=6), Basic.Ack(delivery_tag=5), Tx.Rollback())
+    client.send(Basic.Nack(delivery_tag=0, multiple=True, requeue=False), Tx.Commit())
+    client.take()
+    assert [client.get("dead") for _ in range(7)] == [b"%d" % n for n in range(6)] + [None]

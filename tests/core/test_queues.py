@@ -6,6 +6,7 @@ import pytest
 
 import trivium.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
+from tests.steps import steps
 from trivium.errors import AccessRefused
 from trivium.message import EXACTLY_ONCE, HeaderValue
 from trivium.queues import Queue
@@ -253,3 +254,17 @@ def test_a_queue_recovers_its_log_with_the_redelivered_flag() -> None:
     while (entry := queue.get()) is not None:
         flags.append(entry.is_redelivered)
     assert flags == [True, True, True, False]
+
+
+@pytest.mark.pure
+def test_a_consumer_joins_in_few_steps_however_many_there_are() -> None:
+    def joins(count: int) -> int:
+        queue = open_vhost().declare_queue("q")
+        for number in range(count):
+            queue.add_consumer(RecordingConsumer(priority=number % 3))
+        found = steps(lambda: queue.add_consumer(RecordingConsumer(priority=1)))
+        priorities = [consumer.priority for consumer in queue.consumers]
+        assert priorities == sorted(priorities, reverse=True)
+        return found
+
+    assert joins(1600) < 1.5 * joins(200)

@@ -21,6 +21,7 @@ from tests.native.harness import (
     publish,
     settle,
 )
+from tests.steps import steps
 from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import Config, Listen
 from trivium.exchanges import Binding
@@ -638,3 +639,16 @@ def test_a_reader_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> No
     cold.finish_load()
     site.turn()
     assert wire.take() == []
+
+
+@pytest.mark.pure
+def test_a_settlement_of_what_was_never_delivered_looks_at_nothing(site: Site, wire: Wire) -> None:
+    def looks(count: int) -> int:
+        fill(site, count)
+        consume(wire, count, credit=count)
+        first = steps(lambda: wire.send(frames.ACK, 5, settle(count, count + 1, 1 << 60)))
+        wire.send(frames.UNSUBSCRIBE, 6, {"subscription": count})
+        site.vhost.delete_queue(site.vhost.queue("q"))
+        return first
+
+    assert looks(400) < 1.2 * looks(100)

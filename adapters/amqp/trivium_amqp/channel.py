@@ -48,7 +48,8 @@ class Channel:
         self.broker = connection.broker
         #: an exception was sent; everything but channel.close-ok is ignored (2.2.5)
         self.is_closing = False
-        #: deliveries that await an acknowledgement, by delivery tag, in ascending order
+        #: deliveries that await an acknowledgement, by delivery tag, in ascending order but for
+        #: those that a rollback has put back
         self.unacked: dict[int, Held] = {}
         self.delivery_tag = 0
         self.consumers: dict[str, AmqpConsumer] = {}
@@ -135,7 +136,8 @@ class Channel:
             held = unacked.pop(tag, None)
             return None if held is None else [(tag, held)]
         if tag == 0:
-            taken = list(unacked.items())
+            # In order already, unless a rollback has put some behind later ones.
+            taken = sorted(unacked.items())
             unacked.clear()
             self._lowest_tag = self.delivery_tag + 1
             return taken
@@ -145,7 +147,7 @@ class Channel:
         # the range is gone already, walking the ones that are left is shorter.
         lowest = self._lowest_tag
         if tag - lowest > 2 * len(unacked):
-            tags = [known for known in unacked if known <= tag]
+            tags = sorted([known for known in unacked if known <= tag])
         else:
             tags = [known for known in range(lowest, tag + 1) if known in unacked]
         self._lowest_tag = tag + 1
@@ -197,8 +199,9 @@ class Channel:
 
     def put_back(self, taken: list[tuple[int, Held]]) -> None:
         """Make deliveries unacknowledged again (tx.rollback)."""
-        self.unacked = dict(sorted([*self.unacked.items(), *taken]))
-        self._lowest_tag = 1
+        for tag, held in taken:
+            self.unacked[tag] = held
+            self._lowest_tag = min(self._lowest_tag, tag)
 
     def new_delivery(self, entry: QueueEntry, no_ack: bool) -> int:
         """The delivery tag of a message that is handed out without a consumer (basic.get)."""

@@ -226,6 +226,10 @@ class QueueSubscription(Subscription):
 
     def _tags(self, first: int, last: int) -> list[int]:
         unsettled = self._unsettled
+        if unsettled:
+            # Tags ascend: what lies outside of those that are left is not looked for.
+            first = max(first, next(iter(unsettled)))
+        last = min(last, self._tag)
         if last - first < len(unsettled):
             return [tag for tag in range(first, last + 1) if tag in unsettled]
         return [tag for tag in unsettled if first <= tag <= last]
