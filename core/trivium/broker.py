@@ -18,10 +18,9 @@ from mypy_extensions import mypyc_attr
 from trivium.adapter import Adapter, Connection
 from trivium.alarms import Alarms
 from trivium.config import Config
-from trivium.dead_letters import LostDeadLetters, publish_dead_letter
+from trivium.dead_letters import DeadLetters
 from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
-from trivium.message import Message
 from trivium.metrics import ProtocolMetrics, Sample, render
 from trivium.pacing import Pacing
 from trivium.policies import Policy
@@ -133,8 +132,7 @@ class Broker:
         self._dirty: list[Connection] = []
         #: what is left of MAX_GIVEN_UP in this turn
         self.may_give_up = MAX_GIVEN_UP
-        self.lost_dead_letters = LostDeadLetters()
-        self._dead_letters: list[tuple[Queue, Message, str]] = []
+        self.dead_letters = DeadLetters(self)
         self._unsettled: list[Queue] = []
         self._unflushed: list[EndOfTurn] = []
         self._server: Server | None = None
@@ -240,11 +238,6 @@ class Broker:
         self._unflushed.append(item)
         self.driver.request_turn()
 
-    def add_dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
-        """``queue`` gave ``message`` up: publish it to its dead letter exchange in this turn."""
-        self._dead_letters.append((queue, message, reason))
-        self.driver.request_turn()
-
     def next_at(self) -> int:
         """When a turn has something to call, as ``elapsed_ms``; 0 for never."""
         due_at = self.timeouts.next_at()
@@ -256,7 +249,7 @@ class Broker:
     @property
     def has_unwritten(self) -> bool:
         """Whether the end of this turn has changes to write that are not in the batch yet."""
-        return bool(self._unsettled or self._unflushed or self._dead_letters)
+        return bool(self._unsettled or self._unflushed or self.dead_letters.are_new)
 
     def end_turn(self) -> None:
         """Call what is due, write, commit, send. When it raises, nothing was committed that is not
@@ -264,13 +257,7 @@ class Broker:
         """
         self.dates.run(self.now_ms)
         self.timeouts.run(self.elapsed_ms)
-        while self._dead_letters:
-            # Publishing may fill other queues, which may give up others. It ends, since a message
-            # does not come round twice without being rejected.
-            letters = self._dead_letters
-            self._dead_letters = []
-            for queue, message, reason in letters:
-                publish_dead_letter(queue, message, reason)
+        self.dead_letters.run()
         if self._unsettled:
             queues = self._unsettled
             self._unsettled = []
@@ -400,7 +387,7 @@ class Broker:
                         count,
                         f'reason="{why}"',
                     )
-                    for why, count in self.lost_dead_letters.counts.items()
+                    for why, count in self.dead_letters.lost.counts.items()
                 ],
                 Sample("queues", "gauge", "Queues", len(queues)),
                 Sample("streams", "gauge", "Streams", len(streams)),

@@ -1,19 +1,28 @@
 """Dead letters: messages that a queue gave up, on their way to its dead letter exchange.
 
-They are published at the end of the turn, before the batch is committed, so a message leaves its
-queue and enters the next one in the same batch. Each carries its history in the header ``x-death``,
-one entry per queue and reason with a count, the latest first, in the form of RabbitMQ.
+They are published at the end of a turn, before the batch is committed, so a message leaves its
+queue and enters the next one in the same batch. A turn publishes so many of them; the others stay
+unsettled in their queues until a later one. Each carries its history in the header ``x-death``, one
+entry per queue and reason with a count, the latest first, in the form of RabbitMQ.
+
+A dead letter enters no queue that it left before without a client's doing: neither a rejection nor
+a new publish. What a publisher writes into ``x-death`` has no part in that.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from trivium.exchanges import REJECTED, Destination
 from trivium.message import PROTOCOL_AMQP, Address, HeaderValue, Message
+from trivium.timers import Timed
 
 if TYPE_CHECKING:
+    from trivium.broker import Broker
+    from trivium.lanes import QueueEntry
     from trivium.queues import Queue
 
 logger = logging.getLogger(__name__)
@@ -29,8 +38,18 @@ COPIES_HEADER: Final = "CC"
 #: Largest count in ``x-death``: AMQP has signed integers of 64 bits.
 MAX_COUNT: Final = (1 << 63) - 1
 
-#: Entries of ``x-death``: one per queue and reason in the path. Longer paths are misconfigured.
+#: Entries of ``x-death``: one per queue and reason in the path. Longer paths are misconfigured: a
+#: dead letter goes no further that left so many queues in a row.
 MAX_DEATHS: Final = 64
+
+#: Dead letters that one turn publishes, each counted once for every destination, so that others are
+#: served between: some 10 ms of work.
+MAX_PER_TURN: Final = 1024
+#: Destinations that one dead letter is given to by way of full queues that pass it on
+#: (``reject-publish-dlx``), since all of that is one batch.
+MAX_STEPS: Final = 1024
+#: Milliseconds until a dead letter that must not be lost is tried again.
+RETRY_DELAY: Final = 1000
 
 #: Why nobody gets a dead letter: it would go round for ever, its exchange does not exist, no
 #: binding wants it, or a queue is full and has ``reject-publish``.
@@ -63,31 +82,191 @@ class LostDeadLetters:
             )
 
 
-def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
-    """Publish what ``queue`` gave up to its dead letter exchange.
+class DeadLetter(Timed):
+    """A message that ``queue`` gave up and that has not reached anybody yet.
 
-    It is dropped, and counted, where the exchange does not exist or leads to nobody, and where it
-    has been round without anybody rejecting it: otherwise two queues without consumers would pass
-    it on for ever.
+    ``entry`` is its place in the queue, which is settled when it has; None for a message that the
+    full queue has refused.
     """
+
+    def __init__(
+        self, queue: Queue, entry: QueueEntry | None, message: Message, reason: str
+    ) -> None:
+        self.queue = queue
+        self.entry = entry
+        self.message = message
+        self.reason = reason
+        #: the destinations that have yet to take it; None before the first try
+        self.left: list[Destination] | None = None
+        self.is_done = False
+
+    def due(self) -> None:
+        """See ``Timed``: try again."""
+        self.queue.vhost.broker.dead_letters.retry(self)
+
+
+class DeadLetters(Timed):
+    """The dead letters of a broker that are on their way."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.lost = LostDeadLetters()
+        self._broker = broker
+        self._new: list[DeadLetter] = []
+        self._refused: list[DeadLetter] = []
+        self._pending: deque[DeadLetter] = deque()
+
+    @property
+    def are_new(self) -> bool:
+        """Whether any came in this turn."""
+        return bool(self._new or self._refused)
+
+    def add(self, letter: DeadLetter) -> None:
+        """Publish it, in this turn unless there are too many."""
+        self._new.append(letter)
+        self._broker.driver.request_turn()
+
+    def add_refused(self, letter: DeadLetter) -> None:
+        """Publish, in this turn, what a full queue has refused: no queue keeps it meanwhile."""
+        self._refused.append(letter)
+        self._broker.driver.request_turn()
+
+    def retry(self, letter: DeadLetter) -> None:
+        """Publish one again that was left."""
+        self._pending.append(letter)
+
+    def run(self) -> None:
+        """Publish what may be published in this turn."""
+        refused = self._refused
+        self._refused = []
+        for letter in refused:
+            self._publish(letter)
+        pending = self._pending
+        came = self._new
+        pending.extend(came)
+        budget = MAX_PER_TURN
+        while pending and budget > 0:
+            self._new = []
+            budget -= self._publish(pending.popleft())
+            # What it pushed out of full queues goes first. So no more wait than one path has beside
+            # it, however often paths fork.
+            pending.extendleft(reversed(self._new))
+        self._new = []
+        for letter in came:
+            if not letter.is_done and letter.entry is not None:
+                letter.queue.keep_given_up(letter.entry, letter.reason)
+        if pending:
+            self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
+
+    def due(self) -> None:
+        """See ``Timed``: a turn has begun, whose end will go on."""
+
+    def _publish(self, letter: DeadLetter) -> int:
+        """Publish one, or leave it for later; how many destinations it was given to, at least 1."""
+        queue = letter.queue
+        entry = letter.entry
+        must_arrive = (
+            entry is not None and queue.settings.keeps_dead_letters and not queue.is_deleted
+        )
+        journey = _Journey(self._broker, must_arrive)
+        was_taken = journey.offer(queue, letter.message, letter.reason, letter.left)
+        if must_arrive and (journey.left or not was_taken):
+            if was_taken:
+                letter.left = journey.left
+            self._broker.timeouts.call_at(self._broker.elapsed_ms + RETRY_DELAY, letter)
+        else:
+            letter.is_done = True
+            for name in journey.cycles:
+                self.lost.add(CYCLE, name, self._broker.elapsed_ms)
+            if entry is not None:
+                queue.left(entry)
+        return max(journey.steps, 1)
+
+
+class _Journey:
+    """One try of one dead letter, through the full queues that pass it on.
+
+    What ``must_arrive`` is not lost when it does not.
+    """
+
+    def __init__(self, broker: Broker, must_arrive: bool) -> None:
+        self._broker = broker
+        self._must_arrive = must_arrive
+        #: destinations that it was given to
+        self.steps = 0
+        #: those of the first exchange that have yet to take it
+        self.left: list[Destination] = []
+        #: queues that it has been to
+        self.cycles: list[str] = []
+
+    def offer(
+        self, queue: Queue, message: Message, reason: str, wanted: list[Destination] | None
+    ) -> bool:
+        """Publish what ``queue`` gave up, where wanted to those alone that have yet to take it;
+        whether anybody has it.
+
+        Nobody gets it where the exchange does not exist or leads to nobody, nor does a queue that
+        it left before, since when no client had it.
+        """
+        settings = queue.settings
+        if settings.dead_letter_exchange is None:
+            # It had one when it gave this up.
+            return True
+        vhost = queue.vhost
+        exchange = vhost.exchanges.get(settings.dead_letter_exchange)
+        if exchange is None:
+            self._lose(NO_EXCHANGE, queue.name)
+            return wanted is not None
+        dead, keys, left = _dead_letter(queue, message, reason, exchange.name)
+        route = vhost.route_all(exchange, keys, dead)
+        if not route.destinations:
+            self._lose(UNROUTABLE, queue.name)
+        was_taken = wanted is not None
+        refused: list[Destination] = []
+        for destination in route.destinations:
+            if wanted is not None and destination not in wanted:
+                continue
+            target = destination.target_queue()
+            if len(left) >= MAX_DEATHS or (target is not None and target.name in left):
+                self.cycles.append(destination.name)
+            elif self._give(destination, target, dead):
+                was_taken = True
+            else:
+                refused.append(destination)
+        self.left = refused
+        return was_taken
+
+    def _give(self, destination: Destination, target: Queue | None, dead: Message) -> bool:
+        self.steps += 1
+        if destination.accept(dead) != REJECTED:
+            return True
+        if target is not None and target.passes_on and self.steps < MAX_STEPS:
+            # As deep as the way is long.
+            return self.offer(target, dead, MAXLEN, None)
+        self._lose(REFUSED, destination.name)
+        return False
+
+    def _lose(self, why: str, name: str) -> None:
+        if not self._must_arrive:
+            self._broker.dead_letters.lost.add(why, name, self._broker.elapsed_ms)
+
+
+def _dead_letter(
+    queue: Queue, message: Message, reason: str, exchange: str
+) -> tuple[Message, list[bytes], set[str]]:
+    """What is published of a message that ``queue`` gave up, by which keys, and the queues that it
+    has left since a client had it, this one among them unless it was rejected."""
     settings = queue.settings
-    if settings.dead_letter_exchange is None:
-        return
-    vhost = queue.vhost
-    now = vhost.broker.now_ms
-    elapsed = vhost.broker.elapsed_ms
-    lost = vhost.broker.lost_dead_letters
-    exchange = vhost.exchanges.get(settings.dead_letter_exchange)
-    if exchange is None:
-        lost.add(NO_EXCHANGE, queue.name, elapsed)
-        return
-    deaths = _deaths(message)
-    if _is_cycle(deaths, queue.name, reason):
-        lost.add(CYCLE, queue.name, elapsed)
-        return
+    now = queue.vhost.broker.now_ms
     address = message.address
     keys = [address.key, *_copies(message)]
+    deaths = _deaths(message)
     history = _with_death(deaths, queue.name, reason, message, keys, now)
+    hops = 0 if reason == REJECTED_REASON else min(message.hops + 1, MAX_DEATHS)
+    left: set[str] = set()
+    for death in history[:hops]:
+        # The broker made these.
+        if isinstance(death, dict):
+            left.add(str(death.get("queue")))
     annotations = dict(message.annotations or {})
     if settings.dead_letter_routing_key is not None:
         if len(keys) > 1:
@@ -103,7 +282,7 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
     annotations["x-death"] = history
     dead = Message(
         message.protocol,
-        Address(exchange.name, keys[0]),
+        Address(exchange, keys[0]),
         message.header,
         message.payload,
         message.mode,
@@ -112,11 +291,9 @@ def publish_dead_letter(queue: Queue, message: Message, reason: str) -> None:
         priority=message.priority,
         annotations=annotations,
         insists=message.insists,
+        hops=hops,
     )
-    route = vhost.route_all(exchange, keys, dead)
-    if not route.destinations:
-        lost.add(UNROUTABLE, queue.name, elapsed)
-    route.publish(dead)
+    return dead, keys, left
 
 
 def _copies(message: Message) -> list[bytes]:
@@ -137,19 +314,6 @@ def _copies(message: Message) -> list[bytes]:
 def _deaths(message: Message) -> list[HeaderValue]:
     found = message.properties().header("x-death")
     return found if isinstance(found, list) else []
-
-
-def _is_cycle(deaths: list[HeaderValue], queue_name: str, reason: str) -> bool:
-    if reason == REJECTED_REASON:
-        return False
-    was_here = False
-    for death in deaths:
-        if isinstance(death, dict):
-            if death.get("reason") == REJECTED_REASON:
-                return False
-            if death.get("queue") == queue_name:
-                was_here = True
-    return was_here
 
 
 def _with_death(

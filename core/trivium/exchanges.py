@@ -9,7 +9,7 @@ which makes every cached route stale at once without a walk.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -25,6 +25,9 @@ from trivium.topics import (
     levels_of,
 )
 from trivium.values import matches
+
+if TYPE_CHECKING:
+    from trivium.queues import Queue
 
 ACCEPTED: Final = 0
 """Result of a publish that waits for nothing. A positive result is the batch to wait for."""
@@ -54,6 +57,10 @@ class Destination:
     def has_room(self, messages: int, size: int) -> bool:
         """Whether none of so many messages, with ``size`` bytes of payload, would be REJECTED."""
         return True
+
+    def target_queue(self) -> Queue | None:
+        """The queue that a message for it enters; None where there is none, or not just one."""
+        return None
 
     def combine(self, bindings: list[Binding]) -> Destination:
         """What stands in a route for this destination when ``bindings`` lead to it.
@@ -117,13 +124,17 @@ class Route:
     def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
         """Give ``message`` to every destination, or to those of them that are ``wanted``.
 
-        The ones that refused it are returned, to be offered it again.
+        The ones that refused it, and did not pass it on, are returned, to be offered it again.
         """
-        return [
-            destination
-            for destination in self.destinations
-            if (wanted is None or destination in wanted) and destination.accept(message) == REJECTED
-        ]
+        refused: list[Destination] = []
+        for destination in self.destinations:
+            if (wanted is None or destination in wanted) and (
+                destination.accept(message) == REJECTED
+            ):
+                queue = destination.target_queue()
+                if queue is None or not queue.passes_on:
+                    refused.append(destination)
+        return refused
 
 
 class Demand:

@@ -190,6 +190,8 @@ class Lane:
                 until = queue.restore_returns(entry)
             if entry.message.deliver_at and queue.delay(entry):
                 pass
+            elif until < 0:
+                queue.give_up_again(entry, until)
             elif until > queue.vhost.broker.now_ms:
                 queue.postpone_until(entry, until)
             else:

@@ -35,9 +35,9 @@ _DELAYED: Final = 32
 _INSISTS: Final = 64
 _MODE_MASK: Final = 3
 
-# mode and flags, protocol, priority, (pad), timestamp ms, expiry ms, exchange and key length,
+# mode and flags, protocol, priority, hops, timestamp ms, expiry ms, exchange and key length,
 # header length
-_RECORD: Final = Struct("<BBBxqqHII")
+_RECORD: Final = Struct("<BBBBqqHII")
 
 
 class RecordError(ValueError):
@@ -184,6 +184,7 @@ class Message:
         deliver_at: int = 0,
         annotations: dict[str, HeaderValue] | None = None,
         insists: bool = False,
+        hops: int = 0,
     ) -> None:
         self.protocol = protocol
         self.address = address
@@ -203,6 +204,8 @@ class Message:
         self.annotations = annotations
         #: its publisher asked for this very mode (``x-delivery``): queues must not change it
         self.insists = insists
+        #: queues in a row that gave it up, since a client had it
+        self.hops = hops
         self._record: bytes | None = None
         self._properties: Properties | None = None
         #: encodings made for readers, by a number that the reading adapter chooses
@@ -259,6 +262,7 @@ class Message:
                         flags,
                         self.protocol,
                         self.priority,
+                        self.hops,
                         self.timestamp,
                         self.expires,
                         len(address.exchange.encode()),
@@ -279,7 +283,7 @@ def decode_record(record: bytes) -> Message:
     """Rebuild a message from ``Message.record()``. Raises RecordError when it is damaged."""
     if len(record) < _RECORD.size:
         raise RecordError("message record is shorter than its fixed part")
-    flags, protocol, priority, timestamp, expires, exchange_size, key_size, header_size = (
+    flags, protocol, priority, hops, timestamp, expires, exchange_size, key_size, header_size = (
         _RECORD.unpack_from(record)
     )
     key_at = _RECORD.size + exchange_size
@@ -317,6 +321,7 @@ def decode_record(record: bytes) -> Message:
         deliver_at,
         annotations,
         flags & _INSISTS != 0,
+        hops,
     )
     message._record = record
     return message

@@ -153,6 +153,8 @@ class QueueSettings:
         self.overflow = DROP_HEAD
         self.dead_letter_exchange: str | None = None
         self.dead_letter_routing_key: str | None = None
+        #: a dead letter stays here until all its destinations have it (at-least-once)
+        self.keeps_dead_letters = False
         self.max_priority = 0
         self.delivery_limit = -1
         #: in which a delivery must be acknowledged; 0 for no limit, -1 for the broker's

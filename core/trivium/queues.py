@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED_REASON
+from trivium.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.deduplication import QUEUE, deduplication_id
 from trivium.errors import AccessRefused
 from trivium.exchanges import ACCEPTED, REJECTED, Destination
@@ -34,6 +34,13 @@ __all__ = ["Consumer", "Queue", "QueueEntry"]
 
 #: Doublings of a retry delay; beyond that it stays, so that no number grows without bound.
 MAX_DOUBLINGS: Final = 30
+
+#: Entries of one queue that are given up and not yet with its dead letter exchange. Then it hands
+#: out nothing more until some are, so that what consumers reject does not pile up in memory.
+MAX_LEAVING: Final = 1024
+
+#: What stands for ``until`` in the row of an entry that was given up.
+_REASONS: Final = {-1: REJECTED_REASON, -2: DELIVERY_LIMIT}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -123,6 +130,8 @@ class Queue(Destination):
         self._delayed: list[tuple[int, int, QueueEntry]] = []
         self._postponed: list[tuple[int, int, QueueEntry]] = []
         self._delays = 0
+        # Entries that are given up, on their way to the dead letter exchange.
+        self._leaving = 0
         # By priority; a queue without priorities has just the one.
         self._lanes: list[Lane] = []
         #: how often stored messages came back; None while none ever has
@@ -139,16 +148,31 @@ class Queue(Destination):
     def apply(self, settings: QueueSettings) -> None:
         """Put other settings in force, for what comes and for what is ready."""
         self.settings = settings
+        self._set_plain()
+        self._broker.timeouts.call_at(self._broker.elapsed_ms, self._timeout)
+
+    def _set_plain(self) -> None:
+        settings = self.settings
         self._is_plain = (
             len(self._lanes) == 1
             and settings.message_ttl < 0
             and not settings.has_limits
             and settings.delivery < 0
             and not settings.deduplication.is_on
+            and self._leaving < MAX_LEAVING
         )
-        self._broker.timeouts.call_at(self._broker.elapsed_ms, self._timeout)
 
     # Publishing
+
+    def target_queue(self) -> Queue | None:
+        """See ``Destination``."""
+        return self
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether what it refuses goes to its dead letter exchange."""
+        settings = self.settings
+        return settings.overflow == REJECT_PUBLISH_DLX and settings.dead_letter_exchange is not None
 
     def accept(self, message: Message) -> int:
         """See ``Destination``."""
@@ -197,15 +221,10 @@ class Queue(Destination):
                 if answer != REJECTED:
                     return answer
         if settings.overflow != DROP_HEAD and self._is_over_limit(1, len(message.payload)):
-            if (
-                settings.overflow == REJECT_PUBLISH_DLX
-                and settings.dead_letter_exchange is not None
-            ):
-                self._dead_letter(message, MAXLEN)
-            elif message.annotations is not None:
-                # A dead letter has no publisher that could be told.
-                broker = self._broker
-                broker.lost_dead_letters.add(REFUSED, self.name, broker.elapsed_ms)
+            # Whoever publishes a dead letter passes it on as well.
+            if self.passes_on and message.annotations is None:
+                letter = DeadLetter(self, None, message, MAXLEN)
+                self._broker.dead_letters.add_refused(letter)
             return REJECTED
         self.published += 1
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
@@ -229,7 +248,12 @@ class Queue(Destination):
                 return result
             if self.delay(entry):
                 return result
-        if self.consumers and entry.batch == 0 and self._nothing_is_ready():
+        if (
+            self.consumers
+            and entry.batch == 0
+            and self._leaving < MAX_LEAVING
+            and self._nothing_is_ready()
+        ):
             consumer = self._next_consumer()
             if consumer is not None:
                 self._hand_over(consumer, entry)
@@ -296,7 +320,7 @@ class Queue(Destination):
         is_first = True
         while self._is_over_limit(0, 0):
             # One is given up in any case, so that no publish makes the queue longer.
-            if not (is_first or self._may_give_up()):
+            if not (is_first or (self._leaving < MAX_LEAVING and self._may_give_up())):
                 return
             is_first = False
             entry: QueueEntry | None = None
@@ -453,6 +477,10 @@ class Queue(Destination):
         for index in range(len(self._lanes) - 1, -1, -1):
             lane = self._lanes[index]
             while True:
+                if self._leaving >= MAX_LEAVING:
+                    # Those that nobody takes may stay for ever, the others have soon gone.
+                    self._is_late = not self.settings.keeps_dead_letters
+                    return None
                 entry = lane.pop()
                 if entry is None:
                     break
@@ -566,16 +594,50 @@ class Queue(Destination):
         return until
 
     def _give_up(self, entry: QueueEntry, reason: str) -> None:
-        self._dead_letter(entry.message, reason)
+        if self.settings.dead_letter_exchange is None:
+            self.settle(entry)
+            return
+        # Nobody else may have it, though it is here until it is elsewhere.
+        entry.is_settled = True
+        self._leaving += 1
+        if self._leaving == MAX_LEAVING:
+            self._set_plain()
+        self._broker.dead_letters.add(DeadLetter(self, entry, entry.message, reason))
+
+    def keep_given_up(self, entry: QueueEntry, reason: str) -> None:
+        """A given up entry does not leave in this turn. Make it durable that no consumer gets it;
+        what expires or is too much does so again after a restart."""
+        if entry.is_stored and not self.is_deleted:
+            for until, known in _REASONS.items():
+                if known == reason:
+                    self._keep_returns(entry, until)
+
+    def give_up_again(self, entry: QueueEntry, until: int) -> None:
+        """An entry was given up before a restart, as its row says, and is still here."""
+        self.unsettled += 1
+        if self.settings.dead_letter_exchange is None:
+            self.forget_returns(entry)
+        self._give_up(entry, _REASONS.get(until, REJECTED_REASON))
+
+    def left(self, entry: QueueEntry) -> None:
+        """A given up entry has reached others, or nobody; it is done with."""
+        self._leaving -= 1
+        if self._leaving == MAX_LEAVING - 1:
+            self._set_plain()
+            self.dispatch_later()
+        if entry.is_stored:
+            self.forget_returns(entry)
+        entry.is_settled = False
         self.settle(entry)
+
+    @property
+    def is_left_waiting(self) -> bool:
+        """Whether it has entries that must reach its dead letter exchange."""
+        return self._leaving > 0 and self.settings.keeps_dead_letters
 
     def _expire(self, entry: QueueEntry) -> None:
         self.expired += 1
         self._give_up(entry, EXPIRED)
-
-    def _dead_letter(self, message: Message, reason: str) -> None:
-        if self.settings.dead_letter_exchange is not None:
-            self._broker.add_dead_letter(self, message, reason)
 
     def flush_settlements(self) -> None:
         """Write the settlements of this turn. Called by the broker before the commit."""
@@ -646,7 +708,7 @@ class Queue(Destination):
             entry.lane.put_back(entry)
 
     def _expire_heads(self, lane: Lane, now: int) -> None:
-        while True:
+        while self._leaving < MAX_LEAVING:
             entry = lane.peek()
             if entry is None or entry.expires == 0:
                 return

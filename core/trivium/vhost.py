@@ -379,7 +379,7 @@ class VirtualHost:
         if if_unused and queue.consumers:
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
-        if if_empty and (count or queue.delayed):
+        if if_empty and (count or queue.delayed or queue.is_left_waiting):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         if queue.owner is not None:

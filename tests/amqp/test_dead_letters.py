@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pamqp import frame
 from pamqp.commands import Basic, Channel, Connection, Queue
@@ -259,3 +261,56 @@ def test_history_too_large_for_a_frame_is_left_out(server: Server, frame_max: in
     received = reader.call(Basic.Get(queue="dead"))
     assert bodies(received) == [b"1"]
     assert received[1].properties.headers is None
+
+
+def test_a_message_that_is_published_again_with_its_history_may_expire_again(
+    client: Client,
+) -> None:
+    client.declare("tdq")
+    arguments = {
+        "x-message-ttl": 0,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "tdq",
+    }
+    client.declare("tq", arguments=arguments)
+    headers: dict[str, Any] = {}
+    for count in (1, 2, 3):
+        client.publish("tq", b"later", headers=headers)
+        client.server.end_turn()
+        received = client.call(Basic.Get(queue="tdq", no_ack=True))
+        assert bodies(received) == [b"later"]
+        headers = received[1].properties.headers
+        assert [(d["queue"], d["count"]) for d in headers["x-death"]] == [("tq", count)]
+
+
+def turns(server: Server, count: int) -> int:
+    """Messages that queues took in so many turns."""
+    queues = server.broker.vhosts["/"].queues.values()
+    for _ in range(count):
+        server.end_turn()
+    return sum(queue.published for queue in queues)
+
+
+@pytest.mark.parametrize("targets", [["a"], ["b", "a"]])
+@pytest.mark.parametrize("is_forged", [True, False])
+def test_full_queues_whose_dead_letters_go_round_do_not_go_on_for_ever(
+    client: Client, targets: list[str], is_forged: bool
+) -> None:
+    for name, other in zip(["a", "b"], targets, strict=False):
+        arguments = {
+            "x-max-length": 1,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": other,
+        }
+        client.declare(name, arguments=arguments)
+    headers = {"x-death": [{"reason": "rejected"}]} if is_forged else {}
+    for number in range(3):
+        client.publish("a", b"%d" % number, headers=headers)
+        if not is_forged:
+            client.get("a", no_ack=False)
+    if not is_forged:
+        # All three are rejected, and come back in one turn.
+        client.send(Basic.Nack(0, multiple=True, requeue=False))
+    before = turns(client.server, 10)
+    assert turns(client.server, 10) == before
+    assert client.counts("a")[0] <= 1

@@ -325,3 +325,20 @@ def test_a_delayed_exchange_comes_back() -> None:
 def test_a_delayed_exchange_of_no_type_is_refused(kind: HeaderValue) -> None:
     with pytest.raises(PreconditionFailed, match="x-delayed-type"):
         open_vhost().declare_exchange("x", "x-delayed-message", arguments={"x-delayed-type": kind})
+
+
+def test_what_a_full_queue_passes_on_is_not_offered_again(vhost: VirtualHost) -> None:
+    vhost.declare_queue("dead")
+    bound(
+        vhost,
+        max_length=0,
+        overflow="reject-publish-dlx",
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    vhost.delays.add(delayed(vhost, b"m"), [])
+    pass_time(vhost, 100)
+    for _ in range(3):
+        pass_time(vhost, trivium.delays.FULL_DELAY)
+    assert drain(vhost.queues["dead"]) == [b"m"]
+    assert len(vhost.delays) == 0

@@ -402,7 +402,7 @@ def test_a_cycle_without_rejection_is_cut(vhost: VirtualHost) -> None:
     for _ in range(3):
         pass_time(vhost, 10)
     assert (len(vhost.queues["one"]), len(vhost.queues["two"])) == (0, 0)
-    assert vhost.broker.lost_dead_letters.counts["cycle"] == 1
+    assert vhost.broker.dead_letters.lost.counts["cycle"] == 1
 
 
 def test_overflow_into_the_queue_itself_ends(vhost: VirtualHost) -> None:
@@ -448,7 +448,7 @@ def test_a_dead_letter_that_a_full_queue_passes_on_is_not_lost(vhost: VirtualHos
     put(queue, b"1")
     vhost.broker.end_turn()
     assert [letter.payload for letter in dead(vhost, "last")] == [b"1"]
-    assert not any(vhost.broker.lost_dead_letters.counts.values())
+    assert not any(vhost.broker.dead_letters.lost.counts.values())
 
 
 def test_a_dead_letter_moves_in_one_batch() -> None:

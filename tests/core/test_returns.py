@@ -87,6 +87,7 @@ def test_the_row_goes_with_the_settlement() -> None:
             queue.reject(taken(queue))
         else:
             queue.settle(taken(queue))
+        vhost.broker.end_turn()
         assert rows(storage) == 0, end
 
 

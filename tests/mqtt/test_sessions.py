@@ -18,6 +18,7 @@ from tests.mqtt.harness import (
     pubrel,
     text,
 )
+from trivium.policies import Policy
 from trivium_mqtt.options import MqttOptions
 
 
@@ -449,3 +450,22 @@ def test_a_refused_acknowledgement_frees_its_identifier() -> None:
     client.lose()
     client = bench.connect("c", 5, clean=False)
     assert client.received() == publish("t", b"2", 2, 2, 5, dup=True)
+
+
+@pytest.mark.parametrize("topic_filter", ["t/#", "$share/g/t/#"])
+def test_dead_letters_of_a_session_that_subscribes_to_them_do_not_go_round(
+    topic_filter: str,
+) -> None:
+    bench = Bench()
+    vhost = bench.broker.vhosts["/"]
+    client = bench.connect("c", 5, properties=expiry(60))
+    client.subscribe(topic_filter, 1)
+    client.lose()
+    (queue,) = vhost.queues.values()
+    vhost.set_policy(Policy("p", ".*", {"max-length": 1, "dead-letter-exchange": "amq.topic"}))
+    sender = bench.connect("s", 5)
+    for number in range(3):
+        sender.send(publish("t/a", b"%d" % number, 1, number + 1, 5))
+    bench.finish()
+    assert (len(queue), queue.published) == (1, 3)
+    assert vhost.broker.dead_letters.lost.counts["cycle"] == 2

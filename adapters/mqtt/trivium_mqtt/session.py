@@ -16,6 +16,7 @@ from trivium_mqtt.properties import SUBSCRIPTION_ID
 from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
+    from trivium.queues import Queue
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.outgoing import Outgoing
     from trivium_mqtt.replay import Replay
@@ -174,6 +175,11 @@ class Delivery(Destination):
             outgoing = session.sessions.outgoing(session)
         note = make_note(min(mode, self.qos), retain, self.share, self.identifiers)
         return outgoing.put(message, note)
+
+    def target_queue(self) -> Queue | None:
+        """See ``Destination``."""
+        outgoing = self.session.outgoing
+        return None if outgoing is None else outgoing.queue
 
 
 def make_note(qos: int, retain: bool, share: bytes, identifiers: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import Final
 from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.message import Message
 from trivium.metrics import ProtocolMetrics
+from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
 from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
@@ -101,6 +102,13 @@ class Share(Destination):
         else:
             self._places[member.session] = len(self.members)
             self.members.append(member)
+
+    def target_queue(self) -> Queue | None:
+        """See ``Destination``."""
+        if len(self.members) != 1:
+            return None
+        (member,) = self.members
+        return member.target_queue()
 
     def remove(self, session: Session) -> None:
         """Take the session out, if it is in."""
