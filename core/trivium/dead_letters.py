@@ -131,8 +131,9 @@ class DeadLetters(Timed):
         self._broker.driver.request_turn()
 
     def retry(self, letter: DeadLetter) -> None:
-        """Publish one again that was left."""
-        self._pending.append(letter)
+        """Publish one again that was left, unless its queue is gone."""
+        if not letter.queue.is_deleted:
+            self._pending.append(letter)
 
     def run(self) -> None:
         """Publish what may be published in this turn."""

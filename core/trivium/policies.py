@@ -15,7 +15,7 @@ import msgpack
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.patterns import Pattern, PatternError
-from trivium.queue_settings import POLICY_KEYS, check_value
+from trivium.queue_settings import POLICY_KEYS, check_strategy, check_value
 from trivium.storage.base import Table
 from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
 from trivium.stream_settings import check_stream_value
@@ -74,6 +74,11 @@ class Policy:
                 check_stream_value(key, value, what)
             else:
                 raise PreconditionFailed(f"invalid {what}: it is not supported")
+        check_strategy(
+            definition.get("dead-letter-strategy"),
+            definition.get("overflow"),
+            f"'dead-letter-strategy' of policy '{name}'",
+        )
 
     def matches(self, name: str) -> bool:
         """Whether it holds for what is called ``name``."""

@@ -66,6 +66,7 @@ _TEXTS: Final = frozenset({"dead-letter-exchange", "dead-letter-routing-key"}) |
     "queue-master-locator",
 }
 _FLAGS: Final = frozenset({"single-active-consumer", "message-deduplication"})
+_AT_LEAST_ONCE: Final = "at-least-once"
 #: argument without ``x-``: the values that there are
 _CHOICES: Final[dict[str, Collection[HeaderValue]]] = {
     "overflow": _OVERFLOW,
@@ -75,7 +76,7 @@ _CHOICES: Final[dict[str, Collection[HeaderValue]]] = {
     "queue-mode": ("default", "lazy"),
     "queue-version": (1, 2),
     "queue-leader-locator": ("client-local", "balanced", "random", "least-leaders"),
-    "dead-letter-strategy": ("at-most-once", "at-least-once"),
+    "dead-letter-strategy": ("at-most-once", _AT_LEAST_ONCE),
 }
 
 #: Arguments that RabbitMQ has for its own sake and that mean nothing here.
@@ -90,7 +91,6 @@ IGNORED: Final = frozenset(
         "initial-cluster-size",
         "max-in-memory-length",
         "max-in-memory-bytes",
-        "dead-letter-strategy",
     }
 )
 
@@ -200,6 +200,11 @@ def check_queue_arguments(
     for name, value in arguments.items():
         if name in ARGUMENTS[kind]:
             check_value(name[2:], value, f"arg '{name}' for {what}")
+    check_strategy(
+        arguments.get("x-dead-letter-strategy"),
+        arguments.get("x-overflow"),
+        f"arg 'x-dead-letter-strategy' for {what}",
+    )
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         raise PreconditionFailed(
             f"invalid arg 'x-dead-letter-routing-key' for {what}: no dead letter exchange"
@@ -272,6 +277,15 @@ def _wrong_type(what: str, expected: str, value: HeaderValue) -> PreconditionFai
     return PreconditionFailed(f'invalid {what}: "expected {expected}, got {type_name(value)}"')
 
 
+def check_strategy(strategy: HeaderValue, overflow: HeaderValue, what: str) -> None:
+    """Raise PreconditionFailed where dead letters are to arrive at least once with an ``overflow``
+    that gives messages up: the queue could not keep within its limit what nobody takes."""
+    if strategy == _AT_LEAST_ONCE and overflow not in (None, "reject-publish"):
+        raise PreconditionFailed(
+            f"invalid {what}: '{_AT_LEAST_ONCE}' needs the overflow 'reject-publish'"
+        )
+
+
 def settings_of(
     arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue], delivery: int = -1
 ) -> QueueSettings:
@@ -295,6 +309,10 @@ def settings_of(
     found.dead_letter_exchange = _text("dead-letter-exchange", arguments, policy)
     found.dead_letter_routing_key = _text("dead-letter-routing-key", arguments, policy)
     found.overflow = _OVERFLOW.get(_text("overflow", arguments, policy) or "", DROP_HEAD)
+    if _text("dead-letter-strategy", arguments, policy) == _AT_LEAST_ONCE:
+        # Of an argument and a policy that do not go together the one that loses nothing holds.
+        found.keeps_dead_letters = True
+        found.overflow = REJECT_PUBLISH
     found.delivery = DELIVERY_MODES.get(_text("delivery", arguments, policy) or "", delivery)
     found.deduplication = Settings(
         arguments.get("x-message-deduplication", policy.get("message-deduplication")) is True,

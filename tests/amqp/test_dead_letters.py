@@ -314,3 +314,32 @@ def test_full_queues_whose_dead_letters_go_round_do_not_go_on_for_ever(
     before = turns(client.server, 10)
     assert turns(client.server, 10) == before
     assert client.counts("a")[0] <= 1
+
+
+def test_at_least_once_dead_letters_wait_in_their_queue_until_another_takes_them(
+    client: Client,
+) -> None:
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "dead",
+        "x-dead-letter-strategy": "at-least-once",
+    }
+    client.declare("q", durable=True, arguments=arguments)
+    client.publish("q", b"1", delivery_mode=2)
+    client.get("q", no_ack=False)
+    client.send(Basic.Reject(1, requeue=False))
+    client.declare("dead", durable=True)
+    assert client.get("dead") is None
+    broker = client.server.broker
+    broker.begin_turn()
+    broker.now_ms += 1000
+    client.server.end_turn()
+    received = client.call(Basic.Get(queue="dead"))
+    assert bodies(received) == [b"1"]
+    assert received[1].properties.headers["x-death"][0]["reason"] == "rejected"
+    arguments["x-overflow"] = "drop-head"
+    declare = Queue.Declare(queue="other", durable=True, arguments=arguments)  # type: ignore[arg-type]
+    closed = client.ask(declare)
+    assert (closed.reply_code, "x-dead-letter-strategy" in closed.reply_text) == (406, True)

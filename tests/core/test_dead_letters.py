@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.core.harness import drain, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.dead_letters import MAX_DEATHS, MAX_PER_TURN
+from trivium.dead_letters import MAX_DEATHS, MAX_PER_TURN, RETRY_DELAY
+from trivium.errors import PreconditionFailed
 from trivium.exchanges import REJECTED, Binding
 from trivium.message import (
     AT_LEAST_ONCE,
@@ -23,6 +24,7 @@ from trivium.message import (
     decode_record,
     register_codec,
 )
+from trivium.policies import Policy
 from trivium.queues import MAX_LEAVING, Queue
 from trivium.storage.base import Storage
 from trivium.vhost import VirtualHost
@@ -384,3 +386,175 @@ def test_what_was_rejected_comes_to_no_consumer_after_a_crash_though_it_has_not_
     assert (len(queue), queue.unsettled) == (0, 0)
     assert len(drain(vhost.queues["b"])) == count
     assert len(host.storage.table("returns//")) == 0
+
+
+# At least once
+
+
+def keeper(vhost: VirtualHost, to: str = "b", **more: HeaderValue) -> Queue:
+    return declare(
+        vhost, "a", to, queue_type="quorum", dead_letter_strategy="at-least-once", **more
+    )
+
+
+def pass_time(vhost: VirtualHost, milliseconds: int = RETRY_DELAY) -> None:
+    vhost.broker.now_ms += milliseconds
+    vhost.broker.end_turn()
+
+
+def lost(vhost: VirtualHost) -> int:
+    return sum(vhost.broker.dead_letters.lost.counts.values())
+
+
+def test_at_least_once_waits_for_a_full_queue() -> None:
+    vhost = open_at()
+    queue = keeper(vhost)
+    full = declare(vhost, "b", max_length=1, overflow="reject-publish")
+    give(queue, 3)
+    reject_all(queue)
+    for count in range(3):
+        for _ in range(3):
+            pass_time(vhost)
+        assert (queue.unsettled, len(full)) == (2 - count, 1)
+        assert drain(full) == [b"%d" % count]
+    assert lost(vhost) == 0
+
+
+@pytest.mark.parametrize("why", ["exchange", "queue", "cycle"])
+def test_at_least_once_waits_for_an_exchange_a_binding_and_the_end_of_a_cycle(why: str) -> None:
+    vhost = open_at()
+    arguments: dict[str, HeaderValue] = {
+        "x-dead-letter-exchange": "x" if why == "exchange" else "amq.fanout",
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-message-ttl": 0,
+    }
+    queue = vhost.declare_queue("a", durable=True, arguments=arguments)
+    other = declare(vhost, "b")
+    if why == "cycle":
+        vhost.bind(vhost.exchanges["amq.fanout"], Binding(queue, b""))
+    give(queue, 1)
+    for _ in range(3):
+        pass_time(vhost)
+    assert (queue.unsettled, lost(vhost)) == (1, 0)
+    exchange = vhost.exchanges["amq.fanout"]
+    if why == "exchange":
+        exchange = vhost.declare_exchange("x", "fanout")
+    vhost.bind(exchange, Binding(other, b""))
+    pass_time(vhost)
+    assert (queue.unsettled, len(queue), drain(other)) == (0, 0, [b"0"])
+
+
+def test_at_least_once_gives_nobody_a_second_one_while_others_are_full() -> None:
+    vhost = open_at()
+    arguments: dict[str, HeaderValue] = {
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-message-ttl": 0,
+    }
+    queue = vhost.declare_queue("a", durable=True, arguments=arguments)
+    other = declare(vhost, "b")
+    full = declare(vhost, "c", max_length=1, overflow="reject-publish")
+    for one in (other, full):
+        vhost.bind(vhost.exchanges["amq.fanout"], Binding(one, b""))
+    give(full, 1)
+    give(queue, 1)
+    for _ in range(3):
+        pass_time(vhost)
+    assert (queue.unsettled, len(other)) == (1, 1)
+    drain(full)
+    pass_time(vhost)
+    assert (queue.unsettled, len(other), len(full)) == (0, 1, 1)
+
+
+def test_at_least_once_is_content_with_what_a_full_queue_passes_on_to_somebody() -> None:
+    vhost = open_at()
+    queue = keeper(vhost, message_ttl=0)
+    declare(vhost, "b", "c", max_length=0, overflow="reject-publish-dlx")
+    give(queue, 1)
+    for _ in range(3):
+        pass_time(vhost)
+    assert (queue.unsettled, lost(vhost)) == (1, 0)
+    last = declare(vhost, "c")
+    for _ in range(3):
+        pass_time(vhost)
+    assert (queue.unsettled, drain(last)) == (0, [b"0"])
+
+
+def test_at_least_once_keeps_so_many_and_then_stops_its_queue() -> None:
+    vhost = open_at()
+    queue = keeper(vhost)
+    give(queue, MAX_LEAVING + 5)
+    assert reject_all(queue) == MAX_LEAVING
+    for _ in range(3):
+        pass_time(vhost)
+    assert (queue.get(), queue.unsettled) == (None, MAX_LEAVING)
+    other = declare(vhost, "b")
+    pass_time(vhost)
+    finish(vhost)
+    assert len(other) == MAX_LEAVING
+    assert queue.get() is not None
+
+
+@pytest.mark.parametrize("reason", ["rejected", "expired", "delivery_limit"])
+def test_at_least_once_survives_crashes_until_somebody_has_it(reason: str) -> None:
+    host = Host()
+    vhost = open_at(host.storage)
+    start = vhost.broker.now_ms
+    ttl: dict[str, HeaderValue] = {"message_ttl": 10} if reason == "expired" else {}
+    queue = keeper(vhost, "b", delivery_limit=0, **ttl)
+    give(queue, 3)
+    if reason != "expired":
+        for entry in [queue.get() for _ in range(3)]:
+            assert entry is not None
+            if reason == "rejected":
+                queue.reject(entry)
+            else:
+                queue.requeue(entry)
+    for round_ in range(3):
+        pass_time(vhost)
+        host.commit()
+        host = Host(host.disk.power_cut(None), seed=round_)
+        vhost = open_vhost(host.storage)
+        vhost.broker.now_ms = start + 10 * RETRY_DELAY * (round_ + 1)
+        finish(vhost)
+        queue = vhost.queues["a"]
+        assert (queue.get(), queue.unsettled) == (None, 3)
+    other = declare(vhost, "b")
+    pass_time(vhost)
+    host.commit()
+    assert (len(other), queue.unsettled) == (3, 0)
+    vhost = open_vhost(Host(host.disk.power_cut(None)).storage)
+    assert (len(vhost.queues["a"]), len(vhost.queues["b"])) == (0, 3)
+
+
+def test_a_queue_with_dead_letters_that_wait_is_not_empty() -> None:
+    vhost = open_at()
+    queue = keeper(vhost)
+    give(queue, 1)
+    reject_all(queue)
+    pass_time(vhost)
+    with pytest.raises(PreconditionFailed, match="not empty"):
+        vhost.delete_queue(queue, if_empty=True)
+    vhost.delete_queue(queue)
+    pass_time(vhost)
+    assert not is_busy(vhost)
+
+
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish-dlx"])
+def test_at_least_once_is_refused_with_an_overflow_that_gives_up(overflow: str) -> None:
+    vhost = open_at()
+    with pytest.raises(PreconditionFailed, match="x-dead-letter-strategy"):
+        keeper(vhost, overflow=overflow)
+    with pytest.raises(PreconditionFailed, match="x-dead-letter-strategy"):
+        declare(vhost, "a", "b", queue_type="quorum", dead_letter_strategy="sometimes")
+    definition = {"dead-letter-strategy": "at-least-once", "overflow": overflow}
+    with pytest.raises(PreconditionFailed, match="dead-letter-strategy"):
+        Policy("p", ".*", definition)
+    # The argument alone, then the policy: the strategy holds.
+    queue = declare(vhost, "a", "b", max_length=1, overflow=overflow)
+    vhost.set_policy(Policy("p", ".*", {"dead-letter-strategy": "at-least-once"}))
+    give(queue, 1)
+    assert queue.put(message(vhost), b"") == REJECTED
+    assert drain(queue) == [b"0"]
