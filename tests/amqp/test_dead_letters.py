@@ -332,10 +332,7 @@ def test_at_least_once_dead_letters_wait_in_their_queue_until_another_takes_them
     client.send(Basic.Reject(1, requeue=False))
     client.declare("dead", durable=True)
     assert client.get("dead") is None
-    broker = client.server.broker
-    broker.begin_turn()
-    broker.now_ms += 1000
-    client.server.end_turn()
+    client.server.advance(1)
     received = client.call(Basic.Get(queue="dead"))
     assert bodies(received) == [b"1"]
     assert received[1].properties.headers["x-death"][0]["reason"] == "rejected"

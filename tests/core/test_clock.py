@@ -144,7 +144,7 @@ def test_the_next_line_about_lost_dead_letters(
     broker = vhost.broker
     for milliseconds in (0, -HOUR):
         step_clock(broker, milliseconds)
-        broker.lost_dead_letters.add(REFUSED, "q", broker.elapsed_ms)
+        broker.dead_letters.lost.add(REFUSED, "q", broker.elapsed_ms)
         pass_time(broker, TELL_INTERVAL)
     assert len(caplog.records) == 2
 
