@@ -502,9 +502,10 @@ class Queue(Destination):
     def _loaded(self) -> None:
         """Entries that were asked for have come from the log."""
         if not self.is_deleted:
-            if self.settings.has_limits:
-                self._drop_heads()
-            self._is_unchecked = True
+            # Only where something may be given up: to look at the head takes it, and many behind
+            # it, into memory.
+            if self.settings.has_limits or self.settings.message_ttl >= 0:
+                self._is_unchecked = True
             self.dispatch()
             self._call_load_waiters()
 
