@@ -86,8 +86,8 @@ class Clock:
     """Stands in for the clocks that the broker reads at the start of each turn."""
 
     def __init__(self) -> None:
-        self._wall = time.time_ns()
-        self._monotonic = time.monotonic_ns()
+        # Both alike, as they are for a broker that has had no turn yet.
+        self._wall = self._monotonic = time.time_ns()
 
     def time_ns(self) -> int:
         return self._wall
