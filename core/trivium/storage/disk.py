@@ -568,14 +568,15 @@ class DiskStorage(Storage):
         self._catalog.close()
 
     def _stop_cleanly(self) -> None:
-        for log in self._logs.values():
-            log.record_skipped()
         number = self.batch
         try:
+            for log in self._logs.values():
+                log.record_skipped()
             parts = self._changes.take()
             self.journal.write(number, parts, STOPPED, True, self.executor.now())
             self.journal.close()
-        except OSError as error:
+        except Exception as error:
+            # Whatever it is: the clean stop is not on disk.
             self._failure = self._failed(error)
             return
         self.durable = number

@@ -128,16 +128,17 @@ def test_a_write_or_sync_error_is_final(kind: str) -> None:
     assert again.contents("l") == {0: (b"durable", b"")}
 
 
-def test_an_error_of_the_last_write_is_raised_by_close() -> None:
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no disk"), MemoryError("no memory")])
+def test_an_error_of_the_last_write_is_raised_by_close(error: Exception) -> None:
     host = Host()
     host.storage.log("l").append(b"lost")
 
     def fail(operation: Operation) -> None:
         if operation.kind in SYNCS:
-            raise OSError(errno.EIO, "input/output error")
+            raise error
 
     host.disk.before = fail
-    with pytest.raises(StorageFailed, match="input/output error"):
+    with pytest.raises(StorageFailed, match=str(error.args[-1])):
         host.storage.close()
     host.disk.before = lambda operation: None
     assert not Host(host.disk.power_cut(None), seed=1).storage.was_clean
