@@ -281,7 +281,7 @@ class Broker:
                 self.driver.write(connection, connection.take_output())
         if self.pacing.reached:
             self.pacing.end_turn()
-        if self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES:
+        if self.is_behind:
             self._check_backlog()
 
     def tick(self, now: float) -> None:
@@ -318,6 +318,11 @@ class Broker:
         interval = self.alarms.check(self.driver.resident_memory(), self.driver.free_disk())
         self._tell_publishers()
         return interval
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more waits for the disk than should, also by what this turn has done so far."""
+        return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
 
     def _check_backlog(self) -> None:
         """What waits for the disk has grown too much, or did before."""

@@ -42,9 +42,13 @@ MAX_COUNT: Final = (1 << 63) - 1
 #: dead letter goes no further that left so many queues in a row.
 MAX_DEATHS: Final = 64
 
-#: Dead letters that one turn publishes, each counted once for every destination, so that others are
-#: served between: some 10 ms of work.
+#: Dead letters that one turn publishes, so that others are served between: some 10 ms of work. Each
+#: counts once for every destination, also those that do not get it, for every further routing key,
+#: and for so many bytes of the message at each destination.
 MAX_PER_TURN: Final = 1024
+COUNTED_BYTES: Final = 4096
+#: Milliseconds until they go on when too much waits for the disk.
+BEHIND_DELAY: Final = 10
 #: Destinations that one dead letter is given to by way of full queues that pass it on
 #: (``reject-publish-dlx``), since all of that is one batch.
 MAX_STEPS: Final = 1024
@@ -144,8 +148,10 @@ class DeadLetters(Timed):
         pending = self._pending
         came = self._new
         pending.extend(came)
+        broker = self._broker
         budget = MAX_PER_TURN
-        while pending and budget > 0:
+        # Nobody but this loop can hold back what goes from queue to queue.
+        while pending and budget > 0 and not broker.is_behind:
             self._new = []
             budget -= self._publish(pending.popleft())
             # What it pushed out of full queues goes first. So no more wait than one path has beside
@@ -156,13 +162,14 @@ class DeadLetters(Timed):
             if not letter.is_done and letter.entry is not None:
                 letter.queue.keep_given_up(letter.entry, letter.reason)
         if pending:
-            self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
+            delay = BEHIND_DELAY if broker.is_behind else 0
+            broker.timeouts.call_at(broker.elapsed_ms + delay, self)
 
     def due(self) -> None:
         """See ``Timed``: a turn has begun, whose end will go on."""
 
     def _publish(self, letter: DeadLetter) -> int:
-        """Publish one, or leave it for later; how many destinations it was given to, at least 1."""
+        """Publish one, or leave it for later; for how many it counts, at least 1."""
         queue = letter.queue
         entry = letter.entry
         must_arrive = (
@@ -180,7 +187,7 @@ class DeadLetters(Timed):
                 self.lost.add(CYCLE, name, self._broker.elapsed_ms)
             if entry is not None:
                 queue.left(entry)
-        return max(journey.steps, 1)
+        return max(journey.work, 1)
 
 
 class _Journey:
@@ -194,6 +201,8 @@ class _Journey:
         self._must_arrive = must_arrive
         #: destinations that it was given to
         self.steps = 0
+        #: for how many dead letters it counts
+        self.work = 0
         #: those of the first exchange that have yet to take it
         self.left: list[Destination] = []
         #: queues that it has been to
@@ -218,6 +227,7 @@ class _Journey:
             self._lose(NO_EXCHANGE, queue.name)
             return wanted is not None
         dead, keys, left = _dead_letter(queue, message, reason, exchange.name)
+        self.work += len(keys) - 1
         route = vhost.route_all(exchange, keys, dead)
         if not route.destinations:
             self._lose(UNROUTABLE, queue.name)
@@ -228,6 +238,7 @@ class _Journey:
                 continue
             target = destination.target_queue()
             if len(left) >= MAX_DEATHS or (target is not None and target.name in left):
+                self.work += 1
                 self.cycles.append(destination.name)
             elif self._give(destination, target, dead):
                 was_taken = True
@@ -238,6 +249,7 @@ class _Journey:
 
     def _give(self, destination: Destination, target: Queue | None, dead: Message) -> bool:
         self.steps += 1
+        self.work += 1 + (len(dead.header) + len(dead.payload)) // COUNTED_BYTES
         if destination.accept(dead) != REJECTED:
             return True
         if target is not None and target.passes_on and self.steps < MAX_STEPS:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.core.harness import drain, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.dead_letters import MAX_DEATHS, MAX_PER_TURN, RETRY_DELAY
+from trivium.broker import MAX_PENDING_BYTES
+from trivium.dead_letters import (
+    BEHIND_DELAY,
+    COUNTED_BYTES,
+    MAX_DEATHS,
+    MAX_PER_TURN,
+    RETRY_DELAY,
+)
 from trivium.errors import PreconditionFailed
 from trivium.exchanges import REJECTED, Binding
 from trivium.message import (
@@ -27,6 +34,7 @@ from trivium.message import (
 from trivium.policies import Policy
 from trivium.queues import MAX_LEAVING, Queue
 from trivium.storage.base import Storage
+from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
 
 #: A protocol whose properties are a packed map of headers.
@@ -41,6 +49,18 @@ class _Headers(PropertyCodec):
 
 
 register_codec(HEADERS, _Headers())
+
+
+class BehindStorage(MemoryStorage):
+    """Too much waits for the disk, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_behind = False
+
+    @property
+    def pending_bytes(self) -> int:
+        return MAX_PENDING_BYTES + 1 if self.is_behind else 0
 
 
 def message(vhost: VirtualHost, payload: bytes = b"m", **headers: HeaderValue) -> Message:
@@ -312,6 +332,68 @@ def test_a_turn_does_a_bounded_part_of_a_long_chain() -> None:
     assert turns >= 6
     assert drain(last) == [b"%d" % number for number in range(2 * MAX_PER_TURN)]
     assert [len(queue) for queue in vhost.queues.values()] == [0, 0, 0, 0]
+
+
+def fan_out(vhost: VirtualHost, names: str) -> None:
+    """Durable queues for one message each, which give what is too much to all of them."""
+    for name in names:
+        arguments: dict[str, HeaderValue] = {
+            "x-dead-letter-exchange": "amq.fanout",
+            "x-max-length": 1,
+        }
+        queue = vhost.declare_queue(name, durable=True, arguments=arguments)
+        vhost.bind(vhost.exchanges["amq.fanout"], Binding(queue, b""))
+
+
+def test_large_messages_count_for_many_in_a_turn() -> None:
+    vhost = open_at()
+    queue = declare(vhost, "a", "b")
+    other = declare(vhost, "b")
+    for _ in range(100):
+        queue.put(message(vhost, bytes(100 * COUNTED_BYTES)), b"")
+    reject_all(queue)
+    vhost.broker.end_turn()
+    assert 0 < len(other) <= MAX_PER_TURN // 100 + 1
+    finish(vhost)
+    assert len(other) == 100
+
+
+def test_destinations_that_do_not_get_it_count_too() -> None:
+    vhost = open_at()
+    fan_out(vhost, "abcdef")
+    for queue in vhost.queues.values():
+        give(queue, 2)
+    turns = 0
+    while not turns or is_busy(vhost):
+        before = steps(vhost) + cycles(vhost)
+        vhost.broker.end_turn()
+        assert steps(vhost) + cycles(vhost) - before <= MAX_PER_TURN + 6
+        turns += 1
+    assert turns > 2
+
+
+def test_no_more_is_published_while_too_much_waits_for_the_disk() -> None:
+    storage = BehindStorage()
+    vhost = open_at(storage)
+    fan_out(vhost, "abcdef")
+    give(vhost.queues["a"], 1)
+    vhost.broker.end_turn()
+    storage.is_behind = True
+    give(vhost.queues["a"], 1)
+    taken = steps(vhost)
+    for _ in range(5):
+        vhost.broker.end_turn()
+        # It looks again in a moment, not at once.
+        assert not is_busy(vhost)
+        vhost.broker.now_ms += BEHIND_DELAY
+    assert steps(vhost) == taken
+    assert vhost.queues["a"].unsettled == 1
+    storage.is_behind = False
+    finish(vhost)
+    vhost.broker.now_ms += BEHIND_DELAY
+    finish(vhost)
+    assert steps(vhost) > taken
+    assert [queue.unsettled for queue in vhost.queues.values()] == [0] * 6
 
 
 def test_forks_go_one_way_after_the_other_so_that_few_wait() -> None:
