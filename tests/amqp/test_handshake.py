@@ -368,6 +368,7 @@ def test_4_2_7_two_missed_heartbeats_end_the_connection(server: Server, interval
     assert client.transport.is_aborted
 
 
+@pytest.mark.pure
 def test_a_connection_that_is_gone_is_not_kept_until_its_next_heartbeat(server: Server) -> None:
     client = server.open(heartbeat=60)
     gone = weakref.ref(client.connection)

@@ -25,12 +25,12 @@ def disk() -> SimulatedDisk:
     sparse.skip(1)
     sparse.append(b"")
     host.storage.table("t").put(b"k", b"vv")
-    host.storage._checkpoint_size = 0
+    host.storage._checkpoint_size = 1
     host.commit()
     host.storage._checkpoint_size = 1 << 30
     host.commit()
     dense.settle(1, 1)
-    host.storage._checkpoint_size = 0
+    host.storage._checkpoint_size = 1
     host.commit()
     return host.disk.copy()
 

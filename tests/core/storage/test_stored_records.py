@@ -143,7 +143,7 @@ def delayed() -> Message:
 @pytest.fixture(scope="module")
 def rows(bench: DiskBench) -> Rows:
     """Every row of every table; a table without rows is there once, without key and value."""
-    bench.host.storage._checkpoint_size = 0
+    bench.host.storage._checkpoint_size = 1
     bench.host.commit()
     connection = sqlite3.connect(":memory:")
     connection.deserialize(bytes(bench.host.disk.content("data/catalog.sqlite")))
