@@ -22,8 +22,23 @@ class _Level:
 
     def __init__(self) -> None:
         self.children: dict[bytes, _Level] = {}
-        self.message: Message | None = None
+        #: the message as it is stored, None when there is none
+        self.record: bytes | None = None
         self.sequence = 0
+        #: the same decoded, which it is when it is wanted: a start does not wait for that
+        self._message: Message | None = None
+
+    @property
+    def message(self) -> Message | None:
+        """The message. Raises RecordError when what is stored is none."""
+        if self._message is None and self.record is not None:
+            self._message = decode_record(self.record)
+        return self._message
+
+    def put(self, record: bytes | None, message: Message | None) -> None:
+        """Have this message, or none, instead."""
+        self.record = record
+        self._message = message
 
 
 class RetainedMessages:
@@ -39,7 +54,7 @@ class RetainedMessages:
             if is_reserved(key):
                 # Of a broker that let clients publish there.
                 continue
-            self._place(key, decode_record(record))
+            self._place(key, record, None)
 
     def __len__(self) -> int:
         return self._count
@@ -55,9 +70,10 @@ class RetainedMessages:
         if not message.payload:
             self.clear(key)
             return
-        self._table.put(key, message.record())
+        record = message.record()
+        self._table.put(key, record)
         self.sequence += 1
-        self._place(key, message)
+        self._place(key, record, message)
 
     def clear(self, key: bytes) -> None:
         """Forget the retained message of ``key``, if there is one."""
@@ -68,13 +84,13 @@ class RetainedMessages:
             if child is None:
                 return
             path.append(child)
-        if path[-1].message is None:
+        if path[-1].record is None:
             return
-        path[-1].message = None
+        path[-1].put(None, None)
         self._count -= 1
         self._table.delete(key)
         for depth in range(len(levels), 0, -1):
-            if path[depth].message is not None or path[depth].children:
+            if path[depth].record is not None or path[depth].children:
                 break
             del path[depth - 1].children[levels[depth - 1]]
 
@@ -100,7 +116,7 @@ class RetainedMessages:
         """
         return RetainedWalk(self, pattern, levels_of(after))
 
-    def _place(self, key: bytes, message: Message) -> None:
+    def _place(self, key: bytes, record: bytes, message: Message | None) -> None:
         level = self.root
         for name in levels_of(key):
             child = level.children.get(name)
@@ -108,9 +124,9 @@ class RetainedMessages:
                 child = _Level()
                 level.children[name] = child
             level = child
-        if level.message is None:
+        if level.record is None:
             self._count += 1
-        level.message = message
+        level.put(record, message)
         level.sequence = self.sequence
 
 
@@ -170,7 +186,7 @@ class RetainedWalk:
                     continue
                 is_new = self._is_new()
                 self._names.append(self._names_in(level))
-                if is_new and level.message is not None and self._is_wanted():
+                if is_new and level.record is not None and self._is_wanted():
                     self.is_at_match = True
                     return steps
             elif self._path:

@@ -1,6 +1,7 @@
 """The command `trivium`, as a process: what it prints, and how it exits."""
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from trivium import __version__
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
-from trivium.cli.serve import CollectionSchedule
+from trivium.cli.serve import CollectionSchedule, begin_collecting, relax_interpreter
 from trivium.metrics import ProtocolMetrics
 from trivium.security.passwords import verify_password
 
@@ -212,6 +213,23 @@ def test_refused_connection_is_one_line_and_exit_1(url: str, command: list[str])
 
 
 # What the collector of cycles is left with
+
+
+def test_what_a_start_has_loaded_is_never_walked_as_young() -> None:
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    try:
+        relax_interpreter()
+        before = gc.get_stats()
+        loaded: list[object] = [[number] for number in range(300_000)]
+        begin_collecting()
+        assert gc.get_stats()[0]["collections"] == before[0]["collections"]
+        assert gc.get_count()[0] < gc.get_threshold()[0], "none is due either"
+        assert gc.isenabled()
+        assert any(each is loaded for each in gc.get_objects(generation=2))
+    finally:
+        gc.enable()
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
 
 
 def test_closed_connections_are_collected_when_nothing_else_is_to_do() -> None:

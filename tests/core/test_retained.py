@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.harness import message
+from trivium.message import RecordError
 from trivium.retained import RetainedMessages, RetainedWalk
 from trivium.storage.memory import MemoryTable
 from trivium.topics import filter_pattern, hides_dollar, levels_of, matches
@@ -47,6 +49,25 @@ def test_wildcards_find_all_levels() -> None:
     assert found(retained, b"+/a") == [b".a"]
     assert found(retained, b"$x/#") == [b"$x.x"]
     assert found(retained, b"+/x") == []
+
+
+def test_a_start_reads_no_record_before_its_message_is_wanted() -> None:
+    table = MemoryTable()
+    table.put(b"a.b", message(b"1", b"a.b").record())
+    table.put(b"a.c", b"no record")
+    retained = RetainedMessages(table)
+    assert len(retained) == 2
+    kept = retained.get(b"a.b")
+    assert kept is not None
+    assert kept.payload == b"1"
+    assert retained.get(b"a.b") is kept, "decoded once"
+    with pytest.raises(RecordError):
+        retained.get(b"a.c")
+    retained.keep(message(b"2", b"a.c"))
+    assert found(retained, b"a/+") == [b"a.b", b"a.c"]
+    retained.clear(b"a.b")
+    assert found(retained, b"a/+") == [b"a.c"]
+    assert len(retained) == 1
 
 
 def test_mqtt_3_3_1_5_a_new_message_replaces_the_old() -> None:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         stream=sys.stderr,
     )
     _raise_file_limit()
-    _relax_interpreter()
+    relax_interpreter()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             return runner.run(_serve(config))
@@ -98,6 +98,7 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Broker(config) as broker:
+        begin_collecting()
         logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
         print(ready_line(broker), flush=True)
         stopped = asyncio.create_task(stop.wait())
@@ -136,18 +137,29 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _relax_interpreter() -> None:
+def relax_interpreter() -> None:
     """Settings of the interpreter for one busy loop thread beside threads that wait for the disk.
 
     Messages and queue entries form no cycles and are freed by their count, but at the default
     threshold the collector walks the young ones every 700 messages in flight: a third of the core's
     time per message when measured. What has become old is left to ``_collect``, since it may be
     millions of messages. The switch interval is how long the writer thread waits for the
-    interpreter's lock after each sync; at the default of 5 ms a busy loop starves it.
+    interpreter's lock after each sync; at the default of 5 ms a busy loop starves it. Nothing is
+    collected until ``begin_collecting``: a start makes millions of objects, and no garbage.
     """
-    gc.freeze()
+    gc.disable()
     gc.set_threshold(100_000, 1_000_000, 1_000_000)
     sys.setswitchinterval(0.001)
+
+
+def begin_collecting() -> None:
+    """Once all is loaded: collect from now on, with all that there is counted as old.
+
+    As young objects they would be walked in one go, in some turn of the loop.
+    """
+    gc.freeze()
+    gc.unfreeze()
+    gc.enable()
 
 
 async def _collect(broker: Broker) -> None:

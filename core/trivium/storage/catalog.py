@@ -313,15 +313,18 @@ class Catalog:
                 self._report(f"the row of table {name} is missing")
                 tables[number] = DiskTable(number, name, recovered.changes)
         recovered.next_table = max(recovered.next_table - 1, *tables, 0) + 1
+        crc32 = zlib.crc32
+        is_sealed = self._keys.current != PLAIN
+        # There may be millions of them, so the checksum is taken without a call of its function.
         for number, key, value, checksum in self._rows("key_value", "key_table, key"):
             table = tables.get(number)
             if table is None:
                 self._report(f"the name of table {number} is missing")
-            elif checksum != checksum_of_row(number, key, value):
+            elif checksum != crc32(value, crc32(key, number)):
                 self._report(f"a row of table {table.name} has a wrong checksum: {key!r}")
             else:
                 table.load(key, value)
-                if self._keys.current != PLAIN:
+                if is_sealed:
                     table.mark(key)
 
     def _load_sealed(self, recovered: Recovered, segments: Segments) -> None:
