@@ -44,7 +44,8 @@ _logger: Final = logging.getLogger(__name__)
 #: What one turn may do, in units of about half a microsecond interpreted.
 STEP: Final = 2000
 _LOG_COST: Final = 4
-_ROW_COST: Final = 1
+#: In the order of their keys, each row of a large table is somewhere else in memory.
+_ROW_COST: Final = 4
 _INSTALL_COST: Final = 4
 
 #: Rows that one checkpoint writes: enough that its syncs cost little beside them, and little enough

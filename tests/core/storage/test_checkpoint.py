@@ -745,6 +745,18 @@ def transactions(host: Host) -> int:
     return sum(operation.path == CATALOG for operation in host.disk.operations) - 1
 
 
+def test_no_turn_looks_at_many_rows() -> None:
+    """In the order of their keys, each of them is somewhere else in memory."""
+    host = Host(checkpoint_size=1 << 16)
+    fill(host, 10_000)
+    turns = 0
+    while not has_checkpointed(host):
+        host.storage.commit()
+        host.step()
+        turns += 1
+    assert turns >= 20
+
+
 def test_messages_need_not_wait_for_the_rows_of_a_checkpoint() -> None:
     """What is published while many rows are written goes to segments between them: nothing waits
     for the disk for which publishers would have to be paused.
