@@ -2,14 +2,17 @@
 
 A process of its own, so that nothing that the load generator does is counted. Every few
 milliseconds it asks the broker for a PINGRESP and waits for it, which comes when the loop has done
-its turn. How much later than wanted the process is woken for the next one shows for how long the
-machine lets any process stand still. A line on standard input asks for the longest times so far, in
-seconds and as JSON, and begins anew; the end of the input ends the process.
+its turn. On a machine that others use too, much of that wait may be for a core: the system counts
+for how long a thread was ready to run and had none. What it counts for the loop's thread and this
+process meanwhile is not the turn's; that of other threads of the broker, which may keep the
+interpreter's lock, is. A line on standard input asks for the longest times so far, in seconds and
+as JSON, and begins anew; the end of the input ends the process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -33,16 +36,16 @@ class Waits:
 
     answer: float
     """For a PINGRESP."""
-    machine: float
-    """To be woken."""
+    turn: float
+    """The same without waits for a core."""
 
 
 class Probe:
-    """Asks a broker until it is closed. A context manager."""
+    """Asks the broker of a process until it is closed. A context manager."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, pid: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.probe", address[0], str(address[1])],
+            [sys.executable, "-m", "bench.probe", address[0], str(address[1]), str(pid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,25 +71,39 @@ class Probe:
         self._process.communicate(timeout=_STOP_SECONDS)
 
 
-def main(host: str, port: int) -> None:
+class CoreWaits:
+    """Seconds for which the first thread of a process, and this process, had to wait for a core."""
+
+    def __init__(self, pid: int) -> None:
+        paths = (f"/proc/{pid}/task/{pid}/schedstat", "/proc/self/schedstat")
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def total(self) -> float:
+        """Since they exist."""
+        # Nanoseconds that it ran, that it waited, and how often it was given a core.
+        return sum(int(os.pread(file, 64, 0).split()[1]) for file in self._files) / 1e9
+
+
+def main(host: str, port: int, pid: int) -> None:
     """Ask, and tell, until standard input ends."""
     connection = open_session((host, port), "probe")
-    answer = machine = 0.0
+    waits = CoreWaits(pid)
+    answer = turn = 0.0
     while True:
-        start = time.perf_counter()
-        is_asked = bool(select.select([sys.stdin], [], [], _WAIT)[0])
-        end = time.perf_counter()
-        if is_asked:
+        if select.select([sys.stdin], [], [], _WAIT)[0]:
             if not sys.stdin.readline():
                 return
-            print(json.dumps({"answer": answer, "machine": machine}), flush=True)
-            answer = machine = 0.0
+            print(json.dumps({"answer": answer, "turn": turn}), flush=True)
+            answer = turn = 0.0
             continue
-        machine = max(machine, end - start - _WAIT)
+        waited = waits.total()
+        start = time.perf_counter()
         connection.sendall(_PINGREQ)
         receive_exactly(connection, 2)
-        answer = max(answer, time.perf_counter() - end)
+        took = time.perf_counter() - start
+        answer = max(answer, took)
+        turn = max(turn, took - (waits.total() - waited))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
