@@ -21,6 +21,7 @@ from trivium.config import Config
 from trivium.dead_letters import DeadLetters
 from trivium.delivery import delivery_mode
 from trivium.errors import NotFound
+from trivium.joining import RecoveredJoins
 from trivium.metrics import ProtocolMetrics, Sample, render
 from trivium.pacing import Pacing
 from trivium.policies import Policy
@@ -121,6 +122,8 @@ class Broker:
         self.dates = Timers()
         #: the stream partition that is being compacted; one at a time bounds the memory for keys
         self.compacting: Timed | None = None
+        #: joins the small batches that a crash left
+        self.recovered_joins = RecoveredJoins(self)
         self.alarms = Alarms(0, 0)
         #: why publishers are paused: None they are not, empty for a moment only
         self.block_reason: str | None = None

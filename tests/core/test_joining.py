@@ -257,6 +257,32 @@ def test_a_crash_at_any_time_leaves_every_durable_record_once(seed: int) -> None
     assert len(found) >= acknowledged
 
 
+def test_what_a_crash_left_small_is_joined_a_few_in_a_turn() -> None:
+    register_codec(PROTOCOL, HeaderCodec())
+    host = Host()
+    stream = declare(open_broker(host.storage))
+    for n in range(JOINED_RECORDS + 300):
+        publish(stream, b"%d" % n, header=b"h" if n % 3 else b"")
+    host.commit()
+    before = rows(stream.partitions[0])
+    again = Host(host.disk.power_cut(random.Random(1)))
+    broker = open_broker(again.storage)
+    partition = broker.vhosts["/"].streams["s"].partitions[0]
+    assert len(partition.log) == JOINED_RECORDS + 300
+    turns = 0
+    while len(partition.log) > 2:
+        broker.now_ms = broker.next_at()
+        broker.end_turn()
+        turns += 1
+        assert turns < 100
+    assert turns > 8, "that is too much for one turn"
+    assert batches(partition) == [(0, JOINED_RECORDS), (JOINED_RECORDS, 300)]
+    assert rows(partition) == before
+    publish(partition.stream, b"next")
+    again.commit()
+    assert batches(partition)[2:] == [(JOINED_RECORDS + 300, 1)]
+
+
 def test_compaction_finds_batches_where_they_were(broker: Broker) -> None:
     """While a round goes through the records none are joined."""
     stream = declare(broker, cleanup_policy="compact")

@@ -110,6 +110,10 @@ class Log:
         """
         raise NotImplementedError
 
+    def joinable_from(self) -> int:
+        """Records from this offset on can be joined; ``next_offset`` when none can."""
+        return self.next_offset
+
     def offset_of_newest(self, size: int) -> int:
         """Where the newest records begin that have at least ``size`` bytes together.
 

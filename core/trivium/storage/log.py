@@ -146,14 +146,7 @@ class DiskLog(ChunkedLog):
         left = limit
         if self.owner is not None:
             left = max(left - self.owner.join_records(), 1)
-        low = 0
-        high = len(self._chunks)
-        while low < high:
-            middle = (low + high) // 2
-            if self._chunks[middle].fixed:
-                low = middle + 1
-            else:
-                high = middle
+        low = self._first_not_fixed()
         chunks: list[Chunk] = []
         while low < len(self._chunks) and left > 0:
             chunk = self._chunks[low]
@@ -168,6 +161,23 @@ class DiskLog(ChunkedLog):
             chunks.append(chunk)
             low += 1
         return chunks, limit - left
+
+    def joinable_from(self) -> int:
+        """See ``Log.joinable_from``."""
+        index = self._first_not_fixed()
+        return self._chunks[index].first if index < len(self._chunks) else self.next_offset
+
+    def _first_not_fixed(self) -> int:
+        """Index of the first chunk that no checkpoint has written."""
+        low = 0
+        high = len(self._chunks)
+        while low < high:
+            middle = (low + high) // 2
+            if self._chunks[middle].fixed:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def take_changed(self) -> list[Chunk]:
         """The chunks in segments that have lost records since the last call.
