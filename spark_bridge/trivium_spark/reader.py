@@ -118,9 +118,15 @@ def _grouped(
 ) -> Iterator[list[tuple[int, RecordBatch]]]:
     """The batches that become one Arrow record batch each time."""
     group: list[tuple[int, RecordBatch]] = []
-    rows = size = 0
+    rows = size = end = 0
     for base, batch in batches:
+        if group and base < end:
+            # The broker has joined batches meanwhile: this one begins with rows that were there.
+            yield group
+            group = []
+            rows = size = 0
         group.append((base, batch))
+        end = base + batch.span
         rows += batch.count
         size += len(batch.data)
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:

@@ -93,6 +93,23 @@ def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offsets([made]) == list(range(3, 98))
 
 
+class Joining(Stored):
+    """The broker joins all batches between two fetches."""
+
+    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+        fetched = super().fetch(wanted, position)
+        self._batches = (batch(0, 60), batch(60, 40))
+        return fetched
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 100), (3, 98), (3, 60), (9, 12), (59, 61)])
+def test_no_row_is_read_twice_where_batches_are_joined_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, start: int, end: int
+) -> None:
+    stored = Joining(*[batch(n, 1) for n in range(100)], per_fetch=7)
+    assert offsets(read(monkeypatch, stored, start, end)) == list(range(start, end))
+
+
 def test_large_batches_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Stored(*[batch(n, 1, 3 << 20) for n in range(4)])
     made = read(monkeypatch, stored, 0, 4)

@@ -63,7 +63,7 @@ def written(client: SyncClient) -> list[int]:
         offset = partition.first_offset
         while offset < partition.high_watermark:
             for batch in client.fetch("copy", number, offset).batches:
-                found += [int(record.payload) for record in batch.records()]
+                found += [int(record.payload) for record in batch.records(offset)]
                 offset = batch.base_offset + batch.view().span
     return sorted(found)
 
