@@ -273,6 +273,10 @@ class Compaction(Timed):
                 log.load(self._position, _LOAD_BYTES, self._loaded)
                 return
             base, batch, _ = log.read(self._position, 1, 1)[0]
+            if base >= self._limit:
+                # A repair has left a gap here.
+                self._position = self._limit
+                continue
             self._view = RecordBatch(batch, False)
             self._base = base
             self._row = 0

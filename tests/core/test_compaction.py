@@ -567,3 +567,16 @@ def test_a_crash_at_any_time_leaves_every_last_value(seed: int) -> None:
         # That of the last round, and that of one that has begun since.
         left = [name for name in again.storage.log_names() if "/compacted/" in name]
         assert len(left) <= 2
+
+
+def test_a_round_goes_over_a_gap_that_a_repair_left_at_its_end(
+    broker: Broker, stream: Stream
+) -> None:
+    """What lies behind the gap is not of this round."""
+    partition = stream.partitions[0]
+    for _ in range(3):
+        publish(stream, (b"a", bytes(30_000)))
+    partition.log.skip(10)
+    publish(stream, (b"a", bytes(30_000)))
+    compact(stream)
+    assert list(records(partition)) == [2, 13]

@@ -12,6 +12,7 @@ from typing import Final
 
 from tests.core.storage.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
+from trivium.records import batch_span
 from trivium.storage.encryption import Keys
 from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import COMES_BACK, Inspection, Loss
@@ -54,13 +55,17 @@ class Repaired:
     told: list[str]
     faults: list[str] = field(default_factory=list)
 
-    def is_told(self, log: str, offset: int) -> bool:
-        """Whether it says that what was there is gone, or may be."""
+    def is_told(self, log: str, first: int, last: int) -> bool:
+        """Whether it says that what was at these offsets is gone, or may be.
+
+        A record of a stream spans several. Where retention was to remove the first ones the record
+        stayed as a whole, and only the others are told.
+        """
         return any(
             loss.log in (log, "")
             and loss.fate != COMES_BACK
-            and loss.first <= offset
-            and (loss.last == UNKNOWN or offset <= loss.last)
+            and loss.first <= last
+            and (loss.last == UNKNOWN or first <= loss.last)
             for loss in self.losses
         )
 
@@ -106,12 +111,20 @@ def repaired(
         changed = [at for at, record in records.items() if found.get(at, record) != record]
         if changed:
             result.faults.append(f"{log} has other records at {changed}")
-        untold = [at for at in records if at not in found and not result.is_told(log, at)]
+        untold = [
+            at
+            for at, (record, _) in records.items()
+            if at not in found and not result.is_told(log, at, at + _span(log, record) - 1)
+        ]
         # What began in a batch that is lost nobody knows of.
         is_unknown = log not in after and any("batch" in note for note in inspection.notes)
         if untold and not is_unknown:
             result.faults.append(f"{log} lacks {untold}, told are {result.losses}")
     return result
+
+
+def _span(log: str, record: bytes) -> int:
+    return batch_span(record) if log.startswith("stream/") else 1
 
 
 def _contents(disk: SimulatedDisk, keys: Keys) -> Logs:
