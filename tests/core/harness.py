@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trivium.adapter import Connection
-from trivium.broker import Broker, Driver
+from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
 from trivium.lanes import QueueEntry
 from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
 from trivium.queues import Consumer, Queue
@@ -53,6 +53,18 @@ class RecordingConsumer(Consumer):
     @property
     def payloads(self) -> list[bytes]:
         return [entry.message.payload for entry in self.entries]
+
+
+class BehindStorage(MemoryStorage):
+    """Too much waits for the disk, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_behind = False
+
+    @property
+    def pending_bytes(self) -> int:
+        return MAX_PENDING_BYTES + 1 if self.is_behind else 0
 
 
 def open_broker(storage: Storage | None = None) -> Broker:

@@ -7,11 +7,17 @@ import time
 
 import pytest
 
-from tests.core.harness import ManualDriver, RecordingConsumer, message, open_vhost
+from tests.core.harness import (
+    BehindStorage,
+    ManualDriver,
+    RecordingConsumer,
+    message,
+    open_vhost,
+)
 from tests.core.storage.simulated import Host
 from trivium.broker import Broker
 from trivium.config import Config, StorageConfig
-from trivium.dead_letters import REFUSED, TELL_INTERVAL
+from trivium.dead_letters import BEHIND_DELAY, RETRY_DELAY, TELL_INTERVAL
 from trivium.deduplication import FORGET_AT_ONCE, QUEUE, Settings
 from trivium.errors import StaleMember
 from trivium.membership import MemberListener
@@ -43,6 +49,15 @@ def step_clock(broker: Broker, milliseconds: int) -> None:
     broker.now_ms += milliseconds
     broker.clock_offset += milliseconds
     broker.end_turn()
+
+
+def restart(host: Host, now: int) -> VirtualHost:
+    """Cut the power; start again at ``now``."""
+    host.commit()
+    broker = Broker()
+    broker.now_ms = now
+    broker.open(Host(host.disk.power_cut(None), seed=1).storage, ManualDriver(), [])
+    return broker.vhosts["/"]
 
 
 def put(queue: Queue, payload: bytes = b"x", expires: int = 0, deliver_at: int = 0) -> None:
@@ -84,14 +99,11 @@ def test_a_retry_from_before_a_restart_never_waits_for_longer_than_a_retry(step:
     assert entry is not None
     queue.requeue(entry)
     vhost.broker.end_turn()
-    host.commit()
-    again = Broker()
-    again.now_ms = START + step
-    again.open(Host(host.disk.power_cut(None), seed=1).storage, ManualDriver(), [])
-    queue = again.vhosts["/"].queues["q"]
+    vhost = restart(host, START + step)
+    queue = vhost.queues["q"]
     if step < 0:
         assert queue.get() is None
-    pass_time(again, 1000)
+    pass_time(vhost.broker, 1000)
     assert queue.get() is not None
 
 
@@ -138,15 +150,68 @@ def test_the_next_look_at_a_length_limit(vhost: VirtualHost, step: int) -> None:
     assert stream.partitions[0].first_offset == 2
 
 
+@pytest.mark.parametrize("target", ["nobody", "q"])
 def test_the_next_line_about_lost_dead_letters(
-    vhost: VirtualHost, caplog: pytest.LogCaptureFixture
+    vhost: VirtualHost, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = vhost.broker
+    arguments: dict[str, object] = {
+        "x-message-ttl": 0,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": target,
+    }
+    queue = vhost.declare_queue("q", arguments=arguments)
     for milliseconds in (0, -HOUR):
         step_clock(broker, milliseconds)
-        broker.dead_letters.lost.add(REFUSED, "q", broker.elapsed_ms)
+        put(queue)
         pass_time(broker, TELL_INTERVAL)
     assert len(caplog.records) == 2
+
+
+@STEPS
+def test_the_next_try_of_a_dead_letter_that_must_arrive(vhost: VirtualHost, step: int) -> None:
+    arguments: dict[str, object] = {
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "b",
+    }
+    queue = vhost.declare_queue("a", durable=True, arguments=arguments)
+    put(queue)
+    entry = queue.get()
+    assert entry is not None
+    queue.reject(entry)
+    vhost.broker.end_turn()
+    other = vhost.declare_queue("b")
+    step_clock(vhost.broker, step)
+    pass_time(vhost.broker, RETRY_DELAY - 1)
+    assert len(other) == 0
+    pass_time(vhost.broker, 1)
+    assert len(other) == 1
+
+
+@STEPS
+def test_the_next_look_whether_the_disk_is_behind_with_dead_letters(step: int) -> None:
+    storage = BehindStorage()
+    vhost = open_vhost(storage)
+    vhost.broker.now_ms = START
+    arguments: dict[str, object] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
+    queue = vhost.declare_queue("a", arguments=arguments)
+    other = vhost.declare_queue("b")
+    put(queue)
+    entry = queue.get()
+    assert entry is not None
+    storage.is_behind = True
+    queue.reject(entry)
+    vhost.broker.end_turn()
+    vhost.broker.now_ms += step
+    vhost.broker.clock_offset += step
+    storage.is_behind = False
+    # The first look sees the end of it, the second is for those that waited.
+    for _ in range(2):
+        assert vhost.broker.next_at() == vhost.broker.elapsed_ms + BEHIND_DELAY
+        pass_time(vhost.broker, BEHIND_DELAY)
+    assert len(other) == 1
 
 
 # What waits for a time
@@ -156,6 +221,7 @@ def test_a_message_expires_at_its_time(vhost: VirtualHost) -> None:
     queue = vhost.declare_queue("q")
     put(queue, b"early", START + HOUR // 2)
     put(queue, b"late", START + 2 * HOUR)
+    vhost.broker.end_turn()
     step_clock(vhost.broker, HOUR)
     assert len(queue) == 1
     step_clock(vhost.broker, -HOUR)
@@ -180,10 +246,19 @@ def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
     assert consumer.payloads == [b"early", b"late"]
 
 
-def test_an_id_is_forgotten_at_its_time(vhost: VirtualHost) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_id_is_forgotten_at_its_time(restarts: bool) -> None:
+    host = Host()
+    vhost = open_vhost(host.storage)
+    vhost.broker.now_ms = START
+    vhost.declare_queue("q", durable=True)
     window = vhost.deduplication.window(QUEUE, "q")
-    window.add(b"early", Settings(True, "", 10, HOUR // 2), False)
-    window.add(b"late", Settings(True, "", 10, 3 * HOUR), False)
+    window.add(b"early", Settings(True, "", 10, HOUR // 2), True)
+    window.add(b"late", Settings(True, "", 10, 3 * HOUR), True)
+    vhost.broker.end_turn()
+    if restarts:
+        vhost = restart(host, START)
+        window = vhost.deduplication.window(QUEUE, "q")
     step_clock(vhost.broker, -HOUR)
     pass_time(vhost.broker, HOUR)
     assert len(window) == 2
@@ -241,6 +316,21 @@ def test_both_clocks_are_read_at_the_begin_of_a_turn(monkeypatch: pytest.MonkeyP
     assert (broker.now_ms, broker.elapsed_ms) == (START - HOUR, HOUR + 5)
 
 
+def test_the_driver_wakes_at_what_is_due_first_by_either_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    broker = open_vhost().broker
+    broker.begin_turn()
+    broker.end_turn()
+    broker.dates.call_at(clocks.wall + 50, Bell())
+    assert broker.next_at() == clocks.monotonic + 50
+    broker.timeouts.call_at(clocks.monotonic + 60, Bell())
+    assert broker.next_at() == clocks.monotonic + 50
+    broker.timeouts.call_at(clocks.monotonic + 40, Bell())
+    assert broker.next_at() == clocks.monotonic + 40
+
+
 def test_readings_at_slightly_different_moments_move_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,16 +360,26 @@ class Bell(Timed):
 async def test_the_driver_wakes_after_some_time_whatever_the_wall_clock_says(
     monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    real = time.time_ns
+    real, real_monotonic = time.time_ns, time.monotonic_ns
     early, late = Bell(), Bell()
+    readings = 0
+
+    def monotonic() -> int:
+        nonlocal readings
+        readings += 1
+        return real_monotonic()
+
     async with Broker(Config(listen={}, storage=StorageConfig(mode="memory"))) as broker:
         monkeypatch.setattr(time, "time_ns", lambda: real() + step * 1_000_000)
+        monkeypatch.setattr(time, "monotonic_ns", monotonic)
         broker.begin_turn()
-        broker.timeouts.call_at(broker.elapsed_ms + 20, early)
+        broker.timeouts.call_at(broker.elapsed_ms + 100, early)
         broker.timeouts.call_at(broker.elapsed_ms + HOUR // 2, late)
         broker.driver.request_turn()
         await asyncio.wait_for(early.has_rung.wait(), 60)
         assert not late.has_rung.is_set()
+        # It slept until then, but for the turns of each second.
+        assert readings < 500
 
 
 async def test_the_turn_of_each_second_notices_that_a_time_has_come(

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import drain, open_vhost
+from tests.core.harness import BehindStorage, drain, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.broker import MAX_PENDING_BYTES
 from trivium.dead_letters import (
     BEHIND_DELAY,
     COUNTED_BYTES,
@@ -34,7 +33,6 @@ from trivium.message import (
 from trivium.policies import Policy
 from trivium.queues import MAX_LEAVING, Queue
 from trivium.storage.base import Storage
-from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
 
 #: A protocol whose properties are a packed map of headers.
@@ -49,18 +47,6 @@ class _Headers(PropertyCodec):
 
 
 register_codec(HEADERS, _Headers())
-
-
-class BehindStorage(MemoryStorage):
-    """Too much waits for the disk, or nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_behind = False
-
-    @property
-    def pending_bytes(self) -> int:
-        return MAX_PENDING_BYTES + 1 if self.is_behind else 0
 
 
 def message(vhost: VirtualHost, payload: bytes = b"m", **headers: HeaderValue) -> Message:

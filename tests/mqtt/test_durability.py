@@ -465,6 +465,19 @@ def test_session_expiry_counts_the_brokers_own_absence() -> None:
     assert bench.connect("b", 5, clean=False).connack[1][0] == 0
 
 
+def test_a_clock_that_was_set_back_over_a_restart_prolongs_neither_a_session_nor_a_will() -> None:
+    bench = DiskBench()
+    subscribed(bench, 1).lose()
+    will = {"will": ("t", b"gone", 1, False), "will_properties": b"\x18\x00\x00\x00\x0a"}
+    bench.connect_kept("w", 5, properties=b"\x11" + struct.pack(">I", 100), **will).lose()
+    bench = bench.restart(-3600)
+    bench.advance(11)
+    bench.sync()
+    assert bench.connect_kept("c").received() == publish("t", b"gone", 1, 1)
+    bench.advance(90)
+    assert bench.connect("w", 5, clean=False).connack[1][0] == 0
+
+
 def test_session_of_a_client_that_was_connected_at_the_crash_expires() -> None:
     bench = DiskBench()
     bench.connect_kept("a", 5, properties=b"\x11" + struct.pack(">I", 100))
