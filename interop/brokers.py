@@ -5,7 +5,6 @@ Only processes that were started here are ever signalled.
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import os
 import random
@@ -16,7 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -48,27 +48,40 @@ def compiled_build() -> str | None:
     return None
 
 
-def free_restart_ports(count: int) -> list[int]:
-    """Different loopback ports of the restart range that are free now."""
-    ports: list[int] = []
-    with contextlib.ExitStack() as probes:
-        for port in random.sample(RESTART_PORTS, len(RESTART_PORTS)):
-            probe = probes.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((LOOPBACK, port))
-                ports.append(port)
-            if len(ports) == count:
-                return ports
+def reserve_restart_ports(count: int) -> list[socket.socket]:
+    """Sockets bound to loopback ports of the restart range; others reserve none of these.
+
+    A broker may listen there all the same: its sockets have SO_REUSEADDR, and so have these once
+    they are bound.
+    """
+    reserved: list[socket.socket] = []
+    for port in random.sample(RESTART_PORTS, len(RESTART_PORTS)):
+        probe = socket.socket()
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            probe.close()
+            continue
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.append(probe)
+        if len(reserved) == count:
+            return reserved
+    release(reserved)
     raise BrokerError(f"no free ports in {RESTART_PORTS}")
+
+
+def release(reserved: Iterable[socket.socket]) -> None:
+    """Let others have these ports."""
+    for probe in reserved:
+        probe.close()
 
 
 class TriviumProcess:
     """One ``trivium serve``. ``ports`` maps each protocol to its port once it has started.
 
     ``module`` is run with ``python -m``, behind the words of ``prefix``. With ``restartable`` the
-    ports are fixed from the start, so that clients find a restarted broker where the killed one
-    was.
+    ports are fixed from the start and kept while this object lives, so that clients find a
+    restarted broker where the killed one was.
     """
 
     def __init__(
@@ -84,8 +97,12 @@ class TriviumProcess:
     ) -> None:
         self.data = directory / "data"
         self.log = directory / "broker.log"
-        ports = free_restart_ports(len(protocols)) if restartable else [0] * len(protocols)
-        self.ports = dict(zip(protocols, ports, strict=True))
+        self.ports = dict.fromkeys(protocols, 0)
+        if restartable:
+            reserved = reserve_restart_ports(len(protocols))
+            weakref.finalize(self, release, reserved)
+            places = [int(probe.getsockname()[1]) for probe in reserved]
+            self.ports = dict(zip(protocols, places, strict=True))
         self.process: subprocess.Popen[str] | None = None
         #: times that it was killed
         self.kills = 0

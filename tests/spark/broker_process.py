@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+from interop.brokers import release, reserve_restart_ports
 from trivium_native.sync import SyncClient, connect
 
 
@@ -16,7 +16,8 @@ class BrokerProcess:
     def __init__(self, data: Path) -> None:
         self._data = data
         self._log = data.with_suffix(".log").open("a")
-        self.port = 0
+        self._reserved = reserve_restart_ports(1)
+        self.port: int = self._reserved[0].getsockname()[1]
         self.start()
 
     @property
@@ -43,9 +44,8 @@ class BrokerProcess:
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = re.search(r"native=127\.0\.0\.1:(\d+)", line)
-        assert found, f"no ready line but {line!r}: {Path(self._log.name).read_text()}"
-        self.port = int(found[1])
+        is_ready = f"native=127.0.0.1:{self.port}" in line
+        assert is_ready, f"no ready line but {line!r}: {Path(self._log.name).read_text()}"
 
     def kill(self) -> None:
         """kill -9."""
@@ -57,4 +57,5 @@ class BrokerProcess:
     def close(self) -> None:
         """Stop for good."""
         self.kill()
+        release(self._reserved)
         self._log.close()
