@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from interop.brokers import TriviumProcess, compiled_build
 
-#: Kills that a run of all these tests makes at least.
-LEAST_KILLS = 50
-KILLS = pytest.StashKey[int]()
-IS_WHOLE = pytest.StashKey[bool]()
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    config.stash[KILLS] = 0
-    is_selected = any("::" in argument for argument in config.args) or config.option.keyword
-    config.stash[IS_WHOLE] = not is_selected and (
-        set(here.glob("test_*.py")) <= {item.path for item in items}
-    )
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.crash)
@@ -39,27 +29,12 @@ def seed() -> int:
     return int(os.environ.get("TRIVIUM_CRASH_SEED", "1"))
 
 
-def is_too_few(config: pytest.Config) -> bool:
-    """Whether all these tests ran, with too few kills. None at all: they were deselected."""
-    return config.stash.get(IS_WHOLE, False) and 0 < config.stash[KILLS] < LEAST_KILLS
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    if kills := config.stash.get(KILLS, 0):
-        terminalreporter.write_line(f"brokers were killed {kills} times")
-    if is_too_few(config):
-        terminalreporter.write_line(f"at least {LEAST_KILLS} kills are promised", red=True)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if is_too_few(session.config) and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TriviumProcess]:
+def broker(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> Iterator[TriviumProcess]:
     """A running broker that can be killed and started again on its ports and directory.
 
     It makes a checkpoint every few hundred messages; the compiled one as shipped. With the
@@ -82,7 +57,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TriviumPr
     )
     process.start()
     yield process
-    request.config.stash[KILLS] += process.kills
+    record_property("kills", process.kills)
     if process.is_running:
         assert process.stop() == 0, process.log_tail()
     process.check_log()
