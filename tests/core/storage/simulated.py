@@ -151,6 +151,17 @@ class SimulatedDisk(FileSystem):
         copy.pending_names = list(self.pending_names)
         return copy
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether a power cut would leave everything that is there."""
+        pending = (each for number in self.files.values() for each in self.inodes[number].pending)
+        return not self.pending_names and all(operation.is_synced for operation in pending)
+
+    def contents(self) -> frozenset[tuple[str, bytes]]:
+        """What a program would read back: directories, and files with their bytes."""
+        files = {(path, bytes(self.content(path))) for path in self.files}
+        return frozenset(files | {(f"{path}/", b"") for path in self.directories})
+
     def after(self, operations: list[Operation]) -> SimulatedDisk:
         """This disk once ``operations`` were done, after a process kill."""
         copy = self.copy()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.storage.model import Scenario, assert_equal, assert_recovers
+from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
 from tests.core.storage.simulated import Host, Operation, SimulatedDisk
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
@@ -67,8 +67,9 @@ def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
 @given(st.integers(0, 1 << 32))
 def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
-        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+        recoveries.check(disk, scenario.acknowledged_after(done))
 
 
 @settings(max_examples=12, deadline=None)
@@ -76,10 +77,11 @@ def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
     random_ = random.Random(seed)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
         at_least = scenario.acknowledged_after(done)
-        assert_recovers(disk.power_cut(None), scenario.states, at_least)
-        assert_recovers(disk.power_cut(random_), scenario.states, at_least)
+        recoveries.check(disk.power_cut(None), at_least)
+        recoveries.check(disk.power_cut(random_), at_least)
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
@@ -88,9 +90,10 @@ def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> N
 def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
     scenario = scenario_of(seed, 60, fsync)
     random_ = random.Random(seed)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
-        assert_recovers(disk.power_cut(random_), scenario.states, 0)
-        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+        recoveries.check(disk.power_cut(random_), 0)
+        recoveries.check(disk, scenario.acknowledged_after(done))
 
 
 @settings(max_examples=8, deadline=None)
@@ -108,9 +111,10 @@ def test_many_lives_with_crashes_in_each(seed: int) -> None:
             log.next_offset = host.storage.log(name).next_offset
         scenario = Scenario(seed + life + 1, host, model)
         scenario.run(40)
+        recoveries = Recoveries(scenario.states)
         for done, crashed in scenario.disks():
             at_least = scenario.acknowledged_after(done)
-            assert_recovers(crashed.power_cut(random_), scenario.states, at_least)
+            recoveries.check(crashed.power_cut(random_), at_least)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,12 +130,12 @@ def test_a_crash_during_a_checkpoint_of_a_recovered_storage(seed: int) -> None:
         recovered.commit()
         assert any(operation.kind == "database" for operation in recovered.disk.operations)
         # The start, and the table that was asked for, are batches of their own.
-        again = {reached + more: scenario.states[reached] for more in range(1, 4)}
-        states = {**scenario.states, **again}
+        more = {reached + further: scenario.states[reached] for further in range(1, 4)}
+        again = Recoveries({**scenario.states, **more})
         for operation in recovered.disk.operations:
             recovering.apply(operation)
-            assert_recovers(recovering.copy(), states, at_least)
-            assert_recovers(recovering.power_cut(random_), states, at_least)
+            again.check(recovering.copy(), at_least)
+            again.check(recovering.power_cut(random_), at_least)
 
 
 def test_the_journal_does_not_grow_for_ever() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.storage.model import Scenario, assert_equal, assert_recovers
+from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
 from tests.core.storage.simulated import Host, SimulatedDisk
 
 
@@ -24,8 +24,9 @@ def scenario_of(seed: int, steps: int, fsync: str = "always") -> Scenario:
 @given(st.integers(0, 1 << 32))
 def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 40)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
-        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+        recoveries.check(disk, scenario.acknowledged_after(done))
 
 
 @settings(max_examples=25, deadline=None)
@@ -33,11 +34,12 @@ def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 40)
     random_ = random.Random(seed)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
         at_least = scenario.acknowledged_after(done)
-        assert_recovers(disk.power_cut(None), scenario.states, at_least)
+        recoveries.check(disk.power_cut(None), at_least)
         for _ in range(3):
-            assert_recovers(disk.power_cut(random_), scenario.states, at_least)
+            recoveries.check(disk.power_cut(random_), at_least)
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
@@ -46,11 +48,12 @@ def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> N
 def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
     scenario = scenario_of(seed, 40, fsync)
     random_ = random.Random(seed)
+    recoveries = Recoveries(scenario.states)
     for done, disk in scenario.disks():
         # A process kill loses nothing; a power cut may, but never part of a batch.
         for _ in range(2):
-            assert_recovers(disk.power_cut(random_), scenario.states, 0)
-        assert_recovers(disk, scenario.states, scenario.acknowledged_after(done))
+            recoveries.check(disk.power_cut(random_), 0)
+        recoveries.check(disk, scenario.acknowledged_after(done))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -63,10 +66,10 @@ def test_a_crash_during_recovery_changes_nothing(seed: int) -> None:
             recovering = first.copy()
             recovered = assert_recovers(first, scenario.states, at_least)
             reached = recovered.storage.durable - 1
-            states = {**scenario.states, reached + 1: scenario.states[reached]}
+            again = Recoveries({**scenario.states, reached + 1: scenario.states[reached]})
             for operation in recovered.disk.operations:
                 for second in (recovering, recovering.power_cut(random_)):
-                    assert_recovers(second.copy(), states, at_least)
+                    again.check(second.copy(), at_least)
                 recovering.apply(operation)
 
 
@@ -84,9 +87,10 @@ def test_a_second_life_after_a_crash_is_kept(seed: int) -> None:
             log.next_offset = host.storage.log(name).next_offset
         scenario = Scenario(seed + life + 1, host, model)
         scenario.run(20)
+        recoveries = Recoveries(scenario.states)
         for done, crashed in scenario.disks():
             at_least = scenario.acknowledged_after(done)
-            assert_recovers(crashed.power_cut(random_), scenario.states, at_least)
+            recoveries.check(crashed.power_cut(random_), at_least)
         disk = random_.choice([each for _, each in scenario.disks()])
         if random_.random() < 0.5:
             disk = disk.power_cut(random_)
