@@ -27,8 +27,6 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.memory", "1g")
-        # Each query is new: what a better compiler would gain, it does not run long enough for.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         # Workers start slowly on a busy machine.
         .config("spark.python.authenticate.socketTimeout", "300s")
         .getOrCreate()
