@@ -65,11 +65,8 @@ class PolicyWalk(Timed):
             self._left += 1
 
     def wait(self, waiter: PolicyWaiter) -> None:
-        """Tell ``waiter`` when the policies are in force everywhere, which may be at once."""
-        if self.is_done:
-            waiter.in_force()
-        else:
-            self._waiters.append(waiter)
+        """Tell ``waiter`` when the policies are in force everywhere; not for when ``is_done``."""
+        self._waiters.append(waiter)
 
     def finish(self) -> None:
         """Reach everything now."""

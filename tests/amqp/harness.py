@@ -11,6 +11,7 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
 
 import trivium_amqp
+from tests.core.harness import CLOCK_OFFSET, move_to
 from trivium.adapter import Connection as CoreConnection
 from trivium.adapter import Peer
 from trivium.broker import Broker, Driver
@@ -86,8 +87,8 @@ class Clock:
     """Stands in for the clocks that the broker reads at the start of each turn."""
 
     def __init__(self) -> None:
-        # Both alike, as they are for a broker that has had no turn yet.
-        self._wall = self._monotonic = time.time_ns()
+        self._wall = time.time_ns()
+        self._monotonic = self._wall - CLOCK_OFFSET * 1_000_000
 
     def time_ns(self) -> int:
         return self._wall
@@ -245,6 +246,7 @@ class Server:
         self.driver = FakeDriver()
         self.adapter = trivium_amqp.adapter()
         self.broker = Broker(config)
+        self.broker.clock_offset = CLOCK_OFFSET
         self.broker.open(storage or MemoryStorage(), self.driver, [self.adapter])
         self.vhost = self.broker.vhost("/")
         #: makes durable what is pending; for storage that does not do so by itself
@@ -261,11 +263,11 @@ class Server:
     def advance(self, seconds: float) -> None:
         """Let time pass, with turns whenever one is due."""
         broker = self.broker
-        end = broker.now_ms + int(seconds * 1000)
+        end = broker.elapsed_ms + int(seconds * 1000)
         while (at := broker.next_at()) and at <= end:
-            broker.now_ms = max(at, broker.now_ms)
+            move_to(broker, at)
             self.end_turn()
-        broker.now_ms = end
+        move_to(broker, end)
         self.end_turn()
 
     def end_turn(self) -> None:

@@ -13,6 +13,10 @@ from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
 
+#: Milliseconds by which the wall clock is ahead of the other one, so that a time by one of them is
+#: far from any by the other.
+CLOCK_OFFSET = 1_000_000_000_000
+
 
 class ManualDriver(Driver):
     """Counts requested turns; the test ends them."""
@@ -69,8 +73,14 @@ class BehindStorage(MemoryStorage):
 
 def open_broker(storage: Storage | None = None) -> Broker:
     broker = Broker()
+    broker.clock_offset = CLOCK_OFFSET
     broker.open(MemoryStorage() if storage is None else storage, ManualDriver(), [])
     return broker
+
+
+def move_to(broker: Broker, at: int) -> None:
+    """Let time pass until ``at``, as ``Broker.next_at`` has it; none if that is past."""
+    broker.now_ms += max(at - broker.elapsed_ms, 0)
 
 
 def open_vhost(storage: Storage | None = None) -> VirtualHost:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import open_broker
+from tests.core.harness import move_to, open_broker
 from tests.core.storage.simulated import Host, SimulatedDisk, load
 from trivium import compaction
 from trivium.broker import Broker
@@ -85,11 +85,11 @@ FILLER = bytes(MIN_BYTES)
 
 def run(broker: Broker, milliseconds: int = PERIOD_MS) -> None:
     """Let the time pass, with turns whenever one is due."""
-    end = broker.now_ms + milliseconds
+    end = broker.elapsed_ms + milliseconds
     while (at := broker.next_at()) and at <= end:
-        broker.now_ms = max(at, broker.now_ms)
+        move_to(broker, at)
         broker.end_turn()
-    broker.now_ms = end
+    move_to(broker, end)
 
 
 def compact(stream: Stream) -> None:

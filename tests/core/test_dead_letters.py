@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import BehindStorage, drain, open_vhost
+from tests.core.harness import BehindStorage, RecordingConsumer, drain, open_vhost
 from tests.core.storage.simulated import Host
 from trivium.dead_letters import (
     BEHIND_DELAY,
@@ -36,7 +36,7 @@ from trivium.storage.base import Storage
 from trivium.vhost import VirtualHost
 
 #: A protocol whose properties are a packed map of headers.
-HEADERS: Final = 99
+HEADERS: Final = 205
 #: Turns after which a chain of dead letters must have ended in these tests.
 MANY: Final = 1000
 
@@ -291,8 +291,8 @@ def test_a_turn_publishes_so_many_and_the_others_wait_in_their_queue() -> None:
     other = declare(vhost, "b")
     give(queue, 3 * MAX_PER_TURN)
     assert reject_all(queue) == MAX_LEAVING
-    # No more is handed out while so many are on their way.
-    assert queue.get() is None
+    # No more is handed out while so many are on their way, which they soon have been.
+    assert (queue.get(), queue.is_loading) == (None, True)
     assert queue.unsettled == MAX_LEAVING
     vhost.broker.end_turn()
     assert len(other) <= MAX_PER_TURN
@@ -536,6 +536,32 @@ def test_at_least_once_gives_nobody_a_second_one_while_others_are_full() -> None
     assert (queue.unsettled, len(other), len(full)) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("gone", ["exchange", "binding"])
+def test_at_least_once_waits_for_nobody_who_is_not_bound_any_more(gone: str) -> None:
+    vhost = open_at()
+    exchange = vhost.declare_exchange("x", "fanout")
+    arguments: dict[str, HeaderValue] = {
+        "x-dead-letter-exchange": "x",
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-message-ttl": 0,
+    }
+    queue = vhost.declare_queue("a", durable=True, arguments=arguments)
+    other = declare(vhost, "b")
+    full = declare(vhost, "c", max_length=0, overflow="reject-publish")
+    for one in (other, full):
+        vhost.bind(exchange, Binding(one, b""))
+    give(queue, 1)
+    pass_time(vhost)
+    assert (queue.unsettled, len(other)) == (1, 1)
+    if gone == "exchange":
+        vhost.delete_exchange("x")
+    else:
+        vhost.unbind(exchange, Binding(full, b""))
+    pass_time(vhost)
+    assert (queue.unsettled, len(other), lost(vhost)) == (0, 1, 0)
+
+
 def test_at_least_once_is_content_with_what_a_full_queue_passes_on_to_somebody() -> None:
     vhost = open_at()
     queue = keeper(vhost, message_ttl=0)
@@ -558,11 +584,16 @@ def test_at_least_once_keeps_so_many_and_then_stops_its_queue() -> None:
     for _ in range(3):
         pass_time(vhost)
     assert (queue.get(), queue.unsettled) == (None, MAX_LEAVING)
+    # That may last, so nobody is to wait for it.
+    assert not queue.is_loading
+    consumer = RecordingConsumer()
+    queue.add_consumer(consumer)
+    assert consumer.payloads == []
     other = declare(vhost, "b")
     pass_time(vhost)
     finish(vhost)
     assert len(other) == MAX_LEAVING
-    assert queue.get() is not None
+    assert len(consumer.payloads) == 5
 
 
 @pytest.mark.parametrize("reason", ["rejected", "expired", "delivery_limit"])
@@ -597,6 +628,24 @@ def test_at_least_once_survives_crashes_until_somebody_has_it(reason: str) -> No
     assert (len(vhost.queues["a"]), len(vhost.queues["b"])) == (0, 3)
 
 
+def test_what_was_given_up_before_a_crash_leaves_nothing_where_its_exchange_is_gone() -> None:
+    host = Host()
+    vhost = open_at(host.storage)
+    queue = declare(vhost, "a", queue_type="quorum")
+    definition = {"dead-letter-exchange": "nowhere", "dead-letter-strategy": "at-least-once"}
+    vhost.set_policy(Policy("p", ".*", definition))
+    give(queue, 1)
+    reject_all(queue)
+    vhost.broker.end_turn()
+    vhost.delete_policy("p")
+    host.commit()
+    assert len(host.storage.table("returns//")) == 1
+    again = Host(host.disk.power_cut(None))
+    queue = open_at(again.storage).queues["a"]
+    assert (len(queue), queue.unsettled) == (0, 0)
+    assert len(again.storage.table("returns//")) == 0
+
+
 def test_a_queue_with_dead_letters_that_wait_is_not_empty() -> None:
     vhost = open_at()
     queue = keeper(vhost)
@@ -606,8 +655,10 @@ def test_a_queue_with_dead_letters_that_wait_is_not_empty() -> None:
     with pytest.raises(PreconditionFailed, match="not empty"):
         vhost.delete_queue(queue, if_empty=True)
     vhost.delete_queue(queue)
+    # They are gone with it.
+    other = declare(vhost, "b")
     pass_time(vhost)
-    assert not is_busy(vhost)
+    assert (is_busy(vhost), len(other), lost(vhost)) == (False, 0, 0)
 
 
 @pytest.mark.parametrize("overflow", ["drop-head", "reject-publish-dlx"])

@@ -35,6 +35,17 @@ def test_an_argument_that_is_void_is_there() -> None:
         require_same_arguments("queue 'q'", {}, {"a": None}, {"a"})
 
 
+@pytest.mark.parametrize("is_current", [False, True])
+def test_an_argument_that_only_one_of_them_has_is_a_difference(is_current: bool) -> None:
+    one, other = {"a": 1}, dict[str, object]()
+    current, received = (one, other) if is_current else (other, one)
+    there = "the value '1' of type 'signedint'"
+    texts = ("none", there) if is_current else (there, "none")
+    text = "inequivalent arg 'a' for queue 'q': received {} but current is {}".format(*texts)
+    with pytest.raises(PreconditionFailed, match=f"^{text}$"):
+        require_same_arguments("queue 'q'", current, received, {"a"})
+
+
 def test_each_unknown_name_is_told_once_and_so_many_at_most(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

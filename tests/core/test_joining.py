@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.harness import open_broker
+from tests.core.harness import move_to, open_broker
 from tests.core.storage.simulated import Host
 from trivium.broker import Broker
 from trivium.joining import JOINED_BYTES, JOINED_RECORDS, JOINED_SPAN_MS, SMALL_RECORDS
@@ -88,7 +88,7 @@ def rows(partition: Partition) -> list[tuple[object, ...]]:
 def run_until(broker: Broker, is_so: Callable[[], bool]) -> None:
     """Turns, at the times that timers ask for."""
     while not is_so():
-        broker.now_ms = broker.next_at()
+        move_to(broker, broker.next_at())
         broker.end_turn()
 
 
@@ -271,7 +271,7 @@ def test_what_a_crash_left_small_is_joined_a_few_in_a_turn() -> None:
     assert len(partition.log) == JOINED_RECORDS + 300
     turns = 0
     while len(partition.log) > 2:
-        broker.now_ms = broker.next_at()
+        move_to(broker, broker.next_at())
         broker.end_turn()
         turns += 1
         assert turns < 100

@@ -279,6 +279,28 @@ def test_a_subscriber_that_reads_next_to_nothing_slows_nobody() -> None:
     assert world.dropped > 150 * RUN
 
 
+def test_a_subscriber_that_reads_a_little_now_and_then_is_waited_for() -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client("mqtt")
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS["mqtt"])
+    # Every second moment, for many times as long as one may read nothing.
+    for moment in range(10 * STALL_MS // MOMENT_MS):
+        subscriber.waiting -= PROGRESS * (moment % 2)
+        world.advance(MOMENT_MS)
+        publisher.feed(mqtt.publish("t", b"x"))
+        assert is_paused(publisher)
+    assert world.dropped == 0
+    # Then nothing any more, however much it has read before.
+    moments = 0
+    while is_paused(publisher):
+        world.advance(MOMENT_MS)
+        publisher.feed(mqtt.publish("t", b"x"))
+        moments += 1
+    assert moments <= STALL_MS // MOMENT_MS + 1
+
+
 def test_output_has_a_limit_also_for_a_subscriber_that_reads() -> None:
     world = World()
     subscriber = world.subscriber("mqtt")

@@ -15,7 +15,7 @@ from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.message import HeaderValue
 from trivium.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
-from trivium.policy_walk import MAX_PER_TURN
+from trivium.policy_walk import MAX_PER_TURN, PolicyWaiter
 from trivium.queue_settings import IGNORED, KEYS, POLICY_KEYS
 from trivium.storage.memory import MemoryStorage
 from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
@@ -208,7 +208,7 @@ def test_a_policy_for_many_queues_is_put_in_force_a_part_in_each_turn() -> None:
         assert limits(vhost).count(7) == turn * MAX_PER_TURN
         assert not vhost.policy_walk.is_done
         vhost.broker.end_turn()
-        assert vhost.broker.next_at() <= vhost.broker.now_ms
+        assert vhost.broker.next_at() <= vhost.broker.elapsed_ms
     assert vhost.policy_walk.is_done
     assert set(limits(vhost)) == {7}
 
@@ -225,9 +225,31 @@ def test_a_later_change_of_policies_holds_everywhere_however_far_the_former_one_
     vhost.delete_policy("p")
     assert vhost.declare_queue("q-newer").settings.max_length == -1
     vhost.set_policy(Policy("p", "^q", {"max-length": 11}))
+    vhost.declare_queue("q-newest")
     while not vhost.policy_walk.is_done:
         vhost.broker.end_turn()
     assert set(limits(vhost)) == {11}
+
+
+class CountingWaiter(PolicyWaiter):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def in_force(self) -> None:
+        self.calls += 1
+
+
+def test_who_waits_for_policies_is_told_once() -> None:
+    vhost = many_queues()
+    waiter = CountingWaiter()
+    for times in range(2):
+        vhost.set_policy(Policy("p", "^q", {"max-length": 7 + times}))
+        if not times:
+            vhost.policy_walk.wait(waiter)
+        while not vhost.policy_walk.is_done:
+            assert waiter.calls == times
+            vhost.broker.end_turn()
+    assert waiter.calls == 1
 
 
 def test_policies_that_change_in_each_turn_reach_every_queue() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.harness import open_broker
+from tests.core.harness import move_to, open_broker
 from trivium.broker import Broker
 from trivium.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
 from trivium.storage.memory import MemoryStorage, MemoryTable
@@ -17,9 +17,9 @@ def made(table: MemoryTable | None = None, broker: Broker | None = None) -> Prod
 
 def pass_hours(broker: Broker, hours: int) -> None:
     """Time passes, and everything that is due is done."""
-    end = broker.now_ms + hours * HOUR
-    while broker.now_ms < end:
-        broker.now_ms = min(broker.next_at() or end, end)
+    end = broker.elapsed_ms + hours * HOUR
+    while broker.elapsed_ms < end:
+        move_to(broker, min(broker.next_at() or end, end))
         broker.end_turn()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import ManualDriver, open_broker
+from tests.core.harness import ManualDriver, move_to, open_broker
 from tests.core.storage.simulated import Host
 from trivium.broker import Broker
 from trivium.errors import PreconditionFailed
@@ -51,11 +51,11 @@ def publish(stream: Stream, *sizes: int) -> None:
 
 def run(broker: Broker, milliseconds: int = PERIOD_MS) -> None:
     """Let the time pass, with turns whenever one is due."""
-    end = broker.now_ms + milliseconds
+    end = broker.elapsed_ms + milliseconds
     while (at := broker.next_at()) and at <= end:
-        broker.now_ms = max(at, broker.now_ms)
+        move_to(broker, at)
         broker.end_turn()
-    broker.now_ms = end
+    move_to(broker, end)
 
 
 def bases(partition: Partition) -> list[int]:
@@ -297,7 +297,7 @@ def settle(broker: Broker, host: Host) -> None:
     while True:
         host.commit()
         at = broker.next_at()
-        if not at or at > broker.now_ms:
+        if not at or at > broker.elapsed_ms:
             return
         broker.end_turn()
 

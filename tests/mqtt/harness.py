@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from tests.core.harness import CLOCK_OFFSET
 from tests.mqtt.strict import StrictClient
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
@@ -91,6 +92,7 @@ class Bench:
             else config
         )
         self.broker.now_ms = now_ms
+        self.broker.clock_offset = CLOCK_OFFSET
         self.seconds = 1000.0
         self.broker.open(
             MemoryStorage() if storage is None else storage, self.driver, [self.adapter]
@@ -106,7 +108,7 @@ class Bench:
 
     def finish(self) -> None:
         """Go on until nothing is due any more that is done a part in each turn."""
-        while 0 < self.broker.next_at() <= self.broker.now_ms:
+        while 0 < self.broker.next_at() <= self.broker.elapsed_ms:
             self.settle()
         self.settle()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 
+from tests.core.harness import CLOCK_OFFSET
 from trivium.adapter import Connection, Peer
 from trivium.broker import Broker, Driver
 from trivium.config import Config
@@ -153,6 +154,7 @@ class Site:
         self.storage = MemoryStorage() if storage is None else storage
         self.broker.open(self.storage, self.driver, [self.adapter])
         self.broker.now_ms = 1_700_000_000_000
+        self.broker.clock_offset = CLOCK_OFFSET
 
     @property
     def vhost(self) -> VirtualHost:
