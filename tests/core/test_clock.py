@@ -19,6 +19,7 @@ from trivium.broker import Broker
 from trivium.config import Config, StorageConfig
 from trivium.dead_letters import BEHIND_DELAY, RETRY_DELAY, TELL_INTERVAL
 from trivium.deduplication import FORGET_AT_ONCE, QUEUE, Settings
+from trivium.delays import BURST
 from trivium.errors import StaleMember
 from trivium.membership import MemberListener
 from trivium.queues import Queue
@@ -136,6 +137,21 @@ def test_the_session_of_a_member(vhost: VirtualHost, step: int) -> None:
     pass_time(vhost.broker, 1000)
     with pytest.raises(StaleMember):
         heartbeat("g", "m", member.generation, set(), Listener())
+
+
+@STEPS
+def test_the_rest_of_many_delayed_messages_of_one_time(vhost: VirtualHost, step: int) -> None:
+    queue = vhost.declare_queue("key")
+    for _ in range(BURST + 1):
+        sent = message(b"x", b"key")
+        sent.deliver_at = START + 1000
+        vhost.delays.add(sent, [])
+    pass_time(vhost.broker, 1000)
+    assert len(queue) == BURST
+    step_clock(vhost.broker, step)
+    assert len(queue) == BURST
+    pass_time(vhost.broker, 1)
+    assert len(queue) == BURST + 1
 
 
 @STEPS

@@ -10,7 +10,7 @@ import pytest
 from tests.core.harness import move_to, open_broker
 from tests.core.storage.simulated import Host
 from trivium.broker import Broker
-from trivium.joining import JOINED_BYTES, JOINED_RECORDS, JOINED_SPAN_MS, SMALL_RECORDS
+from trivium.joining import JOINED_BYTES, JOINED_RECORDS, JOINED_SPAN_MS, SMALL_BYTES, SMALL_RECORDS
 from trivium.message import (
     PROTOCOL_NONE,
     Address,
@@ -127,13 +127,14 @@ def test_every_field_of_every_record_stays(broker: Broker, codec: int) -> None:
     assert found[last:] == rows(plain.partitions[0])
 
 
-def test_a_batch_that_is_not_small_stays_as_it_is(broker: Broker) -> None:
+@pytest.mark.parametrize("large", [[b"b"] * SMALL_RECORDS, [bytes(SMALL_BYTES)]])
+def test_a_batch_that_is_not_small_stays_as_it_is(broker: Broker, large: list[bytes]) -> None:
     stream = declare(broker)
     for _ in range(3):
         publish(stream, b"a")
-    publish(stream, *[b"b"] * SMALL_RECORDS)
+    publish(stream, *large)
     publish(stream, b"c")
-    assert batches(stream.partitions[0]) == [(0, 3), (3, SMALL_RECORDS), (3 + SMALL_RECORDS, 1)]
+    assert batches(stream.partitions[0]) == [(0, 3), (3, len(large)), (3 + len(large), 1)]
 
 
 def test_a_joined_batch_is_limited_in_bytes(broker: Broker) -> None:
@@ -186,6 +187,29 @@ def test_what_readers_may_not_see_yet_is_not_joined() -> None:
     assert [row[4] for row in rows(partition)] == [b"0"]
     host.commit()
     assert batches(partition) == [(0, JOINED_RECORDS), (JOINED_RECORDS, 1)]
+
+
+def test_a_checkpoint_joins_of_a_run_what_readers_may_see() -> None:
+    host = Host()
+    broker = open_broker(host.storage)
+    stream = declare(broker)
+    partition = stream.partitions[0]
+    broker.end_turn()
+    host.commit()
+    for n in range(10):
+        publish(stream, b"%d" % n)
+        if n < 3:
+            host.commit()
+    # Of those behind the third the first alone is in a batch of its own.
+    host.executor.lanes["trivium-journal"].step()
+    host.run_calls()
+    assert partition.high_watermark == 4
+    assert partition.log.owner is not None
+    assert partition.log.owner.join_records() == 4
+    assert batches(partition) == [(0, 4)]
+    host.commit()
+    assert batches(partition) == [(0, 4), *((n, 1) for n in range(4, 10))]
+    assert [row[4] for row in rows(partition)] == [b"%d" % n for n in range(10)]
 
 
 def test_a_reader_in_the_middle_of_a_joined_batch_gets_the_rest_of_it(broker: Broker) -> None:
