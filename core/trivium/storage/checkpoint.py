@@ -150,7 +150,7 @@ class Checkpoint(Work):
             if not chunks:
                 self._logs.pop()
                 self._take_log(log)
-        while left > 0 and self._rows_left > 0:
+        while left >= _ROW_COST and self._rows_left > 0:
             portion = self._backlog.next(min(left // _ROW_COST, self._rows_left))
             if portion is None:
                 break

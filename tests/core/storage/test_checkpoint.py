@@ -352,6 +352,22 @@ def test_no_turn_looks_at_much_of_a_checkpoint() -> None:
     assert len(again.storage.table("t")) == 10_000
 
 
+@pytest.mark.parametrize("count", range(1986, 1994))
+def test_a_turn_that_logs_use_up_but_for_less_than_a_row_ends(count: int) -> None:
+    """Chunks that have lost a record cost a unit for each that they have; some leave 1 to 3."""
+    host = Host(checkpoint_size=1000)
+    log = host.storage.log("l")
+    for _ in range(count):
+        log.append(b"x")
+    for first in range(0, count, CHUNK_RECORDS):
+        log.settle(first, first)
+    host.storage.table("t").put(b"k", b"v")
+    while not has_checkpointed(host):
+        host.storage.commit()
+        host.step()
+    assert Host(host.disk.copy(), seed=1).storage.table("t").get(b"k") == b"v"
+
+
 def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled() -> None:
     """That takes many turns too: each settles a record, and removes a log."""
     host = Host(checkpoint_size=100_000, memory_size=0)
