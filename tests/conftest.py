@@ -1,7 +1,7 @@
-"""What is promised of a run as a whole: enough kills.
+"""Settings of all tests, and what is promised of a run as a whole: enough kills.
 
-This is summed up here since a run in several processes reads no conftest.py further down in the one
-that sums up.
+The kills are summed up here since a run in several processes reads no conftest.py further down in
+the one that sums up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import settings
 
 #: Kills that a run of all crash tests makes at least.
 LEAST_KILLS: Final = 50
@@ -17,6 +18,10 @@ HERE: Final = Path(__file__).parent
 CRASH_TESTS: Final = {
     f"{HERE.name}/crash/{path.name}" for path in (HERE / "crash").glob("test_*.py")
 }
+
+# A deadline is a timed assertion, which a busy machine misses.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def count_kills(config: pytest.Config) -> tuple[int, bool]:

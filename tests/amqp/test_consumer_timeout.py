@@ -216,7 +216,7 @@ def test_the_marks_of_a_channel_are_bounded() -> None:
     assert len(times) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=3)), max_size=60))
 def test_an_age_is_never_more_than_it_is_and_less_by_two_marks_at_most(
     seconds: list[tuple[int, list[int]]],

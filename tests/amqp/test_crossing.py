@@ -182,7 +182,7 @@ def test_encoding_is_made_once(client: Client) -> None:
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.floats()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.builds(
         Properties,

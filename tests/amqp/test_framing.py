@@ -539,7 +539,7 @@ def test_session_byte_by_byte_is_the_same() -> None:
     assert sorted(map(repr, replay(pieces))) == sorted(map(repr, WHOLE))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, len(SESSION) - 1), max_size=20))
 def test_session_cut_anywhere_is_the_same(cuts: list[int]) -> None:
     edges = [0, *sorted(set(cuts)), len(SESSION)]
@@ -547,7 +547,7 @@ def test_session_cut_anywhere_is_the_same(cuts: list[int]) -> None:
     assert sorted(map(repr, replay(pieces))) == sorted(map(repr, WHOLE))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.integers(0, len(SESSION) - 1), st.binary(min_size=1, max_size=6)),
@@ -573,7 +573,7 @@ def test_mutated_session_closes_its_connection_at_most(
     assert bystander.get("bystander") == b"alive"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_garbage_in_an_open_connection_never_raises(data: bytes) -> None:
     server = Server()
@@ -583,7 +583,7 @@ def test_garbage_in_an_open_connection_never_raises(data: bytes) -> None:
     client.lose()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from([(50, 10), (50, 20), (40, 10), (60, 20), (60, 40), (60, 80)]),
     st.binary(max_size=60),

@@ -113,7 +113,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.text(max_size=20), VALUES, max_size=6))
 def test_round_trip_and_the_view_of_pamqp(fields: dict[str, HeaderValue]) -> None:
     data = encode_table(fields.items())
@@ -123,7 +123,7 @@ def test_round_trip_and_the_view_of_pamqp(fields: dict[str, HeaderValue]) -> Non
     assert found == fields
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=100))
 def test_garbage_is_malformed_or_a_table(data: bytes) -> None:
     try:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import amqp_frames, mqtt_frames
@@ -124,7 +124,6 @@ def test_a_subscriber_counts_and_acknowledges_publishes(qos: int, piece: int) ->
             assert server.recv(10000) == packets(mqtt_frames.PUBACK, *range(1, 101))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), max_size=6), st.integers(5, 5000))
 def test_a_qos_2_subscriber_reads_any_mixture_of_publishes_and_releases(
     runs: list[int], piece: int
@@ -220,7 +219,6 @@ def confirm(tag: int, *, multiple: bool = False, negative: bool = False) -> byte
     return amqp_frames.method(1, number, tag.to_bytes(8, "big") + bytes((multiple,)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.booleans()), max_size=30))
 def test_confirms_in_any_order_settle_each_message_once(
     confirms: list[tuple[int, bool, bool]],

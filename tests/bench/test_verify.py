@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.verify import SequenceCheck, Tally
@@ -39,7 +39,6 @@ def test_losses_and_duplicates_are_counted(
     assert check.received == sum(len(chunk) for chunk in chunks)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=8), st.integers(0, 30))
 def test_any_stream_is_tallied_as_a_count_of_each_number_would(
     chunks: list[list[int]], sent: int

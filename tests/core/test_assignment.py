@@ -88,7 +88,7 @@ reading = st.dictionaries(
 
 
 @given(st.sampled_from(STRATEGIES), st.lists(reading, min_size=1, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_partition_that_is_read_has_one_reader(
     strategy: str, changes: list[dict[str, str]]
 ) -> None:
@@ -105,7 +105,7 @@ def test_every_partition_that_is_read_has_one_reader(
     st.sampled_from([ROUND_ROBIN, STICKY]),
     st.lists(st.sets(st.sampled_from("uvwxyz"), min_size=1), min_size=1, max_size=4),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_members_that_read_the_same_have_the_same_number_or_one_more(
     strategy: str, changes: list[set[str]]
 ) -> None:
@@ -117,7 +117,7 @@ def test_members_that_read_the_same_have_the_same_number_or_one_more(
 
 
 @given(st.lists(reading.filter(bool), min_size=2, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_sticky_moves_nothing_while_nothing_changes(changes: list[dict[str, str]]) -> None:
     current: Assignment = {}
     for members in changes:

@@ -539,7 +539,7 @@ def test_what_a_round_had_made_before_a_crash_is_dropped() -> None:
     assert len(read_back(again, stream)) == 6001
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.integers(0, 1 << 32))
 def test_a_crash_at_any_time_leaves_every_last_value(seed: int) -> None:
     host = small_host()

@@ -245,7 +245,7 @@ _QUEUE: Final = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     queues=st.lists(_QUEUE, min_size=4, max_size=4),
     publishes=st.lists(

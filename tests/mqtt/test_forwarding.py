@@ -226,7 +226,6 @@ def pieces_of(data: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("version", [4, 5])
 @settings(
     max_examples=300,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.data())

@@ -112,7 +112,7 @@ class Outcome:
         assert listener.received() == publish("a", b"still alive", version=5)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(streams(), st.integers(1, 50))
 def test_a_stream_has_one_meaning_however_it_is_cut(data: bytes, size: int) -> None:
     whole = Outcome([data])
@@ -134,7 +134,7 @@ def split_kinds(written: bytes) -> dict[int, list[bytes]]:
     return kinds
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
 def test_any_bytes(pieces: list[bytes], is_connected: bool) -> None:
     Outcome([connect("x", 5), *pieces] if is_connected else pieces)

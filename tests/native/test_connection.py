@@ -353,7 +353,7 @@ def test_a_fault_of_ours_is_told_as_one(site: Site) -> None:
 VECTORS = vectors.frames()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_mutated_frames_touch_nothing_else(data: st.DataObject) -> None:
     site = Site(config=Config(listen=LISTEN))

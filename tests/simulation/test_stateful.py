@@ -194,6 +194,6 @@ class DiskMachine(Machine):
 
 
 TestMemory = Machine.TestCase
-TestMemory.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestMemory.settings = settings(max_examples=100, stateful_step_count=60)
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestDisk.settings = settings(max_examples=100, stateful_step_count=60)

@@ -54,7 +54,7 @@ def checkpoint(host: Host) -> None:
             return
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 1 << 32))
 def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
     scenario = scenario_of(seed, 150)
@@ -63,7 +63,7 @@ def test_a_scenario_with_checkpoints_reads_like_its_model(seed: int) -> None:
     assert_equal(scenario.host, scenario.model)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 1 << 32))
 def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
@@ -72,7 +72,7 @@ def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
         recoveries.check(disk, scenario.acknowledged_after(done))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 1 << 32))
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 60)
@@ -85,7 +85,7 @@ def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> N
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 1 << 32))
 def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
     scenario = scenario_of(seed, 60, fsync)
@@ -96,7 +96,7 @@ def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None
         recoveries.check(disk, scenario.acknowledged_after(done))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1 << 32))
 def test_many_lives_with_crashes_in_each(seed: int) -> None:
     scenario = scenario_of(seed, 60)

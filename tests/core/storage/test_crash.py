@@ -20,7 +20,7 @@ def scenario_of(seed: int, steps: int, fsync: str = "always") -> Scenario:
     return scenario
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1 << 32))
 def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 40)
@@ -29,7 +29,7 @@ def test_a_kill_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
         recoveries.check(disk, scenario.acknowledged_after(done))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1 << 32))
 def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> None:
     scenario = scenario_of(seed, 40)
@@ -43,7 +43,7 @@ def test_a_power_cut_at_any_operation_loses_nothing_acknowledged(seed: int) -> N
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10", "never"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1 << 32))
 def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None:
     scenario = scenario_of(seed, 40, fsync)
@@ -73,7 +73,7 @@ def test_a_crash_during_recovery_changes_nothing(seed: int) -> None:
                 recovering.apply(operation)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 32))
 def test_a_second_life_after_a_crash_is_kept(seed: int) -> None:
     scenario = scenario_of(seed, 30)
@@ -110,7 +110,7 @@ def test_a_crash_at_any_operation_of_the_first_start() -> None:
     assert not Host(disk).storage.was_clean
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 32))
 def test_a_clean_stop_keeps_everything_and_is_known(seed: int) -> None:
     scenario = scenario_of(seed, 30)
@@ -135,7 +135,7 @@ def test_a_crash_during_the_first_start_and_a_power_cut_in_the_second_life() -> 
 
 
 @pytest.mark.parametrize("fsync", ["every_n:3", "interval:10"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1 << 32))
 def test_a_power_cut_under_a_weaker_policy_loses_nothing_that_was_synced(
     fsync: str, seed: int

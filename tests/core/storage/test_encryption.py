@@ -334,7 +334,7 @@ def test_an_encrypted_directory_is_repaired_and_stays_encrypted() -> None:
     assert all(any(each.first <= at <= each.last for each in inspection.losses) for at in missing)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 1 << 32))
 def test_crashes_lose_nothing_acknowledged(seed: int) -> None:
     def opened(disk: SimulatedDisk | None, seed: int) -> Host:

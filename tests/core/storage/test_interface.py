@@ -299,7 +299,7 @@ class LogMachine(RuleBasedStateMachine):
             assert log.first_offset == min(self.model, default=self.next_offset)
 
 
-LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestLogMachine = LogMachine.TestCase
 
 
