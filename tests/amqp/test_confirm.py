@@ -501,3 +501,16 @@ def test_deliveries_that_were_put_back_are_taken_in_their_order() -> None:
     client.send(Basic.Nack(delivery_tag=0, multiple=True, requeue=False), Tx.Commit())
     client.take()
     assert [client.get("dead") for _ in range(7)] == [b"%d" % n for n in range(6)] + [None]
+
+
+def test_what_an_acknowledgement_of_many_took_is_taken_again_after_a_rollback() -> None:
+    client = Server().open()
+    client.declare("q")
+    for number in range(6):
+        client.publish("q", b"%d" % number)
+    client.ask(Tx.Select())
+    client.consume("q")
+    client.send(Basic.Ack(delivery_tag=3, multiple=True), Tx.Rollback())
+    client.send(Basic.Ack(delivery_tag=4, multiple=True), Tx.Commit())
+    client.take()
+    assert list(client.connection.channels[1].unacked) == [5, 6]
