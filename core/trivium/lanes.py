@@ -8,9 +8,10 @@ stays in the log and is read back as consumers get there, so its length costs di
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
 
 from trivium.message import EXACTLY_ONCE, Message, decode_record
 from trivium.storage.base import Log, Storage
@@ -27,6 +28,7 @@ REFILL: Final = 2048
 REFILL_BYTES: Final = 4 << 20
 
 
+@mypyc_attr(acyclic=True)
 class QueueEntry:
     """A message's place in one queue, from ``put`` until it is settled."""
 
@@ -51,21 +53,20 @@ class QueueEntry:
 
 
 class Lane:
-    """See the module. ``log`` is None in memory; ``loaded`` is called when a read has arrived."""
+    """See the module. ``log`` is None in memory."""
 
     def __init__(
         self,
         queue: Queue,
         log: Log | None,
         storage: Storage,
-        loaded: Callable[[], None],
         priority: int = 0,
     ) -> None:
         self.log = log
         self.priority = priority
-        self._queue = queue
+        #: None when it was deleted
+        self._queue: Queue | None = queue
         self._storage = storage
-        self._notify_loaded = loaded
         self._next_offset = 0
         self._ready: deque[QueueEntry] = deque()
         self._ready_bytes = 0
@@ -174,6 +175,7 @@ class Lane:
             return False
         records = log.read(self._spill_from, REFILL, REFILL_BYTES)
         queue = self._queue
+        assert queue is not None
         for offset, record, note in records:
             while self._transient and self._transient[0].offset < offset:
                 self._append_window(self._transient.popleft())
@@ -213,7 +215,8 @@ class Lane:
 
     def _loaded(self) -> None:
         self.is_loading = False
-        self._notify_loaded()
+        if self._queue is not None:
+            self._queue.loaded()
 
     def settle(self, offset: int) -> None:
         """A stored entry is done with; written by ``flush``."""
@@ -243,6 +246,7 @@ class Lane:
     def purge(self) -> None:
         """Remove everything that is ready."""
         queue = self._queue
+        assert queue is not None
         ready = [*self._ready, *[entry for _, entry in self._returned]]
         for entry in ready:
             if entry.is_stored:
@@ -255,6 +259,13 @@ class Lane:
             # Everything from here on is ready: what is unsettled was taken from before it.
             self.log.settle(self._spill_from, self.log.next_offset - 1)
         self.forget()
+
+    def deleted(self) -> None:
+        """The queue was deleted, with the log."""
+        self.forget()
+        self.log = None
+        self.is_loading = False
+        self._queue = None
 
     def forget(self) -> None:
         """Drop what is in memory."""

@@ -124,6 +124,7 @@ def register_codec(protocol: int, codec: PropertyCodec) -> None:
     _codecs[protocol] = codec
 
 
+@mypyc_attr(acyclic=True)
 class Address:
     """Where a message was published: an exchange name and a routing key in canonical form.
 
@@ -159,13 +160,15 @@ class Address:
         return found
 
 
+@mypyc_attr(acyclic=True)
 class Message:
     """One published message. Immutable: it is shared by every queue and subscriber that gets it.
 
     ``mode`` is one of AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE; ``persistent`` says whether it
     must survive a restart where it reaches disk storage. ``timestamp`` (arrival) and ``expires`` (0
-    for never) are milliseconds since the epoch. ``origin`` is the publishing connection's identity
-    while it is live, for MQTT's no-local; it is not stored.
+    for never) are milliseconds since the epoch. ``origin`` is an identity of the publisher
+    for those who do not want their own messages (MQTT's no-local): not the connection, which the
+    message would keep in memory. It is not stored.
     """
 
     def __init__(

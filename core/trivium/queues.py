@@ -140,7 +140,7 @@ class Queue(Destination):
             self.returns = vhost.returns.of(name)
         for priority in range(self.settings.max_priority + 1):
             log = logs[priority] if logs else None
-            self._lanes.append(Lane(self, log, self._storage, self._loaded, priority))
+            self._lanes.append(Lane(self, log, self._storage, priority))
         self._lane = self._lanes[0]
         self._is_plain = True
         self.apply(self.settings)
@@ -499,7 +499,7 @@ class Queue(Destination):
                 return None
         return None
 
-    def _loaded(self) -> None:
+    def loaded(self) -> None:
         """Entries that were asked for have come from the log."""
         if not self.is_deleted:
             # Only where something may be given up: to look at the head takes it, and many behind
@@ -760,35 +760,42 @@ class Queue(Destination):
         if self.returns is not None:
             self.returns.clear()
         for lane in self._lanes:
-            lane.forget()
-            lane.log = None
-            lane.is_loading = False
+            lane.deleted()
         self.ready_bytes = 0
         consumers = self.consumers
         self.consumers = []
         for consumer in consumers:
             consumer.cancelled()
         self._call_load_waiters()
+        # What may be called later must not keep it in memory, nor it the connection.
+        self.owner = None
+        self._release.queue = None
+        self._timeout.queue = None
+        self._date.queue = None
 
 
 class _Release(DurabilityWaiter):
     """Lets the held entries of a queue go out once their batch is durable."""
 
     def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+        #: None when it was deleted
+        self.queue: Queue | None = queue
 
     def batch_durable(self, batch: int) -> None:
-        self._queue.released()
+        if self.queue is not None:
+            self.queue.released()
 
 
 class _Alarm(Timed):
     """Wakes a queue when a time has come."""
 
     def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+        #: None when it was deleted
+        self.queue: Queue | None = queue
 
     def due(self) -> None:
-        self._queue.alarm()
+        if self.queue is not None:
+            self.queue.alarm()
 
 
 def _descending_priority(consumer: Consumer) -> int:

@@ -131,6 +131,10 @@ class Retention(Timed):
         if before > first:
             log.truncate(before)
 
+    def deleted(self) -> None:
+        """The stream is gone: what may be called later must not keep it in memory."""
+        self._aged.retention = None
+
     def _loaded(self) -> None:
         # Now, since what was loaded need not be in memory for long.
         self._is_loading = False
@@ -143,7 +147,9 @@ class _Aged(Timed):
     """The time at which a batch is too old."""
 
     def __init__(self, retention: Retention) -> None:
-        self._retention = retention
+        #: None when the stream was deleted
+        self.retention: Retention | None = retention
 
     def due(self) -> None:
-        self._retention.due()
+        if self.retention is not None:
+            self.retention.due()

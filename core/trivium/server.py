@@ -143,6 +143,8 @@ class SocketDriver(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._server.socket_gone(self)
+        # Nothing is called any more. It and the connection would keep each other in memory.
+        del self.connection
 
     def _end(self) -> None:
         """The connection is over: have it release what it holds."""

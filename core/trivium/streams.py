@@ -83,6 +83,8 @@ class StreamReader:
 class Partition(DurabilityWaiter):
     """One partition of a stream."""
 
+    __deletable__ = ("_compaction", "_joiner", "_retention")
+
     def __init__(self, stream: Stream, index: int, name: str) -> None:
         self.stream = stream
         self.index = index
@@ -153,7 +155,7 @@ class Partition(DurabilityWaiter):
 
     def _append(self) -> None:
         messages = self._messages
-        if messages:
+        if messages and not self.stream.is_deleted:
             batch = encode_batch(messages, self._described, self._codec)
             offset = self.log.append(batch, len(messages))
             self._joiner.appended(offset, messages, self._described, self._size)
@@ -240,6 +242,11 @@ class Partition(DurabilityWaiter):
         self._storage.drop_log(self._name)
         self._compaction.deleted()
         self._joiner.deleted()
+        self._retention.deleted()
+        # They and it would keep each other in memory.
+        del self._compaction
+        del self._joiner
+        del self._retention
         self._messages = []
         self._described = None
         self._marks.clear()
@@ -325,7 +332,6 @@ class Stream(Destination):
         self.partitions: list[Partition] = [
             Partition(self, index, self._log_name(index)) for index in range(partitions)
         ]
-        self._end = _StreamEnd(self)
         self._dirty: list[Partition] = []
         self._turn = 0
         self._memo: dict[tuple[int, bytes], Described] = {}
@@ -340,8 +346,9 @@ class Stream(Destination):
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other settings in force: those of its arguments and the policy that now holds."""
-        for partition in self.partitions:
-            partition.apply(settings)
+        if not self.is_deleted:
+            for partition in self.partitions:
+                partition.apply(settings)
 
     @property
     def record_count(self) -> int:
@@ -351,6 +358,8 @@ class Stream(Destination):
     def accept(self, message: Message) -> int:
         """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
         self.published += 1
+        if self.is_deleted:
+            return ACCEPTED
         described = PLAIN_MESSAGE
         if message.header or message.annotations is not None:
             described = self._describe(message)
@@ -363,7 +372,7 @@ class Stream(Destination):
         if not partition.is_dirty:
             partition.is_dirty = True
             if not self._dirty:
-                self._broker.add_unflushed(self._end)
+                self._broker.add_unflushed(_StreamEnd(self))
             self._dirty.append(partition)
         storage = self._broker.storage
         return storage.batch if storage.is_durable else ACCEPTED
@@ -402,5 +411,8 @@ class Stream(Destination):
     def deleted(self) -> None:
         """The virtual host removed this stream: drop its records, tell its readers."""
         self.is_deleted = True
-        for partition in self.partitions:
+        partitions = self.partitions
+        # They and it would keep each other in memory.
+        self.partitions = []
+        for partition in partitions:
             partition.deleted()

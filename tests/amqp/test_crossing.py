@@ -293,15 +293,6 @@ def test_record_round_trip() -> None:
     assert again.properties().headers == [("k", 1)]
 
 
-def test_publisher_is_the_origin_of_its_messages() -> None:
-    server = Server()
-    client = server.open()
-    recorder = Recorder()
-    server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(recorder, b"#"))
-    client.publish("a", exchange="amq.topic")
-    assert recorder.messages[0].origin is client.connection
-
-
 def test_other_protocols_reach_a_direct_reply_queue(server: Server) -> None:
     requester, responder = server.open(), server.open()
     responder.declare("requests")

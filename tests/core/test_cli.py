@@ -16,8 +16,7 @@ import pytest
 
 from trivium import __version__
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
-from trivium.cli.serve import CollectionSchedule, begin_collecting, relax_interpreter
-from trivium.metrics import ProtocolMetrics
+from trivium.cli.serve import begin_collecting, relax_interpreter
 from trivium.security.passwords import verify_password
 
 COMMAND = [sys.executable, "-m", "trivium"]
@@ -230,24 +229,3 @@ def test_what_a_start_has_loaded_is_never_walked_as_young() -> None:
         gc.enable()
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
-
-
-def test_closed_connections_are_collected_when_nothing_else_is_to_do() -> None:
-    schedule = CollectionSchedule()
-    mqtt, amqp = ProtocolMetrics(), ProtocolMetrics()
-    mqtt.connections_closed, amqp.connections_closed = 60, 39
-    assert not schedule.is_due([mqtt, amqp]), "too few"
-    amqp.connections_closed += 1
-    amqp.messages_sent += 1
-    assert not schedule.is_due([mqtt, amqp]), "not while messages pass"
-    assert schedule.is_due([mqtt, amqp])
-    assert not schedule.is_due([mqtt, amqp]), "once"
-
-
-def test_very_many_closed_connections_are_collected_at_once() -> None:
-    schedule = CollectionSchedule()
-    metrics = ProtocolMetrics()
-    for closed, is_due in ((9_999, False), (10_000, True), (19_999, False), (20_000, True)):
-        metrics.messages_received += 1
-        metrics.connections_closed = closed
-        assert schedule.is_due([metrics]) is is_due

@@ -455,14 +455,15 @@ def test_a_deleted_stream_drops_its_records_and_tells_its_readers(
 ) -> None:
     vhost = broker.vhosts["/"]
     reader = Reader()
-    stream.partitions[0].wait(reader)
+    partition = stream.partitions[0]
+    partition.wait(reader)
     stream.accept(message(b"1"))
     vhost.delete_stream("s")
     assert reader.gone == 1
     broker.end_turn()
     storage.sync()
     assert storage.log_names() == []
-    assert stream.partitions[0].high_watermark == 0
+    assert partition.high_watermark == 0
     with pytest.raises(NotFound):
         vhost.stream("s")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.mqtt.harness import Bench, Client, packet, publish, text
 from tests.mqtt.strict import Received, StrictClient
+from trivium.config import LimitsConfig
 
 MALFORMED = [
     b"\x30\x02\xff\xff",
@@ -86,8 +87,12 @@ class Reference:
         self.published.append(found)
 
 
+#: Bytes of the largest packet that a server takes.
+MOST = LimitsConfig().max_message_bytes
+
+
 def first_packet(data: bytes) -> tuple[bytes | None, bool]:
-    """The whole packet that ``data`` begins with, if it is there; whether its size is malformed."""
+    """The whole packet that ``data`` begins with, if it is there; whether its size is wrong."""
     size = 0
     for place in range(4):
         if len(data) < 2 + place:
@@ -98,6 +103,8 @@ def first_packet(data: bytes) -> tuple[bytes | None, bool]:
             if byte == 0 and place:
                 return None, True
             end = 2 + place + size
+            if end > MOST:
+                return None, True
             return (data[:end] if len(data) >= end else None), False
     return None, True
 

@@ -144,7 +144,7 @@ def _make_reply_queue(channel: Channel, no_ack: bool) -> Queue:
         adapter="amqp",
     )
     channel.reply_queue = queue
-    channel.publisher.forget_header()
+    channel.publisher.set_reply_to(queue.name.encode())
     return queue
 
 
@@ -156,7 +156,7 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
         consumer.is_started = False
         if consumer.queue is channel.reply_queue:
             channel.reply_queue = None
-            channel.publisher.forget_header()
+            channel.publisher.set_reply_to(b"")
         consumer.queue.remove_consumer(consumer)
     if not nowait:
         channel.reply(methods.BASIC_CANCEL_OK, tag)
@@ -261,15 +261,15 @@ def recover_async(channel: Channel, arguments: list[Any]) -> None:
         raise ConnectionException(NOT_IMPLEMENTED, "requeue=false")
     taken = channel.take(0, True)
     assert taken is not None
-    transaction = channel.transaction
-    channel.transaction = None
+    transaction = channel.publisher.transaction
+    channel.publisher.transaction = None
     channel.settle(taken, REQUEUE)
-    channel.transaction = transaction
+    channel.publisher.transaction = transaction
 
 
 def confirm_select(channel: Channel, arguments: list[Any]) -> None:
     """confirm.select."""
-    if channel.transaction is not None:
+    if channel.publisher.transaction is not None:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     channel.publisher.confirms = True
     if not arguments[0]:
@@ -280,16 +280,16 @@ def tx_select(channel: Channel, arguments: list[Any]) -> None:
     """tx.select."""
     if channel.publisher.confirms:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
-    if channel.transaction is None:
-        channel.transaction = Transaction()
+    if channel.publisher.transaction is None:
+        channel.publisher.transaction = Transaction()
         channel.connection.forget_repeated()
     channel.reply(methods.TX_SELECT_OK)
 
 
 def _transaction(channel: Channel) -> Transaction:
-    if channel.transaction is None:
+    if channel.publisher.transaction is None:
         raise ChannelException(PRECONDITION_FAILED, "channel is not transactional")
-    return channel.transaction
+    return channel.publisher.transaction
 
 
 def tx_commit(channel: Channel, arguments: list[Any]) -> None:
@@ -306,7 +306,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
             PRECONDITION_FAILED,
             f"'{full.name}' in vhost '{channel.vhost.name}' has no room for the transaction",
         )
-    channel.transaction = None
+    channel.publisher.transaction = None
     is_stored = False
     for index, (_, header, body) in enumerate(transaction.publishes):
         result = channel.publisher.route(targets[index], header, body)
@@ -314,7 +314,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     for tag, held, action in transaction.acknowledgements:
         is_stored = is_stored or held[0].is_stored
         channel.settle([(tag, held)], action)
-    channel.transaction = Transaction()
+    channel.publisher.transaction = Transaction()
     channel.reply_after(channel.broker.storage.batch if is_stored else 0, methods.TX_COMMIT_OK)
 
 
@@ -322,7 +322,7 @@ def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
     """tx.rollback: publishes are dropped, acknowledged deliveries are unacknowledged again."""
     transaction = _transaction(channel)
     channel.put_back([(tag, held) for tag, held, _ in transaction.acknowledgements])
-    channel.transaction = Transaction()
+    channel.publisher.transaction = Transaction()
     channel.reply(methods.TX_ROLLBACK_OK)
 
 

@@ -24,7 +24,7 @@ from trivium_amqp.errors import (
 from trivium_amqp.frames import method_frame
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Reply
-from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held, Transaction
+from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
@@ -64,8 +64,7 @@ class Channel:
         self.last_queue = ""
         #: queue of direct replies to this channel
         self.reply_queue: Queue | None = None
-        self.transaction: Transaction | None = None
-        self.publisher = Publisher(self)
+        self.publisher = Publisher(connection, number)
         self._lowest_tag = 1
         self._times = DeliveryTimes()
         # Tags of consumers that were cancelled by what is being carried out; None at other times.
@@ -108,7 +107,7 @@ class Channel:
 
     def acknowledge(self, tag: int, multiple: bool) -> bool:
         """basic.ack: settle one delivery, or all up to ``tag`` (0: all). False if unknown."""
-        if not multiple and self.transaction is None:
+        if not multiple and self.publisher.transaction is None:
             held = self.unacked.pop(tag, None)
             if held is None:
                 return False
@@ -155,8 +154,8 @@ class Channel:
 
     def settle(self, taken: list[tuple[int, Held]], action: int) -> None:
         """Settle, reject or requeue deliveries, at once or with the transaction."""
-        if self.transaction is not None:
-            pending = self.transaction.acknowledgements
+        if self.publisher.transaction is not None:
+            pending = self.publisher.transaction.acknowledgements
             for tag, held in taken:
                 pending.append((tag, held, action))
             return
@@ -302,10 +301,11 @@ class Channel:
         self.connection.forget_repeated()
         self.publisher.release()
         held = list(self.unacked.values())
-        if self.transaction is not None:
-            for _, one, _ in self.transaction.acknowledgements:
+        transaction = self.publisher.transaction
+        if transaction is not None:
+            for _, one, _ in transaction.acknowledgements:
                 held.append(one)
-            self.transaction = None
+            self.publisher.transaction = None
         self.unacked.clear()
         consumers = list(self.consumers.values())
         self.consumers.clear()

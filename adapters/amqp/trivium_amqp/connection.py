@@ -113,7 +113,8 @@ class AmqpConnection(Connection):
         self._channel_max = CHANNEL_MAX
         self._liveness = Liveness(self)
         self._state = _GREETING
-        self._handshake = Handshake(self)
+        # None once it is over.
+        self._handshake: Handshake | None = Handshake(self)
         # Input that is not a whole frame yet, and the size that makes it one.
         self._pieces = Pieces()
         self._needed = 0
@@ -242,6 +243,7 @@ class AmqpConnection(Connection):
             self._needed = len(PROTOCOL_HEADER)
             return 0
         self._state = _HANDSHAKE
+        assert self._handshake is not None
         self._handshake.start()
         return size
 
@@ -390,6 +392,7 @@ class AmqpConnection(Connection):
                 self.send(CLOSE_OK_FRAME)
                 self.close()
         elif self._state == _HANDSHAKE:
+            assert self._handshake is not None
             self._handshake.method(method, data, start, end)
         elif method == methods.CONNECTION_UPDATE_SECRET:
             methods.decode(method, data, start, end)
@@ -480,6 +483,7 @@ class AmqpConnection(Connection):
         """The client opened a virtual host."""
         self.vhost = vhost
         self._state = _RUNNING
+        self._handshake = None
         self._liveness.due()
 
     def has_capability(self, name: str) -> bool:
@@ -519,7 +523,7 @@ class AmqpConnection(Connection):
 
     def await_batch(self, publisher: Publisher) -> None:
         """Tell ``publisher`` when the current batch is durable."""
-        self._awaiting[publisher.channel.number] = publisher
+        self._awaiting[publisher.number] = publisher
         self.await_durable()
 
     def await_durable(self) -> None:
@@ -704,4 +708,7 @@ class AmqpConnection(Connection):
         self.metrics.connections_closed += 1
         self._liveness.stop()
         self.release()
-        self.replies.drop()
+        # What may be called later, and what may be held longer, must not keep it in memory.
+        self._handshake = None
+        self.targets.clear()
+        self.replies.end()

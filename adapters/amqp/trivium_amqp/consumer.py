@@ -30,6 +30,7 @@ from trivium_amqp.stream_cursor import OFFSET, StreamCursor
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
+    from trivium_amqp.connection import AmqpConnection
 
 _MAX_SHORT: Final = 255
 #: Under which an encoding is kept with the message.
@@ -221,13 +222,12 @@ class AmqpConsumer(Consumer):
         self.channel.consumer_cancelled(self.tag)
 
 
-def header_bytes(channel: Channel, message: Message) -> bytes:
-    """The property bytes of ``message`` for the client of ``channel``.
+def header_bytes(connection: AmqpConnection, message: Message) -> bytes:
+    """The property bytes of ``message`` for the client of ``connection``.
 
     A content header cannot be split, so one that is too large for this client's frames leaves
     without its headers.
     """
-    connection = channel.connection
     room = connection.frame_room - CONTENT_HEADER_SIZE
     now_ms = connection.broker.now_ms
     annotations = message.annotations
@@ -255,7 +255,7 @@ def header_bytes(channel: Channel, message: Message) -> bytes:
 def entry_header(channel: Channel, entry: QueueEntry) -> bytes:
     """The property bytes of a delivery: those of its message, and x-delivery-count where the
     message comes from a quorum queue and was delivered before."""
-    header = header_bytes(channel, entry.message)
+    header = header_bytes(channel.connection, entry.message)
     if entry.returns and entry.queue.arguments.get("x-queue-type") == "quorum":
         counted = with_headers(header, {"x-delivery-count": entry.returns}, True)
         if len(counted) <= channel.connection.frame_room - CONTENT_HEADER_SIZE:

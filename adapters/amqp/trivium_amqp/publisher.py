@@ -45,9 +45,10 @@ from trivium_amqp.frames import (
     content_frames,
     method_frame,
 )
+from trivium_amqp.transaction import Transaction
 
 if TYPE_CHECKING:
-    from trivium_amqp.channel import Channel
+    from trivium_amqp.connection import AmqpConnection
 
 #: Targets that a connection remembers; emptied when full, so that a client which publishes to ever
 #: new routing keys does not make it grow.
@@ -59,15 +60,19 @@ _PUBLISH_ID: Final = U32.pack(methods.BASIC_PUBLISH)
 class Publisher:
     """The publishing side of one channel."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, connection: AmqpConnection, number: int) -> None:
+        #: the channel's number
+        self.number = number
         self.confirms = False
-        self._connection = channel.connection
-        self._number = channel.number
-        self._vhost = channel.vhost
-        self._broker = channel.broker
-        self._storage = channel.broker.storage
-        self._metrics = channel.connection.metrics
+        #: what the channel holds back until tx.commit; None outside transaction mode
+        self.transaction: Transaction | None = None
+        self._connection = connection
+        self._vhost = connection.vhost
+        self._broker = connection.broker
+        self._storage = connection.broker.storage
+        self._metrics = connection.metrics
+        # Name of the queue of direct replies to this channel; b"" for none.
+        self._reply_to = b""
         # The publish that is being received.
         self._target: Target | None = None
         self._header: ContentHeader | None = None
@@ -134,10 +139,7 @@ class Publisher:
         received = data[start + CONTENT_HEADER_SIZE : end]
         header = self._last_header
         if header is None or header.received != received:
-            reply = self.channel.reply_queue
-            header = read_header(
-                received, self._connection.user, b"" if reply is None else reply.name.encode()
-            )
+            header = read_header(received, self._connection.user, self._reply_to)
         self._header = header
         self._body_size = size
         self._missing = size
@@ -205,7 +207,7 @@ class Publisher:
             header is self._last_header
             and self._arguments == self._last_arguments
             and 0 < size <= self._connection.largest_body
-            and self.channel.transaction is None
+            and self.transaction is None
         ):
             self._expect_another(target, header, size)
         self._last_header = header
@@ -216,20 +218,20 @@ class Publisher:
         """Have the connection recognise what begins like the last publish."""
         arguments = self._arguments
         head = (
-            HEAD.pack(METHOD, self._number, 4 + len(arguments))
+            HEAD.pack(METHOD, self.number, 4 + len(arguments))
             + _PUBLISH_ID
             + arguments
             + END
-            + HEAD.pack(HEADER, self._number, CONTENT_HEADER_SIZE + len(header.received))
+            + HEAD.pack(HEADER, self.number, CONTENT_HEADER_SIZE + len(header.received))
             + CONTENT_HEADER
         )
-        middle = header.received + END + HEAD.pack(BODY, self._number, 0)[:3]
+        middle = header.received + END + HEAD.pack(BODY, self.number, 0)[:3]
         self._connection.expect_repeated(Repeated(self, target, header, head, middle, size))
 
     def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
         """Route a message whose frames are all here."""
         self._metrics.messages_received += 1
-        transaction = self.channel.transaction
+        transaction = self.transaction
         if transaction is not None:
             transaction.publish(target, header, body)
             return
@@ -306,7 +308,6 @@ class Publisher:
             0 if expiration < 0 else now_ms + expiration,
             header.retain,
             header.priority,
-            self._connection,
             insists=header.insists,
         )
 
@@ -326,9 +327,9 @@ class Publisher:
         address = message.address
         connection = self._connection
         connection.replies.send(
-            self._number,
+            self.number,
             method_frame(
-                self._number,
+                self.number,
                 methods.BASIC_RETURN,
                 NO_ROUTE,
                 "NO_ROUTE",
@@ -336,8 +337,8 @@ class Publisher:
                 cut_key(address.key),
             )
             + content_frames(
-                self._number,
-                header_bytes(self.channel, message),
+                self.number,
+                header_bytes(self._connection, message),
                 message.payload,
                 connection.frame_room,
             ),
@@ -366,16 +367,15 @@ class Publisher:
 
     def _send_confirm(self, method: int, tag: int, multiple: int) -> None:
         self._connection.replies.send(
-            self._number,
-            CONFIRM_FRAME.pack(
-                METHOD, self._number, CONFIRM_SIZE, method, tag, multiple, FRAME_END
-            ),
+            self.number,
+            CONFIRM_FRAME.pack(METHOD, self.number, CONFIRM_SIZE, method, tag, multiple, FRAME_END),
         )
 
     # End
 
-    def forget_header(self) -> None:
-        """The meaning of property bytes changed (direct replies began or ended)."""
+    def set_reply_to(self, name: bytes) -> None:
+        """Direct replies began or ended (b""), which changes what property bytes mean."""
+        self._reply_to = name
         self._last_header = None
         self._connection.forget_repeated()
 

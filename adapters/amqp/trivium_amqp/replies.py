@@ -53,7 +53,8 @@ class Replies:
     """The lines of one connection."""
 
     def __init__(self, connection: AmqpConnection) -> None:
-        self._connection = connection
+        #: None once it is gone
+        self._connection: AmqpConnection | None = connection
         self._lines: dict[int, deque[Reply]] = {}
 
     @property
@@ -63,30 +64,36 @@ class Replies:
 
     def send(self, channel: int, data: bytes) -> None:
         """Send frames of a channel in their turn."""
+        connection = self._connection
+        if connection is None:
+            return
         if not self._lines:
-            self._connection.send(data)
+            connection.send(data)
         else:
             self.put(channel, Reply(data))
 
     def put(self, channel: int, reply: Reply) -> None:
         """Have ``reply`` leave in its turn: now, when nothing is before it and it need not wait."""
+        connection = self._connection
+        if connection is None:
+            return
         line = self._lines.get(channel)
         if line is None:
-            if reply.leave(self._connection):
+            if reply.leave(connection):
                 return
             line = deque()
             self._lines[channel] = line
         line.append(reply)
-        self._connection.unread_limit -= len(reply.data) + _COST
+        connection.unread_limit -= len(reply.data) + _COST
         if reply.batch:
-            self._connection.await_durable()
+            connection.await_durable()
 
     def advance(self, channel: int) -> None:
         """Send what need not wait any more on a channel."""
         line = self._lines.get(channel)
-        if line is None:
-            return
         connection = self._connection
+        if line is None or connection is None:
+            return
         while line and line[0].leave(connection):
             connection.unread_limit += len(line.popleft().data) + _COST
         if not line:
@@ -102,3 +109,8 @@ class Replies:
     def drop(self) -> None:
         """The connection failed: nothing more is answered."""
         self._lines.clear()
+
+    def end(self) -> None:
+        """The connection is gone, and need not be kept in memory."""
+        self._lines.clear()
+        self._connection = None

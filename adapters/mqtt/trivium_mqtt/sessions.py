@@ -344,6 +344,8 @@ class Sessions:
             session.replays.pop(topic_filter, None)
         if subscription.binding is not None:
             self.vhost.unbind(self.topics.exchange, subscription.binding)
+            # They would keep each other in memory.
+            subscription.binding = None
         else:
             shared = split_shared(topic_filter)
             assert shared is not None

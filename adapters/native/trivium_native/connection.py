@@ -68,6 +68,8 @@ MAX_UNCONFIRMED: Final = 65_536
 class NativeConnection(Connection):
     """See the module."""
 
+    __deletable__ = ("_requests", "_transactions")
+
     def __init__(
         self,
         broker: Broker,
@@ -78,6 +80,8 @@ class NativeConnection(Connection):
         parts_of: Callable[[VirtualHost], Parts],
     ) -> None:
         super().__init__(broker, transport, peer)
+        #: the ``origin`` of its messages, which may be kept longer than the connection
+        self.identity = object()
         self.metrics = metrics
         self.live_frames = live_frames
         self._parts_of = parts_of
@@ -88,7 +92,8 @@ class NativeConnection(Connection):
         self.fetch_timer = FetchTimer(self)
         #: searches for a time that wait for the disk
         self.searches = 0
-        self._handshake = Handshake(self)
+        # None once it is over.
+        self._handshake: Handshake | None = Handshake(self)
         self._is_open = False
         self._is_deciding = False
         self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
@@ -133,8 +138,13 @@ class NativeConnection(Connection):
         for fetch in self.fetches:
             fetch.cancel()
         self.fetches.clear()
+        # What is of no use any more must not keep it in memory.
+        self.fetch_timer.stop()
+        self._handshake = None
         if self._is_open:
             self.vhost.delete_queues_of(self)
+            del self._requests
+            del self._transactions
 
     def tick(self, now: float) -> None:
         elapsed = self.broker.elapsed_ms
@@ -295,6 +305,7 @@ class NativeConnection(Connection):
                 found = self._reader.frames(1)
                 if not found:
                     return
+                assert self._handshake is not None
                 self._handshake.handle(found[0])
             self._handle_all()
         except ProtocolError as error:
@@ -420,10 +431,11 @@ class NativeConnection(Connection):
         """The client is in."""
         self.vhost = vhost
         self._is_open = True
+        self._handshake = None
         self._heartbeat = heartbeat
         self._reader.max_frame = max_frame(self.broker)
         parts = self._parts_of(vhost)
-        self._publisher = Publisher(vhost, self.metrics, self)
+        self._publisher = Publisher(vhost, self.metrics, self.identity)
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})

@@ -114,12 +114,19 @@ class FetchTimer(Timed):
     """
 
     def __init__(self, connection: NativeConnection) -> None:
-        self._connection = connection
+        self._connection: NativeConnection | None = connection
 
     def due(self) -> None:
-        self._connection.answer_fetches()
+        connection = self._connection
+        if connection is None:
+            return
+        connection.answer_fetches()
         # What is due but held (by a slow reader, or a read from disk) is answered without a timer.
-        now = self._connection.broker.elapsed_ms
-        later = [fetch.deadline_ms for fetch in self._connection.fetches if fetch.deadline_ms > now]
+        now = connection.broker.elapsed_ms
+        later = [fetch.deadline_ms for fetch in connection.fetches if fetch.deadline_ms > now]
         if later:
-            self._connection.broker.timeouts.call_at(min(later), self)
+            connection.broker.timeouts.call_at(min(later), self)
+
+    def stop(self) -> None:
+        """The connection is gone, and need not be kept in memory."""
+        self._connection = None

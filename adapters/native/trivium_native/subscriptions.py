@@ -89,13 +89,14 @@ class LiveSubscription(Subscription):
         super().__init__(connection, number)
         self._exchange = exchange
         self._no_local = no_local
-        self._binding = Binding(_LiveDestination(self), pattern)
+        # None at the end: they would keep each other in memory. So in the other modes.
+        self._binding: Binding | None = Binding(_LiveDestination(self), pattern)
         connection.vhost.bind(exchange, self._binding)
 
     def deliver(self, message: Message) -> None:
         """Send a message on, unless the client does not read: then it is dropped and counted."""
         connection = self.connection
-        if self._no_local and message.origin is connection:
+        if self._no_local and message.origin is connection.identity:
             return
         if connection.is_closed or (
             connection.output_size >= connection.live_mark and not connection.admits_live()
@@ -108,7 +109,9 @@ class LiveSubscription(Subscription):
         )
 
     def end(self) -> None:
-        self.connection.vhost.unbind(self._exchange, self._binding)
+        if self._binding is not None:
+            self.connection.vhost.unbind(self._exchange, self._binding)
+            self._binding = None
 
 
 class _QueueConsumer(Consumer):
@@ -153,10 +156,11 @@ class QueueSubscription(Subscription):
         self._exclusive = exclusive
         self._tag = 0
         self._unsettled: dict[int, QueueEntry] = {}
-        self._consumer = _QueueConsumer(self, priority, no_ack)
+        self._consumer: _QueueConsumer | None = _QueueConsumer(self, priority, no_ack)
 
     def start(self) -> None:
         """Attach, without credit yet. Raises AccessRefused where others consume exclusively."""
+        assert self._consumer is not None
         self._queue.add_consumer(self._consumer, self._exclusive)
 
     def takes_delivery(self) -> bool:
@@ -188,6 +192,7 @@ class QueueSubscription(Subscription):
     def cancelled(self) -> None:
         """The queue is gone."""
         self._unsettled = {}
+        self._consumer = None
         self.send_cancelled("the queue was deleted")
 
     def add_credit(self, amount: int) -> None:
@@ -241,7 +246,9 @@ class QueueSubscription(Subscription):
         # First back to the queue, so that an auto-delete queue goes with its consumer as a whole.
         for entry in entries:
             queue.requeue(entry)
-        queue.remove_consumer(self._consumer)
+        if self._consumer is not None:
+            queue.remove_consumer(self._consumer)
+            self._consumer = None
         queue.dispatch_later()
 
 
@@ -274,7 +281,7 @@ class LogSubscription(Subscription):
         self._partition = partition
         self._offset = 0
         self._credit = 0
-        self._reader = _LogReader(self)
+        self._reader: _LogReader | None = _LogReader(self)
         self._is_started = False
         self._is_waiting = False
         self._is_loading = False
@@ -306,6 +313,7 @@ class LogSubscription(Subscription):
             batches = partition.read(self._offset, min(self._credit, STEP_BYTES))
             if not batches:
                 self._is_waiting = True
+                assert self._reader is not None
                 partition.wait(self._reader)
                 return
             for base, stored in batches:
@@ -342,6 +350,7 @@ class LogSubscription(Subscription):
     def stream_deleted(self) -> None:
         """The stream is gone."""
         self._is_ended = True
+        self._reader = None
         self.send_cancelled("the stream was deleted")
 
     def add_credit(self, amount: int) -> None:
@@ -353,4 +362,6 @@ class LogSubscription(Subscription):
 
     def end(self) -> None:
         self._is_ended = True
-        self._partition.cancel(self._reader)
+        if self._reader is not None:
+            self._partition.cancel(self._reader)
+            self._reader = None

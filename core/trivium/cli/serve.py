@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,6 @@ from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, InternalError, TriviumError
-from trivium.metrics import ProtocolMetrics
 from trivium.process import is_compiled
 from trivium.storage.errors import (
     StorageDamaged,
@@ -33,10 +32,8 @@ from trivium.storage.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Closed connections that are enough when nothing else is to do, and whatever there is to do: each
-#: is a few KiB.
-_SOME_CLOSED: Final = 100
-_MANY_CLOSED: Final = 10_000
+#: Young objects that the collector of cycles walks in one go. It takes some milliseconds.
+YOUNG_OBJECTS: Final = 20_000
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,15 +100,11 @@ async def _serve(config: Config) -> int:
         print(ready_line(broker), flush=True)
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(broker.wait_failed())
-        collecting = asyncio.create_task(_collect(broker))
-        await asyncio.wait((stopped, failed, collecting), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if failed.done():
-            collecting.cancel()
             return _fail(EXIT_IO, failed.result())
         failed.cancel()
-        if not collecting.cancel():
-            await collecting
     return EXIT_OK
 
 
@@ -140,15 +133,16 @@ def _raise_file_limit() -> None:
 def relax_interpreter() -> None:
     """Settings of the interpreter for one busy loop thread beside threads that wait for the disk.
 
-    Messages and queue entries form no cycles and are freed by their count, but at the default
-    threshold the collector walks the young ones every 700 messages in flight: a third of the core's
-    time per message when measured. What has become old is left to ``_collect``, since it may be
-    millions of messages. The switch interval is how long the writer thread waits for the
-    interpreter's lock after each sync; at the default of 5 ms a busy loop starves it. Nothing is
-    collected until ``begin_collecting``: a start makes millions of objects, and no garbage.
+    Messages, queue entries and what a client leaves form no cycles and are freed by their count.
+    The collector walks only what is young, for what libraries leave; at its default threshold that
+    would be every 700 objects in flight, a third of the core's time per message when measured. What
+    has become old is never walked, since it may be millions of objects: that takes seconds. The
+    switch interval is how long the writer thread waits for the interpreter's lock after each sync;
+    at the default of 5 ms a busy loop starves it. Nothing is collected until ``begin_collecting``:
+    a start makes millions of objects, and no garbage.
     """
     gc.disable()
-    gc.set_threshold(100_000, 1_000_000, 1_000_000)
+    gc.set_threshold(YOUNG_OBJECTS, 1_000_000, 1_000_000)
     sys.setswitchinterval(0.001)
 
 
@@ -160,37 +154,6 @@ def begin_collecting() -> None:
     gc.freeze()
     gc.unfreeze()
     gc.enable()
-
-
-async def _collect(broker: Broker) -> None:
-    """Free closed connections, which form cycles."""
-    schedule = CollectionSchedule()
-    while True:
-        await asyncio.sleep(1.0)
-        if schedule.is_due([adapter.metrics for adapter in broker.adapters.values()]):
-            gc.collect()
-
-
-class CollectionSchedule:
-    """When connections that were closed are worth a collection of all objects, which takes a while:
-    in a quiet second, or when they are too many."""
-
-    def __init__(self) -> None:
-        self._collected = 0
-        self._passed = 0
-
-    def is_due(self, metrics: Iterable[ProtocolMetrics]) -> bool:
-        """To be asked every second; True counts as done."""
-        passed = closed = 0
-        for each in metrics:
-            passed += each.messages_received + each.messages_sent
-            closed += each.connections_closed
-        enough = _SOME_CLOSED if passed == self._passed else _MANY_CLOSED
-        self._passed = passed
-        if closed - self._collected < enough:
-            return False
-        self._collected = closed
-        return True
 
 
 def _fail(code: int, error: object) -> int:

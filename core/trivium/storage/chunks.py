@@ -15,6 +15,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from trivium.storage.base import Log
 
 CHUNK_RECORDS: Final = 512
@@ -23,7 +25,7 @@ CHUNK_RECORDS: Final = 512
 CHUNK_BYTES: Final = 256 * 1024
 
 #: Lists of a chunk's records that are made between two collections of young objects.
-_COLLECTED_LISTS: Final = 128
+_COLLECTED_LISTS: Final = 32
 _lists: int = 0
 
 
@@ -41,6 +43,7 @@ def list_made() -> None:
             gc.collect(0)
 
 
+@mypyc_attr(acyclic=True)
 class Chunk:
     """Neighbouring records of one log."""
 

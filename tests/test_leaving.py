@@ -1,0 +1,89 @@
+"""A client that has left leaves nothing in memory, and no work for the collector of cycles.
+
+A collection walks all that there is, with millions of messages for seconds, and nobody is served
+meanwhile: so the broker makes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leaving_clients import VISITS
+from trivium.broker import Broker
+from trivium.config import Config, Listen, StorageConfig
+from trivium.server import Server, SocketDriver
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def visit(protocol: str, name: str, address: str) -> None:
+    command = [sys.executable, "-m", "tests.leaving_clients", protocol, name, address]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+
+
+def ours(objects: list[object]) -> Counter[str]:
+    names = [f"{type(each).__module__}.{type(each).__qualname__}" for each in objects]
+    return Counter(name for name in names if name.startswith("trivium"))
+
+
+class Sockets(set[SocketDriver]):
+    """Those of a broker; tells when there are none."""
+
+    def __init__(self) -> None:
+        self.none_left = asyncio.Event()
+
+    def discard(self, driver: object) -> None:
+        super().discard(driver)
+        if not self:
+            self.none_left.set()
+
+
+async def comes_and_goes(broker: Broker, protocol: str, name: str) -> None:
+    server = broker.driver
+    assert isinstance(server, Server)
+    server.sockets = sockets = Sockets()
+    await asyncio.to_thread(visit, protocol, name, broker.listeners[protocol])
+    if protocol != "http":
+        async with asyncio.timeout(60):
+            await sockets.none_left.wait()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [(protocol, visit.__name__) for protocol, visits in VISITS.items() for visit in visits],
+)
+@pytest.mark.usefixtures("no_collection")
+async def test_nothing_is_left_of_a_client(protocol: str, name: str, tmp_path: Path) -> None:
+    config = Config(listen={protocol: Listen(0)}, storage=StorageConfig(mode="disk", data=tmp_path))
+    async with Broker(config) as broker:
+        # What the first one makes for all of them stays.
+        await comes_and_goes(broker, protocol, name)
+        gc.collect()
+        before = ours(gc.get_objects())
+        await comes_and_goes(broker, protocol, name)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert ours(gc.garbage) == Counter()
+        gc.set_debug(0)
+        left = ours(gc.get_objects()) - before
+        assert {name for name in left if "onnection" in name or "river" in name} == set()
