@@ -109,7 +109,7 @@ def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
     """The image of a chunk that lies in no segment yet."""
     records = [record for record in chunk.records or () if record is not None]
     assert len(records) == chunk.slots
-    list_made()
+    list_made(len(records))
     return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
 
 

@@ -105,10 +105,6 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def _name(row: tuple[int, bytes, bytes]) -> tuple[int, bytes]:
-    return row[0], row[1]
-
-
 def _row_context(table: int, key: bytes) -> bytes:
     """What an encrypted value is tied to."""
     return table.to_bytes(4, "little") + key
@@ -126,8 +122,10 @@ class CatalogChanges:
         self.logs: list[tuple[int, str, int]] = []
         self.chunks: list[tuple[int, Chunk, int, int, int, int]] = []
         self.tables: list[tuple[int, str]] = []
-        self.rows: list[tuple[int, bytes, bytes]] = []
-        self.deleted: list[tuple[int, bytes]] = []
+        #: rows of tables, a list of keys and one of values at a time: a tuple for each row would be
+        #: an object more for the collector of cycles to walk
+        self.rows: list[tuple[int, list[bytes], list[bytes]]] = []
+        self.deleted: list[tuple[int, list[bytes]]] = []
         #: chunks without a record: log, first offset, segment
         self.dead: list[tuple[int, int, int]] = []
         #: numbers of removed logs
@@ -150,10 +148,32 @@ class CatalogChanges:
             ("next_segment", next_segment),
         ]
 
+    def each_row(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Table, key and value of each row."""
+        for number, keys, values in self.rows:
+            for key, value in zip(keys, values, strict=True):
+                yield number, key, value
+
+    def names(self) -> Iterator[tuple[int, bytes]]:
+        """Table and key of each row."""
+        for number, keys, _ in self.rows:
+            for key in keys:
+                yield number, key
+
+    def deleted_names(self) -> Iterator[tuple[int, bytes]]:
+        """Table and key of each row that is gone."""
+        for number, keys in self.deleted:
+            for key in keys:
+                yield number, key
+
     def let_go(self) -> None:
         """Forget all of it, in parts: to free a great deal at once keeps the interpreter lock."""
         slice_ = TimeSlice()
-        lists: tuple[list[Any], ...] = (self.logs, self.chunks, self.rows, self.deleted, self.dead)
+        lists: list[list[Any]] = [self.logs, self.chunks, self.dead]
+        for _, keys, values in self.rows:
+            lists += (keys, values)
+        for _, keys in self.deleted:
+            lists.append(keys)
         for each in lists:
             while each:
                 del each[-_FREED_AT_ONCE:]
@@ -426,21 +446,21 @@ class Catalog:
             has_sealed = True
         # A row is in one of the two tables.
         if is_plain:
-            rows = ((*row, checksum_of_row(*row)) for row in changes.rows)
+            rows = ((*row, checksum_of_row(*row)) for row in changes.each_row())
             self._put("key_value", rows)
-            self._delete("key_value", *_NAME, changes.deleted)
+            self._delete("key_value", *_NAME, changes.deleted_names())
             if has_sealed:
-                names = chain(map(_name, changes.rows), changes.deleted)
+                names = chain(changes.names(), changes.deleted_names())
                 self._delete("sealed_value", *_NAME, names)
             return
-        names = chain(map(_name, changes.rows), changes.deleted)
+        names = chain(changes.names(), changes.deleted_names())
         self._delete("key_value", *_NAME, names)
-        self._delete("sealed_value", *_NAME, changes.deleted)
+        self._delete("sealed_value", *_NAME, changes.deleted_names())
         id_, salt = self._keys.current, self._entropy(SALT_SIZE)
         cipher = self._keys.cipher(id_, salt, _CONTEXT, self.path)
         sealed = (
             (number, key, id_, salt, at, cipher.seal(at, value, _row_context(number, key)))
-            for at, (number, key, value) in enumerate(changes.rows)
+            for at, (number, key, value) in enumerate(changes.each_row())
         )
         self._put("sealed_value", ((*row, checksum_of(row)) for row in sealed))
 

@@ -26,7 +26,7 @@ from trivium.storage.blocks import ChunkImage, Place, image_of
 from trivium.storage.catalog import Catalog, CatalogChanges
 from trivium.storage.catalog_copy import CatalogCopy
 from trivium.storage.changes import Changes
-from trivium.storage.chunks import Chunk
+from trivium.storage.chunks import Chunk, list_made
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.executor import Completions, TimeSlice, Work
@@ -155,13 +155,7 @@ class Checkpoint(Work):
             if portion is None:
                 break
             self._portions.append(portion)
-            number = portion.table.number
-            for key in portion.keys:
-                value = portion.table.get(key)
-                if value is None:
-                    self._rows.deleted.append((number, key))
-                else:
-                    self._rows.rows.append((number, key, value))
+            self._take_rows(portion)
             self._rows_left -= len(portion.keys)
             left -= _ROW_COST * len(portion.keys)
         if self._logs or not self._has_all_rows():
@@ -170,6 +164,26 @@ class Checkpoint(Work):
             stragglers = self._segments.stragglers(self.is_space_short)
             self._stragglers = [Place(log, chunk) for log, chunk in stragglers]
         return True
+
+    def _take_rows(self, portion: RowPortion) -> None:
+        """Look at rows as they are now."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        deleted: list[bytes] = []
+        for key in portion.keys:
+            value = portion.table.get(key)
+            if value is None:
+                deleted.append(key)
+            else:
+                keys.append(key)
+                values.append(value)
+        number = portion.table.number
+        if keys:
+            self._rows.rows.append((number, keys, values))
+            list_made(2 * len(keys))
+        if deleted:
+            self._rows.deleted.append((number, deleted))
+            list_made(len(deleted))
 
     def _has_all_rows(self) -> bool:
         if self._rows_left <= 0:

@@ -24,21 +24,22 @@ CHUNK_RECORDS: Final = 512
 #: brings back.
 CHUNK_BYTES: Final = 256 * 1024
 
-#: Lists of a chunk's records that are made between two collections of young objects.
-_COLLECTED_LISTS: Final = 32
-_lists: int = 0
+#: What lists may hold that were made between two collections of young objects.
+_COLLECTED: Final = 16_384
+_made: int = 0
 
 
-def list_made() -> None:
-    """Have the collector walk what is young, now and then.
+def list_made(size: int) -> None:
+    """A list of ``size`` was made that stays for a while: have the collector of cycles walk what is
+    young, now and then.
 
     It counts objects, and comes late where few of them hold very many others: it would then walk
     millions of records in one go.
     """
-    global _lists
-    _lists += 1
-    if _lists >= _COLLECTED_LISTS:
-        _lists = 0
+    global _made
+    _made += size
+    if _made >= _COLLECTED:
+        _made = 0
         if gc.isenabled():
             gc.collect(0)
 
@@ -332,7 +333,7 @@ class ChunkedLog(Log):
         chunk.add(offset, count, record, note)
         if chunk.closed:
             self._open = None
-            list_made()
+            list_made(chunk.slots)
         self.next_offset = offset + count
         if self._count == 0:
             self.first_offset = offset

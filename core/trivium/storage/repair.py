@@ -65,7 +65,8 @@ def repair(
     writer.finish()
     for table in recovered.tables.values():
         changes.tables.append((table.number, table.name))
-        changes.rows += [(table.number, key, value) for key, value in table.items()]
+        rows = dict(table.items())
+        changes.rows.append((table.number, list(rows), list(rows.values())))
     changes.set_positions(
         recovered.last_batch,
         recovered.last_batch,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.changes import Changes
+from trivium.storage.chunks import list_made
 from trivium.storage.executor import Completions, TimeSlice, Work
 from trivium.storage.table import DiskTable
 
@@ -122,6 +123,8 @@ def sorted_runs(keys: set[bytes], size: int) -> list[list[bytes]]:
     slice_ = TimeSlice()
     bounds = _bounds(keys, size)
     runs: list[list[bytes]] = [[] for _ in range(len(bounds) + 1)]
+    # Empty lists are walked in no time, and not again once they are full.
+    list_made(len(keys))
     while keys:
         for _ in range(min(_STEP, len(keys))):
             key = keys.pop()

@@ -115,7 +115,7 @@ class LoadWork(Work):
                             notes.pop(slot, None)
             chunk.records = records
             chunk.notes = notes
-            list_made()
+            list_made(len(records))
             segments.charge(chunk)
             if chunk.is_estimated:
                 chunk.measure()
