@@ -16,7 +16,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 #: Seconds for which a lane may keep the interpreter lock.
-_SLICE: Final = 0.002
+_SLICE: Final = 0.001
 
 
 class TimeSlice:

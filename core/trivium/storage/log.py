@@ -117,11 +117,19 @@ class DiskLog(ChunkedLog):
             chunk.live = 0
             if chunk.fixed:
                 self._chunk_changed(chunk)
+        self._segments.let_go(self._chunks)
         self._chunks = []
         self._open = None
         self._removed(self._count)
         # Whoever still holds the log may go on calling it, to no effect on the journal.
         self._changes = Changes()
+
+    def _discard(self, index: int) -> bool:
+        chunk = self._chunks[index]
+        if not super()._discard(index):
+            return False
+        self._segments.let_go([chunk])
+        return True
 
     def adopt(self, chunk: Chunk) -> bool:
         """A chunk in a segment, as the checkpoint has it; False when it overlaps another one."""

@@ -167,6 +167,8 @@ class Segments:
         self.dead: list[tuple[int, int, int]] = []
         #: chunks in memory that could be read back, oldest first, with stale ones in between
         self._loaded: deque[Chunk] = deque()
+        # Chunks that no log has any more.
+        self._unwanted: list[Chunk] = []
         self._loaded_count = 0
         #: bytes in them
         self.loaded_bytes = 0
@@ -357,12 +359,19 @@ class Segments:
         if len(self._loaded) > 64 + 2 * self._loaded_count:
             self._loaded = deque([each for each in self._loaded if each.charged])
 
+    def let_go(self, chunks: list[Chunk]) -> None:
+        """No log has them any more: ``make_room`` frees them, some in each turn."""
+        self._unwanted += chunks
+
     def make_room(self, size: int) -> bool:
         """Release the chunks that came first until ``size`` more bytes are within the budget.
 
         False when that needs another call, in another turn.
         """
         for _ in range(_RELEASED_AT_ONCE):
+            if self._unwanted:
+                self._unwanted.pop()
+                continue
             if self.loaded_bytes + size <= self._budget or not self._loaded:
                 return True
             chunk = self._loaded.popleft()

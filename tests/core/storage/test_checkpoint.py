@@ -275,6 +275,26 @@ def test_a_log_removed_while_it_is_loaded() -> None:
     assert (ready, host.errors) == ([0], [])
 
 
+@pytest.mark.parametrize("way", ["drop", "settle"])
+def test_many_records_that_go_are_freed_a_part_at_a_time(way: str) -> None:
+    host = host_of()
+    log = host.storage.log("l")
+    for _ in range(100 * CHUNK_RECORDS):
+        log.append(b"x")
+    unwanted: list[object] = log._segments._unwanted  # type: ignore[attr-defined]
+    if way == "drop":
+        host.storage.drop_log("l")
+    else:
+        log.settle(0, log.next_offset - 1)
+    left = [len(unwanted)]
+    while unwanted:
+        wakes = host.wakes
+        host.storage.commit()
+        left.append(len(unwanted))
+        assert host.wakes > wakes or not unwanted, "nobody would go on"
+    assert left == [100, 36, 0]
+
+
 def test_memory_stays_within_the_budget() -> None:
     host = Host(checkpoint_size=20_000, memory_size=50_000)
     log = host.storage.log("l")
