@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+from collections.abc import AsyncIterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -15,13 +17,13 @@ from trivium.broker import Broker
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
 from trivium.metrics import ProtocolMetrics
-from trivium.server import SocketDriver
+from trivium.server import PIECE_BYTES, SocketDriver
 from trivium.storage.errors import StorageFailed
 from trivium.storage.filesystem import RealFile
 
 
 class LineConnection(Connection):
-    """Answers each byte: ``e`` echo, ``q`` bye and close, ``x`` abort."""
+    """Answers each byte: ``e`` echo, ``q`` bye and close, ``x`` abort, ``p`` pause."""
 
     def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
         super().__init__(broker, transport, peer)
@@ -29,8 +31,11 @@ class LineConnection(Connection):
         self.losses = 0
         self.reasons: list[str] = []
         self.is_lost = asyncio.Event()
+        #: what it was fed, with all others of the adapter in order
+        self.fed = ADAPTER[-1].fed
 
     def feed(self, data: bytes) -> None:
+        self.fed.append((self, len(data)))
         for byte in data:
             if byte == ord("e"):
                 self.send(b"e")
@@ -40,6 +45,8 @@ class LineConnection(Connection):
                 return
             elif byte == ord("x"):
                 self.transport.abort()
+            elif byte == ord("p"):
+                self.transport.pause_reading()
 
     def tick(self, now: float) -> None:
         self.ticks += 1
@@ -61,6 +68,7 @@ class LineAdapter(Adapter):
         self.name = "line"
         self.metrics = ProtocolMetrics()
         self.connections: list[LineConnection] = []
+        self.fed: list[tuple[Connection, int]] = []
 
     def start(self, broker: Broker) -> None:
         self.broker = broker
@@ -368,3 +376,109 @@ async def test_who_connects_during_an_alarm_is_told() -> None:
         await reader.readexactly(1)
         assert ADAPTER[-1].connections[0].reasons == ["low on memory"]
         writer.close()
+
+
+# Much input of one client
+
+
+@pytest.fixture
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trivium.server, "TURN_SECONDS", -1)
+
+
+MUCH = b"e" * (5 * PIECE_BYTES + 1)
+PIECES = [PIECE_BYTES] * 5 + [1]
+
+
+@contextlib.asynccontextmanager
+async def a_client(
+    broker: Broker,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, LineConnection]]:
+    """A client, and its connection once it was fed."""
+    reader, writer = await connect(broker)
+    writer.write(b"-")
+    try:
+        async with asyncio.timeout(20):
+            while not ADAPTER[-1].fed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        ADAPTER[-1].fed.clear()
+        yield reader, writer, ADAPTER[-1].connections[-1]
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def read_at_once(connection: LineConnection, data: bytes) -> None:
+    """All of ``data`` was read from its socket in one go."""
+    driver = connection.transport
+    assert isinstance(driver, SocketDriver)
+    driver.data_received(data)
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_much_input_is_fed_in_turns_and_others_are_served_between() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (other_reader, other_writer, other):
+        async with a_client(broker) as (reader, _, connection):
+            read_at_once(connection, MUCH)
+            assert other.fed == [(connection, PIECE_BYTES)]
+            other_writer.write(b"e")
+            assert await other_reader.readexactly(1) == b"e"
+            assert await reader.readexactly(len(MUCH)) == MUCH
+        fed = [size for one, size in other.fed if one is connection]
+        assert fed == PIECES
+        assert other.fed.index((other, 1)) < len(PIECES), "it waited for all of the other's"
+
+
+async def test_a_turn_takes_what_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
+    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+        read_at_once(connection, MUCH)
+        assert [size for _, size in connection.fed] == PIECES
+        assert await reader.readexactly(len(MUCH)) == MUCH
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_reading_goes_on_behind_much_input() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, writer, _):
+        for _ in range(3):
+            writer.write(MUCH)
+            assert await reader.readexactly(len(MUCH)) == MUCH
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_a_connection_that_pauses_is_fed_no_more_of_it() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+        read_at_once(connection, MUCH[:PIECE_BYTES] + b"p" + MUCH)
+        assert await reader.readexactly(2 * PIECE_BYTES - 1) == MUCH[: 2 * PIECE_BYTES - 1]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [size for _, size in connection.fed] == [PIECE_BYTES] * 2
+        connection.transport.resume_reading()
+        left = len(MUCH) - PIECE_BYTES + 1
+        assert await reader.readexactly(left) == MUCH[:left]
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_who_closes_behind_much_input_is_answered_first() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, writer, _):
+        writer.write(MUCH)
+        writer.write_eof()
+        assert await reader.read(-1) == MUCH
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_much_input_counts_although_the_socket_is_gone() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
+        read_at_once(connection, MUCH)
+        connection.transport.abort()
+        await connection.is_lost.wait()
+        assert sum(size for _, size in connection.fed) == len(MUCH)
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+        read_at_once(connection, b"q" + MUCH)
+        assert await reader.read(-1) == b"bye"
+        assert connection.fed == [(connection, PIECE_BYTES)]

@@ -202,6 +202,7 @@ class Checkpoint(Work):
                 self._changed.append((log, chunk, chunk.removed))
         if not log.is_dropped:
             self._rows.logs.append((log.number, log.name, log.next_offset))
+            list_made(_LOG_COST)
 
     def complete(self, needed_batch: int, tables: list[DiskTable]) -> None:
         """Everything was looked at. ``needed_batch`` is the last batch that may show in it."""
