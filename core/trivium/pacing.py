@@ -62,17 +62,21 @@ class Slowdown(Timed):
 
     def due(self) -> None:
         """The moment is over."""
-        subscriber = self._subscriber
-        if subscriber.slowdown is not self:
-            return
+        if self._subscriber.slowdown is self:
+            self._look()
+        # Also once it has ended: what reached the subscriber just before, a will perhaps, may have
+        # had a publisher wait that was fed just after.
+        self.release()
+
+    def _look(self) -> None:
+        """Whether the socket has taken enough."""
         now = self._broker.elapsed_ms
-        unsent = subscriber.transport.unsent()
+        unsent = self._subscriber.transport.unsent()
         if self._unsent - unsent >= PROGRESS:
             self._unsent = unsent
             self._progressed_at = now
         elif now - self._progressed_at >= STALL_MS:
             self.has_stalled = True
-        self.release()
 
 
 class Pacing:

@@ -394,6 +394,33 @@ def test_a_will_slows_nobody() -> None:
     assert not is_paused(publisher)
 
 
+@pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
+@pytest.mark.parametrize("ends", ["reads", "leaves"])
+def test_a_subscriber_that_ends_its_slowdown_in_the_turn_of_a_will_stops_nobody(
+    source: str, ends: str
+) -> None:
+    """The will reaches it, it reads all or is gone, and then a publisher is fed, in one turn."""
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    first = world.client("mqtt")
+    publisher = world.client(source)
+    leaving = End(world.broker, world.adapters["mqtt"])
+    leaving.feed(mqtt.connect("will", will=("t", b"gone", 0, False)))
+    subscriber.fill()
+    publish_until_paused(first, RUNS["mqtt"])
+    for end in (leaving, subscriber):
+        if end is subscriber and ends == "reads":
+            end.connection.resume_writing()
+        else:
+            end.connection.is_closed = True
+            world.broker.remove_connection(end.connection)
+            end.connection.lost()
+    publisher.feed(RUNS[source])
+    world.advance(MOMENT_MS)
+    assert not is_paused(publisher)
+    assert not is_paused(first)
+
+
 def test_what_a_socket_takes_at_once_slows_nobody() -> None:
     world = World()
     subscriber = world.subscriber("mqtt")
