@@ -514,3 +514,31 @@ def test_what_an_acknowledgement_of_many_took_is_taken_again_after_a_rollback() 
     client.send(Basic.Ack(delivery_tag=4, multiple=True), Tx.Commit())
     client.take()
     assert list(client.connection.channels[1].unacked) == [5, 6]
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_a_publish_goes_where_the_topology_leads_once_it_is_complete(size: int) -> None:
+    server = Server()
+    client, other = server.open(), server.open()
+    client.declare("q")
+    client.ask(Confirm.Select())
+    data = publish_frames("q", bytes(size), chunk=10)
+    client.feed(data[:-1])
+    other.ask(Queue.Delete(queue="q"))
+    other.declare("q")
+    client.feed(data[-1:])
+    assert isinstance(client.take()[-1], Basic.Ack)
+    assert other.get("q") == bytes(size)
+
+
+def test_a_publish_to_an_exchange_that_goes_before_it_is_complete_is_refused() -> None:
+    server = Server()
+    client, other = server.open(), server.open()
+    client.ask(Exchange.Declare(exchange="x"))
+    data = publish_frames("q", b"body", exchange="x")
+    client.feed(data[:-1])
+    other.ask(Exchange.Delete(exchange="x"))
+    client.feed(data[-1:])
+    closed = client.take()[-1]
+    assert isinstance(closed, Channel.Close)
+    assert (closed.reply_code, closed.class_id, closed.method_id) == (404, 60, 40)

@@ -235,6 +235,12 @@ class Publisher:
         if transaction is not None:
             transaction.publish(target, header, body)
             return
+        if target.route.generation != self._vhost.generation:
+            # The topology has changed since the method frame came.
+            try:
+                target = self.current(target)
+            except TopologyError as error:
+                raise channel_exception(error) from None
         result = self.route(target, header, body)
         if not self.confirms:
             return
