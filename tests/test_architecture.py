@@ -24,6 +24,12 @@ ALLOWED = {
     "trivium_native": {"trivium", "trivium_native"},
     "trivium_spark": {"trivium", "trivium_native", "trivium_spark"},
 }
+#: folder of a package -> the other folders of it that it may import, also for types only
+FOLDERS: dict[str, set[str]] = {
+    "trivium_native.client": {"trivium_native.wire"},
+    "trivium_native.server": {"trivium_native.wire"},
+    "trivium_native.wire": set(),
+}
 #: the only modules that know of the event loop: drivers and clients, no core, codec or protocol
 LOOP_MODULES = {
     "trivium.server",
@@ -32,13 +38,13 @@ LOOP_MODULES = {
     "trivium.cli.clients",
     "trivium_amqp.command",
     "trivium_mqtt.command",
-    "trivium_native.client",
-    "trivium_native.command",
-    "trivium_native.consumer",
-    "trivium_native.gate",
-    "trivium_native.link",
-    "trivium_native.receiving",
-    "trivium_native.sync",
+    "trivium_native.client.client",
+    "trivium_native.client.command",
+    "trivium_native.client.consumer",
+    "trivium_native.client.gate",
+    "trivium_native.client.link",
+    "trivium_native.client.receiving",
+    "trivium_native.client.sync",
 }
 LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}
 #: what `import trivium` and `trivium --help` must not pay for
@@ -77,6 +83,23 @@ def test_every_package_is_looked_at() -> None:
 def test_dependencies_point_inwards(package: str, module: str, file: Path) -> None:
     ours = {name.split(".")[0] for name in imports(file)} & set(PACKAGES)
     assert ours <= ALLOWED[package]
+
+
+def folder_of(module: str) -> str:
+    """The folder that a module, or a name in it, is in; its package for those in none."""
+    parts = module.split(".")
+    folder = ".".join(parts[:2])
+    return folder if folder in FOLDERS else parts[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "file"), [(m, f) for _, m, f in MODULES if folder_of(m) in FOLDERS]
+)
+def test_folders_have_a_direction(module: str, file: Path) -> None:
+    folder = folder_of(module)
+    package = folder.split(".")[0]
+    used = {folder_of(name) for name in imports(file) if name.split(".")[0] == package}
+    assert used <= FOLDERS[folder] | {folder}
 
 
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes

@@ -19,7 +19,7 @@ from trivium.storage.memory import MemoryStorage
 from trivium_amqp import adapter as amqp_adapter
 from trivium_mqtt import adapter as mqtt_adapter
 from trivium_native import adapter as native_adapter
-from trivium_native import frames
+from trivium_native.wire import frames
 
 #: Output above which publishers wait, and above which messages are dropped, in these tests.
 MARK = 10_000

@@ -15,9 +15,9 @@ from trivium.config import Config
 from trivium.storage.base import DurabilityWaiter, Log, Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost import VirtualHost
-from trivium_native import frames
-from trivium_native.connection import NativeConnection
-from trivium_native.server import NativeAdapter
+from trivium_native.server.adapter import NativeAdapter
+from trivium_native.server.connection import NativeConnection
+from trivium_native.wire import frames
 
 Received = tuple[int, int, bytes]
 

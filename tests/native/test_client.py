@@ -12,13 +12,14 @@ import pytest
 from tests.native.live import TIMEOUT, FakeBroker, running, running_broker
 from tests.native.vectors import fields_of
 from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
-from trivium_native import connect, errors, frames, receiving
-from trivium_native.client import Client
-from trivium_native.entries import MAX_MESSAGES
-from trivium_native.frames import encode_frame, pack
-from trivium_native.protocol import ClientProtocol
+from trivium_native import connect, errors
+from trivium_native.client import Client, receiving
+from trivium_native.client.protocol import ClientProtocol
 from trivium_native.transaction import Transaction
 from trivium_native.values import Part, PolicyInfo, Producer, Publication, Record
+from trivium_native.wire import frames
+from trivium_native.wire.entries import MAX_MESSAGES
+from trivium_native.wire.frames import encode_frame, pack
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -17,7 +17,7 @@ from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.exchanges import Binding, Destination
 from trivium.message import Message
 from trivium.security.passwords import hash_password
-from trivium_native import frames
+from trivium_native.wire import frames
 
 LISTEN = {"native": Listen(0)}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.native.live import TIMEOUT, running
 from trivium_native import connect, errors
 from trivium_native.client import Client
-from trivium_native.consumer import GroupConsumer
+from trivium_native.client.consumer import GroupConsumer
 from trivium_native.transaction import Transaction
 from trivium_native.values import AssignedPartition, Publication
 

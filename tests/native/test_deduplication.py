@@ -7,7 +7,7 @@ import pytest
 
 from tests.native.harness import Site, entry, publish
 from trivium.exchanges import Binding
-from trivium_native import frames
+from trivium_native.wire import frames
 
 
 @pytest.mark.parametrize("field", ["header", "message id"])

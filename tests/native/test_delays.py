@@ -10,8 +10,8 @@ import pytest
 from tests.native.harness import Site, Wire, entry, payloads, publish
 from trivium.exchanges import Binding
 from trivium.message import Properties
-from trivium_native import frames
-from trivium_native.properties import encode_properties
+from trivium_native.wire import frames
+from trivium_native.wire.properties import encode_properties
 
 
 def delayed(milliseconds: Any) -> bytes:

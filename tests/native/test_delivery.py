@@ -12,7 +12,7 @@ from tests.native.harness import Site, Wire, deliveries, entry, publish
 from trivium.config import Config, DeliveryConfig, Listen
 from trivium.exchanges import Binding
 from trivium.policies import Policy
-from trivium_native import frames
+from trivium_native.wire import frames
 
 LEVELS = ["broker", "policy", "queue", "message"]
 

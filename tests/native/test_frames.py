@@ -15,22 +15,11 @@ from tests.native import vectors
 from tests.steps import calls
 from trivium.message import Address, Message, Properties
 from trivium.metrics import ProtocolMetrics
-from trivium_native import errors, frames, group_operations, operations
-from trivium_native.deliveries import delivery_head, entry_of
-from trivium_native.entries import (
-    BATCH_HEAD,
-    CREDIT,
-    TX_SETTLE,
-    decode_entry,
-    decode_fetched,
-    encode_entry,
-    encode_fetched,
-)
+from trivium_native.client import group_operations, operations
+from trivium_native.client.operations import Operation
+from trivium_native.client.protocol import decode_delivery
 from trivium_native.errors import FrameTooLarge, Malformed, NativeError
-from trivium_native.frames import FrameReader, encode_frame, pack, unpack
-from trivium_native.operations import Operation
-from trivium_native.properties import decode_properties, encode_properties
-from trivium_native.protocol import decode_delivery
+from trivium_native.server.deliveries import delivery_head, entry_of
 from trivium_native.values import (
     AssignedPartition,
     Joined,
@@ -41,6 +30,18 @@ from trivium_native.values import (
     Publication,
     Settlement,
 )
+from trivium_native.wire import errors, frames
+from trivium_native.wire.entries import (
+    BATCH_HEAD,
+    CREDIT,
+    TX_SETTLE,
+    decode_entry,
+    decode_fetched,
+    encode_entry,
+    encode_fetched,
+)
+from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.properties import decode_properties, encode_properties
 
 FRAMES = vectors.frames()
 

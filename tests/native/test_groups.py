@@ -9,7 +9,7 @@ import pytest
 
 from tests.native.harness import LateStorage, Site, Wire, entry, publish
 from trivium.config import Config, Listen
-from trivium_native import frames
+from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
 

@@ -12,8 +12,9 @@ import pytest
 from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from tests.native.test_transactions import CONFIG, Machine, code, crashes, into, ok, records, tx
 from trivium.storage.memory import MemoryStorage
-from trivium_native import frames, parts
-from trivium_native.parts import Parts
+from trivium_native.server import parts
+from trivium_native.server.parts import Parts
+from trivium_native.wire import frames
 
 HOUR_MS = 3_600_000
 

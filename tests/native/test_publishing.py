@@ -20,7 +20,7 @@ from tests.native.harness import (
 )
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.exchanges import Binding
-from trivium_native import frames
+from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
 

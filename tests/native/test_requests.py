@@ -14,8 +14,8 @@ from trivium.config import Config, Listen
 from trivium.exchanges import Binding
 from trivium.policy_walk import MAX_PER_TURN
 from trivium.records import PAYLOAD, RecordBatch
-from trivium_native import frames
-from trivium_native.fetching import MAX_FETCHES
+from trivium_native.server.fetching import MAX_FETCHES
+from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
 

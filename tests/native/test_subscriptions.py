@@ -37,7 +37,7 @@ from trivium.message import (
 from trivium.pacing import MOMENT_MS, STALL_MS
 from trivium.policies import Policy
 from trivium.records import PAYLOAD, RecordBatch, encode_batch
-from trivium_native import frames
+from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
 

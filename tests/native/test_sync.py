@@ -12,10 +12,11 @@ import pytest
 
 from tests.native.live import TIMEOUT, FakeBroker, running
 from trivium.message import Properties
-from trivium_native import errors, frames
+from trivium_native import errors
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
 from trivium_native.values import Part, Publication
+from trivium_native.wire import frames
 
 T = TypeVar("T")
 

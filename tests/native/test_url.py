@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trivium_native.url import Target, parse_url
+from trivium_native.client.url import Target, parse_url
 
 
 @pytest.mark.parametrize(

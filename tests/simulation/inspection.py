@@ -25,7 +25,7 @@ from tests.simulation.wires import (
     number_in,
 )
 from tests.simulation.world import World
-from trivium_native import frames
+from trivium_native.wire import frames
 
 #: Longer than any message lives and any delivery is put off.
 LATER_MS = 60_000

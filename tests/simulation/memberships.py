@@ -19,7 +19,7 @@ from tests.simulation.group_model import (
     Refused,
 )
 from tests.simulation.stream_model import STREAMS
-from trivium_native import frames
+from trivium_native.wire import frames
 
 if TYPE_CHECKING:
     from tests.simulation.native_actor import NativeActor

@@ -35,7 +35,7 @@ from tests.simulation.wires import (
     number_in,
     payload_of,
 )
-from trivium_native import frames
+from trivium_native.wire import frames
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

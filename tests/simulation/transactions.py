@@ -14,7 +14,7 @@ import msgpack
 
 from tests.simulation.group_model import FENCED
 from tests.simulation.reference import KINDS
-from trivium_native import frames
+from trivium_native.wire import frames
 
 if TYPE_CHECKING:
     from tests.simulation.native_actor import Draft, NativeActor

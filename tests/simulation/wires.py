@@ -16,7 +16,7 @@ from tests.native import harness as native
 from tests.simulation.stream_model import Kept
 from tests.simulation.world import Wire, World
 from trivium.records import PAYLOAD, RecordBatch
-from trivium_native import frames
+from trivium_native.wire import frames
 
 #: MQTT 5: the seconds of a session that never expires
 NEVER: Final = 0xFFFF_FFFF

@@ -18,7 +18,7 @@ from trivium.config import Config, Listen, StorageConfig
 from trivium.storage.encryption import Keys
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
-from trivium_native.server import NativeAdapter
+from trivium_native.server.adapter import NativeAdapter
 
 START_MS = 1_800_000_000_000
 

@@ -1,7 +1,8 @@
 """Trivium's own protocol: the broker's side of it, and the Python clients.
 
 ``trivium_native.client`` is the client for asyncio (``connect``), ``trivium_native.sync`` the
-blocking one. The specification is docs/native-protocol.md.
+blocking one; their values are in ``values``, their errors in ``errors``. The specification is
+docs/native-protocol.md.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trivium.adapter import Adapter
-    from trivium_native.client import connect
+    from trivium_native.client.client import connect
 
 __all__ = ["adapter", "connect"]
 
 
 def adapter() -> Adapter:
     """The broker's side: the entry point ``native`` of the group ``trivium.adapters``."""
-    from trivium_native.server import NativeAdapter
+    from trivium_native.server.adapter import NativeAdapter
 
     return NativeAdapter()
 
@@ -25,7 +26,7 @@ def adapter() -> Adapter:
 def __getattr__(name: str) -> object:
     # Neither side pays for importing the other.
     if name == "connect":
-        from trivium_native.client import connect
+        from trivium_native.client.client import connect
 
         return connect
     raise AttributeError(f"module 'trivium_native' has no attribute {name!r}")

@@ -1,280 +1,43 @@
-"""What clients give and get: messages, deliveries, records, and what streams look like."""
+"""What the clients take and give."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Properties
-from trivium.records import (
-    CONTENT_TYPE,
-    EXCHANGE,
-    KEY,
-    PAYLOAD,
-    PROTOCOL,
-    ROUTING_KEY,
-    TIMESTAMP,
-    RecordBatch,
+from trivium_native.client.values import (
+    AssignedPartition,
+    Delivery,
+    Fetched,
+    GroupOffset,
+    Joined,
+    Membership,
+    OffsetCommit,
+    Part,
+    PartitionInfo,
+    PolicyInfo,
+    Producer,
+    Publication,
+    QueueInfo,
+    Record,
+    Settlement,
+    StoredBatch,
+    StreamInfo,
 )
-from trivium_native.entries import MANDATORY, PERSISTENT, RETAIN, encode_entry
-from trivium_native.properties import encode_properties
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """One message to publish. Raises ValueError for fields that do not fit.
-
-    ``persistent`` None means: unless ``mode`` is at-most-once. ``mandatory`` makes it an error that
-    no binding wants the message.
-    """
-
-    payload: bytes
-    routing_key: bytes | str = b""
-    exchange: str = "amq.topic"
-    properties: Properties | None = None
-    mode: int = AT_LEAST_ONCE
-    persistent: bool | None = None
-    retain: bool = False
-    mandatory: bool = False
-    priority: int = 0
-
-    def __post_init__(self) -> None:
-        if not AT_MOST_ONCE <= self.mode <= EXACTLY_ONCE or not 0 <= self.priority <= 255:
-            raise ValueError("mode is not 0, 1 or 2, or priority is not from 0 to 255")
-
-    def encode(self) -> bytes:
-        """The message as an entry of PUBLISH."""
-        flags = self.mode
-        if self.mode != AT_MOST_ONCE if self.persistent is None else self.persistent:
-            flags |= PERSISTENT
-        if self.retain:
-            flags |= RETAIN
-        if self.mandatory:
-            flags |= MANDATORY
-        key = self.routing_key
-        return encode_entry(
-            flags,
-            self.priority,
-            self.exchange.encode(),
-            key.encode() if isinstance(key, str) else key,
-            b"" if self.properties is None else encode_properties(self.properties),
-            self.payload,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A message that a ``pubsub`` or ``queue`` subscription got.
-
-    ``timestamp`` is the arrival at the broker and ``lifetime`` the time remaining (None: no limit),
-    both in milliseconds. ``tag`` settles it; 0 where there is nothing to settle.
-    """
-
-    subscription: int
-    tag: int
-    exchange: str
-    routing_key: bytes
-    properties: Properties
-    payload: bytes
-    mode: int
-    persistent: bool
-    retain: bool
-    priority: int
-    protocol: int
-    timestamp: int
-    lifetime: int | None
-    is_redelivered: bool
-    returns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a stream. ``headers`` are names and values as bytes, as Spark sees them."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    exchange: str
-    routing_key: bytes
-    payload: bytes
-    content_type: str | None
-    headers: list[tuple[str, bytes]]
-    protocol: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """A record batch as it is stored, and the offset of its first record."""
-
-    base_offset: int
-    data: bytes = field(repr=False)
-
-    def view(self) -> RecordBatch:
-        """The columns, by position in the view's own ``data``: uncompressed, if this one is not.
-
-        Raises trivium.records.BatchError.
-        """
-        return RecordBatch(self.data)
-
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from offset ``start`` on. Raises trivium.records.BatchError."""
-        view = self.view()
-        for row in range(view.row_from(start - self.base_offset), view.count):
-            content_type = view.binary(CONTENT_TYPE, row)
-            yield Record(
-                self.base_offset + view.delta(row),
-                view.integer(TIMESTAMP, row),
-                view.binary(KEY, row),
-                (view.binary(EXCHANGE, row) or b"").decode(),
-                view.binary(ROUTING_KEY, row) or b"",
-                view.binary(PAYLOAD, row) or b"",
-                None if content_type is None else content_type.decode(),
-                [(name.decode(), value) for name, value in view.headers(row)],
-                view.integer(PROTOCOL, row),
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The answer to a fetch. The first batch may begin before the offset that was asked for."""
-
-    first_offset: int
-    high_watermark: int
-    batches: list[StoredBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """``first_offset`` to ``high_watermark`` can be read; ``next_offset`` is the next to write."""
-
-    first_offset: int
-    high_watermark: int
-    next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamInfo:
-    """A stream; ``incarnation`` tells it from an earlier one of the same name."""
-
-    name: str
-    incarnation: str
-    partitions: list[PartitionInfo]
-    arguments: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOffset:
-    """A group in one partition: its committed offset (None: none) and how far it is behind."""
-
-    partition: int
-    committed: int | None
-    lag: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyInfo:
-    """A policy: what ``definition`` says of everything whose name ``pattern`` matches."""
-
-    name: str
-    pattern: str
-    definition: Mapping[str, object]
-    apply_to: str = "all"
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """A queue as it was declared."""
-
-    name: str
-    messages: int
-    consumers: int
-
-
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """An open idempotent producer: its numbers go on at ``sequence``.
-
-    They are those of its messages, or of its transactions, depending on how it was opened.
-    """
-
-    name: str
-    epoch: int
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Messages staged for a transaction: the part's name, and in how many requests they came."""
-
-    name: str
-    requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """Who commits: a member of a group, or its exclusive holder, as of a generation."""
-
-    group: str
-    member: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedPartition:
-    """A partition that a member may read; ``committed`` is where to go on, None if nowhere yet."""
-
-    stream: str
-    incarnation: str
-    partition: int
-    committed: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A member as the broker sees it; send a heartbeat every ``heartbeat`` seconds.
-
-    An exclusive holder is assigned nothing and needs no heartbeats (0).
-    """
-
-    membership: Membership
-    heartbeat: float
-    assigned: list[AssignedPartition]
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
-    """A group's next offsets to read in one stream, by partition."""
-
-    group: str
-    stream: str
-    offsets: Mapping[int, int]
-    incarnation: str | None = None
-    membership: Membership | None = None
-
-    def fields(self) -> dict[str, object]:
-        """As in COMMIT and TX."""
-        found: dict[str, object] = {
-            "group": self.group,
-            "stream": self.stream,
-            "offsets": [[partition, offset] for partition, offset in self.offsets.items()],
-        }
-        if self.incarnation is not None:
-            found["incarnation"] = self.incarnation
-        if self.membership is not None:
-            found["member"] = self.membership.member
-            found["generation"] = self.membership.generation
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """Deliveries ``first`` to ``last`` of a subscription within a transaction.
-
-    ``action`` is TX_SETTLE, TX_REQUEUE or TX_REJECT of ``trivium_native.entries``.
-    """
-
-    subscription: int
-    action: int
-    first: int
-    last: int
+__all__ = [
+    "AssignedPartition",
+    "Delivery",
+    "Fetched",
+    "GroupOffset",
+    "Joined",
+    "Membership",
+    "OffsetCommit",
+    "Part",
+    "PartitionInfo",
+    "PolicyInfo",
+    "Producer",
+    "Publication",
+    "QueueInfo",
+    "Record",
+    "Settlement",
+    "StoredBatch",
+    "StreamInfo",
+]

@@ -26,7 +26,7 @@ from trivium.policies import Policy
 from trivium.queues import Queue
 from trivium.streams import Stream
 from trivium.vhost import VirtualHost
-from trivium_native.parts import Parts
+from trivium_native.server.parts import Parts
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "stored-records.md").read_text(encoding="utf-8")

@@ -10,29 +10,29 @@ from trivium.message import HeaderValue
 from trivium.streams import Partition
 from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
-from trivium_native import frames
-from trivium_native.commits import stream_of
-from trivium_native.deliveries import packable
-from trivium_native.errors import (
-    InvalidArgument,
-    NotFound,
-    OffsetOutOfRange,
-    TooManyRequests,
-)
-from trivium_native.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
-from trivium_native.fields import Fields
-from trivium_native.grouping import GroupRequests
-from trivium_native.parts import Parts
-from trivium_native.policy_requests import PolicyRequests
-from trivium_native.subscriptions import (
+from trivium_native.server.commits import stream_of
+from trivium_native.server.deliveries import packable
+from trivium_native.server.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
+from trivium_native.server.grouping import GroupRequests
+from trivium_native.server.parts import Parts
+from trivium_native.server.policy_requests import PolicyRequests
+from trivium_native.server.subscriptions import (
     LiveSubscription,
     LogSubscription,
     QueueSubscription,
     Subscription,
 )
+from trivium_native.wire import frames
+from trivium_native.wire.errors import (
+    InvalidArgument,
+    NotFound,
+    OffsetOutOfRange,
+    TooManyRequests,
+)
+from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 #: Subscriptions of one connection.
 MAX_SUBSCRIPTIONS: Final = 65_536

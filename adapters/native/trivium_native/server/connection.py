@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Final
 from trivium import errors as core
 from trivium.adapter import Connection, Peer, Transport
 from trivium.metrics import ProtocolMetrics
-from trivium_native import frames
-from trivium_native.deliveries import LiveFrames
-from trivium_native.entries import CONFIRM, CREDIT, REQUEUE, SETTLE
-from trivium_native.errors import (
+from trivium_native.server.deliveries import LiveFrames
+from trivium_native.server.fetching import Fetch, FetchTimer
+from trivium_native.server.handshake import Handshake, max_frame, of_topology
+from trivium_native.server.parts import Parts
+from trivium_native.server.publishing import Publisher
+from trivium_native.server.requests import Requests
+from trivium_native.server.subscriptions import Subscription
+from trivium_native.server.transactions import Transactions
+from trivium_native.wire import frames
+from trivium_native.wire.entries import CONFIRM, CREDIT, REQUEUE, SETTLE
+from trivium_native.wire.errors import (
     AuthenticationFailed,
     BrokerError,
     Malformed,
@@ -25,15 +32,8 @@ from trivium_native.errors import (
     UnknownDelivery,
     Unroutable,
 )
-from trivium_native.fetching import Fetch, FetchTimer
-from trivium_native.fields import Fields
-from trivium_native.frames import Frame, FrameReader, encode_frame, pack
-from trivium_native.handshake import Handshake, max_frame, of_topology
-from trivium_native.parts import Parts
-from trivium_native.publishing import Publisher
-from trivium_native.requests import Requests
-from trivium_native.subscriptions import Subscription
-from trivium_native.transactions import Transactions
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import Frame, FrameReader, encode_frame, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

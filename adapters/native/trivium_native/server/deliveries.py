@@ -8,9 +8,15 @@ from typing import Final
 
 from trivium.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.metrics import ProtocolMetrics
-from trivium_native.entries import DELIVER_FRAME, DELIVER_REST, PERSISTENT, RETAIN, encode_entry
-from trivium_native.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
-from trivium_native.properties import MAX_HEADERS, encode_properties
+from trivium_native.wire.entries import (
+    DELIVER_FRAME,
+    DELIVER_REST,
+    PERSISTENT,
+    RETAIN,
+    encode_entry,
+)
+from trivium_native.wire.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
+from trivium_native.wire.properties import MAX_HEADERS, encode_properties
 
 #: key of the entry among the encodings that a message keeps
 _VARIANT: Final = PROTOCOL_NATIVE * 16

@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from typing import Final, Generic, TypeVar
 
-from trivium_native import operations
-from trivium_native.errors import NativeError
-from trivium_native.link import Link
-from trivium_native.values import Delivery, StoredBatch
+from trivium_native.client import operations
+from trivium_native.client.link import Link
+from trivium_native.client.values import Delivery, StoredBatch
+from trivium_native.wire.errors import NativeError
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 from trivium.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
 from trivium.policy_walk import PolicyWaiter
 from trivium.vhost import VirtualHost
-from trivium_native import frames
-from trivium_native.errors import InvalidArgument
-from trivium_native.fields import Fields
+from trivium_native.wire import frames
+from trivium_native.wire.errors import InvalidArgument
+from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 _MAX_PRIORITY: Final = (1 << 31) - 1
 #: Longest pattern in bytes; the core has a limit in characters.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trivium_native import frames
-from trivium_native.operations import Operation, done, request
-from trivium_native.values import (
+from trivium_native.client.operations import Operation, done, request
+from trivium_native.client.values import (
     AssignedPartition,
     GroupOffset,
     Joined,
     Membership,
     OffsetCommit,
 )
+from trivium_native.wire import frames
 
 
 def commit(commit: OffsetCommit) -> Operation[None]:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from trivium.delivery import MAX_DELAY
 from trivium.message import HeaderValue, Properties, PropertyCodec
-from trivium_native.errors import InvalidArgument, Malformed
-from trivium_native.frames import pack, unpack
+from trivium_native.wire.errors import InvalidArgument, Malformed
+from trivium_native.wire.frames import pack, unpack
 
 CONTENT_TYPE: Final = 1
 CONTENT_ENCODING: Final = 2

@@ -12,22 +12,22 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trivium_native import group_operations, operations
-from trivium_native.errors import (
+from trivium_native.client import group_operations, operations
+from trivium_native.client.link import Link
+from trivium_native.client.values import (
+    AssignedPartition,
+    Membership,
+    OffsetCommit,
+    Record,
+    StoredBatch,
+)
+from trivium_native.wire.errors import (
     Fenced,
     NativeError,
     NotFound,
     OffsetOutOfRange,
     StaleMember,
     StreamChanged,
-)
-from trivium_native.link import Link
-from trivium_native.values import (
-    AssignedPartition,
-    Membership,
-    OffsetCommit,
-    Record,
-    StoredBatch,
 )
 
 #: Called with partitions, before they are read or when they are let go.

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Final
 from trivium.producers import FENCED
 from trivium.queues import Queue
 from trivium.vhost import VirtualHost
-from trivium_native.commits import Commit
-from trivium_native.entries import (
+from trivium_native.server.commits import Commit
+from trivium_native.server.parts import Parts
+from trivium_native.server.publishing import Publisher
+from trivium_native.server.subscriptions import Subscription
+from trivium_native.wire.entries import (
     MAX_MESSAGES,
     TX_HEAD,
     TX_HEAD_SIZE,
@@ -26,15 +29,12 @@ from trivium_native.entries import (
     TX_REQUEUE,
     TX_SETTLE,
 )
-from trivium_native.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
-from trivium_native.fields import Fields
-from trivium_native.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
-from trivium_native.parts import Parts
-from trivium_native.publishing import Publisher
-from trivium_native.subscriptions import Subscription
+from trivium_native.wire.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 #: Streams of groups in one transaction.
 MAX_COMMITS: Final = 1024

@@ -6,9 +6,9 @@ from typing import Final
 
 from trivium.streams import Stream
 from trivium.vhost import VirtualHost
-from trivium_native.errors import StreamChanged
-from trivium_native.fields import Fields
-from trivium_native.frames import MAX_ITEMS
+from trivium_native.wire.errors import StreamChanged
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import MAX_ITEMS
 
 _MAX_GENERATION: Final = (1 << 63) - 1
 

@@ -20,16 +20,16 @@ from trivium import errors as core
 from trivium.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.timers import Timed
-from trivium_native.entries import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
-from trivium_native.errors import (
+from trivium_native.server.handshake import of_topology
+from trivium_native.server.publishing import Publisher
+from trivium_native.wire.entries import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
+from trivium_native.wire.errors import (
     NativeError,
     NotFound,
     OutOfSequence,
     PreconditionFailed,
     TooManyRequests,
 )
-from trivium_native.handshake import of_topology
-from trivium_native.publishing import Publisher
 
 if TYPE_CHECKING:
     from trivium.vhost import VirtualHost

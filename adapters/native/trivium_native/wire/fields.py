@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 from trivium.message import HeaderValue
-from trivium_native.errors import InvalidArgument, Malformed
-from trivium_native.frames import unpack
-from trivium_native.properties import has_text_keys
+from trivium_native.wire.errors import InvalidArgument, Malformed
+from trivium_native.wire.frames import unpack
+from trivium_native.wire.properties import has_text_keys
 
 
 class Fields:

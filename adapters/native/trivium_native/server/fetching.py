@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 from trivium.records import batch_count
 from trivium.streams import Partition, StreamReader
 from trivium.timers import Timed
-from trivium_native.entries import encode_fetched
-from trivium_native.errors import NotFound
-from trivium_native.frames import FETCHED, encode_frame
+from trivium_native.wire.entries import encode_fetched
+from trivium_native.wire.errors import NotFound
+from trivium_native.wire.frames import FETCHED, encode_frame
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 #: Most bytes of batches in one reply (but always one batch), and the longest wait.
 MAX_FETCH_BYTES: Final = 16 << 20

@@ -7,10 +7,10 @@ from trivium.broker import Broker
 from trivium.message import PROTOCOL_NATIVE, register_codec
 from trivium.metrics import ProtocolMetrics
 from trivium.vhost import VirtualHost
-from trivium_native.connection import NativeConnection
-from trivium_native.deliveries import LiveFrames
-from trivium_native.parts import Parts
-from trivium_native.properties import NativeCodec
+from trivium_native.server.connection import NativeConnection
+from trivium_native.server.deliveries import LiveFrames
+from trivium_native.server.parts import Parts
+from trivium_native.wire.properties import NativeCodec
 
 
 class NativeAdapter(Adapter):

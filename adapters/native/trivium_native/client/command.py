@@ -17,11 +17,11 @@ from trivium.cli.clients import (
     UsageError,
 )
 from trivium.cli.policies import PolicyDefinition
-from trivium_native import client as native
-from trivium_native.errors import NativeError
-from trivium_native.frames import DEFAULT_PORT
-from trivium_native.url import Target
-from trivium_native.values import PolicyInfo, StreamInfo
+from trivium_native.client import client as native
+from trivium_native.client.url import Target
+from trivium_native.client.values import PolicyInfo, StreamInfo
+from trivium_native.wire.errors import NativeError
+from trivium_native.wire.frames import DEFAULT_PORT
 
 
 class NativeClient:

@@ -9,13 +9,13 @@ from trivium.message import Message
 from trivium.queues import Consumer, Queue, QueueEntry
 from trivium.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams import Partition, StreamReader
-from trivium_native.deliveries import delivery_head, entry_of
-from trivium_native.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
-from trivium_native.errors import UnknownDelivery
-from trivium_native.frames import BATCH, CANCELLED, encode_frame, frame_head, pack
+from trivium_native.server.deliveries import delivery_head, entry_of
+from trivium_native.wire.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
+from trivium_native.wire.errors import UnknownDelivery
+from trivium_native.wire.frames import BATCH, CANCELLED, encode_frame, frame_head, pack
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 #: Bytes of batches that one look at a partition takes: a step of a push, not its limit.
 STEP_BYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from trivium_native.errors import Malformed
+from trivium_native.wire.errors import Malformed
 
 #: flags, priority, exchange length, routing key length, reserved, properties length, payload length
 ENTRY: Final = Struct("<BBHHHII")

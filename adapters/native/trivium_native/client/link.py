@@ -8,17 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
 
-from trivium_native import operations
-from trivium_native.errors import (
-    Blocked,
-    ConnectionFailed,
-    NativeError,
-    NotFound,
-    RemoteProtocolError,
-)
-from trivium_native.gate import Gate
-from trivium_native.operations import Operation
-from trivium_native.protocol import (
+from trivium_native.client import operations
+from trivium_native.client.gate import Gate
+from trivium_native.client.operations import Operation
+from trivium_native.client.protocol import (
     BatchArrived,
     Cancelled,
     ClientProtocol,
@@ -29,8 +22,15 @@ from trivium_native.protocol import (
     Ready,
     Reply,
 )
-from trivium_native.url import Target
-from trivium_native.values import Delivery
+from trivium_native.client.url import Target
+from trivium_native.client.values import Delivery
+from trivium_native.wire.errors import (
+    Blocked,
+    ConnectionFailed,
+    NativeError,
+    NotFound,
+    RemoteProtocolError,
+)
 
 T = TypeVar("T")
 

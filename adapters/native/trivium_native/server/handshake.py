@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import trivium
 from trivium import errors as core
 from trivium.broker import Broker
-from trivium_native import frames
-from trivium_native.errors import (
+from trivium_native.wire import frames
+from trivium_native.wire.errors import (
     AccessRefused,
     AuthenticationFailed,
     Fenced,
@@ -30,11 +30,11 @@ from trivium_native.errors import (
     UnexpectedFrame,
     UnsupportedVersion,
 )
-from trivium_native.fields import Fields
-from trivium_native.frames import Frame, encode_frame, pack
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import Frame, encode_frame, pack
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from trivium_native.frames import DEFAULT_PORT
+from trivium_native.wire.frames import DEFAULT_PORT
 
 
 @dataclass(frozen=True, slots=True)

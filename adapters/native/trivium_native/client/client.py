@@ -22,15 +22,14 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
-from trivium_native import group_operations, operations
-from trivium_native.consumer import Callback, GroupConsumer
-from trivium_native.errors import ConnectionFailed, TimedOut
-from trivium_native.link import Link
-from trivium_native.protocol import ClientProtocol
-from trivium_native.receiving import Batches, Deliveries, LiveMessages
-from trivium_native.transaction import Transaction
-from trivium_native.url import Target, parse_url
-from trivium_native.values import (
+from trivium_native.client import group_operations, operations
+from trivium_native.client.consumer import Callback, GroupConsumer
+from trivium_native.client.link import Link
+from trivium_native.client.protocol import ClientProtocol
+from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
+from trivium_native.client.transaction import Transaction
+from trivium_native.client.url import Target, parse_url
+from trivium_native.client.values import (
     Fetched,
     GroupOffset,
     Membership,
@@ -41,6 +40,7 @@ from trivium_native.values import (
     QueueInfo,
     StreamInfo,
 )
+from trivium_native.wire.errors import ConnectionFailed, TimedOut
 
 #: Seconds to connect and authenticate.
 CONNECT_TIMEOUT: Final = 10.0
@@ -90,7 +90,7 @@ async def connect(
 
 
 class Client:
-    """See ``connect``. Every method raises the errors of ``trivium_native.errors``."""
+    """See ``connect``. Every method raises the errors of ``trivium_native.wire.errors``."""
 
     def __init__(self, link: Link, window: int) -> None:
         self._link = link

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import trivium
-from trivium_native import frames
-from trivium_native.entries import (
+from trivium_native.client.operations import Operation
+from trivium_native.client.url import Target
+from trivium_native.client.values import Delivery, StoredBatch
+from trivium_native.wire import frames
+from trivium_native.wire.entries import (
     BATCH_HEAD,
     BATCH_HEAD_SIZE,
     CONFIRM,
@@ -25,7 +28,7 @@ from trivium_native.entries import (
     RETAIN,
     decode_entry,
 )
-from trivium_native.errors import (
+from trivium_native.wire.errors import (
     ConnectionFailed,
     InvalidArgument,
     Malformed,
@@ -34,11 +37,8 @@ from trivium_native.errors import (
     RemoteProtocolError,
     error_of,
 )
-from trivium_native.frames import Frame, FrameReader, encode_frame, pack, unpack
-from trivium_native.operations import Operation
-from trivium_native.properties import decode_properties
-from trivium_native.url import Target
-from trivium_native.values import Delivery, StoredBatch
+from trivium_native.wire.frames import Frame, FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.properties import decode_properties
 
 #: What reading a frame raises when it is none of this protocol.
 _UNREADABLE = (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError, struct.error)

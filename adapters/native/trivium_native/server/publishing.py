@@ -16,7 +16,7 @@ from trivium.producers import FENCED, GAP
 from trivium.retained import RETAINING_EXCHANGE
 from trivium.topics import MAX_LEVELS
 from trivium.vhost import VirtualHost
-from trivium_native.entries import (
+from trivium_native.wire.entries import (
     ENTRY,
     ENTRY_SIZE,
     HAS_PRODUCER,
@@ -31,7 +31,7 @@ from trivium_native.entries import (
     PUBLISH_HEAD_SIZE,
     RETAIN,
 )
-from trivium_native.errors import (
+from trivium_native.wire.errors import (
     AccessRefused,
     Blocked,
     Fenced,
@@ -42,8 +42,8 @@ from trivium_native.errors import (
     Rejected,
     Unroutable,
 )
-from trivium_native.frames import Frame
-from trivium_native.properties import decode_properties
+from trivium_native.wire.frames import Frame
+from trivium_native.wire.properties import decode_properties
 
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024

@@ -12,14 +12,14 @@ from trivium.assignment import STICKY, STRATEGIES
 from trivium.membership import MAX_GROUP_PARTITIONS, Member, MemberListener
 from trivium.streams import Partition
 from trivium.vhost import VirtualHost
-from trivium_native import frames
-from trivium_native.commits import Commit, stream_of
-from trivium_native.errors import InvalidArgument
-from trivium_native.fields import Fields
-from trivium_native.frames import encode_frame, pack
+from trivium_native.server.commits import Commit, stream_of
+from trivium_native.wire import frames
+from trivium_native.wire.errors import InvalidArgument
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import encode_frame, pack
 
 if TYPE_CHECKING:
-    from trivium_native.connection import NativeConnection
+    from trivium_native.server.connection import NativeConnection
 
 #: Streams that one member may read.
 MAX_MEMBER_STREAMS: Final = 256

@@ -5,26 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from trivium_native import frames
-from trivium_native.entries import (
-    HAS_PRODUCER,
-    MAX_MESSAGES,
-    MAX_PRODUCER_BYTES,
-    PRODUCER,
-    PUBLISH_HEAD,
-    REQUEUE,
-    SETTLE,
-    TX_HEAD,
-    decode_fetched,
-)
-from trivium_native.errors import (
-    InvalidArgument,
-    Malformed,
-    RemoteProtocolError,
-    error_of,
-)
-from trivium_native.frames import Frame, pack, unpack
-from trivium_native.values import (
+from trivium_native.client.values import (
     Fetched,
     OffsetCommit,
     Part,
@@ -37,6 +18,25 @@ from trivium_native.values import (
     StoredBatch,
     StreamInfo,
 )
+from trivium_native.wire import frames
+from trivium_native.wire.entries import (
+    HAS_PRODUCER,
+    MAX_MESSAGES,
+    MAX_PRODUCER_BYTES,
+    PRODUCER,
+    PUBLISH_HEAD,
+    REQUEUE,
+    SETTLE,
+    TX_HEAD,
+    decode_fetched,
+)
+from trivium_native.wire.errors import (
+    InvalidArgument,
+    Malformed,
+    RemoteProtocolError,
+    error_of,
+)
+from trivium_native.wire.frames import Frame, pack, unpack
 
 T = TypeVar("T")
 

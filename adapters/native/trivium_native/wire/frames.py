@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgpack
 
 from trivium.pieces import Pieces
-from trivium_native.errors import FrameTooLarge, Malformed
+from trivium_native.wire.errors import FrameTooLarge, Malformed
 
 VERSION: Final = 1
 #: in HELLO, so that a stray client of another protocol is told from one of ours
