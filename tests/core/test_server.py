@@ -483,3 +483,22 @@ async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
         read_at_once(connection, b"q" + MUCH)
         assert await reader.read(-1) == b"bye"
         assert connection.fed == [(connection, PIECE_BYTES)]
+
+
+async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
+    async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
+        read_at_once(connection, b"p" + MUCH)
+        assert connection.fed == [(connection, PIECE_BYTES)]
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_an_end_that_is_told_before_much_input_was_fed_waits_for_it() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+        read_at_once(connection, MUCH)
+        driver = connection.transport
+        assert isinstance(driver, SocketDriver)
+        assert driver.eof_received()
+        assert await reader.read(-1) == MUCH
