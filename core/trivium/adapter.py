@@ -119,6 +119,14 @@ class Connection(DurabilityWaiter):
         if not self.is_closed:
             self.flushed()
 
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether there is input that is left for the next turn, so that others are served."""
+        return False
+
+    def next_turn(self) -> None:
+        """Others were served: go on. The driver was asked for it (``Driver.next_turn``)."""
+
     def admits_live(self) -> bool:
         """Whether a live message may be added although the output is above ``live_mark``."""
         return self.broker.pacing.admits(self)

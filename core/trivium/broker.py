@@ -70,6 +70,13 @@ class Driver:
         clock, by which some of it may have been reckoned, was set.
         """
 
+    def is_turn_long(self) -> bool:
+        """Whether this turn has lasted for as long as it should."""
+        return False
+
+    def next_turn(self, connection: Connection) -> None:
+        """Have ``next_turn`` of ``connection`` called in the next turn."""
+
     def write(self, connection: Connection, output: list[bytes]) -> None:
         """Write a connection's output."""
 

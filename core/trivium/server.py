@@ -36,11 +36,9 @@ HTTP: Final = "http"
 WRITE_HIGH_WATER: Final = 256 * 1024
 WRITE_LOW_WATER: Final = 64 * 1024
 
-#: A read is fed in pieces, the first of so many bytes (16 KiB) and each twice as large, until the
-#: turn has lasted for so many seconds; what is left waits for the next turn, and others are served
-#: between. The loop alone would feed megabytes of one client in a turn, which are tens of thousands
-#: of declarations.
-PIECE_BYTES: Final = 16 * 1024
+#: A connection takes input until the turn has lasted for so many seconds; what is left waits for
+#: the next turn, and others are served between. The loop alone would feed megabytes of one client
+#: in a turn, which are tens of thousands of declarations.
 TURN_SECONDS: Final = 0.005
 
 #: Connections that the kernel keeps for us while a turn lasts.
@@ -65,10 +63,6 @@ class SocketDriver(asyncio.Protocol):
         "_discarded",
         "_has_ended",
         "_is_over",
-        "_is_paused",
-        "_is_resting",
-        "_is_waiting",
-        "_rest",
         "_server",
         "_timer",
         "_transport",
@@ -84,12 +78,6 @@ class SocketDriver(asyncio.Protocol):
         # Whether the peer sends no more; whether the connection is over, and only the socket lives.
         self._has_ended = False
         self._is_over = False
-        # Whether the connection wants no input; whether there is input that it was not fed yet.
-        self._is_paused = False
-        self._is_resting = False
-        self._rest = b""
-        # Whether it goes on in the next turn.
-        self._is_waiting = False
         self._discarded = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -123,71 +111,28 @@ class SocketDriver(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         connection = self.connection
         if not connection.is_closed:
-            if len(data) <= PIECE_BYTES and not self._is_resting:
-                self._feed(data)
-            else:
-                self._rest += data
-                self._feed_rest()
+            self._server.feed(connection, data)
             return
         self._discarded += len(data)
         if self._discarded > DISCARDED_BYTES:
             self._transport.abort()
 
-    def _feed(self, data: bytes) -> None:
-        connection = self.connection
-        server = self._server
-        server.begin_turn()
-        changes = server.broker.storage.changes
-        try:
-            connection.feed(data)
-        except BaseException as error:
-            server.feed_failed(connection, changes, error)
-
-    def _feed_rest(self, is_last: bool = False) -> None:
-        """Feed what has not been, as long as the turn may last; all of it when it is the last."""
-        connection = self.connection
-        rest = self._rest
-        at = 0
-        size = PIECE_BYTES
-        while at < len(rest) and not connection.is_closed and not self._is_paused:
-            self._feed(rest[at : at + size])
-            at += size
-            if not is_last and self._server.is_turn_long():
-                break
-            # As quick as that: then each piece need not cost its own.
-            size *= 2
-        self._rest = b"" if connection.is_closed else rest[at:]
-        if self._rest:
-            if not self._is_resting:
-                self._is_resting = True
-                self._transport.pause_reading()
-            if not self._is_paused:
-                self._wait_for_turn()
-        elif self._is_resting:
-            self._is_resting = False
-            if self._has_ended:
-                self._server.close_after_turn(self)
-            elif not self._is_paused:
-                self.resume_reading()
-
-    def _wait_for_turn(self) -> None:
-        if not self._is_waiting:
-            self._is_waiting = True
-            self._server.next_turn(self._go_on)
-
-    def _go_on(self) -> None:
-        self._is_waiting = False
-        if self._is_resting and not self._is_over:
-            self._feed_rest()
-
     def eof_received(self) -> bool:
         self._has_ended = True
         if self._is_over:
             return False
-        # What this turn has to say to a peer that only sends no more is written first.
-        if not self._is_resting:
-            self._server.close_after_turn(self)
+        self._close_when_taken()
         return True
+
+    def _close_when_taken(self) -> None:
+        """Close once what the peer has sent is taken; it only sends no more."""
+        if self._is_over:
+            return
+        if self.connection.waits_for_turn:
+            self._server.call_soon(self._close_when_taken)
+        else:
+            # What this turn has to say to it is written first.
+            self._server.close_after_turn(self)
 
     def pause_writing(self) -> None:
         self.connection.is_writable = False
@@ -201,8 +146,8 @@ class SocketDriver(asyncio.Protocol):
             self._server.stop_for(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._is_resting and not self._is_over:
-            self._feed_rest(is_last=True)
+        if not self._is_over:
+            self._server.take_all(self.connection)
         self._end()
         if self._timer is not None:
             self._timer.cancel()
@@ -233,15 +178,11 @@ class SocketDriver(asyncio.Protocol):
     # Transport
 
     def pause_reading(self) -> None:
-        self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._is_paused = False
-        if self._is_resting:
-            self._wait_for_turn()
-        elif not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self) -> None:
@@ -496,8 +437,34 @@ class Server(Driver):
         """Whether this turn has lasted for as long as it should."""
         return time.monotonic() - self._began_at > TURN_SECONDS
 
-    def next_turn(self, call: Callable[[], None]) -> None:
-        """Have something of a socket called in the next turn, when others were served."""
+    def next_turn(self, connection: Connection) -> None:
+        """See ``Driver``."""
+        self._loop.call_soon(self._go_on, connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        self.begin_turn()
+        changes = self.broker.storage.changes
+        try:
+            connection.next_turn()
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
+
+    def feed(self, connection: Connection, data: bytes) -> None:
+        """Bytes of a connection's client arrived."""
+        self.begin_turn()
+        changes = self.broker.storage.changes
+        try:
+            connection.feed(data)
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
+
+    def take_all(self, connection: Connection) -> None:
+        """Have a connection take now what it has left for turns that it will not have."""
+        while connection.waits_for_turn:
+            self._go_on(connection)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call something of a socket in the next iteration of the loop."""
         self._loop.call_soon(call)
 
     def request_turn(self) -> None:

@@ -15,6 +15,7 @@ from trivium.config import Config, LimitsConfig
 from trivium.policies import Policy
 from trivium_amqp.channel import TIMEOUT_MARKS
 from trivium_amqp.delivery_times import DeliveryTimes
+from trivium_amqp.handshake import FOR_ANSWERS
 
 HALF_AN_HOUR = 1800
 
@@ -177,10 +178,10 @@ def test_what_waits_for_its_channel_to_be_read_is_not_late() -> None:
     client = patient.client
     client.call(Basic.Qos(prefetch_count=1))
     client.consume("q", "c")
-    client.connection.hold_input()
+    client.connection.hold_input(FOR_ANSWERS)
     client.send(Basic.Ack(1))
     assert patient.wait(100) == []
-    client.connection.continue_input()
+    client.connection.continue_input(FOR_ANSWERS)
     patient.server.end_turn()
     assert names(client.take()) == ["Basic.Deliver", "ContentHeader", "ContentBody"]
     assert patient.wait(10) == []

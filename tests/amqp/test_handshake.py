@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 from pamqp import frame
-from pamqp.commands import Channel, Connection, Queue
+from pamqp.commands import Basic, Channel, Connection, Queue
 
 from tests.amqp.harness import (
     PROTOCOL_HEADER,
@@ -22,6 +22,7 @@ from trivium import __version__
 from trivium.adapter import DISCARDED_BYTES
 from trivium.config import Config, LimitsConfig, UserConfig
 from trivium.security.passwords import hash_password
+from trivium_amqp.handshake import FOR_ANSWERS
 
 CLOSE_OK = bytes.fromhex("01 0000 00000004 000a0033 ce")
 
@@ -291,9 +292,19 @@ def test_client_that_answers_connection_close_with_too_much_is_cut_off(client: C
     assert client.transport.is_aborted
 
 
+def test_client_whose_frame_was_half_read_can_answer_connection_close(server: Server) -> None:
+    client = server.open()
+    publish = frame.marshal(Basic.Publish(routing_key="q" * 200), 1)
+    client.feed(publish[:50])
+    client.connection.shutdown()
+    server.end_turn()
+    client.feed(publish[50:] + CLOSE_OK)
+    assert client.transport.is_closed
+
+
 def test_client_that_was_not_read_can_answer_connection_close(server: Server) -> None:
     client = server.open()
-    client.connection.hold_input()
+    client.connection.hold_input(FOR_ANSWERS)
     client.connection.shutdown()
     server.end_turn()
     assert client.transport.calls == ["pause_reading", "resume_reading"]

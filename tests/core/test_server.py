@@ -16,37 +16,47 @@ from trivium.adapter import Adapter, Connection, Peer, Transport
 from trivium.broker import Broker
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
+from trivium.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, FramedConnection
 from trivium.metrics import ProtocolMetrics
-from trivium.server import PIECE_BYTES, SocketDriver
+from trivium.server import SocketDriver
 from trivium.storage.errors import StorageFailed
 from trivium.storage.filesystem import RealFile
 
 
-class LineConnection(Connection):
-    """Answers each byte: ``e`` echo, ``q`` bye and close, ``x`` abort, ``p`` pause."""
+class LineConnection(FramedConnection):
+    """Answers each byte: ``e`` echo, ``q`` bye and close, ``x`` abort, ``p`` pause; ``r`` takes all
+    that follows with it.
+    """
 
-    def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
-        super().__init__(broker, transport, peer)
+    def __init__(
+        self, metrics: ProtocolMetrics, broker: Broker, transport: Transport, peer: Peer
+    ) -> None:
+        super().__init__(metrics, broker, transport, peer)
         self.ticks = 0
         self.losses = 0
         self.reasons: list[str] = []
         self.is_lost = asyncio.Event()
-        #: what it was fed, with all others of the adapter in order
+        #: how much it took each time, with all others of the adapter in order
         self.fed = ADAPTER[-1].fed
 
-    def feed(self, data: bytes) -> None:
-        self.fed.append((self, len(data)))
-        for byte in data:
+    def take_frames(self, data: bytes, at: int) -> int:
+        start = at
+        while at < len(data) and not self.stops_input():
+            byte = data[at]
+            at += 1
             if byte == ord("e"):
                 self.send(b"e")
             elif byte == ord("q"):
                 self.send(b"bye")
                 self.close()
-                return
             elif byte == ord("x"):
                 self.transport.abort()
             elif byte == ord("p"):
-                self.transport.pause_reading()
+                self.hold_input(FOR_PROTOCOL)
+            elif byte == ord("r"):
+                at = len(data)
+        self.fed.append((self, at - start))
+        return at
 
     def tick(self, now: float) -> None:
         self.ticks += 1
@@ -74,7 +84,7 @@ class LineAdapter(Adapter):
         self.broker = broker
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
-        connection = LineConnection(self.broker, transport, peer)
+        connection = LineConnection(self.metrics, self.broker, transport, peer)
         self.connections.append(connection)
         return connection
 
@@ -386,8 +396,10 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trivium.server, "TURN_SECONDS", -1)
 
 
-MUCH = b"e" * (5 * PIECE_BYTES + 1)
-PIECES = [PIECE_BYTES] * 5 + [1]
+#: The last frame before a look at the clock is not taken when the turn is long.
+PIECE = CLOCK_FRAMES - 1
+MUCH = b"e" * (5 * PIECE + 1)
+PIECES = [PIECE] * 5 + [1]
 
 
 @contextlib.asynccontextmanager
@@ -417,16 +429,16 @@ def read_at_once(connection: LineConnection, data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("_short_turns")
-async def test_much_input_is_fed_in_turns_and_others_are_served_between() -> None:
+async def test_much_input_is_taken_in_turns_and_others_are_served_between() -> None:
     async with Broker(config()) as broker, a_client(broker) as (other_reader, other_writer, other):
         async with a_client(broker) as (reader, _, connection):
             read_at_once(connection, MUCH)
-            assert other.fed == [(connection, PIECE_BYTES)]
+            assert other.fed == [(connection, PIECE - 1)]
             other_writer.write(b"e")
             assert await other_reader.readexactly(1) == b"e"
             assert await reader.readexactly(len(MUCH)) == MUCH
         fed = [size for one, size in other.fed if one is connection]
-        assert fed == PIECES
+        assert fed == [PIECE - 1, *PIECES[1:5], 2]
         assert other.fed.index((other, 1)) < len(PIECES), "it waited for all of the other's"
 
 
@@ -434,30 +446,40 @@ async def test_a_turn_takes_what_it_has_time_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
         read_at_once(connection, MUCH)
-        first, left = PIECE_BYTES, len(MUCH) - 3 * PIECE_BYTES
-        assert [size for _, size in connection.fed] == [first, 2 * first, left]
+        assert connection.fed == [(connection, len(MUCH))]
         assert await reader.readexactly(len(MUCH)) == MUCH
 
 
 @pytest.mark.usefixtures("_short_turns")
 async def test_reading_goes_on_behind_much_input() -> None:
     async with Broker(config()) as broker, a_client(broker) as (reader, writer, _):
-        for _ in range(3):
-            writer.write(MUCH)
-            assert await reader.readexactly(len(MUCH)) == MUCH
+        for data in (MUCH, b"e" * CLOCK_BYTES, MUCH):
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+
+
+@pytest.mark.usefixtures("_short_turns")
+async def test_few_frames_of_many_bytes_make_a_turn_too() -> None:
+    async with Broker(config()) as broker, a_client(broker) as (reader, writer, connection):
+        waits = []
+        for size in (CLOCK_BYTES - 1, CLOCK_BYTES):
+            read_at_once(connection, b"r" * size)
+            waits.append(connection.waits_for_turn)
+        assert waits == [False, True]
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
 
 
 @pytest.mark.usefixtures("_short_turns")
 async def test_a_connection_that_pauses_is_fed_no_more_of_it() -> None:
     async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
-        read_at_once(connection, MUCH[:PIECE_BYTES] + b"p" + MUCH)
-        assert await reader.readexactly(2 * PIECE_BYTES - 1) == MUCH[: 2 * PIECE_BYTES - 1]
+        read_at_once(connection, MUCH[:PIECE] + b"p" + MUCH)
+        assert await reader.readexactly(PIECE) == MUCH[:PIECE]
         for _ in range(10):
             await asyncio.sleep(0)
-        assert [size for _, size in connection.fed] == [PIECE_BYTES] * 2
-        connection.transport.resume_reading()
-        left = len(MUCH) - PIECE_BYTES + 1
-        assert await reader.readexactly(left) == MUCH[:left]
+        assert [size for _, size in connection.fed] == [PIECE - 1, 2]
+        connection.continue_input(FOR_PROTOCOL)
+        assert await reader.readexactly(len(MUCH)) == MUCH
 
 
 @pytest.mark.usefixtures("_short_turns")
@@ -482,7 +504,7 @@ async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
     async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
         read_at_once(connection, b"q" + MUCH)
         assert await reader.read(-1) == b"bye"
-        assert connection.fed == [(connection, PIECE_BYTES)]
+        assert connection.fed == [(connection, 1)]
 
 
 async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
@@ -491,7 +513,7 @@ async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
     monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
         read_at_once(connection, b"p" + MUCH)
-        assert connection.fed == [(connection, PIECE_BYTES)]
+        assert connection.fed == [(connection, 1)]
 
 
 @pytest.mark.usefixtures("_short_turns")

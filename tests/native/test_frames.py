@@ -216,14 +216,6 @@ def test_frames_are_the_same_however_they_arrive(
     assert cut(FrameReader(1 << 10), [data]) == sent_frames
 
 
-def test_a_frame_at_a_time_can_be_taken() -> None:
-    reader = FrameReader(1 << 10)
-    reader.feed(encode_frame(1, 1) + encode_frame(2, 2) + encode_frame(3, 3))
-    assert [f.kind for f in reader.frames(1)] == [1]
-    assert [f.kind for f in reader.frames(1)] == [2]
-    assert [f.kind for f in reader.frames(5)] == [3]
-
-
 def test_a_length_below_9_is_malformed() -> None:
     reader = FrameReader(100)
     reader.feed(b"\x08\x00\x00\x00" + bytes(9))

@@ -10,12 +10,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from trivium.adapter import DISCARDED_BYTES, Connection, Peer, Transport
+from trivium.adapter import DISCARDED_BYTES, Peer, Transport
 from trivium.broker import DEFAULT_VHOST, Broker
 from trivium.errors import TopologyError
+from trivium.framed import FramedConnection
 from trivium.message import HeaderValue
 from trivium.metrics import ProtocolMetrics
-from trivium.pieces import Pieces
 from trivium.queues import Queue
 from trivium.vhost import VirtualHost
 from trivium_amqp import methods
@@ -52,7 +52,7 @@ from trivium_amqp.frames import (
     U64,
     method_frame,
 )
-from trivium_amqp.handshake import Handshake
+from trivium_amqp.handshake import FOR_ANSWERS, Handshake
 from trivium_amqp.liveness import CLOSE_MS, Liveness
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Replies
@@ -68,12 +68,8 @@ _ACK_AT: Final = 11
 _ACK_SIZE: Final = CONFIRM_SIZE + OVERHEAD
 _ACK_ID: Final = U32.pack(methods.BASIC_ACK)
 
-# Why input is held; a set of bits. The first: what the client sent must be answered, or it must
-# read its answers, before more is read. The second: it publishes while publishers are paused. The
-# third: live subscribers are behind with what it has published.
-_FOR_ANSWERS: Final = 1
-_FOR_BROKER: Final = 2
-_FOR_SUBSCRIBERS: Final = 4
+#: Why input is held: the client publishes while publishers are paused.
+_FOR_BROKER: Final = FOR_ANSWERS << 1
 
 _GREETING: Final = 0
 _HANDSHAKE: Final = 1
@@ -81,14 +77,13 @@ _RUNNING: Final = 2
 _CLOSING: Final = 3
 
 
-class AmqpConnection(Connection):
+class AmqpConnection(FramedConnection):
     """One client."""
 
     def __init__(
         self, metrics: ProtocolMetrics, broker: Broker, transport: Transport, peer: Peer
     ) -> None:
-        super().__init__(broker, transport, peer)
-        self.metrics = metrics
+        super().__init__(metrics, broker, transport, peer)
         self.metrics.connections_opened += 1
         self.user = ""
         self.vhost = broker.vhost(DEFAULT_VHOST)
@@ -115,9 +110,6 @@ class AmqpConnection(Connection):
         self._state = _GREETING
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
-        # Input that is not a whole frame yet, and the size that makes it one.
-        self._pieces = Pieces()
-        self._needed = 0
         self._is_garbled = False
         # Bytes that came since connection.close was sent.
         self._discarded = 0
@@ -135,8 +127,7 @@ class AmqpConnection(Connection):
         self._closes_after_replies = False
         # Bytes that were handed to a socket that takes no more.
         self._unread = 0
-        self._held_for = 0
-        # Whether it was at the last tick.
+        # Whether input was held at the last tick.
         self._was_held = False
         #: whether publishers are paused; whether and why the client is told when it publishes
         self.is_blocked = False
@@ -148,75 +139,43 @@ class AmqpConnection(Connection):
 
     def feed(self, data: bytes) -> None:
         """See ``Connection``."""
-        self.metrics.bytes_received += len(data)
-        self._liveness.received_at = self.broker.elapsed_ms
         if self._state == _CLOSING:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES:
                 self.transport.abort()
                 return
         if self._is_garbled:
+            self.metrics.bytes_received += len(data)
             # The stream cannot be followed any more, but the client's last frame is known.
             if data.endswith(CLOSE_OK_FRAME):
                 self.close()
             return
-        pieces = self._pieces
-        if pieces.size:
-            pieces.add(data)
-            if pieces.size < self._needed or self._held_for:
-                return
-            data = pieces.take()
-        self._read(data)
-
-    def hold_input(self) -> None:
-        """Read nothing until ``continue_input``. What is in the current read waits as well."""
-        self._hold(_FOR_ANSWERS)
-
-    def continue_input(self) -> None:
-        """Go on with what was held back, unless there is another reason to hold it."""
-        self._release(_FOR_ANSWERS)
+        super().feed(data)
 
     def hold_publishing(self) -> None:
         """The client publishes while publishers are paused: read nothing until they may go on.
 
         RabbitMQ too tells those alone that publish, and when they do.
         """
-        self._hold(_FOR_BROKER)
+        self.hold_input(_FOR_BROKER)
         if self._block_reason and not self._is_told and self.has_capability("connection.blocked"):
             self._is_told = True
             reason = self._block_reason.encode()[:255].decode(errors="ignore")
             self.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
 
-    def _hold(self, reason: int) -> None:
-        if not self._held_for:
-            self.transport.pause_reading()
-        self._held_for |= reason
-
-    def _release(self, reason: int) -> None:
-        if not self._held_for & reason:
-            return
-        self._held_for &= ~reason
-        if not self._held_for:
-            # Nothing could be heard of it.
-            self._liveness.received_at = self.broker.elapsed_ms
-            self.transport.resume_reading()
-            self._read(self._pieces.take())
-
-    def _read(self, data: bytes) -> None:
+    def take_frames(self, data: bytes, at: int) -> int:
+        """See ``FramedConnection``."""
         try:
-            position = self._greeting(data) if self._state == _GREETING else 0
+            if self._state == _GREETING:
+                at = self._greeting(data)
             if self._state != _GREETING:
-                position = self._frames(data, position)
+                at = self._frames_in(data, at)
         except ConnectionException as error:
             self.fail(error, 0)
-            return
-        if position < len(data) and not self.is_closed and not self._is_garbled:
-            self._pieces.add(data if position == 0 else data[position:])
-        self._end_feed()
-        if self.broker.pacing.reached:
-            self.broker.pacing.fed(self)
+        return len(data) if self._is_garbled else at
 
-    def _end_feed(self) -> None:
+    def frames_taken(self) -> None:
+        """See ``FramedConnection``."""
         if self.unconfirmed:
             for publisher in self.unconfirmed:
                 publisher.flush_confirms()
@@ -240,34 +199,34 @@ class AmqpConnection(Connection):
             self.close()
             return len(data)
         if size < len(PROTOCOL_HEADER):
-            self._needed = len(PROTOCOL_HEADER)
+            self.needed = len(PROTOCOL_HEADER)
             return 0
         self._state = _HANDSHAKE
         assert self._handshake is not None
         self._handshake.start()
         return size
 
-    def _frames(self, data: bytes, position: int) -> int:
+    def _frames_in(self, data: bytes, position: int) -> int:
         """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
         size = len(data)
-        while not self.is_closed and not self._held_for:
+        while not self.stops_input():
             repeated = self._repeated
             if repeated is not None and data.startswith(repeated.head, position):
-                self._needed = 0
+                self.needed = 0
                 after = self._publishes(repeated, data, position)
-                if self._needed:
+                if self.needed:
                     return after
                 if after > position:
                     position = after
                     if self._unread + self.output_size > self.unread_limit:
-                        self.hold_input()
+                        self.hold_input(FOR_ANSWERS)
                     continue
             channel = self._ack_channel
             if channel is not None and data.startswith(self._ack_prefix, position):
                 prefix = self._ack_prefix
                 while data.startswith(prefix, position):
                     if position + _ACK_SIZE > size:
-                        self._needed = _ACK_SIZE
+                        self.needed = _ACK_SIZE
                         return position
                     tag, bits, last = _ACK.unpack_from(data, position + _ACK_AT)
                     if last != FRAME_END:
@@ -278,7 +237,7 @@ class AmqpConnection(Connection):
                         break
                 continue
             if position + OVERHEAD > size:
-                self._needed = OVERHEAD
+                self.needed = OVERHEAD
                 return position
             kind, number, length = HEAD.unpack_from(data, position)
             # A payload may be as large as a whole frame, as with RabbitMQ: for some clients
@@ -291,20 +250,20 @@ class AmqpConnection(Connection):
             start = position + 7
             end = start + length
             if end >= size:
-                self._needed = length + OVERHEAD
+                self.needed = length + OVERHEAD
                 return position
             if data[end] != FRAME_END:
                 raise FramingError("frame does not end with the octet 0xCE")
             self._frame(kind, number, data, start, end)
             position = end + 1
             if self._unread + self.output_size > self.unread_limit and self._state == _RUNNING:
-                self.hold_input()
+                self.hold_input(FOR_ANSWERS)
         return position
 
     def _publishes(self, repeated: Repeated, data: bytes, position: int) -> int:
         """Handle publishes that differ from the last one in their bodies only; where they end.
 
-        Sets ``_needed`` where the last one has not arrived in full.
+        Sets ``needed`` where the last one has not arrived in full.
         """
         size = len(data)
         head = repeated.head
@@ -335,7 +294,7 @@ class AmqpConnection(Connection):
             body_at = position + prefix_size
             end = body_at + body_size
             if end >= size:
-                self._needed = end + 1 - position
+                self.needed = end + 1 - position
                 return position
             if data[end] != FRAME_END:
                 raise FramingError("frame does not end with the octet 0xCE")
@@ -551,9 +510,9 @@ class AmqpConnection(Connection):
 
     def flushed(self) -> None:
         """See ``Connection``."""
-        if self._held_for & _FOR_ANSWERS and self._state == _RUNNING:
+        if self.held_for & FOR_ANSWERS and self._state == _RUNNING:
             self._unread = 0
-            self.continue_input()
+            self.continue_input(FOR_ANSWERS)
         if self._held:
             queues = list(self._held.values())
             self._held.clear()
@@ -590,15 +549,15 @@ class AmqpConnection(Connection):
         if liveness.heartbeat == 0:
             return 0
         # While we do not read, we cannot know.
-        if self._held_for:
-            liveness.received_at = now
-        if liveness.dead_at() <= now:
+        if self.held_for:
+            self.heard_at = now
+        if liveness.dead_at(self.heard_at) <= now:
             self.transport.abort()
             return 0
         if liveness.heartbeat_at() <= now:
             self.send(HEARTBEAT_FRAME)
             liveness.sent_at = now
-        return min(liveness.heartbeat_at(), liveness.dead_at())
+        return min(liveness.heartbeat_at(), liveness.dead_at(self.heard_at))
 
     def tick(self, now: float) -> None:
         """See ``Connection``."""
@@ -611,19 +570,11 @@ class AmqpConnection(Connection):
         Acknowledgements that were not read while input was held have a tick to come in.
         """
         was_held = self._was_held
-        self._was_held = self._held_for != 0
+        self._was_held = self.held_for != 0
         if was_held or self._was_held:
             return
         for channel in list(self.channels.values()):
             channel.check_timeout(now)
-
-    def wait_for_subscribers(self) -> None:
-        """See ``Connection``."""
-        self._hold(_FOR_SUBSCRIBERS)
-
-    def subscribers_ready(self) -> None:
-        """See ``Connection``."""
-        self._release(_FOR_SUBSCRIBERS)
 
     def blocked(self, reason: str) -> None:
         """See ``Connection``; only those who publish are stopped, as soon as they do."""
@@ -637,7 +588,7 @@ class AmqpConnection(Connection):
         if self._is_told:
             self._is_told = False
             self.send(method_frame(0, methods.CONNECTION_UNBLOCKED))
-        self._release(_FOR_BROKER)
+        self.continue_input(_FOR_BROKER)
 
     # End
 
@@ -660,8 +611,6 @@ class AmqpConnection(Connection):
         self._liveness.began_at = self.broker.elapsed_ms
         self._liveness.due()
         self._is_told = False
-        # Its answer is to be read.
-        self._release(_FOR_BROKER | _FOR_ANSWERS)
         self.send(
             method_frame(
                 0,
@@ -672,6 +621,9 @@ class AmqpConnection(Connection):
                 method & 0xFFFF,
             )
         )
+        # Its answer is to be read.
+        self.continue_input(_FOR_BROKER)
+        self.continue_input(FOR_ANSWERS)
 
     def internal_error(self) -> None:
         """See ``Connection``; what follows in the stream is not known any more."""
@@ -690,7 +642,6 @@ class AmqpConnection(Connection):
     def release(self) -> None:
         """Give back everything that the client holds: deliveries, consumers, exclusive queues."""
         self.forget_repeated()
-        self._pieces.clear()
         self._awaiting.clear()
         self._credited.clear()
         self._held.clear()
@@ -707,6 +658,7 @@ class AmqpConnection(Connection):
         """See ``Connection``."""
         self.metrics.connections_closed += 1
         self._liveness.stop()
+        self.drop_input()
         self.release()
         # What may be called later, and what may be held longer, must not keep it in memory.
         self._handshake = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
 from trivium.errors import NotFound
+from trivium.framed import FOR_PROTOCOL
 from trivium.message import HeaderValue
 from trivium_amqp import methods
 from trivium_amqp.errors import (
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
+
+#: Why input is held: what the client sent must be answered, or its answers read, before it goes on.
+FOR_ANSWERS: Final = FOR_PROTOCOL
 
 #: In RabbitMQ's order.
 MECHANISMS: Final = b"PLAIN AMQPLAIN"
@@ -128,7 +132,7 @@ class Handshake:
         # The answer may have come within the call.
         if self._is_waiting:
             self._is_held = True
-            connection.hold_input()
+            connection.hold_input(FOR_ANSWERS)
 
     def _authenticated(self, is_admitted: bool) -> None:
         connection = self._connection
@@ -156,7 +160,7 @@ class Handshake:
                 connection.close()
         if self._is_held and not connection.is_closed:
             self._is_held = False
-            connection.continue_input()
+            connection.continue_input(FOR_ANSWERS)
 
     def _tune_ok(self, arguments: list[Any]) -> None:
         channel_max, frame_max, heartbeat = arguments

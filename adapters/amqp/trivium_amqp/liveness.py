@@ -28,7 +28,6 @@ class Liveness(Timed):
         self.heartbeat = 0
         #: when the connection was made, or sent connection.close: it must go on soon
         self.began_at = now
-        self.received_at = now
         self.sent_at = now
 
     def due(self) -> None:
@@ -47,6 +46,6 @@ class Liveness(Timed):
         """When a heartbeat is to be sent: after half the interval without output (4.2.7)."""
         return self.sent_at + self.heartbeat // 2
 
-    def dead_at(self) -> int:
-        """When the client counts as dead: after two intervals without input (4.2.7)."""
-        return self.received_at + 2 * self.heartbeat
+    def dead_at(self, heard_at: int) -> int:
+        """When a client heard of at ``heard_at`` counts as dead: after two intervals (4.2.7)."""
+        return heard_at + 2 * self.heartbeat

@@ -80,7 +80,7 @@ class MqttConnection(Reader):
         # Milliseconds without input after which the client is gone, 0 for any; and, until it is
         # connected, when it came.
         self._keep_alive = 0
-        self._began_at = self._fed_at
+        self._began_at = self.heard_at
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
         """See ``Reader``."""
@@ -167,7 +167,7 @@ class MqttConnection(Reader):
                 username, password, self.peer.is_loopback, self._authenticated
             )
             if self._state == AUTHENTICATES and not self.is_closed:
-                self.hold(FOR_AUTHENTICATION)
+                self.hold_input(FOR_AUTHENTICATION)
 
     def _authenticated(self, may_connect: bool) -> None:
         connect = self._connect
@@ -179,7 +179,7 @@ class MqttConnection(Reader):
             self._refuse_connect(BAD_CREDENTIALS)
             return
         self._accept(connect)
-        self.release(FOR_AUTHENTICATION)
+        self.continue_input(FOR_AUTHENTICATION)
 
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
@@ -218,7 +218,7 @@ class MqttConnection(Reader):
         handover = sessions.handovers.get(client_id)
         if handover is not None:
             handover.waiting.append(self)
-            self.hold(FOR_SESSION)
+            self.hold_input(FOR_SESSION)
             return
         if known is None:
             session = sessions.create(client_id, expiry)
@@ -268,7 +268,7 @@ class MqttConnection(Reader):
         connect = self._connect
         if connect is not None and not self.is_closed:
             self._accept(connect)
-            self.release(FOR_SESSION)
+            self.continue_input(FOR_SESSION)
 
     def _refuse_connect(self, reason: int) -> None:
         """Answer CONNECT with a refusal, where its version has a code for it, and close."""
@@ -426,7 +426,7 @@ class MqttConnection(Reader):
         if session is not None:
             self.session = None
             self.sessions.disconnected(session, expiry)
-        self._partial = None
+        self.drop_input()
         self._aside = None
         self._incoming = None
         self._waiting = None
@@ -478,9 +478,9 @@ class MqttConnection(Reader):
         if self._state != IS_CONNECTED:
             limit = self.broker.config.limits.handshake_seconds * 1000
             # While its answer is up to us, it need not hurry.
-            if not self._held_for and elapsed - self._began_at > limit:
+            if not self.held_for and elapsed - self._began_at > limit:
                 self.close()
-        elif self._keep_alive and not self._held_for and elapsed - self._fed_at > self._keep_alive:
+        elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
             self._end(KEEP_ALIVE_TIMEOUT)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.adapter import Connection, Peer, Transport
+from trivium.adapter import Peer, Transport
+from trivium.framed import FramedConnection
 from trivium.message import Message
 from trivium_mqtt import packets
 from trivium_mqtt.encoder import RETAIN
@@ -33,15 +34,14 @@ class _Waiting:
         self.publishes = 0
 
 
-class Link(Connection):
+class Link(FramedConnection):
     """See the module; ``MqttConnection`` is what comes in."""
 
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
-        super().__init__(sessions.broker, transport, peer)
+        super().__init__(sessions.metrics, sessions.broker, transport, peer)
         self.sessions = sessions
         #: None until the client is connected, and again when it has left
         self.session: Session | None = None
-        self.metrics = sessions.metrics
         self.is_v5 = False
         #: aliases that the client lets the broker set
         self.alias_maximum = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.adapter import OUTPUT_HIGH_WATER, Peer, Transport
+from trivium.framed import FOR_PROTOCOL
 from trivium_mqtt import packets
 from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
 from trivium_mqtt.link import Link
@@ -29,12 +30,11 @@ AWAITS_CONNECT: Final = 0
 AUTHENTICATES: Final = 1
 IS_CONNECTED: Final = 2
 
-# Why input is held; a set of bits.
-FOR_AUTHENTICATION: Final = 1
-FOR_BROKER: Final = 2
-FOR_OUTPUT: Final = 4
-FOR_SESSION: Final = 8
-FOR_SUBSCRIBERS: Final = 16
+# Why input is held, beside the reasons of ``trivium.framed``.
+FOR_AUTHENTICATION: Final = FOR_PROTOCOL
+FOR_BROKER: Final = FOR_PROTOCOL << 1
+FOR_OUTPUT: Final = FOR_PROTOCOL << 2
+FOR_SESSION: Final = FOR_PROTOCOL << 3
 
 
 class Reader(Link):
@@ -51,15 +51,9 @@ class Reader(Link):
         self.incoming_maximum = 65_535
         self._state = AWAITS_CONNECT
         self._incoming: Incoming | None = None
-        # An incomplete packet, or what came while input is held; and the size that completes it.
-        self._partial: bytearray | None = None
-        self._wanted = 0
-        self._held_for = 0
         self._is_blocked = False
         # What the client publishes while publishers are paused: whole packets.
         self._aside: bytearray | None = None
-        #: when input came last, in ``Broker.elapsed_ms``
-        self._fed_at = sessions.broker.elapsed_ms
 
     # What the connection does with packets
 
@@ -98,30 +92,16 @@ class Reader(Link):
 
     # Input
 
-    def feed(self, data: bytes) -> None:
-        """See ``Connection``."""
-        self._fed_at = self.broker.elapsed_ms
-        self.metrics.bytes_received += len(data)
-        partial = self._partial
-        if partial is not None:
-            partial += data
-            if self._held_for or len(partial) < self._wanted:
-                return
-            data = bytes(partial)
-            self._partial = None
-        elif self._held_for:
-            self._partial = bytearray(data)
-            return
-        self._consume(data)
-
-    def _consume(self, data: bytes) -> None:
+    def take_frames(self, data: bytes, at: int) -> int:
+        """See ``FramedConnection``."""
         try:
-            self._read(data)
+            return self._take_packets(data, at)
         except RemoteError as error:
             self.fail(error)
-            return
-        if self.broker.pacing.reached:
-            self.broker.pacing.fed(self)
+            return len(data)
+
+    def frames_taken(self) -> None:
+        """See ``FramedConnection``."""
         session = self.session
         if session is not None:
             outgoing = session.outgoing
@@ -130,16 +110,13 @@ class Reader(Link):
             self.replay()
         if self.output_size >= OUTPUT_HIGH_WATER and (not self.is_writable or self._output_after):
             # It sends and does not read what it is answered, or cannot yet.
-            self.hold(FOR_OUTPUT)
+            self.hold_input(FOR_OUTPUT)
 
-    def _read(self, data: bytes) -> None:
-        """Take all whole packets in ``data``, keep the rest."""
-        at = 0
+    def _take_packets(self, data: bytes, at: int) -> int:
+        """Take the whole packets in ``data`` from ``at`` on; return where what is left begins."""
         end = len(data)
-        while at < end:
+        while at < end and not self.stops_input():
             first = data[at]
-            if self._held_for or self.is_closed:
-                break
             if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
                 incoming = self._incoming
                 prefix = None if incoming is None else incoming.prefix
@@ -151,7 +128,7 @@ class Reader(Link):
                 ):
                     after = incoming.repeat(data, at, end)
                     if after == at:
-                        self._wanted = incoming.size
+                        self.needed = incoming.size
                         break
                     at = after
                     continue
@@ -181,17 +158,17 @@ class Reader(Link):
                 if shift > 21:
                     raise MalformedPacket("remaining length of more than four bytes")
             if shift >= 0:
-                self._wanted = 0
+                self.needed = body - at + 1
                 break
             after = body + remaining
             if after - at > self.maximum_packet:
                 raise RemoteError(PACKET_TOO_LARGE, "packet exceeds the maximum (MQTT-3.2.2-15)")
             waits = self._is_blocked and self._must_wait(first)
             if waits and (first == packets.DISCONNECT or not self._has_room_aside(after - at)):
-                self.hold(FOR_BROKER)
+                self.hold_input(FOR_BROKER)
                 break
             if after > end:
-                self._wanted = after - at
+                self.needed = after - at
                 break
             if waits:
                 if self._aside is None:
@@ -215,10 +192,7 @@ class Reader(Link):
             else:
                 self.take_packet(first, data, body, after)
                 at = after
-        if at < end and not self.is_closed:
-            self._partial = bytearray(data[at:])
-            if self._held_for:
-                self._wanted = 0
+        return at
 
     def _take_pubacks(self, data: bytes, at: int, end: int) -> int:
         """Take successful PUBACK packets that follow one another; the offset behind them."""
@@ -227,35 +201,6 @@ class Reader(Link):
         if outgoing is None:
             return at
         return outgoing.acknowledged_run(data, at, end)
-
-    def hold(self, reason: int) -> None:
-        """Take no more input for ``reason``, one of the FOR_ constants; it stays in the socket."""
-        if not self._held_for:
-            self.transport.pause_reading()
-        self._held_for |= reason
-
-    def release(self, reason: int) -> None:
-        """Go on, unless there is another reason to hold input."""
-        if not self._held_for & reason:
-            return
-        self._held_for &= ~reason
-        if self._held_for or self.is_closed:
-            return
-        # Nothing could be heard of it.
-        self._fed_at = self.broker.elapsed_ms
-        self.transport.resume_reading()
-        partial = self._partial
-        if partial is not None:
-            self._partial = None
-            self._consume(bytes(partial))
-
-    def wait_for_subscribers(self) -> None:
-        """See ``Connection``."""
-        self.hold(FOR_SUBSCRIBERS)
-
-    def subscribers_ready(self) -> None:
-        """See ``Connection``."""
-        self.release(FOR_SUBSCRIBERS)
 
     def blocked(self, reason: str) -> None:
         """See ``Connection``.
@@ -271,15 +216,11 @@ class Reader(Link):
         aside = self._aside
         if aside is not None:
             self._aside = None
-            if self._partial is not None:
-                aside += self._partial
-            self._partial = aside
-            self._wanted = 0
-        if self._held_for:
-            self.release(FOR_BROKER)
-        elif aside is not None:
-            self._partial = None
-            self._consume(bytes(aside))
+            self.put_back(bytes(aside))
+        if self.held_for:
+            self.continue_input(FOR_BROKER)
+        else:
+            self.take_waiting()
 
     def _must_wait(self, first: int) -> bool:
         """Whether a packet is for later when publishers are paused.
@@ -296,8 +237,7 @@ class Reader(Link):
 
     def flushed(self) -> None:
         """See ``Connection``."""
-        if self._held_for & FOR_OUTPUT:
-            self.release(FOR_OUTPUT)
+        self.continue_input(FOR_OUTPUT)
         session = self.session
         if session is not None:
             if session.outgoing is not None:

@@ -6,7 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
-from trivium.adapter import Connection, Peer, Transport
+from trivium.adapter import Peer, Transport
+from trivium.framed import FOR_PROTOCOL, FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium.metrics import ProtocolMetrics
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetch, FetchTimer
@@ -33,7 +34,7 @@ from trivium_native.wire.errors import (
     Unroutable,
 )
 from trivium_native.wire.fields import Fields
-from trivium_native.wire.frames import Frame, FrameReader, encode_frame, pack
+from trivium_native.wire.frames import Frame, FrameCutter, encode_frame, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,18 +46,16 @@ if TYPE_CHECKING:
 HEARTBEATS_MISSED: Final = 2
 
 
-#: Reasons not to read a client: its password is being checked, the disk is behind with what it has
-#: published, its own reading of the answers is behind, the disk is behind with what all have
-#: published, live subscribers are behind with what it has published, policies that it has changed
-#: are not in force everywhere.
-UNDECIDED: Final = 1
-BEHIND_DISK: Final = 2
-BEHIND_CLIENT: Final = 4
-BEHIND_ALL: Final = 8
-BEHIND_SUBSCRIBERS: Final = 16
-BEHIND_POLICIES: Final = 32
+# Why input is held, beside the reasons of ``trivium.framed``: the password is being checked, the
+# disk is behind with what the client has published, its reading of the answers is behind, the disk
+# is behind with what all have published, policies that it has changed are not in force everywhere.
+UNDECIDED: Final = FOR_PROTOCOL
+BEHIND_DISK: Final = FOR_PROTOCOL << 1
+BEHIND_CLIENT: Final = FOR_PROTOCOL << 2
+BEHIND_ALL: Final = FOR_PROTOCOL << 3
+BEHIND_POLICIES: Final = FOR_PROTOCOL << 4
 #: those among them for which the client's silence means nothing
-UNHEARD: Final = BEHIND_DISK | BEHIND_ALL | BEHIND_SUBSCRIBERS | BEHIND_POLICIES
+UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_POLICIES
 
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
@@ -65,7 +64,7 @@ _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
 MAX_UNCONFIRMED: Final = 65_536
 
 
-class NativeConnection(Connection):
+class NativeConnection(FramedConnection):
     """See the module."""
 
     __deletable__ = ("_requests", "_transactions")
@@ -79,10 +78,9 @@ class NativeConnection(Connection):
         live_frames: LiveFrames,
         parts_of: Callable[[VirtualHost], Parts],
     ) -> None:
-        super().__init__(broker, transport, peer)
+        super().__init__(metrics, broker, transport, peer)
         #: the ``origin`` of its messages, which may be kept longer than the connection
         self.identity = object()
-        self.metrics = metrics
         self.live_frames = live_frames
         self._parts_of = parts_of
         self.vhost: VirtualHost
@@ -95,8 +93,7 @@ class NativeConnection(Connection):
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
         self._is_open = False
-        self._is_deciding = False
-        self._reader = FrameReader(frames.MAX_HANDSHAKE_FRAME)
+        self._cutter = FrameCutter(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
         self._requests: Requests
         self._transactions: Transactions
@@ -112,23 +109,12 @@ class NativeConnection(Connection):
         self._waiting_batch = 0
         #: publishes that may wait for the disk before this client is not read any more
         self.max_unconfirmed = MAX_UNCONFIRMED
-        # Something waits for room in the output; frames among it.
+        # Something waits for room in the output.
         self._is_held = False
-        self._pending: deque[Frame] = deque()
-        # Why the client is not read at the moment.
-        self._pauses = 0
-        # When it was heard last and, until it is open, when it came; see ``Broker.elapsed_ms``.
-        self._heard_at = broker.elapsed_ms
-        self._began_at = self._heard_at
+        # When it came; see ``Broker.elapsed_ms``.
+        self._began_at = self.heard_at
 
     # From the driver
-
-    def feed(self, data: bytes) -> None:
-        self.metrics.bytes_received += len(data)
-        self._heard_at = self.broker.elapsed_ms
-        self._reader.feed(data)
-        if not self._is_deciding and not self._pending:
-            self._process()
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1
@@ -152,8 +138,8 @@ class NativeConnection(Connection):
             if elapsed - self._began_at >= self.broker.config.limits.handshake_seconds * 1000:
                 self.fail(0, TimedOut("no authentication in time"))
             return
-        is_timed = self._heartbeat and not self._pauses & UNHEARD
-        if is_timed and elapsed - self._heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:
+        is_timed = self._heartbeat and not self.held_for & UNHEARD
+        if is_timed and elapsed - self.heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:
             self.fail(0, TimedOut("no heartbeat in time"))
 
     def flushed(self) -> None:
@@ -162,8 +148,7 @@ class NativeConnection(Connection):
             self.answer_fetches()
             for subscription in list(self.subscriptions.values()):
                 subscription.resume()
-            if self._pending:
-                self._process()
+            self.continue_input(BEHIND_CLIENT)
 
     def has_room(self) -> bool:
         """``takes_output``; when it does not, whoever asked is resumed once it does."""
@@ -180,7 +165,7 @@ class NativeConnection(Connection):
             self._confirmed.append(unconfirmed.popleft()[1])
         self._send_confirms()
         if len(unconfirmed) <= self.max_unconfirmed // 2:
-            self._resume(BEHIND_DISK)
+            self.continue_input(BEHIND_DISK)
         unanswered = self._unanswered
         while unanswered and unanswered[0][0] <= batch:
             self.send(unanswered.popleft()[1])
@@ -197,7 +182,7 @@ class NativeConnection(Connection):
     def unblocked(self) -> None:
         if self._is_slowed:
             self._is_slowed = False
-            self._resume(BEHIND_ALL)
+            self.continue_input(BEHIND_ALL)
             return
         self._blocked = None
         if self._is_open:
@@ -210,19 +195,13 @@ class NativeConnection(Connection):
     def shutdown(self) -> None:
         self._send_close(ShuttingDown("the broker stops"))
 
-    def wait_for_subscribers(self) -> None:
-        self._pause(BEHIND_SUBSCRIBERS)
-
-    def subscribers_ready(self) -> None:
-        self._resume(BEHIND_SUBSCRIBERS)
-
     def wait_for_policies(self) -> None:
         """A change of policies is under way: the client is not read, so that few can be."""
-        self._pause(BEHIND_POLICIES)
+        self.hold_input(BEHIND_POLICIES)
 
     def policies_in_force(self) -> None:
         """The change is done."""
-        self._resume(BEHIND_POLICIES)
+        self.continue_input(BEHIND_POLICIES)
 
     def take_output(self) -> list[bytes]:
         if self.keeps_output:
@@ -297,53 +276,33 @@ class NativeConnection(Connection):
 
     # Frames
 
-    def _process(self) -> None:
+    def take_frames(self, data: bytes, at: int) -> int:
+        """See ``FramedConnection``."""
+        cutter = self._cutter
+        size = len(data)
         try:
-            while not self._is_open:
-                if self.is_closed or self._is_deciding:
-                    return
-                found = self._reader.frames(1)
-                if not found:
-                    return
-                assert self._handshake is not None
-                self._handshake.handle(found[0])
-            self._handle_all()
+            while at < size and not self.stops_input():
+                if self._is_open and not self.has_room():
+                    # A client that does not read its answers is not read either.
+                    self.hold_input(BEHIND_CLIENT)
+                    break
+                frame = cutter.cut(data, at)
+                if frame is None:
+                    self.needed = cutter.needed
+                    break
+                at = cutter.end
+                if self._is_open:
+                    self._handle(frame)
+                else:
+                    assert self._handshake is not None
+                    self._handshake.handle(frame)
         except ProtocolError as error:
             self.fail(0, error)
-            return
-        if self.broker.pacing.reached:
-            self.broker.pacing.fed(self)
+        return at
 
-    def _handle_all(self) -> None:
-        """The frames that are there, as long as there is room for what they may be answered."""
-        pending = self._pending
-        while True:
-            if not pending:
-                pending.extend(self._reader.frames())
-                if not pending:
-                    break
-            if not self.has_room():
-                # A client that does not read its answers is not read either.
-                self._pause(BEHIND_CLIENT)
-                self._send_confirms()
-                return
-            self._handle(pending.popleft())
-            if self.is_closed:
-                return
-        self._resume(BEHIND_CLIENT)
+    def frames_taken(self) -> None:
+        """See ``FramedConnection``."""
         self._send_confirms()
-
-    def _pause(self, reason: int) -> None:
-        if not self._pauses:
-            self.transport.pause_reading()
-        self._pauses |= reason
-
-    def _resume(self, reason: int) -> None:
-        if self._pauses & reason:
-            self._pauses &= ~reason
-            if not self._pauses:
-                self._heard_at = self.broker.elapsed_ms
-                self.transport.resume_reading()
 
     def _handle(self, frame: Frame) -> None:
         """One frame of an open connection; what refuses the request alone is answered."""
@@ -351,7 +310,7 @@ class NativeConnection(Connection):
         correlation = frame.correlation
         try:
             if self._is_slowed and kind in _PUBLISHING:
-                self._pause(BEHIND_ALL)
+                self.hold_input(BEHIND_ALL)
             if kind == frames.PUBLISH:
                 self._publish(frame)
             elif kind == frames.ACK or kind == frames.NACK:
@@ -400,7 +359,7 @@ class NativeConnection(Connection):
             self._unconfirmed.append((batch, correlation))
             self._await_batch(batch)
             if len(self._unconfirmed) > self.max_unconfirmed:
-                self._pause(BEHIND_DISK)
+                self.hold_input(BEHIND_DISK)
         else:
             self._confirmed.append(correlation)
 
@@ -433,7 +392,7 @@ class NativeConnection(Connection):
         self._is_open = True
         self._handshake = None
         self._heartbeat = heartbeat
-        self._reader.max_frame = max_frame(self.broker)
+        self._cutter.max_frame = max_frame(self.broker)
         parts = self._parts_of(vhost)
         self._publisher = Publisher(vhost, self.metrics, self.identity)
         self._requests = Requests(self, vhost, parts)
@@ -451,15 +410,11 @@ class NativeConnection(Connection):
 
     def wait_for_decision(self) -> None:
         """A thread decides: until then nothing more is read, so that nothing piles up."""
-        self._is_deciding = True
-        self._pause(UNDECIDED)
+        self.hold_input(UNDECIDED)
 
     def decided(self) -> None:
         """The decision is made: go on with what was on its way already."""
-        self._is_deciding = False
-        if not self.is_closed:
-            self._resume(UNDECIDED)
-            self._process()
+        self.continue_input(UNDECIDED)
 
 
 def _error_frame(correlation: int, error: NativeError) -> bytes:

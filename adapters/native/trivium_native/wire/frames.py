@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgpack
 
 from trivium.pieces import Pieces
-from trivium_native.wire.errors import FrameTooLarge, Malformed
+from trivium_native.wire.errors import FrameTooLarge, Malformed, ProtocolError
 
 VERSION: Final = 1
 #: in HELLO, so that a stray client of another protocol is told from one of ours
@@ -110,60 +110,76 @@ class Frame:
         self.body = body
 
 
-class FrameReader:
-    """Cuts a byte stream into frames."""
+class FrameCutter:
+    """Cuts frames out of a byte stream, where they lie in what was read."""
 
     def __init__(self, max_frame: int) -> None:
         #: longest frame that is taken, its length field not counted
         self.max_frame = max_frame
+        #: where the last frame ended
+        self.end = 0
+        #: bytes without which it is not worth looking again
+        self.needed = _LENGTH_SIZE
+
+    def cut(self, data: bytes, at: int) -> Frame | None:
+        """The frame at ``at``, or None when it is incomplete; see ``end`` and ``needed``.
+
+        Raises FrameTooLarge and Malformed, as soon as the length tells.
+        """
+        left = len(data) - at
+        kind = correlation = 0
+        if left >= HEAD_SIZE:
+            length, kind, correlation = HEAD.unpack_from(data, at)
+        elif left >= _LENGTH_SIZE:
+            (length,) = _LENGTH.unpack_from(data, at)
+        else:
+            self.needed = _LENGTH_SIZE
+            return None
+        if length < _HEAD_REST:
+            raise Malformed(f"frame length {length} is below {_HEAD_REST}")
+        if length > self.max_frame:
+            raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
+        self.needed = 4 + length
+        if left < self.needed:
+            return None
+        self.end = at + self.needed
+        return Frame(kind, correlation, data[at + HEAD_SIZE : self.end])
+
+
+class FrameReader:
+    """The frames of a byte stream that arrives in pieces."""
+
+    def __init__(self, max_frame: int) -> None:
+        self._cutter = FrameCutter(max_frame)
         self._pieces = Pieces()
-        # Bytes that must be there before it is worth looking again.
-        self._needed = _LENGTH_SIZE
 
     def feed(self, data: bytes) -> None:
         """Take what arrived."""
         self._pieces.add(data)
 
-    def frames(self, limit: int = MAX_ITEMS) -> list[Frame]:
-        """The next whole frames, at most ``limit``; empty when there are none.
+    def frames(self) -> list[Frame]:
+        """The next whole frames; empty when there are none.
 
         Raises FrameTooLarge and Malformed once the frames before the bad one have been taken.
         """
         found: list[Frame] = []
         pieces = self._pieces
-        if pieces.size < self._needed:
+        cutter = self._cutter
+        if pieces.size < cutter.needed:
             return found
         data = pieces.take()
-        size = len(data)
         at = 0
-        needed = _LENGTH_SIZE
-        kind = correlation = 0
-        while len(found) < limit:
-            has_head = size - at >= HEAD_SIZE
-            if has_head:
-                length, kind, correlation = HEAD.unpack_from(data, at)
-            elif size - at >= _LENGTH_SIZE:
-                # A wrong length is refused before the rest of its head is there.
-                (length,) = _LENGTH.unpack_from(data, at)
-            else:
-                needed = _LENGTH_SIZE
-                break
-            if length < _HEAD_REST or length > self.max_frame:
-                if found:
-                    break
-                pieces.add(data)
-                if length < _HEAD_REST:
-                    raise Malformed(f"frame length {length} is below {_HEAD_REST}")
-                raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
-            end = at + 4 + length
-            if end > size or not has_head:
-                needed = 4 + length
-                break
-            found.append(Frame(kind, correlation, data[at + HEAD_SIZE : end]))
-            at = end
-        if at < size:
-            pieces.add(data[at:] if at else data)
-        self._needed = needed
+        try:
+            while (frame := cutter.cut(data, at)) is not None:
+                found.append(frame)
+                at = cutter.end
+        except ProtocolError:
+            cutter.needed = _LENGTH_SIZE
+            if not found:
+                raise
+        finally:
+            if at < len(data):
+                pieces.add(data[at:])
         return found
 
 
