@@ -306,7 +306,8 @@ class Trivium(Server):
     def _probe(self) -> None:
         """Find out the version, and that the build is the one asked for."""
         program = (
-            "import trivium, trivium.process as p; print(trivium.__version__, p.is_compiled())"
+            "import trivium, trivium.observability.process as process;"
+            " print(trivium.__version__, process.is_compiled())"
         )
         result = subprocess.run(
             [sys.executable, "-c", program],

@@ -76,8 +76,8 @@ def _publish(
     checkpoint_size: int,
     is_killed: bool = False,
 ) -> Result:
-    from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
-    from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
+    from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
+    from trivium.runtime.broker import MAX_PENDING_BYTES, Broker, Driver
     from trivium.storage.disk import DiskStorage
 
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()

@@ -14,7 +14,7 @@ from pika.spec import BasicProperties
 from interop.amqp import Delivery, await_one, bodies, channel, get
 from interop.mqtt import V311, Mqtt, given
 from interop.native import await_records, native_url, open_client
-from trivium.message import PROTOCOL_AMQP, PROTOCOL_MQTT, PROTOCOL_NATIVE, Properties
+from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_MQTT, PROTOCOL_NATIVE, Properties
 from trivium_native.client import connect
 from trivium_native.sync import SyncClient
 from trivium_native.values import Publication, Record

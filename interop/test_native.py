@@ -8,7 +8,7 @@ import pytest
 
 from interop.brokers import LOOPBACK
 from interop.native import await_records, native_url, open_client, read_all
-from trivium.message import AT_MOST_ONCE, Properties
+from trivium.messages.message import AT_MOST_ONCE, Properties
 from trivium_native.client import connect
 from trivium_native.errors import (
     AuthenticationFailed,

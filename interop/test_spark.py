@@ -14,7 +14,7 @@ import pytest
 from interop.amqp import await_one, channel
 from interop.mqtt import Mqtt, given
 from interop.native import await_records, native_url, open_client
-from trivium.message import Properties
+from trivium.messages.message import Properties
 from trivium_native.values import Publication
 
 pytestmark = [pytest.mark.one_build, pytest.mark.spark, pytest.mark.timeout(240)]

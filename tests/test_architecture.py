@@ -32,8 +32,8 @@ FOLDERS: dict[str, set[str]] = {
 }
 #: the only modules that know of the event loop: drivers and clients, no core, codec or protocol
 LOOP_MODULES = {
-    "trivium.server",
-    "trivium.http",
+    "trivium.runtime.server",
+    "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.clients",
     "trivium_amqp.command",
@@ -50,8 +50,8 @@ LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}
 #: what `import trivium` and `trivium --help` must not pay for
 HEAVY = {
     "aiohttp", "asyncio", "email", "http", "importlib.metadata", "logging", "msgpack", "numpy",
-    "pandas", "pyarrow", "pyspark", "socket", "sqlite3", "ssl", "tomllib", "trivium.broker",
-    "trivium.server", "urllib.request", "uvloop",
+    "pandas", "pyarrow", "pyspark", "socket", "sqlite3", "ssl", "tomllib", "trivium.runtime.broker",
+    "trivium.runtime.server", "urllib.request", "uvloop",
 }  # fmt: skip
 
 
@@ -104,9 +104,9 @@ def test_folders_have_a_direction(module: str, file: Path) -> None:
 
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes
 SPARK_USES = {
-    "trivium.message",
-    "trivium.records",
-    "trivium.topics",
+    "trivium.messages.message",
+    "trivium.streams.records",
+    "trivium.messages.topics",
     "trivium_native.errors",
     "trivium_native.sync",
     "trivium_native.transaction",
@@ -151,7 +151,12 @@ def test_help_is_cheap() -> None:
 @pytest.mark.parametrize("client", ["trivium_native.client", "trivium_native.sync"])
 def test_a_client_does_not_load_the_broker(client: str) -> None:
     loaded = loaded_after(f"import {client}")
-    assert not loaded & {"trivium.broker", "trivium.queues", "trivium.server", "trivium.vhost"}
+    assert not loaded & {
+        "trivium.runtime.broker",
+        "trivium.queues.queue",
+        "trivium.runtime.server",
+        "trivium.vhost.virtual_host",
+    }
 
 
 def test_without_http_its_framework_is_not_imported() -> None:
@@ -165,6 +170,6 @@ async def main():
 asyncio.run(main())
 """
     loaded = loaded_after(serve)
-    assert "trivium.server" in loaded
+    assert "trivium.runtime.server" in loaded
     assert "aiohttp" not in loaded
-    assert "trivium.http" not in loaded
+    assert "trivium.observability.http" not in loaded

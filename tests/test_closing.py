@@ -15,8 +15,8 @@ import msgpack
 import pytest
 from pamqp import body, commands, frame, header
 
-from trivium.broker import Broker
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
+from trivium.runtime.broker import Broker
 
 #: More than any socket's buffers hold.
 MUCH = 16 << 20

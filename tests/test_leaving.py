@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.leaving_clients import VISITS
-from trivium.broker import Broker
 from trivium.config import Config, Listen, StorageConfig
-from trivium.server import Server, SocketDriver
+from trivium.runtime.broker import Broker
+from trivium.runtime.server import Server, SocketDriver
 
 ROOT = Path(__file__).parent.parent
 

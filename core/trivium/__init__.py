@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trivium.broker import Broker
     from trivium.config import Config, Listen
+    from trivium.runtime.broker import Broker
 
 __all__ = ["Broker", "Config", "Listen", "__version__"]
 __version__ = "0.1.0"
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     # Imported on first use, so that `import trivium` costs nothing to who needs only a client.
     if name == "Broker":
-        from trivium.broker import Broker
+        from trivium.runtime.broker import Broker
 
         return Broker
     if name in ("Config", "Listen"):

@@ -216,7 +216,7 @@ class UserConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """`[policies.NAME]`: one policy, set at each start; see `trivium.policies`."""
+    """`[policies.NAME]`: one policy, set at each start; see `trivium.vhost.policies`."""
 
     #: regular expression that the names of what it applies to match
     pattern: str
@@ -261,7 +261,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.policies:
             from trivium.errors import PreconditionFailed
-            from trivium.policies import Policy
+            from trivium.vhost.policies import Policy
 
             for name, policy in self.policies.items():
                 try:

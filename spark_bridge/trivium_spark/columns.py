@@ -14,7 +14,8 @@ import numpy.typing
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from trivium.records import (
+from trivium.messages.topics import topic_of
+from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
     HEADERS,
@@ -27,7 +28,6 @@ from trivium.records import (
     Column,
     RecordBatch,
 )
-from trivium.topics import topic_of
 from trivium_spark.errors import OptionError
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from trivium.records import RecordBatch
+from trivium.streams.records import RecordBatch
 from trivium_spark.columns import BatchConverter, arrow_schema
 from trivium_spark.errors import TriviumSparkError
 from trivium_spark.offsets import (

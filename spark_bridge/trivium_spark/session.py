@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
 
-from trivium.records import BatchError, RecordBatch
+from trivium.streams.records import BatchError, RecordBatch
 from trivium_native.errors import (
     Blocked,
     ConnectionFailed,

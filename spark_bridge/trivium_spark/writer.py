@@ -28,8 +28,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from trivium.message import Properties
-from trivium.topics import key_of
+from trivium.messages.message import Properties
+from trivium.messages.topics import key_of
 from trivium_native.values import Part, Publication
 from trivium_spark.errors import OptionError, TriviumSparkError
 from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions

@@ -12,10 +12,10 @@ from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
 
 import trivium_amqp
 from tests.core.harness import CLOCK_OFFSET, move_to
-from trivium.adapter import Connection as CoreConnection
-from trivium.adapter import Peer
-from trivium.broker import Broker, Driver
 from trivium.config import Config
+from trivium.runtime.adapter import Connection as CoreConnection
+from trivium.runtime.adapter import Peer
+from trivium.runtime.broker import Broker, Driver
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium_amqp.connection import AmqpConnection

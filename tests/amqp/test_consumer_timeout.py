@@ -12,7 +12,7 @@ from pamqp.commands import Basic, Channel, Queue, Tx
 
 from tests.amqp.harness import Client, Received, Server, bodies, names, publish_frames
 from trivium.config import Config, LimitsConfig
-from trivium.policies import Policy
+from trivium.vhost.policies import Policy
 from trivium_amqp.channel import TIMEOUT_MARKS
 from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.handshake import FOR_ANSWERS

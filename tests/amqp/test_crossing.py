@@ -12,8 +12,7 @@ from pamqp import header
 from pamqp.commands import Basic
 
 from tests.amqp.harness import Client, Server, bodies, publish_frames
-from trivium.exchanges import Binding, Destination
-from trivium.message import (
+from trivium.messages.message import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     PROTOCOL_AMQP,
@@ -24,7 +23,8 @@ from trivium.message import (
     decode_record,
     register_codec,
 )
-from trivium.metrics import ProtocolMetrics
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.routing.exchanges import Binding, Destination
 from trivium_amqp.properties import encode_properties
 
 #: A protocol of this test's own, whose property bytes are an index into ``neutral``.

@@ -11,7 +11,7 @@ from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, na
 from tests.amqp.test_durability import Process
 from tests.core.storage.simulated import Host
 from trivium.config import Config, DeliveryConfig
-from trivium.policies import Policy
+from trivium.vhost.policies import Policy
 
 LEVELS = ["broker", "policy", "queue", "message"]
 

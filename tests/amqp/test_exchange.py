@@ -9,8 +9,8 @@ import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
 from tests.amqp.harness import Client, assert_channel_closed, names
-from trivium.exchanges import Binding
-from trivium.message import Address, Message
+from trivium.messages.message import Address, Message
+from trivium.routing.exchanges import Binding
 
 SECOND = datetime.fromtimestamp(1, UTC)
 

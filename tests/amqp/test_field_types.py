@@ -9,7 +9,7 @@ import pytest
 from pamqp.commands import Basic, Queue
 
 from tests.amqp.harness import PROTOCOL_HEADER, Client, Server
-from trivium.message import (
+from trivium.messages.message import (
     AT_LEAST_ONCE,
     Address,
     Message,

@@ -19,8 +19,8 @@ from tests.amqp.harness import (
     start_ok,
 )
 from trivium import __version__
-from trivium.adapter import DISCARDED_BYTES
 from trivium.config import Config, LimitsConfig, UserConfig
+from trivium.runtime.adapter import DISCARDED_BYTES
 from trivium.security.passwords import hash_password
 from trivium_amqp.handshake import FOR_ANSWERS
 

@@ -8,7 +8,7 @@ from pamqp.commands import Basic, Channel, Queue
 
 from tests.amqp.harness import Client, Server
 from tests.core.harness import message
-from trivium.queues import Queue as CoreQueue
+from trivium.queues.queue import Queue as CoreQueue
 
 NAME = "amq.mqtt-session.device"
 

@@ -20,9 +20,9 @@ from tests.amqp.harness import (
     names,
     tags,
 )
-from trivium.message import PROTOCOL_NATIVE, Address, Message
-from trivium.policies import Policy
-from trivium.records import encode_batch
+from trivium.messages.message import PROTOCOL_NATIVE, Address, Message
+from trivium.streams.records import encode_batch
+from trivium.vhost.policies import Policy
 
 STREAM = {"x-queue-type": "stream"}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import decode
 
-from trivium.message import HeaderValue
+from trivium.messages.message import HeaderValue
 from trivium_amqp.errors import ConnectionException
 from trivium_amqp.tables import decode_table, encode_table, with_fields
 

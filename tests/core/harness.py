@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trivium.adapter import Connection
-from trivium.broker import MAX_PENDING_BYTES, Broker, Driver
-from trivium.lanes import QueueEntry
-from trivium.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
-from trivium.queues import Consumer, Queue
+from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
+from trivium.queues.lanes import QueueEntry
+from trivium.queues.queue import Consumer, Queue
+from trivium.runtime.adapter import Connection
+from trivium.runtime.broker import MAX_PENDING_BYTES, Broker, Driver
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.vhost.virtual_host import VirtualHost
 
 #: Milliseconds by which the wall clock is ahead of the other one, so that a time by one of them is
 #: far from any by the other.

@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.core.harness import ManualDriver, message
 from tests.core.storage.simulated import Host
-from trivium.adapter import Connection, Peer
-from trivium.alarms import MARGIN, NEAR_BYTES, NEAR_INTERVAL, USUAL_INTERVAL, Alarms
-from trivium.broker import MAX_PENDING_BYTES, Broker
 from trivium.config import Config, LimitsConfig
+from trivium.runtime.adapter import Connection, Peer
+from trivium.runtime.alarms import MARGIN, NEAR_BYTES, NEAR_INTERVAL, USUAL_INTERVAL, Alarms
+from trivium.runtime.broker import MAX_PENDING_BYTES, Broker
 from trivium.storage.memory import MemoryStorage
 
 MEMORY = 1_000_000

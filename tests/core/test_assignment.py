@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import open_vhost
-from trivium.assignment import (
+from trivium.groups.assignment import (
     RANGE,
     ROUND_ROBIN,
     STICKY,
@@ -16,7 +16,7 @@ from trivium.assignment import (
     Assignment,
     assign,
 )
-from trivium.streams import Stream
+from trivium.streams.stream import Stream
 
 VHOST = open_vhost()
 STREAMS = {

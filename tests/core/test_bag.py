@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.steps import Compared, comparisons
-from trivium.bag import FEW, Bag
+from trivium.common.bag import FEW, Bag
 
 
 @given(st.sampled_from([0, 2 * FEW]), st.lists(st.integers(0, 3 * FEW), max_size=200))

@@ -15,16 +15,16 @@ from tests.core.harness import (
     open_vhost,
 )
 from tests.core.storage.simulated import Host
-from trivium.broker import Broker
+from trivium.common.timers import Timed
 from trivium.config import Config, StorageConfig
-from trivium.dead_letters import BEHIND_DELAY, RETRY_DELAY, TELL_INTERVAL
-from trivium.deduplication import FORGET_AT_ONCE, QUEUE, Settings
-from trivium.delays import BURST
 from trivium.errors import StaleMember
-from trivium.membership import MemberListener
-from trivium.queues import Queue
-from trivium.timers import Timed
-from trivium.vhost import VirtualHost
+from trivium.groups.membership import MemberListener
+from trivium.idempotence.deduplication import FORGET_AT_ONCE, QUEUE, Settings
+from trivium.queues.dead_letters import BEHIND_DELAY, RETRY_DELAY, TELL_INTERVAL
+from trivium.queues.queue import Queue
+from trivium.runtime.broker import Broker
+from trivium.vhost.delays import BURST
+from trivium.vhost.virtual_host import VirtualHost
 
 START = 1_700_000_000_000
 HOUR = 3_600_000

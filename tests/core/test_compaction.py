@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.harness import move_to, open_broker
 from tests.core.storage.simulated import Host, SimulatedDisk, load
-from trivium import compaction
-from trivium.broker import Broker
-from trivium.compaction import MIN_BYTES, PERIOD_MS
-from trivium.message import (
+from trivium.messages.message import (
     PROTOCOL_NONE,
     Address,
     HeaderValue,
@@ -22,9 +19,12 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
-from trivium.policies import Policy
-from trivium.records import PAYLOAD, RecordBatch
-from trivium.streams import Partition, Stream
+from trivium.runtime.broker import Broker
+from trivium.streams import compaction
+from trivium.streams.compaction import MIN_BYTES, PERIOD_MS
+from trivium.streams.records import PAYLOAD, RecordBatch
+from trivium.streams.stream import Partition, Stream
+from trivium.vhost.policies import Policy
 
 EXAMPLES = 3
 

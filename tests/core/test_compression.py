@@ -13,10 +13,17 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.compression import CODECS, MAX_BODY, MIN_BODY, CompressionError, compress, decompress
-from trivium.message import PROTOCOL_MQTT, Address, Message
-from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_SIZE
-from trivium.records import (
+from trivium.messages.message import PROTOCOL_MQTT, Address, Message
+from trivium.streams.compression import (
+    CODECS,
+    MAX_BODY,
+    MIN_BODY,
+    CompressionError,
+    compress,
+    decompress,
+)
+from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_SIZE
+from trivium.streams.records import (
     PAYLOAD,
     BatchError,
     Described,

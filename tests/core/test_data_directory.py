@@ -13,9 +13,9 @@ from tests.core.storage.directory_writer import DirectoryWriter
 from tests.core.test_cli import NO_PROTOCOLS, run, serve
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE, main
 from trivium.cli.data_directory import check_record, describe
-from trivium.message import Address, Message
-from trivium.records import encode_batch
-from trivium.vhost import queue_log_name
+from trivium.messages.message import Address, Message
+from trivium.streams.records import encode_batch
+from trivium.vhost.virtual_host import queue_log_name
 
 
 @pytest.fixture(scope="module")

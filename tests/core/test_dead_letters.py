@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from tests.core.harness import BehindStorage, RecordingConsumer, drain, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.dead_letters import (
-    BEHIND_DELAY,
-    COUNTED_BYTES,
-    MAX_DEATHS,
-    MAX_PER_TURN,
-    RETRY_DELAY,
-)
 from trivium.errors import PreconditionFailed
-from trivium.exchanges import REJECTED, Binding
-from trivium.message import (
+from trivium.messages.message import (
     AT_LEAST_ONCE,
     Address,
     HeaderValue,
@@ -30,10 +22,18 @@ from trivium.message import (
     decode_record,
     register_codec,
 )
-from trivium.policies import Policy
-from trivium.queues import MAX_LEAVING, Queue
+from trivium.queues.dead_letters import (
+    BEHIND_DELAY,
+    COUNTED_BYTES,
+    MAX_DEATHS,
+    MAX_PER_TURN,
+    RETRY_DELAY,
+)
+from trivium.queues.queue import MAX_LEAVING, Queue
+from trivium.routing.exchanges import REJECTED, Binding
 from trivium.storage.base import Storage
-from trivium.vhost import VirtualHost
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 
 #: A protocol whose properties are a packed map of headers.
 HEADERS: Final = 205

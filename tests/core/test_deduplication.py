@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-import trivium.message
+import trivium.messages.message
 from tests.core.harness import drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
-from trivium.deduplication import DEFAULT_SIZE, FORGET_AT_ONCE
 from trivium.errors import PreconditionFailed
-from trivium.exchanges import ACCEPTED, REJECTED, Binding, Exchange
-from trivium.message import HeaderValue, Message, Properties, PropertyCodec
-from trivium.policies import Policy
-from trivium.queues import Queue
+from trivium.idempotence.deduplication import DEFAULT_SIZE, FORGET_AT_ONCE
+from trivium.messages.message import HeaderValue, Message, Properties, PropertyCodec
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ACCEPTED, REJECTED, Binding, Exchange
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 
 START = 1_700_000_000_000
 PROTOCOL = 99
@@ -31,7 +31,7 @@ class Headers(PropertyCodec):
 
 @pytest.fixture(autouse=True)
 def codec() -> None:
-    trivium.message.register_codec(PROTOCOL, Headers())
+    trivium.messages.message.register_codec(PROTOCOL, Headers())
 
 
 def sent(
@@ -188,7 +188,7 @@ def test_a_refused_message_may_come_again(vhost: VirtualHost) -> None:
 def test_a_dead_letter_that_comes_back_is_no_repetition(vhost: VirtualHost) -> None:
     queue = declare(vhost, message_deduplication=True, dead_letter_exchange="")
     made = sent("a")
-    made.address = trivium.message.Address("", b"q")
+    made.address = trivium.messages.message.Address("", b"q")
     queue.put(made, b"")
     entry = queue.get()
     assert entry is not None
@@ -286,7 +286,7 @@ def test_repetitions_of_delayed_messages_are_dropped_when_they_are_routed(
     vhost.bind(exchange, Binding(queue, b"k"))
     for _ in range(2):
         made = sent("a")
-        made.address = trivium.message.Address("x", b"k")
+        made.address = trivium.messages.message.Address("x", b"k")
         made.deliver_at = START + 50
         vhost.delays.add(made, [])
     pass_time(vhost, 50)

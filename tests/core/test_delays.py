@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-import trivium.delays
+import trivium.vhost.delays
 from tests.core.harness import ManualDriver, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
-from trivium.broker import Broker
 from trivium.errors import PreconditionFailed
-from trivium.exchanges import ACCEPTED, Binding, Destination
-from trivium.message import Address, HeaderValue, Message
-from trivium.policies import Policy
-from trivium.queues import Queue
-from trivium.vhost import VirtualHost
+from trivium.messages.message import Address, HeaderValue, Message
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ACCEPTED, Binding, Destination
+from trivium.runtime.broker import Broker
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 
 START = 1_700_000_000_000
 HOUR = 3_600_000
@@ -174,12 +174,12 @@ def test_a_full_queue_gets_it_later_and_the_others_get_it_once(vhost: VirtualHos
     pass_time(vhost, 100)
     assert (drain(free), drain(full)) == ([b"m"], [])
     assert len(vhost.delays) == 1
-    pass_time(vhost, trivium.delays.FULL_DELAY)
+    pass_time(vhost, trivium.vhost.delays.FULL_DELAY)
     vhost.set_policy(Policy("p", "full", {"max-length": 1}))
     vhost.delete_queue(full)
     wide = bound(vhost, "full", max_length=5, overflow="reject-publish")
     assert drain(free) == []
-    pass_time(vhost, trivium.delays.FULL_DELAY)
+    pass_time(vhost, trivium.vhost.delays.FULL_DELAY)
     # The one that was full is gone; another of its name is none of those that are left.
     assert (drain(free), drain(wide), len(vhost.delays)) == ([], [], 0)
 
@@ -190,19 +190,19 @@ def test_a_queue_that_has_room_again_gets_what_it_refused(vhost: VirtualHost) ->
     vhost.delays.add(delayed(vhost), [])
     pass_time(vhost, 100)
     assert drain(full) == [b"first"]
-    pass_time(vhost, trivium.delays.FULL_DELAY)
+    pass_time(vhost, trivium.vhost.delays.FULL_DELAY)
     assert drain(full) == [b"m"]
     assert len(vhost.delays) == 0
 
 
 def test_many_of_one_time_do_not_come_in_one_turn(vhost: VirtualHost) -> None:
     queue = bound(vhost)
-    for number in range(trivium.delays.BURST + 3):
+    for number in range(trivium.vhost.delays.BURST + 3):
         vhost.delays.add(delayed(vhost, b"%d" % number), [])
     pass_time(vhost, 100)
-    assert len(queue) == trivium.delays.BURST
+    assert len(queue) == trivium.vhost.delays.BURST
     pass_time(vhost, 1)
-    assert drain(queue) == [b"%d" % number for number in range(trivium.delays.BURST + 3)]
+    assert drain(queue) == [b"%d" % number for number in range(trivium.vhost.delays.BURST + 3)]
 
 
 def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
@@ -339,6 +339,6 @@ def test_what_a_full_queue_passes_on_is_not_offered_again(vhost: VirtualHost) ->
     vhost.delays.add(delayed(vhost, b"m"), [])
     pass_time(vhost, 100)
     for _ in range(3):
-        pass_time(vhost, trivium.delays.FULL_DELAY)
+        pass_time(vhost, trivium.vhost.delays.FULL_DELAY)
     assert drain(vhost.queues["dead"]) == [b"m"]
     assert len(vhost.delays) == 0

@@ -6,15 +6,21 @@ import pytest
 
 from tests.core.harness import ManualDriver, RecordingConsumer, message
 from tests.core.test_queues import HeldStorage
-from trivium.broker import Broker
 from trivium.config import Config, DeliveryConfig
-from trivium.delivery import DELIVERY_MODES, delivery_mode
-from trivium.exchanges import ACCEPTED
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Message, decode_record
-from trivium.policies import Policy
-from trivium.queues import Queue
+from trivium.messages.delivery import DELIVERY_MODES, delivery_mode
+from trivium.messages.message import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    Message,
+    decode_record,
+)
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ACCEPTED
+from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost, queue_log_name
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost, queue_log_name
 
 WORDS = {number: word for word, number in DELIVERY_MODES.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.harness import drain, message, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.vhost import VirtualHost
+from trivium.vhost.virtual_host import VirtualHost
 
 
 class Life:

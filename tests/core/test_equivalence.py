@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from trivium.equivalence import (
+from trivium.common.equivalence import (
     MAX_TOLD,
     UnknownArguments,
     require_same,

@@ -7,9 +7,9 @@ from decimal import Decimal
 import pytest
 
 from tests.core.harness import message
-from trivium.exchanges import Binding, Destination, Exchange, make_exchange
-from trivium.message import Address, HeaderValue, Message, Properties
-from trivium.topics import topic_of
+from trivium.messages.message import Address, HeaderValue, Message, Properties
+from trivium.messages.topics import topic_of
+from trivium.routing.exchanges import Binding, Destination, Exchange, make_exchange
 
 
 class Sink(Destination):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import trivium.server
-from trivium.adapter import Adapter, Connection, Peer, Transport
-from trivium.broker import Broker
+import trivium.runtime.server
+from trivium.common.timers import Timed
+from trivium.common.turns import EndOfTurn
 from trivium.config import Config, Listen, StorageConfig
 from trivium.errors import InternalError
-from trivium.metrics import ProtocolMetrics
-from trivium.queues import Queue
-from trivium.timers import Timed
-from trivium.turns import EndOfTurn
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.queues.queue import Queue
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.broker import Broker
 
 ERROR = MemoryError("no more")
 
@@ -128,7 +128,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World(tmp_path)
-    monkeypatch.setattr(trivium.server, "load_adapters", lambda listen: [found.adapter])
+    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [found.adapter])
     return found
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.core.harness import message, open_broker, open_vhost
 from trivium.errors import NotFound, PreconditionFailed
-from trivium.groups import Groups
+from trivium.groups.offsets import Groups
 from trivium.storage.memory import MemoryStorage, MemoryTable
-from trivium.streams import Stream
-from trivium.vhost import VirtualHost
+from trivium.streams.stream import Stream
+from trivium.vhost.virtual_host import VirtualHost
 
 
 @pytest.fixture

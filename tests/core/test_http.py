@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from trivium.config import AuthConfig, Config, Listen, UserConfig
-from trivium.http import HttpServer
+from trivium.observability.http import HttpServer
 from trivium.security.authenticator import Authenticator
 from trivium.security.passwords import hash_password
 
@@ -130,7 +130,7 @@ async def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
 async def test_connections_beyond_the_limit_are_closed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trivium.http.MAX_CONNECTIONS", 1)
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
     async with serve(Config()) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n")

@@ -9,9 +9,7 @@ import pytest
 
 from tests.core.harness import move_to, open_broker
 from tests.core.storage.simulated import Host
-from trivium.broker import Broker
-from trivium.joining import JOINED_BYTES, JOINED_RECORDS, JOINED_SPAN_MS, SMALL_BYTES, SMALL_RECORDS
-from trivium.message import (
+from trivium.messages.message import (
     PROTOCOL_NONE,
     Address,
     HeaderValue,
@@ -20,10 +18,18 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
-from trivium.policies import Policy
-from trivium.record_layout import CODEC_NONE, CODEC_ZSTD
-from trivium.records import PAYLOAD, RecordBatch, batch_count
-from trivium.streams import Partition, Stream
+from trivium.runtime.broker import Broker
+from trivium.streams.joining import (
+    JOINED_BYTES,
+    JOINED_RECORDS,
+    JOINED_SPAN_MS,
+    SMALL_BYTES,
+    SMALL_RECORDS,
+)
+from trivium.streams.record_layout import CODEC_NONE, CODEC_ZSTD
+from trivium.streams.records import PAYLOAD, RecordBatch, batch_count
+from trivium.streams.stream import Partition, Stream
+from trivium.vhost.policies import Policy
 
 PROTOCOL = 201
 

@@ -8,7 +8,6 @@ import pytest
 
 from tests.core.harness import message, open_broker, open_vhost
 from tests.core.storage.simulated import Host
-from trivium.assignment import RANGE, ROUND_ROBIN, STICKY
 from trivium.errors import (
     Fenced,
     LimitExceeded,
@@ -17,10 +16,11 @@ from trivium.errors import (
     ResourceLocked,
     StaleMember,
 )
-from trivium.membership import MAX_GROUP_MEMBERS, MemberListener
+from trivium.groups.assignment import RANGE, ROUND_ROBIN, STICKY
+from trivium.groups.membership import MAX_GROUP_MEMBERS, MemberListener
 from trivium.storage.memory import MemoryStorage
-from trivium.streams import Partition, Stream
-from trivium.vhost import VirtualHost
+from trivium.streams.stream import Partition, Stream
+from trivium.vhost.virtual_host import VirtualHost
 
 SESSION = 10_000
 REBALANCE = 30_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.harness import message
-from trivium.message import (
+from trivium.messages.message import (
     EXACTLY_ONCE,
     PROTOCOL_NONE,
     Address,

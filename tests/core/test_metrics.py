@@ -5,8 +5,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trivium import __version__
-from trivium.metrics import ProtocolMetrics, Sample, render
-from trivium.process import process_samples
+from trivium.observability.metrics import ProtocolMetrics, Sample, render
+from trivium.observability.process import process_samples
 
 
 def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -1,4 +1,4 @@
-"""Publishers wait for live subscribers that read, and for no others (see ``trivium.pacing``)."""
+"""Publishers wait for live subscribers that read, and for no others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pamqp import commands, frame
 from tests.amqp import harness as amqp
 from tests.mqtt import harness as mqtt
 from tests.native import harness as native
-from trivium.adapter import Adapter, Connection, Peer
-from trivium.broker import Broker, Driver
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError
-from trivium.pacing import MOMENT_MS, PROGRESS, STALL_MS
+from trivium.runtime.adapter import Adapter, Connection, Peer
+from trivium.runtime.broker import Broker, Driver
+from trivium.runtime.pacing import MOMENT_MS, PROGRESS, STALL_MS
 from trivium.storage.memory import MemoryStorage
 from trivium_amqp import adapter as amqp_adapter
 from trivium_mqtt import adapter as mqtt_adapter

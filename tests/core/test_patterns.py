@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivium.patterns import MAX_DEPTH, MAX_LENGTH, Pattern, PatternError
+from trivium.common.patterns import MAX_DEPTH, MAX_LENGTH, Pattern, PatternError
 
 ATOMS = st.sampled_from(
     ["a", "b", ".", r"\.", "[ab]", "[^a]", "[a-c]", r"\d", r"\W", r"[\d_]", "^", "$", "{", "é"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.harness import open_broker
 from tests.core.storage.simulated import Host
-from trivium.deduplication import EXCHANGE, QUEUE
+from trivium.idempotence.deduplication import EXCHANGE, QUEUE
 from trivium.storage.memory import MemoryStorage
 
 

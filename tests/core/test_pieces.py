@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivium.pieces import SMALL, Pieces
+from trivium.common.pieces import SMALL, Pieces
 
 
 @given(st.lists(st.sampled_from([1, 2, 100, SMALL - 1, SMALL, SMALL + 7]), max_size=40))

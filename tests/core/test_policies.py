@@ -10,16 +10,16 @@ import pytest
 from tests.core.harness import ManualDriver, drain, message, open_vhost
 from tests.core.test_queues import HeldStorage
 from tests.steps import calls
-from trivium.broker import Broker
 from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
-from trivium.message import HeaderValue
-from trivium.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
-from trivium.policy_walk import MAX_PER_TURN, PolicyWaiter
-from trivium.queue_settings import IGNORED, KEYS, POLICY_KEYS
+from trivium.messages.message import HeaderValue
+from trivium.queues.settings import IGNORED, KEYS, POLICY_KEYS
+from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
-from trivium.stream_settings import POLICY_KEYS as STREAM_KEYS
-from trivium.vhost import VirtualHost
+from trivium.streams.settings import POLICY_KEYS as STREAM_KEYS
+from trivium.vhost.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
+from trivium.vhost.policy_walk import MAX_PER_TURN, PolicyWaiter
+from trivium.vhost.virtual_host import VirtualHost
 
 
 def test_the_highest_priority_holds_alone() -> None:
@@ -49,7 +49,7 @@ def test_an_alternate_exchange_by_policy() -> None:
     vhost.declare_exchange("x", "direct")
     vhost.declare_exchange("lost", "fanout")
     queue = vhost.declare_queue("q")
-    from trivium.exchanges import Binding
+    from trivium.routing.exchanges import Binding
 
     vhost.bind(vhost.exchange("lost"), Binding(queue, b""))
     assert vhost.route(vhost.exchange("x"), b"k").destinations == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-import trivium.process
-from trivium.process import release_free_memory, resident_bytes, total_memory_bytes
+import trivium.observability.process
+from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 
 MACHINE = psutil.virtual_memory().total
 
@@ -19,7 +19,7 @@ def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
             raise FileNotFoundError(path)
         return contents[path]
 
-    monkeypatch.setattr(trivium.process, "_read", read)
+    monkeypatch.setattr(trivium.observability.process, "_read", read)
 
 
 def test_resident_memory_is_this_process() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.core.harness import move_to, open_broker
-from trivium.broker import Broker
-from trivium.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
+from trivium.idempotence.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
+from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage, MemoryTable
 
 HOUR = 3_600_000

@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-import trivium.lanes
+import trivium.queues.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
-from trivium.broker import MAX_GIVEN_UP
 from trivium.errors import PreconditionFailed
-from trivium.exchanges import ACCEPTED, REJECTED
-from trivium.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
-from trivium.policies import Policy
-from trivium.queues import LoadWaiter, Queue
-from trivium.vhost import VirtualHost, queue_log_name
+from trivium.messages.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
+from trivium.queues.queue import LoadWaiter, Queue
+from trivium.routing.exchanges import ACCEPTED, REJECTED
+from trivium.runtime.broker import MAX_GIVEN_UP
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost, queue_log_name
 
 START = 1_700_000_000_000
 
@@ -541,7 +541,7 @@ def test_messages_behind_many_delayed_ones_are_found_after_a_restart() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
     queue = declare(vhost)
-    for _ in range(3 * trivium.lanes.REFILL):
+    for _ in range(3 * trivium.queues.lanes.REFILL):
         put(queue, b"later", deliver_at=vhost.broker.now_ms + 3_600_000)
     put(queue, b"now")
     again = open_vhost(storage)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trivium.errors import PreconditionFailed
-from trivium.message import AT_MOST_ONCE, HeaderValue
-from trivium.queue_settings import (
+from trivium.messages.message import AT_MOST_ONCE, HeaderValue
+from trivium.queues.settings import (
     MAX_MILLISECONDS,
     REJECT_PUBLISH,
     check_queue_arguments,

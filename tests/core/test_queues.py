@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-import trivium.lanes
+import trivium.queues.lanes
 from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
 from tests.steps import steps
 from trivium.errors import AccessRefused
-from trivium.message import EXACTLY_ONCE, HeaderValue
-from trivium.queues import Queue
+from trivium.messages.message import EXACTLY_ONCE, HeaderValue
+from trivium.queues.queue import Queue
 from trivium.storage.base import DurabilityWaiter, Storage
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost, queue_log_name
+from trivium.vhost.virtual_host import VirtualHost, queue_log_name
 
 
 class HeldStorage(MemoryStorage):
@@ -227,8 +227,8 @@ def test_exactly_once_messages_wait_for_their_batch() -> None:
 
 @pytest.mark.pure
 def test_backlog_beyond_the_window_is_read_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.lanes, "WINDOW", 4)
-    monkeypatch.setattr(trivium.lanes, "REFILL", 3)
+    monkeypatch.setattr(trivium.queues.lanes, "WINDOW", 4)
+    monkeypatch.setattr(trivium.queues.lanes, "REFILL", 3)
     queue = queue_of(HeldStorage())
     expected: list[bytes] = []
     for number in range(20):

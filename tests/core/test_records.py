@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.message import PROTOCOL_AMQP, PROTOCOL_MQTT, Address, Message, Properties
-from trivium.records import (
+from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_MQTT, Address, Message, Properties
+from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
     EXCHANGE,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.harness import message
-from trivium.message import RecordError
-from trivium.retained import RetainedMessages, RetainedWalk
+from trivium.messages.message import RecordError
+from trivium.messages.topics import filter_pattern, hides_dollar, levels_of, matches
+from trivium.routing.retained import RetainedMessages, RetainedWalk
 from trivium.storage.memory import MemoryTable
-from trivium.topics import filter_pattern, hides_dollar, levels_of, matches
 
 
 def next_key(walk: RetainedWalk) -> bytes | None:

@@ -6,15 +6,15 @@ import pytest
 
 from tests.core.harness import ManualDriver, move_to, open_broker
 from tests.core.storage.simulated import Host
-from trivium.broker import Broker
 from trivium.errors import PreconditionFailed
-from trivium.message import PROTOCOL_NONE, Address, HeaderValue, Message
-from trivium.policies import Policy
-from trivium.records import batch_count
-from trivium.retention import PERIOD_MS, STEP_BATCHES, STEP_RECORDS
+from trivium.messages.message import PROTOCOL_NONE, Address, HeaderValue, Message
+from trivium.runtime.broker import Broker
 from trivium.storage.base import Log
-from trivium.streams import Partition, Stream
-from trivium.vhost import VirtualHost
+from trivium.streams.records import batch_count
+from trivium.streams.retention import PERIOD_MS, STEP_BATCHES, STEP_RECORDS
+from trivium.streams.stream import Partition, Stream
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 
 START = 1_700_000_000_000
 

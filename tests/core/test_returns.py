@@ -7,9 +7,9 @@ import pytest
 from tests.core.harness import drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
-from trivium.message import HeaderValue
-from trivium.queues import Queue, QueueEntry
-from trivium.vhost import VirtualHost
+from trivium.messages.message import HeaderValue
+from trivium.queues.queue import Queue, QueueEntry
+from trivium.vhost.virtual_host import VirtualHost
 
 
 def declare(vhost: VirtualHost, name: str = "q", **arguments: HeaderValue) -> Queue:

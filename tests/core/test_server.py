@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import trivium.server
-from trivium.adapter import Adapter, Connection, Peer, Transport
-from trivium.broker import Broker
+import trivium.runtime.server
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
-from trivium.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, FramedConnection
-from trivium.metrics import ProtocolMetrics
-from trivium.server import SocketDriver
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.broker import Broker
+from trivium.runtime.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, FramedConnection
+from trivium.runtime.server import SocketDriver
 from trivium.storage.errors import StorageFailed
 from trivium.storage.filesystem import RealFile
 
@@ -101,7 +101,7 @@ def make_adapter() -> LineAdapter:
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("line", f"{__name__}:make_adapter", "trivium.adapters")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_adapter)
-    monkeypatch.setattr(trivium.server, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(trivium.runtime.server, "entry_points", lambda group: [entry])
 
 
 def config(listen: Listen | None = None, **limits: float) -> Config:
@@ -172,20 +172,20 @@ async def test_a_connection_is_released_when_it_is_over_and_not_when_its_peer_cl
 def gone(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once a socket is closed."""
     event = asyncio.Event()
-    original = trivium.server.Server.socket_gone
+    original = trivium.runtime.server.Server.socket_gone
 
-    def socket_gone(self: trivium.server.Server, driver: SocketDriver) -> None:
+    def socket_gone(self: trivium.runtime.server.Server, driver: SocketDriver) -> None:
         original(self, driver)
         event.set()
 
-    monkeypatch.setattr(trivium.server.Server, "socket_gone", socket_gone)
+    monkeypatch.setattr(trivium.runtime.server.Server, "socket_gone", socket_gone)
     return event
 
 
 async def test_a_peer_that_does_not_close_has_its_time(
     monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
 ) -> None:
-    monkeypatch.setattr(trivium.server, "DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr(trivium.runtime.server, "DRAIN_SECONDS", 0.01)
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)
         writer.write(b"q")
@@ -197,7 +197,7 @@ async def test_a_peer_that_does_not_close_has_its_time(
 async def test_a_peer_that_sends_on_and_on_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
 ) -> None:
-    monkeypatch.setattr(trivium.server, "DISCARDED_BYTES", 1 << 20)
+    monkeypatch.setattr(trivium.runtime.server, "DISCARDED_BYTES", 1 << 20)
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)
         writer.write(b"q")
@@ -268,7 +268,7 @@ def test_connections_leave_files_for_the_storage(
     monkeypatch: pytest.MonkeyPatch, files: int, limit: int
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
-    assert trivium.server.connection_limit(100_000) == limit
+    assert trivium.runtime.server.connection_limit(100_000) == limit
 
 
 async def test_connections_beyond_what_the_process_may_open_are_closed_at_once(
@@ -358,7 +358,7 @@ async def test_a_failed_disk_is_final_and_releases_the_directory(
         broker.driver.request_turn()
         assert isinstance(await broker.wait_failed(), StorageFailed)
     monkeypatch.undo()
-    monkeypatch.setattr(trivium.server, "load_adapters", lambda listen: [])
+    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [])
     async with Broker(on_disk) as broker:
         assert broker.vhosts["/"].queues == {}
 
@@ -393,7 +393,7 @@ async def test_who_connects_during_an_alarm_is_told() -> None:
 
 @pytest.fixture
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.server, "TURN_SECONDS", -1)
+    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", -1)
 
 
 #: The last frame before a look at the clock is not taken when the turn is long.
@@ -443,7 +443,7 @@ async def test_much_input_is_taken_in_turns_and_others_are_served_between() -> N
 
 
 async def test_a_turn_takes_what_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
+    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
         read_at_once(connection, MUCH)
         assert connection.fed == [(connection, len(MUCH))]
@@ -510,7 +510,7 @@ async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
 async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trivium.server, "TURN_SECONDS", 3600)
+    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
         read_at_once(connection, b"p" + MUCH)
         assert connection.fed == [(connection, 1)]

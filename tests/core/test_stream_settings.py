@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from trivium.errors import PreconditionFailed
-from trivium.message import HeaderValue
-from trivium.queue_settings import MAX_MILLISECONDS
-from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
-from trivium.stream_settings import check_stream_arguments, parse_age, stream_settings_of
+from trivium.messages.message import HeaderValue
+from trivium.queues.settings import MAX_MILLISECONDS
+from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from trivium.streams.settings import check_stream_arguments, parse_age, stream_settings_of
 
 
 @pytest.mark.parametrize(

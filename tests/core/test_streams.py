@@ -8,11 +8,8 @@ from zlib import crc32
 import pytest
 
 from tests.core.harness import message, open_broker, open_vhost
-from trivium.broker import Broker
-from trivium.compression import CODECS
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
-from trivium.exchanges import ACCEPTED, Binding
-from trivium.message import (
+from trivium.messages.message import (
     PROTOCOL_NONE,
     Address,
     Message,
@@ -20,13 +17,16 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
-from trivium.policies import Policy
-from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
-from trivium.records import KEY, PAYLOAD, RecordBatch
+from trivium.routing.exchanges import ACCEPTED, Binding
+from trivium.runtime.broker import Broker
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.memory import MemoryStorage
-from trivium.streams import BATCH_RECORDS, Partition, Stream, StreamReader, partition_of
-from trivium.vhost import VirtualHost
+from trivium.streams.compression import CODECS
+from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from trivium.streams.records import KEY, PAYLOAD, RecordBatch
+from trivium.streams.stream import BATCH_RECORDS, Partition, Stream, StreamReader, partition_of
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 
 PROTOCOL = 200
 

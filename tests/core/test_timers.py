@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.timers import Timed, Timers
+from trivium.common.timers import Timed, Timers
 
 
 class Recorder(Timed):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.steps import Compared, comparisons
-from trivium.topics import (
+from trivium.messages.topics import (
     MANY,
     ONE,
     PatternTree,

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from trivium.message import HeaderValue
-from trivium.values import matches, pack, same, type_name, unpack
+from trivium.common.values import matches, pack, same, type_name, unpack
+from trivium.messages.message import HeaderValue
 
 SECOND = datetime.fromtimestamp(1, UTC)
 OTHERS: list[HeaderValue] = [1.5, Decimal(1), "v", b"v", SECOND, [], {}]

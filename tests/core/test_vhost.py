@@ -11,10 +11,10 @@ import pytest
 from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
 from tests.steps import steps
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
-from trivium.exchanges import REJECTED, Binding, Destination, Exchange
-from trivium.message import HeaderValue, Message, Properties
+from trivium.messages.message import HeaderValue, Message, Properties
+from trivium.routing.exchanges import REJECTED, Binding, Destination, Exchange
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost, queue_log_name
+from trivium.vhost.virtual_host import VirtualHost, queue_log_name
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from tests.core.harness import CLOCK_OFFSET
 from tests.mqtt.strict import StrictClient
-from trivium.adapter import Connection, Peer
-from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
+from trivium.runtime.adapter import Connection, Peer
+from trivium.runtime.broker import Broker, Driver
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium_mqtt.connection import MqttConnection

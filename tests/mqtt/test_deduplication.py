@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.mqtt.harness import Bench, puback, publish, pubrec, text
-from trivium.exchanges import Binding
+from trivium.routing.exchanges import Binding
 
 
 def identity(value: str) -> bytes:

@@ -7,8 +7,8 @@ import pytest
 from tests.mqtt.harness import Bench, Client, puback, pubcomp, publish, pubrec, pubrel, text
 from tests.mqtt.test_durability import DiskBench
 from trivium.config import Config, DeliveryConfig, Listen
-from trivium.exchanges import Binding
-from trivium.policies import Policy
+from trivium.routing.exchanges import Binding
+from trivium.vhost.policies import Policy
 
 LEVELS = ["broker", "policy", "queue", "message"]
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mqtt.harness import NOW_MS, Bench, publish, subscribe, text
-from trivium.exchanges import Binding
-from trivium.message import (
+from trivium.messages.message import (
     AT_LEAST_ONCE,
     PROTOCOL_NONE,
     Address,
@@ -21,7 +20,8 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
-from trivium.metrics import ProtocolMetrics
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.routing.exchanges import Binding
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.properties import MqttCodec, encode_neutral
 

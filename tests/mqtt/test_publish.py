@@ -17,9 +17,9 @@ from tests.mqtt.harness import (
     pubrel,
     text,
 )
-from trivium.adapter import OUTPUT_HIGH_WATER
-from trivium.exchanges import Binding, ExchangeDestination
-from trivium.pacing import MOMENT_MS, STALL_MS
+from trivium.routing.exchanges import Binding, ExchangeDestination
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.runtime.pacing import MOMENT_MS, STALL_MS
 from trivium_mqtt.options import MqttOptions
 
 

@@ -18,7 +18,7 @@ from tests.mqtt.harness import (
     pubrel,
     text,
 )
-from trivium.policies import Policy
+from trivium.vhost.policies import Policy
 from trivium_mqtt.options import MqttOptions
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgpack
 
 from tests.core.harness import CLOCK_OFFSET
-from trivium.adapter import Connection, Peer
-from trivium.broker import Broker, Driver
 from trivium.config import Config
+from trivium.runtime.adapter import Connection, Peer
+from trivium.runtime.broker import Broker, Driver
 from trivium.storage.base import DurabilityWaiter, Log, Storage
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.connection import NativeConnection
 from trivium_native.wire import frames

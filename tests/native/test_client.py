@@ -11,7 +11,7 @@ import pytest
 
 from tests.native.live import TIMEOUT, FakeBroker, running, running_broker
 from tests.native.vectors import fields_of
-from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
+from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium_native import connect, errors
 from trivium_native.client import Client, receiving
 from trivium_native.client.protocol import ClientProtocol

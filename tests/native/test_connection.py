@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.native import vectors
 from tests.native.harness import Site, Wire, entry, payloads, publish
-from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
-from trivium.exchanges import Binding, Destination
-from trivium.message import Message
+from trivium.messages.message import Message
+from trivium.routing.exchanges import Binding, Destination
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.security.passwords import hash_password
 from trivium_native.wire import frames
 

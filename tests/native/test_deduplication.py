@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from tests.native.harness import Site, entry, publish
-from trivium.exchanges import Binding
+from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames
 
 

@@ -8,8 +8,8 @@ import msgpack
 import pytest
 
 from tests.native.harness import Site, Wire, entry, payloads, publish
-from trivium.exchanges import Binding
-from trivium.message import Properties
+from trivium.messages.message import Properties
+from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames
 from trivium_native.wire.properties import encode_properties
 

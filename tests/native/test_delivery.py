@@ -10,8 +10,8 @@ import pytest
 from tests.core.storage.simulated import Host
 from tests.native.harness import Site, Wire, deliveries, entry, publish
 from trivium.config import Config, DeliveryConfig, Listen
-from trivium.exchanges import Binding
-from trivium.policies import Policy
+from trivium.routing.exchanges import Binding
+from trivium.vhost.policies import Policy
 from trivium_native.wire import frames
 
 LEVELS = ["broker", "policy", "queue", "message"]

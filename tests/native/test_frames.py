@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.native import vectors
 from tests.steps import calls
-from trivium.message import Address, Message, Properties
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import Address, Message, Properties
+from trivium.observability.metrics import ProtocolMetrics
 from trivium_native.client import group_operations, operations
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import decode_delivery

@@ -19,7 +19,7 @@ from tests.native.harness import (
     settle,
 )
 from trivium.config import Config, LimitsConfig, Listen
-from trivium.exchanges import Binding
+from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))

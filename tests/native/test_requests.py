@@ -11,9 +11,9 @@ import pytest
 from tests.core.harness import message
 from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.config import Config, Listen
-from trivium.exchanges import Binding
-from trivium.policy_walk import MAX_PER_TURN
-from trivium.records import PAYLOAD, RecordBatch
+from trivium.routing.exchanges import Binding
+from trivium.streams.records import PAYLOAD, RecordBatch
+from trivium.vhost.policy_walk import MAX_PER_TURN
 from trivium_native.server.fetching import MAX_FETCHES
 from trivium_native.wire import frames
 

@@ -22,11 +22,8 @@ from tests.native.harness import (
     settle,
 )
 from tests.steps import steps
-from trivium.adapter import OUTPUT_HIGH_WATER
 from trivium.config import Config, Listen
-from trivium.exchanges import Binding
-from trivium.joining import JOINED_RECORDS
-from trivium.message import (
+from trivium.messages.message import (
     PROTOCOL_NATIVE,
     Address,
     Message,
@@ -34,9 +31,12 @@ from trivium.message import (
     PropertyCodec,
     register_codec,
 )
-from trivium.pacing import MOMENT_MS, STALL_MS
-from trivium.policies import Policy
-from trivium.records import PAYLOAD, RecordBatch, encode_batch
+from trivium.routing.exchanges import Binding
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.runtime.pacing import MOMENT_MS, STALL_MS
+from trivium.streams.joining import JOINED_RECORDS
+from trivium.streams.records import PAYLOAD, RecordBatch, encode_batch
+from trivium.vhost.policies import Policy
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from tests.native.live import TIMEOUT, FakeBroker, running
-from trivium.message import Properties
+from trivium.messages.message import Properties
 from trivium_native import errors
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction

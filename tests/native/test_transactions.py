@@ -22,8 +22,8 @@ from tests.native.harness import (
     publish,
 )
 from trivium.config import Config, LimitsConfig, Listen
-from trivium.exchanges import Binding
-from trivium.records import PAYLOAD, RecordBatch
+from trivium.routing.exchanges import Binding
+from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.message import PROTOCOL_NATIVE, Address, Message
-from trivium.records import encode_batch
+from trivium.messages.message import PROTOCOL_NATIVE, Address, Message
+from trivium.streams.records import encode_batch
 from trivium_native.values import StoredBatch
 
 

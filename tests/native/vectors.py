@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trivium.message import Properties
+from trivium.messages.message import Properties
 
 #: the fields of neutral properties
 FIELDS = (

@@ -12,11 +12,11 @@ from typing import Final
 
 from tests.core.storage.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
-from trivium.records import batch_span
 from trivium.storage.encryption import Keys
 from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import COMES_BACK, Inspection, Loss
 from trivium.storage.repair import repair
+from trivium.streams.records import batch_span
 
 #: how often each is taken
 DAMAGES: Final = {"a bit changes": 8, "cut": 2, "missing": 1, "a block is zero": 2}

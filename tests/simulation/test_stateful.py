@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 
 from tests.core.harness import message, open_broker
 from tests.core.storage.simulated import Host
-from trivium.broker import Broker
-from trivium.lanes import QueueEntry
-from trivium.queues import Queue
-from trivium.records import PAYLOAD, RecordBatch
+from trivium.queues.lanes import QueueEntry
+from trivium.queues.queue import Queue
+from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost import VirtualHost
+from trivium.streams.records import PAYLOAD, RecordBatch
+from trivium.vhost.virtual_host import VirtualHost
 
 PARTITIONS = 2
 GROUPS = st.sampled_from(["g", "h"])

@@ -15,7 +15,7 @@ from tests.mqtt import harness as mqtt
 from tests.native import harness as native
 from tests.simulation.stream_model import Kept
 from tests.simulation.world import Wire, World
-from trivium.records import PAYLOAD, RecordBatch
+from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.wire import frames
 
 #: MQTT 5: the seconds of a session that never expires

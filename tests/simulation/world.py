@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import trivium_amqp
 from tests.core.storage.simulated import SYNCS, Host, Operation, SimulatedDisk
-from trivium.adapter import Connection, Peer
-from trivium.broker import Broker, Driver
 from trivium.config import Config, Listen, StorageConfig
+from trivium.runtime.adapter import Connection, Peer
+from trivium.runtime.broker import Broker, Driver
 from trivium.storage.encryption import Keys
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions

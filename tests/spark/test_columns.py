@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from trivium.message import Address, Message
-from trivium.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
-from trivium.records import (
+from trivium.messages.message import Address, Message
+from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from trivium.streams.records import (
     KEY,
     PAYLOAD,
     Described,

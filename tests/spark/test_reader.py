@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from trivium.message import Address, Message
-from trivium.records import PAYLOAD, RecordBatch, encode_batch
+from trivium.messages.message import Address, Message
+from trivium.streams.records import PAYLOAD, RecordBatch, encode_batch
 from trivium_spark import reader
 from trivium_spark.errors import DataLossError, TriviumSparkError
 from trivium_spark.offsets import OffsetRange

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.broker_process import BrokerProcess
-from trivium.message import Properties
+from trivium.messages.message import Properties
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import PreconditionFailed
-from trivium.exchanges import ACCEPTED, Demand
-from trivium.message import HeaderValue
-from trivium.queue_settings import STREAM, check_number, queue_type
-from trivium.queues import LoadWaiter, Queue
+from trivium.messages.message import HeaderValue
+from trivium.queues.queue import LoadWaiter, Queue
+from trivium.queues.settings import STREAM, check_number, queue_type
+from trivium.routing.exchanges import ACCEPTED, Demand
 from trivium_amqp import methods
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.queues import Queue, QueueEntry
+from trivium.queues.queue import Queue, QueueEntry
 from trivium_amqp import basic, methods, topology
 from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.delivery_times import DeliveryTimes

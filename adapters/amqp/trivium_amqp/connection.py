@@ -10,14 +10,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from trivium.adapter import DISCARDED_BYTES, Peer, Transport
-from trivium.broker import DEFAULT_VHOST, Broker
 from trivium.errors import TopologyError
-from trivium.framed import FramedConnection
-from trivium.message import HeaderValue
-from trivium.metrics import ProtocolMetrics
-from trivium.queues import Queue
-from trivium.vhost import VirtualHost
+from trivium.messages.message import HeaderValue
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.queues.queue import Queue
+from trivium.runtime.adapter import DISCARDED_BYTES, Peer, Transport
+from trivium.runtime.broker import DEFAULT_VHOST, Broker
+from trivium.runtime.framed import FramedConnection
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_amqp import methods
 from trivium_amqp.channel import Channel, unknown_tag
 from trivium_amqp.consumer import AmqpConsumer

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.message import PROTOCOL_AMQP, Message
-from trivium.queues import Consumer, Queue, QueueEntry
+from trivium.messages.message import PROTOCOL_AMQP, Message
+from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium_amqp import methods
 from trivium_amqp.frames import (
     BODY,

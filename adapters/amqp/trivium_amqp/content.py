@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.delays import MAX_COPIES_BYTES
-from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
-from trivium.exchanges import Exchange, Route
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE
+from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
+from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE
+from trivium.routing.exchanges import Exchange, Route
+from trivium.vhost.delays import MAX_COPIES_BYTES
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
 from trivium_amqp.frames import U32, U64
 from trivium_amqp.properties import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trivium.adapter import Adapter, Connection, Peer, Transport
-from trivium.broker import Broker
-from trivium.message import PROTOCOL_AMQP, register_codec
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import PROTOCOL_AMQP, register_codec
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.broker import Broker
 from trivium_amqp.connection import AmqpConnection
 from trivium_amqp.properties import BasicPropertyCodec
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
 from trivium.errors import NotFound
-from trivium.framed import FOR_PROTOCOL
-from trivium.message import HeaderValue
+from trivium.messages.message import HeaderValue
+from trivium.runtime.framed import FOR_PROTOCOL
 from trivium_amqp import methods
 from trivium_amqp.errors import (
     ACCESS_REFUSED,

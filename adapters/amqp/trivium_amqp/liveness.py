@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.timers import Timed
+from trivium.common.timers import Timed
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection

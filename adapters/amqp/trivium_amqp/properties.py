@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.message import HeaderValue, Message, Properties, PropertyCodec
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import HeaderValue, Message, Properties, PropertyCodec
+from trivium.observability.metrics import ProtocolMetrics
 from trivium_amqp.frames import U16, U32, U64
 from trivium_amqp.tables import decode_table, encode_table, malformed, with_fields
 

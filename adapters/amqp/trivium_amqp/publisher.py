@@ -12,9 +12,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
-from trivium.exchanges import ACCEPTED, REJECTED, Route
-from trivium.message import PROTOCOL_AMQP, Message
-from trivium.retained import RETAINING_EXCHANGE
+from trivium.messages.message import PROTOCOL_AMQP, Message
+from trivium.routing.exchanges import ACCEPTED, REJECTED, Route
+from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium_amqp import methods
 from trivium_amqp.consumer import cut_key, header_bytes
 from trivium_amqp.content import ContentHeader, Repeated, Target, read_header

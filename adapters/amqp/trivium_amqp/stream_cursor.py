@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import PreconditionFailed
-from trivium.message import HeaderValue
-from trivium.queues import Consumer, Queue, QueueEntry
-from trivium.records import BatchError, RecordBatch
-from trivium.stream_settings import parse_age
-from trivium.streams import Partition, Stream, StreamReader
+from trivium.messages.message import HeaderValue
+from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.streams.records import BatchError, RecordBatch
+from trivium.streams.settings import parse_age
+from trivium.streams.stream import Partition, Stream, StreamReader
 from trivium_amqp.errors import (
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,

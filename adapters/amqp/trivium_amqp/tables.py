@@ -14,7 +14,7 @@ from decimal import Decimal
 from struct import Struct
 from typing import Final
 
-from trivium.message import HeaderValue
+from trivium.messages.message import HeaderValue
 from trivium_amqp.errors import SYNTAX_ERROR, ConnectionException
 
 #: Tables and arrays inside one another; deeper ones are refused, which bounds the recursion.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.deduplication import EXCHANGE, QUEUE
-from trivium.exchanges import (
+from trivium.common.values import type_name
+from trivium.idempotence.deduplication import EXCHANGE, QUEUE
+from trivium.messages.message import HeaderValue
+from trivium.queues.queue import Queue
+from trivium.queues.settings import QUEUE_TYPE, STREAM
+from trivium.routing.exchanges import (
     Binding,
     Destination,
     Exchange,
     HeadersExchange,
     valid_headers_match,
 )
-from trivium.message import HeaderValue
-from trivium.queue_settings import QUEUE_TYPE, STREAM
-from trivium.queues import Queue
-from trivium.values import type_name
 from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.errors import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.queues import QueueEntry
+from trivium.queues.queue import QueueEntry
 from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.content import ContentHeader, Target
 from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trivium.adapter import Adapter
+    from trivium.runtime.adapter import Adapter
 
 __all__ = ["adapter"]
 

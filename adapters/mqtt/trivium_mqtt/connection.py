@@ -10,9 +10,9 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from trivium.adapter import Peer, Transport
-from trivium.exchanges import ACCEPTED
-from trivium.timers import Timed
+from trivium.common.timers import Timed
+from trivium.routing.exchanges import ACCEPTED
+from trivium.runtime.adapter import Peer, Transport
 from trivium_mqtt import packets
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.packets import Connect, Disconnect, Subscribe, Unsubscribe

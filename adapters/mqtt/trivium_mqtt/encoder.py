@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.message import PROTOCOL_MQTT, Address, Message
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import PROTOCOL_MQTT, Address, Message
+from trivium.observability.metrics import ProtocolMetrics
 from trivium_mqtt.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, property_block
 from trivium_mqtt.wire import PACKET_IDS, VARINT_MAX, varint
 
 if TYPE_CHECKING:
-    from trivium.broker import Broker
+    from trivium.runtime.broker import Broker
 
 DUP: Final = 0x08
 RETAIN: Final = 0x01

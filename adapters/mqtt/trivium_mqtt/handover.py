@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.queues import Consumer, Queue, QueueEntry
-from trivium.timers import Timed
+from trivium.common.timers import Timed
+from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium_mqtt.session import NOTE_SHARED, SHARE_SIZE
 
 if TYPE_CHECKING:

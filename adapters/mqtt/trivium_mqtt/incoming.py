@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import ACCEPTED, Destination, Route
-from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
-from trivium.topics import RESERVED, is_reserved
+from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
+from trivium.messages.topics import RESERVED, is_reserved
+from trivium.routing.exchanges import ACCEPTED, Destination, Route
 from trivium_mqtt.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
 from trivium_mqtt.properties import (
     IN_PUBLISH,

@@ -3,17 +3,17 @@
 Answers that must wait for the disk wait here, in order, since MQTT wants acknowledgements in the
 order of what they acknowledge (MQTT-4.6.0-2 to -4). Behind a CONNACK that must wait all output
 does, since CONNACK must come first (MQTT-3.2.0-1). QoS 0 messages to a client that does not read
-are dropped, those to one that does slow their publishers (see ``trivium.pacing``); nothing makes
-the output grow without bound.
+are dropped, those to one that does slow their publishers (``trivium.runtime.pacing``); nothing
+makes the output grow without bound.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.adapter import Peer, Transport
-from trivium.framed import FramedConnection
-from trivium.message import Message
+from trivium.messages.message import Message
+from trivium.runtime.adapter import Peer, Transport
+from trivium.runtime.framed import FramedConnection
 from trivium_mqtt import packets
 from trivium_mqtt.encoder import RETAIN
 from trivium_mqtt.wire import VARINT_MAX

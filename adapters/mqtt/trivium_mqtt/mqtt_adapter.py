@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trivium.adapter import Adapter, Connection, Peer, Transport
-from trivium.broker import DEFAULT_VHOST, Broker
-from trivium.message import PROTOCOL_MQTT, register_codec
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import PROTOCOL_MQTT, register_codec
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.broker import DEFAULT_VHOST, Broker
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.properties import MqttCodec

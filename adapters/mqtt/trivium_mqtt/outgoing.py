@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from trivium.adapter import OUTPUT_HIGH_WATER
-from trivium.exchanges import ACCEPTED, REJECTED
-from trivium.message import PROTOCOL_MQTT, Message
-from trivium.queues import Consumer, Queue, QueueEntry
+from trivium.messages.message import PROTOCOL_MQTT, Message
+from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.routing.exchanges import ACCEPTED, REJECTED
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
 from trivium_mqtt.packets import PUBREL, acknowledgement
 from trivium_mqtt.reasons import ProtocolError
@@ -26,7 +26,7 @@ from trivium_mqtt.store import SessionStore
 from trivium_mqtt.wire import PACKET_IDS
 
 if TYPE_CHECKING:
-    from trivium.metrics import ProtocolMetrics
+    from trivium.observability.metrics import ProtocolMetrics
     from trivium_mqtt.connection import MqttConnection
 
 #: Messages that wait in a session's queue before retained ones are held.

@@ -13,10 +13,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from trivium.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
-from trivium.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
-from trivium.metrics import ProtocolMetrics
-from trivium.topics import key_of, topic_of
+from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
+from trivium.messages.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
+from trivium.messages.topics import key_of, topic_of
+from trivium.observability.metrics import ProtocolMetrics
 from trivium_mqtt.reasons import (
     IMPLEMENTATION_SPECIFIC,
     TOPIC_ALIAS_INVALID,

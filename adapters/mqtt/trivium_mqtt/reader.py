@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.adapter import OUTPUT_HIGH_WATER, Peer, Transport
-from trivium.framed import FOR_PROTOCOL
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER, Peer, Transport
+from trivium.runtime.framed import FOR_PROTOCOL
 from trivium_mqtt import packets
 from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
 from trivium_mqtt.link import Link
@@ -30,7 +30,7 @@ AWAITS_CONNECT: Final = 0
 AUTHENTICATES: Final = 1
 IS_CONNECTED: Final = 2
 
-# Why input is held, beside the reasons of ``trivium.framed``.
+# Why input is held, beside the reasons of ``trivium.runtime.framed``.
 FOR_AUTHENTICATION: Final = FOR_PROTOCOL
 FOR_BROKER: Final = FOR_PROTOCOL << 1
 FOR_OUTPUT: Final = FOR_PROTOCOL << 2

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.exchanges import REJECTED
+from trivium.routing.exchanges import REJECTED
 from trivium_mqtt.properties import SUBSCRIPTION_ID
 from trivium_mqtt.session import Session, Subscription, make_note
 from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
-    from trivium.retained import RetainedMessages, RetainedWalk
+    from trivium.routing.retained import RetainedMessages, RetainedWalk
     from trivium_mqtt.connection import MqttConnection
 
 

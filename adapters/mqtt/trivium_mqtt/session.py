@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import ACCEPTED, Binding, Destination
-from trivium.message import Message
+from trivium.messages.message import Message
+from trivium.routing.exchanges import ACCEPTED, Binding, Destination
 from trivium_mqtt.packets import Will
 from trivium_mqtt.properties import SUBSCRIPTION_ID
 from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
-    from trivium.queues import Queue
+    from trivium.queues.queue import Queue
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.outgoing import Outgoing
     from trivium_mqtt.replay import Replay

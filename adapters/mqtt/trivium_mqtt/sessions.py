@@ -5,12 +5,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from trivium.exchanges import ACCEPTED
-from trivium.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
-from trivium.metrics import ProtocolMetrics
-from trivium.queues import Queue
-from trivium.topics import is_reserved
-from trivium.vhost import VirtualHost
+from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
+from trivium.messages.topics import is_reserved
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ACCEPTED
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.handover import Handover
 from trivium_mqtt.options import MqttOptions
@@ -30,7 +30,7 @@ from trivium_mqtt.topic_cache import TopicCache
 from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
-    from trivium.broker import Broker
+    from trivium.runtime.broker import Broker
 
 #: Milliseconds between notes of the time, by which a restart after a crash knows how long it was
 #: away.

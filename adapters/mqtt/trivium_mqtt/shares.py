@@ -10,11 +10,11 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
-from trivium.message import Message
-from trivium.metrics import ProtocolMetrics
-from trivium.queues import Queue
-from trivium.vhost import VirtualHost
+from trivium.messages.message import Message
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
 from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
 from trivium_mqtt.wire import check_topic_filter

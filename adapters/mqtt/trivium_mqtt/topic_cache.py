@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.exchanges import Exchange, Route
-from trivium.topics import key_of
-from trivium.vhost import VirtualHost
+from trivium.messages.topics import key_of
+from trivium.routing.exchanges import Exchange, Route
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.wire import check_text, check_topic_name
 
 EXCHANGE: Final = "amq.topic"

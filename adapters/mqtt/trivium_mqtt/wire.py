@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.topics import MAX_LEVELS
+from trivium.messages.topics import MAX_LEVELS
 from trivium_mqtt.reasons import (
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trivium.adapter import Adapter
+    from trivium.runtime.adapter import Adapter
     from trivium_native.client.client import connect
 
 __all__ = ["adapter", "connect"]

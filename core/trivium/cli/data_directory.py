@@ -11,8 +11,7 @@ from typing import Final
 
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import read_environment
-from trivium.message import RecordError, decode_record
-from trivium.records import BatchError, RecordBatch
+from trivium.messages.message import RecordError, decode_record
 from trivium.storage.directory import LOCK_FILE, is_data_directory
 from trivium.storage.encryption import find_keys
 from trivium.storage.errors import (
@@ -26,6 +25,7 @@ from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import Inspection, Loss
 from trivium.storage.log import DiskLog
 from trivium.storage.repair import REPORT_FILE, repair
+from trivium.streams.records import BatchError, RecordBatch
 
 _QUEUE: Final = re.compile(r"queue/(\d+):(.*)", re.DOTALL)
 _STREAM: Final = re.compile(r"stream/(.*)/[0-9a-f]+/(\d+)(/compacted/\d+)?", re.DOTALL)

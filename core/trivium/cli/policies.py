@@ -13,7 +13,7 @@ from trivium.cli.clients import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyDefinition:
-    """One policy; see `trivium.policies`."""
+    """One policy; see `trivium.vhost.policies`."""
 
     name: str
     pattern: str

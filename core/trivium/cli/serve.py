@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trivium import __version__
-from trivium.broker import Broker
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, InternalError, TriviumError
-from trivium.process import is_compiled
+from trivium.observability.process import is_compiled
+from trivium.runtime.broker import Broker
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,

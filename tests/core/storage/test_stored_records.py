@@ -19,13 +19,13 @@ from tests.mqtt.harness import Client, publish, subscribe, text
 from tests.mqtt.test_durability import DiskBench
 from tests.native.harness import entry
 from tests.native.harness import publish as publish_native
-from trivium.exchanges import Binding
-from trivium.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
-from trivium.metrics import ProtocolMetrics
-from trivium.policies import Policy
-from trivium.queues import Queue
-from trivium.streams import Stream
-from trivium.vhost import VirtualHost
+from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import Binding
+from trivium.streams.stream import Stream
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.parts import Parts
 
 ROOT = Path(__file__).parents[3]

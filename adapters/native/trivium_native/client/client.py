@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
+from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import group_operations, operations
 from trivium_native.client.consumer import Callback, GroupConsumer
 from trivium_native.client.link import Link

@@ -44,7 +44,7 @@ class GroupBatch:
     batch: StoredBatch
 
     def records(self) -> Iterator[Record]:
-        """The records. Raises trivium.records.BatchError."""
+        """The records. Raises trivium.streams.records.BatchError."""
         return self.batch.records(self.offset)
 
     @property

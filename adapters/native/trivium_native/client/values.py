@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trivium.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Properties
-from trivium.records import (
+from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Properties
+from trivium.streams.records import (
     CONTENT_TYPE,
     EXCHANGE,
     KEY,
@@ -112,12 +112,12 @@ class StoredBatch:
     def view(self) -> RecordBatch:
         """The columns, by position in the view's own ``data``: uncompressed, if this one is not.
 
-        Raises trivium.records.BatchError.
+        Raises trivium.streams.records.BatchError.
         """
         return RecordBatch(self.data)
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from offset ``start`` on. Raises trivium.records.BatchError."""
+        """The records from offset ``start`` on. Raises trivium.streams.records.BatchError."""
         view = self.view()
         for row in range(view.row_from(start - self.base_offset), view.count):
             content_type = view.binary(CONTENT_TYPE, row)

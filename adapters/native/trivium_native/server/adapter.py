@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trivium.adapter import Adapter, Connection, Peer, Transport
-from trivium.broker import Broker
-from trivium.message import PROTOCOL_NATIVE, register_codec
-from trivium.metrics import ProtocolMetrics
-from trivium.vhost import VirtualHost
+from trivium.messages.message import PROTOCOL_NATIVE, register_codec
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.broker import Broker
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.parts import Parts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.streams import Stream
-from trivium.vhost import VirtualHost
+from trivium.streams.stream import Stream
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.errors import StreamChanged
 from trivium_native.wire.fields import Fields
 from trivium_native.wire.frames import MAX_ITEMS

@@ -6,9 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
-from trivium.adapter import Peer, Transport
-from trivium.framed import FOR_PROTOCOL, FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
-from trivium.metrics import ProtocolMetrics
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Peer, Transport
+from trivium.runtime.framed import FOR_PROTOCOL, FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetch, FetchTimer
 from trivium_native.server.handshake import Handshake, max_frame, of_topology
@@ -39,14 +39,14 @@ from trivium_native.wire.frames import Frame, FrameCutter, encode_frame, pack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trivium.broker import Broker
-    from trivium.vhost import VirtualHost
+    from trivium.runtime.broker import Broker
+    from trivium.vhost.virtual_host import VirtualHost
 
 #: Intervals without a sign of life after which a client is gone.
 HEARTBEATS_MISSED: Final = 2
 
 
-# Why input is held, beside the reasons of ``trivium.framed``: the password is being checked, the
+# Why input is held, beside the reasons of ``FramedConnection``: the password is being checked, the
 # disk is behind with what the client has published, its reading of the answers is behind, the disk
 # is behind with what all have published, policies that it has changed are not in force everywhere.
 UNDECIDED: Final = FOR_PROTOCOL

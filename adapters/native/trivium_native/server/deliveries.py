@@ -6,8 +6,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from trivium.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
-from trivium.metrics import ProtocolMetrics
+from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
+from trivium.observability.metrics import ProtocolMetrics
 from trivium_native.wire.entries import (
     DELIVER_FRAME,
     DELIVER_REST,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.records import batch_count
-from trivium.streams import Partition, StreamReader
-from trivium.timers import Timed
+from trivium.common.timers import Timed
+from trivium.streams.records import batch_count
+from trivium.streams.stream import Partition, StreamReader
 from trivium_native.wire.entries import encode_fetched
 from trivium_native.wire.errors import NotFound
 from trivium_native.wire.frames import FETCHED, encode_frame

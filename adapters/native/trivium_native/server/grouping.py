@@ -1,6 +1,6 @@
 """Requests of consumer groups: JOIN, HEARTBEAT, LEAVE, COMMIT, COMMITTED.
 
-The rules are the core's (``trivium.membership``); here they get their frames.
+The rules are the core's (``trivium.groups.membership``); here they get their frames.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from trivium.assignment import STICKY, STRATEGIES
-from trivium.membership import MAX_GROUP_PARTITIONS, Member, MemberListener
-from trivium.streams import Partition
-from trivium.vhost import VirtualHost
+from trivium.groups.assignment import STICKY, STRATEGIES
+from trivium.groups.membership import MAX_GROUP_PARTITIONS, Member, MemberListener
+from trivium.streams.stream import Partition
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit, stream_of
 from trivium_native.wire import frames
 from trivium_native.wire.errors import InvalidArgument

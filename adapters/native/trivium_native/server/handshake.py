@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trivium
 from trivium import errors as core
-from trivium.broker import Broker
+from trivium.runtime.broker import Broker
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
     AccessRefused,

@@ -17,9 +17,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
-from trivium.metrics import ProtocolMetrics
+from trivium.common.timers import Timed
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter, Log
-from trivium.timers import Timed
 from trivium_native.server.handshake import of_topology
 from trivium_native.server.publishing import Publisher
 from trivium_native.wire.entries import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
@@ -32,7 +32,7 @@ from trivium_native.wire.errors import (
 )
 
 if TYPE_CHECKING:
-    from trivium.vhost import VirtualHost
+    from trivium.vhost.virtual_host import VirtualHost
 
 #: Parts of one virtual host: their rows are all in memory.
 MAX_PARTS: Final = 65_536

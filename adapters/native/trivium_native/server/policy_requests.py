@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
-from trivium.policy_walk import PolicyWaiter
-from trivium.vhost import VirtualHost
+from trivium.vhost.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
+from trivium.vhost.policy_walk import PolicyWaiter
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire import frames
 from trivium_native.wire.errors import InvalidArgument
 from trivium_native.wire.fields import Fields

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium.delivery import DELIVERY_HEADER, delivery_mode
-from trivium.exchanges import ACCEPTED, REJECTED, Demand, Route
-from trivium.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_NATIVE, Message, Properties
-from trivium.metrics import ProtocolMetrics
-from trivium.producers import FENCED, GAP
-from trivium.retained import RETAINING_EXCHANGE
-from trivium.topics import MAX_LEVELS
-from trivium.vhost import VirtualHost
+from trivium.idempotence.producers import FENCED, GAP
+from trivium.messages.delivery import DELIVERY_HEADER, delivery_mode
+from trivium.messages.message import (
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    PROTOCOL_NATIVE,
+    Message,
+    Properties,
+)
+from trivium.messages.topics import MAX_LEVELS
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.routing.exchanges import ACCEPTED, REJECTED, Demand, Route
+from trivium.routing.retained import RETAINING_EXCHANGE
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.entries import (
     ENTRY,
     ENTRY_SIZE,

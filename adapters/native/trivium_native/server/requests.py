@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import Binding, HeadersExchange, valid_headers_match
-from trivium.message import HeaderValue
-from trivium.streams import Partition
-from trivium.topics import MAX_LEVELS
-from trivium.vhost import VirtualHost
+from trivium.messages.message import HeaderValue
+from trivium.messages.topics import MAX_LEVELS
+from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
+from trivium.streams.stream import Partition
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
 from trivium_native.server.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.exchanges import ACCEPTED, Binding, Destination, Exchange
-from trivium.message import Message
-from trivium.queues import Consumer, Queue, QueueEntry
-from trivium.records import RecordBatch, batch_count, batch_span, cut_batch
-from trivium.streams import Partition, StreamReader
+from trivium.messages.message import Message
+from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
+from trivium.streams.stream import Partition, StreamReader
 from trivium_native.server.deliveries import delivery_head, entry_of
 from trivium_native.wire.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
 from trivium_native.wire.errors import UnknownDelivery

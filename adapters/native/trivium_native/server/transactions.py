@@ -14,9 +14,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
-from trivium.producers import FENCED
-from trivium.queues import Queue
-from trivium.vhost import VirtualHost
+from trivium.idempotence.producers import FENCED
+from trivium.queues.queue import Queue
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from trivium.message import HeaderValue
+from trivium.messages.message import HeaderValue
 from trivium_native.wire.errors import InvalidArgument, Malformed
 from trivium_native.wire.frames import unpack
 from trivium_native.wire.properties import has_text_keys

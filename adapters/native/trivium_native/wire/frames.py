@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
-from trivium.pieces import Pieces
+from trivium.common.pieces import Pieces
 from trivium_native.wire.errors import FrameTooLarge, Malformed, ProtocolError
 
 VERSION: Final = 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from trivium.delivery import MAX_DELAY
-from trivium.message import HeaderValue, Properties, PropertyCodec
+from trivium.messages.delivery import MAX_DELAY
+from trivium.messages.message import HeaderValue, Properties, PropertyCodec
 from trivium_native.wire.errors import InvalidArgument, Malformed
 from trivium_native.wire.frames import pack, unpack
 

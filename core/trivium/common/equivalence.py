@@ -1,0 +1,71 @@
+"""Whether a declaration asks for what is there already. The texts are those that clients match."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from trivium.common.values import HeaderValue, same, type_name
+from trivium.errors import PreconditionFailed
+
+logger = logging.getLogger(__name__)
+
+#: Names that are told of: clients can make up any number of them.
+MAX_TOLD: Final = 100
+
+
+def require_same(what: str, fields: list[tuple[str, object, object]]) -> None:
+    """Raise PreconditionFailed where a field, with its current and received value, differs."""
+    for field, current, received in fields:
+        if current != received:
+            raise _inequivalent(what, field, current, received)
+
+
+def require_same_arguments(
+    what: str,
+    current: Mapping[str, HeaderValue],
+    received: Mapping[str, HeaderValue],
+    names: Collection[str],
+) -> None:
+    """Raise PreconditionFailed where one of the arguments called ``names`` differs."""
+    for name in sorted(name for name in current.keys() | received.keys() if name in names):
+        if name not in current or name not in received:
+            raise PreconditionFailed(
+                f"inequivalent arg '{name}' for {what}: received {_describe(received, name)}"
+                f" but current is {_describe(current, name)}"
+            )
+        if not same(current[name], received[name]):
+            raise _inequivalent(what, name, current[name], received[name])
+
+
+class UnknownArguments:
+    """Names of arguments that nothing here knows: each is told once in the log, and ignored."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def note(self, what: str, arguments: Mapping[str, HeaderValue], known: Collection[str]) -> None:
+        """Tell of what is not ``known``."""
+        for name in arguments:
+            if name not in known and name not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(name)
+                logger.warning("argument %r of %s is unknown and ignored", name, what)
+
+
+def _inequivalent(what: str, name: str, current: object, received: object) -> PreconditionFailed:
+    return PreconditionFailed(
+        f"inequivalent arg '{name}' for {what}:"
+        f" received '{_show(received)}' but current is '{_show(current)}'"
+    )
+
+
+def _describe(arguments: Mapping[str, HeaderValue], name: str) -> str:
+    if name not in arguments:
+        return "none"
+    value = arguments[name]
+    return f"the value '{_show(value)}' of type '{type_name(value)}'"
+
+
+def _show(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Consumer groups of streams: committed offsets, members, and which of them has which partition."""

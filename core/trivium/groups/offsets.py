@@ -1,0 +1,132 @@
+"""Consumer groups: named readers of streams, and the offsets that they have committed.
+
+A committed offset is the next one that the group wants to read, per stream incarnation and
+partition. It is a row of a table, so it is durable with the batch of its commit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.errors import NotFound, PreconditionFailed
+from trivium.storage.base import Table
+from trivium.streams.stream import Stream
+
+#: longest group name in bytes, as for all names on the wire
+MAX_NAME_BYTES: Final = 255
+
+_KEY_SEPARATOR: Final = b"/"
+
+
+class PartitionLag:
+    """How far a group is in one partition. ``committed`` is -1 when it never committed there.
+
+    ``lag`` counts the records from the committed offset (or the oldest kept one) up to the high
+    watermark.
+    """
+
+    def __init__(self, partition: int, committed: int, lag: int) -> None:
+        self.partition = partition
+        self.committed = committed
+        self.lag = lag
+
+
+class Groups:
+    """The consumer groups of one virtual host. ``table`` may already hold rows."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        # Group name -> (stream incarnation, partition) -> committed offset.
+        self._groups: dict[str, dict[tuple[str, int], int]] = {}
+        for key, value in table.items():
+            incarnation, partition, name = key.split(_KEY_SEPARATOR, 2)
+            offsets = self._groups.setdefault(name.decode(), {})
+            offsets[incarnation.decode(), int(partition)] = int.from_bytes(value, "little")
+
+    def names(self) -> list[str]:
+        """The groups that have committed an offset, in order of their names."""
+        return sorted(self._groups)
+
+    def has(self, group: str) -> bool:
+        """Whether the group has committed an offset."""
+        return group in self._groups
+
+    def check(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
+        """Whether these pairs of (partition, next offset to read) can be committed.
+
+        Raises PreconditionFailed for a bad name, NotFound for a partition that there is not,
+        PreconditionFailed for an offset beyond the high watermark.
+        """
+        check_group_name(group)
+        for index, offset in offsets:
+            partition = stream.partition(index)
+            if partition is None:
+                raise NotFound(f"stream '{stream.name}' has no partition {index}")
+            if not 0 <= offset <= partition.high_watermark:
+                raise PreconditionFailed(
+                    f"offset {offset} is outside of partition {index} of stream '{stream.name}',"
+                    f" which ends at {partition.high_watermark}"
+                )
+
+    def commit(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
+        """Commit pairs of (partition, next offset to read) in the current batch: all or none.
+
+        Going back is allowed: it is how a group reads again. Raises as ``check`` does. Whether the
+        committer may do this at all is for ``Memberships.check_commit`` to say.
+        """
+        self.check(group, stream, offsets)
+        if not offsets:
+            return
+        committed = self._groups.setdefault(group, {})
+        for index, offset in offsets:
+            committed[stream.incarnation, index] = offset
+            self._table.put(_key(stream.incarnation, index, group), offset.to_bytes(8, "little"))
+
+    def committed(self, group: str, stream: Stream) -> dict[int, int]:
+        """The committed offsets by partition; partitions without one are left out."""
+        return {
+            partition: offset
+            for (incarnation, partition), offset in self._groups.get(group, {}).items()
+            if incarnation == stream.incarnation
+        }
+
+    def lag(self, group: str, stream: Stream) -> list[PartitionLag]:
+        """How far the group is in each partition of the stream, in order."""
+        committed = self.committed(group, stream)
+        found: list[PartitionLag] = []
+        for partition in stream.partitions:
+            offset = committed.get(partition.index, -1)
+            start = max(offset, partition.first_offset)
+            lag = max(partition.high_watermark - start, 0)
+            found.append(PartitionLag(partition.index, offset, lag))
+        return found
+
+    def delete(self, group: str) -> None:
+        """Forget a group. Raises NotFound."""
+        offsets = self._groups.pop(group, None)
+        if offsets is None:
+            raise NotFound(f"no group '{group}'")
+        for incarnation, partition in offsets:
+            self._table.delete(_key(incarnation, partition, group))
+
+    def forget(self, stream: Stream) -> None:
+        """The stream was deleted: forget what was committed for it."""
+        for name in list(self._groups):
+            offsets = self._groups[name]
+            for incarnation, partition in list(offsets):
+                if incarnation == stream.incarnation:
+                    del offsets[incarnation, partition]
+                    self._table.delete(_key(incarnation, partition, name))
+            if not offsets:
+                del self._groups[name]
+
+
+def check_group_name(group: str) -> None:
+    """Raises PreconditionFailed for a name that a group cannot have."""
+    if not 0 < len(group.encode()) <= MAX_NAME_BYTES:
+        raise PreconditionFailed(f"a group name has 1 to {MAX_NAME_BYTES} bytes")
+
+
+def _key(incarnation: str, partition: int, group: str) -> bytes:
+    # The group's name is last: it may contain the separator, the others cannot.
+    return f"{incarnation}/{partition}/{group}".encode()

@@ -1,0 +1,3 @@
+"""What keeps a repetition from counting twice: windows of known message ids, and producers that
+number what they publish.
+"""

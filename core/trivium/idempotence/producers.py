@@ -1,0 +1,121 @@
+"""Idempotent producers: who publishes, in which epoch, and up to which sequence number.
+
+A producer names itself and numbers what it sends 0, 1, 2, ...; the numbers go on over its restarts.
+A row of a table has its current epoch and the next number, written in the batch of what bore the
+numbers: so "already have it" is as durable as that is. Opening a producer raises its epoch, which
+fences whoever still sends in the old one.
+
+There are two kinds, each with a table of its own. The numbers of the first count messages and have
+no gaps. Those of the second count transactions; since each is whole, numbers may be left out.
+
+A producer that was neither opened nor sent anything for ``IDLE_HOURS`` is forgotten.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from trivium.common.timers import Timed
+from trivium.storage.base import Table
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+#: longest name of a producer, in UTF-8
+MAX_PRODUCER_BYTES: Final = 255
+#: producers of one virtual host, of each kind: their rows are all in memory
+MAX_PRODUCERS: Final = 65_536
+
+#: A week, so that a query or an importer that fails on a Friday can go on on Monday.
+IDLE_HOURS: Final = 7 * 24
+
+#: Results of ``check`` that are not a count.
+FENCED: Final = -1
+GAP: Final = -2
+
+#: epoch, next sequence number, hour of its last use since the Unix epoch
+_ROW: Final = Struct("<IQI")
+_MAX_EPOCH: Final = 0xFFFF_FFFF
+
+_HOUR_MS: Final = 3_600_000
+#: Rows looked at in one turn when old ones are sought, and the pause before the next ones.
+_SWEEP_ROWS: Final = 1024
+_SWEEP_PAUSE_MS: Final = 100
+
+
+class Producers(Timed):
+    """The producers of one kind of one virtual host. ``table`` may already hold rows."""
+
+    def __init__(self, table: Table, broker: Broker) -> None:
+        self._table = table
+        self._broker = broker
+        # Rows that this round has still to look at.
+        self._unseen: list[bytes] = []
+        if len(table):
+            broker.timeouts.call_at(broker.elapsed_ms + _HOUR_MS, self)
+
+    def open(self, producer: bytes) -> tuple[int, int] | None:
+        """Start a new epoch: (epoch, next sequence number). None when there are too many."""
+        row = self._table.get(producer)
+        if row is None:
+            if len(self._table) >= MAX_PRODUCERS:
+                return None
+            epoch, sequence = 0, 0
+        else:
+            epoch, sequence, _ = _ROW.unpack(row)
+            epoch = min(epoch + 1, _MAX_EPOCH)
+        self.advance(producer, epoch, sequence)
+        if not self.due_at:
+            self._broker.timeouts.call_at(self._broker.elapsed_ms + _HOUR_MS, self)
+        return epoch, sequence
+
+    def expected(self, producer: bytes) -> int:
+        """The next sequence number; 0 for an unknown producer."""
+        row = self._table.get(producer)
+        return 0 if row is None else int(_ROW.unpack(row)[1])
+
+    def check(self, producer: bytes, epoch: int, sequence: int) -> int:
+        """How many numbers from ``sequence`` on are there already; or FENCED, or GAP."""
+        row = self._table.get(producer)
+        if row is None:
+            return FENCED
+        current, expected, _ = _ROW.unpack(row)
+        if epoch != current:
+            return FENCED
+        if sequence > expected:
+            return GAP
+        return int(expected - sequence)
+
+    def advance(self, producer: bytes, epoch: int, sequence: int) -> None:
+        """All below ``sequence`` is there, as of the current batch."""
+        hour = self._broker.now_ms // _HOUR_MS
+        self._table.put(producer, _ROW.pack(epoch, sequence, hour))
+
+    def keep(self, producer: bytes) -> None:
+        """Do not forget the producer, if there is one of that name, for another while."""
+        row = self._table.get(producer)
+        if row is not None:
+            epoch, sequence, _ = _ROW.unpack(row)
+            self.advance(producer, epoch, sequence)
+
+    def delete(self, producer: bytes) -> None:
+        """Forget the producer, if there is one of that name."""
+        self._table.delete(producer)
+
+    def due(self) -> None:
+        """Forget some of those that were idle too long; go on soon, or begin again in an hour."""
+        table = self._table
+        elapsed = self._broker.elapsed_ms
+        if not self._unseen:
+            self._unseen = [name for name, _ in table.items()]
+        oldest = self._broker.now_ms // _HOUR_MS - IDLE_HOURS
+        for _ in range(min(_SWEEP_ROWS, len(self._unseen))):
+            name = self._unseen.pop()
+            row = table.get(name)
+            if row is not None and _ROW.unpack(row)[2] < oldest:
+                table.delete(name)
+        if self._unseen:
+            self._broker.timeouts.call_at(elapsed + _SWEEP_PAUSE_MS, self)
+        elif len(table):
+            self._broker.timeouts.call_at(elapsed + _HOUR_MS, self)

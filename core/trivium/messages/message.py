@@ -1,0 +1,339 @@
+"""The message: an immutable envelope that keeps the encoding of the protocol it came by.
+
+A message is never translated on its way in. It carries its publisher's own property bytes
+(``header``) next to the payload, so that a reader of the same protocol gets them back to the byte.
+A reader of another protocol asks for ``properties()``, the neutral form; the codec that the
+publisher's adapter registered makes it, once per message.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.common.values import HeaderValue as HeaderValue
+from trivium.common.values import pack, unpack
+from trivium.messages.topics import levels_of, topic_of
+
+AT_MOST_ONCE: Final = 0
+AT_LEAST_ONCE: Final = 1
+EXACTLY_ONCE: Final = 2
+
+#: ``Message.protocol`` of the adapters in this distribution. Others take numbers from 64 up.
+PROTOCOL_NONE: Final = 0
+PROTOCOL_MQTT: Final = 1
+PROTOCOL_AMQP: Final = 2
+PROTOCOL_NATIVE: Final = 3
+
+_PERSISTENT: Final = 4
+_RETAIN: Final = 8
+_ANNOTATED: Final = 16
+_DELAYED: Final = 32
+_INSISTS: Final = 64
+_MODE_MASK: Final = 3
+
+# mode and flags, protocol, priority, hops, timestamp ms, expiry ms, exchange and key length,
+# header length
+_RECORD: Final = Struct("<BBBBqqHII")
+
+
+class RecordError(ValueError):
+    """A stored message record cannot be decoded."""
+
+
+_I64: Final = Struct("<q")
+_U32: Final = Struct("<I")
+
+
+class Properties:
+    """Protocol-neutral message properties; every field may be absent.
+
+    ``headers`` is a list of pairs, so that order and duplicate names survive (MQTT 5 user
+    properties may repeat, MQTT-3.3.2.3.7).  ``expiration`` is the lifetime in milliseconds that the
+    publisher asked for, ``timestamp`` is the publisher's clock in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: bytes | None = None,
+        reply_to: str | None = None,
+        reply_to_topic: bytes | None = None,
+        expiration: int | None = None,
+        message_id: str | None = None,
+        timestamp: int | None = None,
+        type_: str | None = None,
+        user_id: str | None = None,
+        app_id: str | None = None,
+        payload_is_text: bool = False,
+        key: bytes | None = None,
+        delay: int | None = None,
+        headers: list[tuple[str, HeaderValue]] | None = None,
+    ) -> None:
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.correlation_id = correlation_id
+        #: name of the queue to reply to (AMQP ``reply_to``)
+        self.reply_to = reply_to
+        #: routing key, in canonical form, to reply to (MQTT response topic, ``x-reply-to-topic``)
+        self.reply_to_topic = reply_to_topic
+        self.expiration = expiration
+        self.message_id = message_id
+        self.timestamp = timestamp
+        self.type_ = type_
+        self.user_id = user_id
+        self.app_id = app_id
+        self.payload_is_text = payload_is_text
+        #: partitioning and compaction key
+        self.key = key
+        #: milliseconds between its publishing and its routing
+        self.delay = delay
+        self.headers: list[tuple[str, HeaderValue]] = [] if headers is None else headers
+
+    def header(self, name: str) -> HeaderValue:
+        """The first header called ``name``; None when there is none."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PropertyCodec:
+    """Turns one protocol's property bytes into the neutral form. Adapters subclass it."""
+
+    def decode(self, header: bytes) -> Properties:
+        """Decode ``Message.header`` as this protocol's adapter stored it."""
+        raise NotImplementedError
+
+
+class _NoProperties(PropertyCodec):
+    def decode(self, header: bytes) -> Properties:
+        return Properties()
+
+
+_codecs: dict[int, PropertyCodec] = {PROTOCOL_NONE: _NoProperties()}
+
+
+def register_codec(protocol: int, codec: PropertyCodec) -> None:
+    """Make ``codec`` the decoder of messages whose ``protocol`` is the given number."""
+    _codecs[protocol] = codec
+
+
+@mypyc_attr(acyclic=True)
+class Address:
+    """Where a message was published: an exchange name and a routing key in canonical form.
+
+    The canonical form is AMQP's, bytes with levels parted by ``.``; ``topic`` is the same address
+    in MQTT's form. Addresses are made once per distinct raw topic and shared by their messages.
+    """
+
+    def __init__(self, exchange: str, key: bytes) -> None:
+        self.exchange = exchange
+        self.key = key
+        self._topic: bytes | None = None
+        self._topic_known = False
+        self._encoded: bytes | None = None
+
+    @property
+    def topic(self) -> bytes | None:
+        """The MQTT topic name (UTF-8); None where the key has no MQTT form (see ``topics``)."""
+        if not self._topic_known:
+            self._topic = topic_of(self.key)
+            self._topic_known = True
+        return self._topic
+
+    def levels(self) -> list[bytes]:
+        """The level list, empty levels included."""
+        return levels_of(self.key)
+
+    def encoded(self) -> bytes:
+        """Exchange and key as they stand in a record, one after the other."""
+        found = self._encoded
+        if found is None:
+            found = self.exchange.encode() + self.key
+            self._encoded = found
+        return found
+
+
+@mypyc_attr(acyclic=True)
+class Message:
+    """One published message. Immutable: it is shared by every queue and subscriber that gets it.
+
+    ``mode`` is one of AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE; ``persistent`` says whether it
+    must survive a restart where it reaches disk storage. ``timestamp`` (arrival) and ``expires`` (0
+    for never) are milliseconds since the epoch. ``origin`` is an identity of the publisher
+    for those who do not want their own messages (MQTT's no-local): not the connection, which the
+    message would keep in memory. It is not stored.
+    """
+
+    def __init__(
+        self,
+        protocol: int,
+        address: Address,
+        header: bytes,
+        payload: bytes,
+        mode: int,
+        persistent: bool,
+        timestamp: int,
+        expires: int = 0,
+        retain: bool = False,
+        priority: int = 0,
+        origin: object = None,
+        deliver_at: int = 0,
+        annotations: dict[str, HeaderValue] | None = None,
+        insists: bool = False,
+        hops: int = 0,
+    ) -> None:
+        self.protocol = protocol
+        self.address = address
+        self.header = header
+        self.payload = payload
+        self.mode = mode
+        self.persistent = persistent
+        self.timestamp = timestamp
+        self.expires = expires
+        self.retain = retain
+        self.priority = priority
+        self.origin = origin
+        #: not to be delivered before this time, in milliseconds since the epoch; 0 for at once
+        self.deliver_at = deliver_at
+        #: headers that the broker set, None for one that it took away; they go before those in
+        #: ``header``, whose expiration does not count any more
+        self.annotations = annotations
+        #: its publisher asked for this very mode (``x-delivery``): queues must not change it
+        self.insists = insists
+        #: queues in a row that gave it up, since a client had it
+        self.hops = hops
+        self._record: bytes | None = None
+        self._properties: Properties | None = None
+        #: encodings made for readers, by a number that the reading adapter chooses
+        #: (``protocol * 16 + variant``); see ``encoding`` and ``keep_encoding``
+        self._encodings: dict[int, bytes] | None = None
+
+    def properties(self) -> Properties:
+        """The neutral form of ``header``, decoded once."""
+        found = self._properties
+        if found is None:
+            # A protocol whose adapter is not installed any more has no properties to show.
+            found = _codecs.get(self.protocol, _codecs[PROTOCOL_NONE]).decode(self.header)
+            if self.annotations is not None:
+                found = _annotated(found, self.annotations)
+            self._properties = found
+        return found
+
+    def encoding(self, variant: int) -> bytes | None:
+        """What ``keep_encoding`` kept under ``variant``; None when nothing was."""
+        kept = self._encodings
+        return None if kept is None else kept.get(variant)
+
+    def keep_encoding(self, variant: int, data: bytes) -> None:
+        """Cache an encoding of this message for all further readers of the same kind."""
+        kept = self._encodings
+        if kept is None:
+            self._encodings = {variant: data}
+        else:
+            kept[variant] = data
+
+    def record(self) -> bytes:
+        """The message as it is stored; encoded once, shared by every log that keeps it."""
+        found = self._record
+        if found is None:
+            flags = self.mode
+            if self.persistent:
+                flags |= _PERSISTENT
+            if self.retain:
+                flags |= _RETAIN
+            if self.insists:
+                flags |= _INSISTS
+            extra = b""
+            if self.deliver_at:
+                flags |= _DELAYED
+                extra = _I64.pack(self.deliver_at)
+            if self.annotations is not None:
+                flags |= _ANNOTATED
+                packed = pack(self.annotations)
+                extra += _U32.pack(len(packed)) + packed
+            address = self.address
+            found = b"".join(
+                (
+                    _RECORD.pack(
+                        flags,
+                        self.protocol,
+                        self.priority,
+                        self.hops,
+                        self.timestamp,
+                        self.expires,
+                        len(address.exchange.encode()),
+                        len(address.key),
+                        len(self.header),
+                    ),
+                    address.encoded(),
+                    extra,
+                    self.header,
+                    self.payload,
+                )
+            )
+            self._record = found
+        return found
+
+
+def decode_record(record: bytes) -> Message:
+    """Rebuild a message from ``Message.record()``. Raises RecordError when it is damaged."""
+    if len(record) < _RECORD.size:
+        raise RecordError("message record is shorter than its fixed part")
+    flags, protocol, priority, hops, timestamp, expires, exchange_size, key_size, header_size = (
+        _RECORD.unpack_from(record)
+    )
+    key_at = _RECORD.size + exchange_size
+    at = key_at + key_size
+    if at > len(record):
+        raise RecordError("message record is shorter than the lengths it states")
+    address = Address(record[_RECORD.size : key_at].decode(), record[key_at:at])
+    deliver_at = 0
+    annotations: dict[str, HeaderValue] | None = None
+    try:
+        if flags & _DELAYED:
+            deliver_at = _I64.unpack_from(record, at)[0]
+            at += 8
+        if flags & _ANNOTATED:
+            size = _U32.unpack_from(record, at)[0]
+            at += 4 + size
+            annotations = unpack(record[at - size : at])
+    except (struct.error, ValueError) as error:
+        raise RecordError(f"message record has a damaged field: {error}") from None
+    payload_at = at + header_size
+    if payload_at > len(record):
+        raise RecordError("message record is shorter than the lengths it states")
+    message = Message(
+        protocol,
+        address,
+        record[at:payload_at],
+        record[payload_at:],
+        flags & _MODE_MASK,
+        flags & _PERSISTENT != 0,
+        timestamp,
+        expires,
+        flags & _RETAIN != 0,
+        priority,
+        None,
+        deliver_at,
+        annotations,
+        flags & _INSISTS != 0,
+        hops,
+    )
+    message._record = record
+    return message
+
+
+def _annotated(properties: Properties, annotations: dict[str, HeaderValue]) -> Properties:
+    """``properties`` with the broker's headers in front, and without an expiration."""
+    headers = [(name, value) for name, value in annotations.items() if value is not None]
+    headers.extend([pair for pair in properties.headers if pair[0] not in annotations])
+    properties.headers = headers
+    properties.expiration = None
+    return properties

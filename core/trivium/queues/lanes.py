@@ -1,0 +1,277 @@
+"""A lane: the messages of one priority in a queue, first in, first out.
+
+A lane on disk storage is a ``Log`` of message records plus the window of decoded entries that it
+keeps in memory. A lane in memory has no log, only the window. A backlog longer than the window
+stays in the log and is read back as consumers get there, so its length costs disk, not memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.messages.message import EXACTLY_ONCE, Message, decode_record
+from trivium.storage.base import Log, Storage
+
+if TYPE_CHECKING:
+    from trivium.queues.queue import Queue
+
+#: Entries of a disk lane that are kept decoded in memory; what is beyond waits in the log.
+WINDOW: Final = 8192
+#: Bytes of payload in that window, so that large messages do not make it a memory hog (32 MiB).
+WINDOW_BYTES: Final = 32 << 20
+#: Entries and bytes read back from the log at a time.
+REFILL: Final = 2048
+REFILL_BYTES: Final = 4 << 20
+
+
+@mypyc_attr(acyclic=True)
+class QueueEntry:
+    """A message's place in one queue, from ``put`` until it is settled."""
+
+    def __init__(self, queue: Queue, lane: Lane, message: Message, note: bytes) -> None:
+        self.queue = queue
+        self.lane = lane
+        self.offset = 0
+        self.message = message
+        #: what the binding's adapter wanted remembered with this message in this queue
+        self.note = note
+        #: it was, or after a crash may have been, handed to a consumer before
+        self.is_redelivered = False
+        #: times that it was handed to a consumer and came back
+        self.returns = 0
+        #: milliseconds since the epoch; the message's own expiry or the queue's; 0 for never
+        self.expires = 0
+        #: batch that must be durable before delivery; 0 for none
+        self.batch = 0
+        #: whether the lane's log holds a record of it
+        self.is_stored = False
+        self.is_settled = False
+
+
+class Lane:
+    """See the module. ``log`` is None in memory."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        log: Log | None,
+        storage: Storage,
+        priority: int = 0,
+    ) -> None:
+        self.log = log
+        self.priority = priority
+        #: None when it was deleted
+        self._queue: Queue | None = queue
+        self._storage = storage
+        self._next_offset = 0
+        self._ready: deque[QueueEntry] = deque()
+        self._ready_bytes = 0
+        self._returned: list[tuple[int, QueueEntry]] = []
+        # The first offset that is in the log but not in the window; -1 when all is in the window.
+        self._spill_from = -1
+        self._spilled = 0
+        # Transient entries that came while the window was full; they have no record to read back.
+        self._transient: deque[QueueEntry] = deque()
+        #: whether a read from the log is under way
+        self.is_loading = False
+        self._to_settle: list[int] = []
+        # Entries below this offset were there from the start; their bytes are counted when they
+        # are read, since before that nobody knows them.
+        self._recovered_to = 0 if log is None else log.next_offset
+        if log is not None and len(log) > 0:
+            self._spill_from = log.first_offset
+            self._spilled = len(log)
+
+    def __len__(self) -> int:
+        """Entries that are ready, whether in the window or in the log."""
+        return len(self._ready) + len(self._returned) + self._spilled + len(self._transient)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is ready."""
+        return not self._ready and not self._returned and self._spill_from < 0
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether new entries with a record wait in the log behind others."""
+        return self._spill_from >= 0
+
+    def record(self, entry: QueueEntry) -> bool:
+        """Give a new entry its offset, and a record if there is a log; whether there is."""
+        log = self.log
+        if log is None:
+            entry.offset = self._next_offset
+            self._next_offset += 1
+            return False
+        entry.offset = log.append(entry.message.record(), 1, entry.note)
+        entry.is_stored = True
+        return True
+
+    def skip(self, entry: QueueEntry) -> None:
+        """Give a new entry its offset, but no record: it need not survive."""
+        log = self.log
+        if log is None:
+            entry.offset = self._next_offset
+            self._next_offset += 1
+        else:
+            entry.offset = log.skip()
+
+    def append(self, entry: QueueEntry) -> None:
+        """Make a recorded entry ready, behind all others."""
+        if self.log is not None and (
+            self._spill_from >= 0 or len(self._ready) >= WINDOW or self._ready_bytes >= WINDOW_BYTES
+        ):
+            if entry.is_stored:
+                self._spilled += 1
+            else:
+                self._transient.append(entry)
+            if self._spill_from < 0:
+                self._spill_from = entry.offset
+            return
+        self._append_window(entry)
+
+    def put_back(self, entry: QueueEntry) -> None:
+        """Make an entry ready again, at its old position."""
+        heappush(self._returned, (entry.offset, entry))
+
+    def peek(self) -> QueueEntry | None:
+        """The next entry; None when there is none, or none that may be delivered yet."""
+        ready = self._ready
+        # What is read back may all be for later.
+        while not ready and self._spill_from >= 0 and self._refill():
+            pass
+        if self._returned and (not ready or self._returned[0][0] < ready[0].offset):
+            return self._returned[0][1]
+        if ready and ready[0].batch <= self._storage.durable:
+            return ready[0]
+        return None
+
+    def pop(self) -> QueueEntry | None:
+        """Take the entry that ``peek`` answers."""
+        entry = self.peek()
+        if entry is not None:
+            if self._returned and self._returned[0][1] is entry:
+                heappop(self._returned)
+            else:
+                self._ready.popleft()
+                self._ready_bytes -= len(entry.message.payload)
+        return entry
+
+    def _refill(self) -> bool:
+        """Read entries beyond the window back from the log, in order with transient ones.
+
+        False when they have to come from the disk first.
+        """
+        log = self.log
+        assert log is not None
+        if not log.is_loaded(self._spill_from):
+            if not self.is_loading:
+                self.is_loading = True
+                log.load(self._spill_from, REFILL_BYTES, self._loaded)
+            return False
+        records = log.read(self._spill_from, REFILL, REFILL_BYTES)
+        queue = self._queue
+        assert queue is not None
+        for offset, record, note in records:
+            while self._transient and self._transient[0].offset < offset:
+                self._append_window(self._transient.popleft())
+            entry = QueueEntry(queue, self, decode_record(record), note)
+            entry.offset = offset
+            entry.is_stored = True
+            entry.is_redelivered = offset < log.recovered_offset
+            queue.set_expiry(entry)
+            if queue.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
+                # Its batch is not known any more; the one waited for last is as late as it can be.
+                entry.batch = queue.waiting_batch
+            until = 0
+            if offset < self._recovered_to and queue.returns is not None:
+                until = queue.restore_returns(entry)
+            if entry.message.deliver_at and queue.delay(entry):
+                pass
+            elif until < 0:
+                queue.give_up_again(entry, until)
+            elif until > queue.vhost.broker.now_ms:
+                queue.postpone_until(entry, until)
+            else:
+                self._append_window(entry)
+                if offset < self._recovered_to:
+                    queue.ready_bytes += len(entry.message.payload)
+            self._spill_from = offset + 1
+            self._spilled -= 1
+        if not records:
+            self._spill_from = -1
+            self._spilled = 0
+            while self._transient:
+                self._append_window(self._transient.popleft())
+        return True
+
+    def _append_window(self, entry: QueueEntry) -> None:
+        self._ready.append(entry)
+        self._ready_bytes += len(entry.message.payload)
+
+    def _loaded(self) -> None:
+        self.is_loading = False
+        if self._queue is not None:
+            self._queue.loaded()
+
+    def settle(self, offset: int) -> None:
+        """A stored entry is done with; written by ``flush``."""
+        self._to_settle.append(offset)
+
+    def flush(self) -> None:
+        """Write the settlements of this turn as ranges."""
+        offsets = self._to_settle
+        log = self.log
+        if not offsets or log is None:
+            return
+        self._to_settle = []
+        last = offsets[0]
+        for offset in offsets:
+            if offset < last:
+                offsets.sort()
+                break
+            last = offset
+        first = last = offsets[0]
+        for offset in offsets:
+            if offset > last + 1:
+                log.settle(first, last)
+                first = offset
+            last = offset
+        log.settle(first, last)
+
+    def purge(self) -> None:
+        """Remove everything that is ready."""
+        queue = self._queue
+        assert queue is not None
+        ready = [*self._ready, *[entry for _, entry in self._returned]]
+        for entry in ready:
+            if entry.is_stored:
+                self._to_settle.append(entry.offset)
+                if entry.returns:
+                    queue.forget_returns(entry)
+        if queue.returns is not None and self._spill_from >= 0:
+            queue.returns.clear_from(self.priority, self._spill_from)
+        if self.log is not None and self._spill_from >= 0:
+            # Everything from here on is ready: what is unsettled was taken from before it.
+            self.log.settle(self._spill_from, self.log.next_offset - 1)
+        self.forget()
+
+    def deleted(self) -> None:
+        """The queue was deleted, with the log."""
+        self.forget()
+        self.log = None
+        self.is_loading = False
+        self._queue = None
+
+    def forget(self) -> None:
+        """Drop what is in memory."""
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._returned.clear()
+        self._transient.clear()
+        self._spill_from = -1
+        self._spilled = 0

@@ -1,0 +1,426 @@
+"""Exchanges, bindings and routes.
+
+A publish asks its exchange for the ``Route`` of its address. A route is the finished answer: the
+destinations, each once, in the order in which they were bound. Routes are cached and carry the
+generation of the virtual host they were made in; any change of topology raises the generation,
+which makes every cached route stale at once without a walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.common.bag import Bag
+from trivium.common.values import matches
+from trivium.errors import PreconditionFailed
+from trivium.messages.message import Address, HeaderValue, Message
+from trivium.messages.topics import (
+    PatternTree,
+    filter_pattern,
+    hides_dollar,
+    is_reserved,
+    key_pattern,
+    levels_of,
+)
+
+if TYPE_CHECKING:
+    from trivium.queues.queue import Queue
+
+ACCEPTED: Final = 0
+"""Result of a publish that waits for nothing. A positive result is the batch to wait for."""
+REJECTED: Final = -1
+"""Result of a publish that a destination refused (length limit with reject-publish)."""
+
+#: The exchange type of RabbitMQ's plugin for delayed messages.
+DELAYED_TYPE: Final = "x-delayed-message"
+
+#: The types that ``make_exchange`` makes.
+EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers", DELAYED_TYPE)
+
+_HEADER_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Destination:
+    """Where bindings lead: a queue, a stream, an adapter's live subscription, an exchange."""
+
+    #: name by which topology listings show it
+    name: str
+
+    def accept(self, message: Message) -> int:
+        """Take one message: ACCEPTED, REJECTED, or the batch that makes it durable here."""
+        raise NotImplementedError
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Whether none of so many messages, with ``size`` bytes of payload, would be REJECTED."""
+        return True
+
+    def target_queue(self) -> Queue | None:
+        """The queue that a message for it enters; None where there is none, or not just one."""
+        return None
+
+    def combine(self, bindings: list[Binding]) -> Destination:
+        """What stands in a route for this destination when ``bindings`` lead to it.
+
+        The result is cached with the route. A session with overlapping subscriptions returns an
+        object that knows the highest QoS and all subscription identifiers among them.
+        """
+        return self
+
+
+class Binding:
+    """A rule that leads messages from an exchange to a destination.
+
+    ``pattern`` is the binding key (AMQP form), or an MQTT topic filter when ``is_filter``.
+    ``arguments`` are the AMQP binding arguments; ``options`` belongs to the adapter that bound.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        pattern: bytes,
+        arguments: dict[str, HeaderValue] | None = None,
+        is_filter: bool = False,
+        options: object = None,
+    ) -> None:
+        self.destination = destination
+        self.pattern = pattern
+        self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
+        self.is_filter = is_filter
+        self.options = options
+        self.levels: list[bytes] = filter_pattern(pattern) if is_filter else key_pattern(pattern)
+        self.hides_dollar = is_filter and hides_dollar(self.levels)
+
+
+class Route:
+    """The destinations of one address through one exchange."""
+
+    def __init__(self, address: Address, destinations: list[Destination], generation: int) -> None:
+        self.address = address
+        self.destinations = destinations
+        self.generation = generation
+        #: whether ``resolve`` must be asked, with the message, for the route to publish by
+        self.depends_on_message = False
+
+    def resolve(self, message: Message) -> Route:
+        """The route of this very message; the route itself unless it depends on the message."""
+        return self
+
+    def publish(self, message: Message) -> int:
+        """Give ``message`` to every destination: ACCEPTED, the batch to wait for, or REJECTED.
+
+        With REJECTED the other destinations have taken the message all the same, as in RabbitMQ.
+        """
+        result = ACCEPTED
+        for destination in self.destinations:
+            accepted = destination.accept(message)
+            if accepted != ACCEPTED and result != REJECTED:
+                result = accepted
+        return result
+
+    def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
+        """Give ``message`` to every destination, or to those of them that are ``wanted``.
+
+        The ones that refused it, and did not pass it on, are returned, to be offered it again.
+        """
+        refused: list[Destination] = []
+        for destination in self.destinations:
+            if (wanted is None or destination in wanted) and (
+                destination.accept(message) == REJECTED
+            ):
+                queue = destination.target_queue()
+                if queue is None or not queue.passes_on:
+                    refused.append(destination)
+        return refused
+
+
+class Demand:
+    """What messages that are to be published together ask of their destinations."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Destination, int] = {}
+        self._sizes: dict[Destination, int] = {}
+
+    def add(self, route: Route, size: int) -> None:
+        """A message with ``size`` bytes of payload by ``route``, which is its very own."""
+        for destination in route.destinations:
+            self._counts[destination] = self._counts.get(destination, 0) + 1
+            self._sizes[destination] = self._sizes.get(destination, 0) + size
+
+    def refused_by(self) -> Destination | None:
+        """A destination that has no room for all of it."""
+        for destination, count in self._counts.items():
+            if not destination.has_room(count, self._sizes[destination]):
+                return destination
+        return None
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Exchange:
+    """Base of the exchange types: keeps the bindings, answers which of them match."""
+
+    kind: str = ""
+    #: whether the same address always has the same route
+    routes_by_key: bool = True
+    #: whether the routing key makes any difference
+    reads_key: bool = True
+
+    def __init__(
+        self,
+        name: str,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, HeaderValue] | None = None,
+    ) -> None:
+        self.name = name
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
+        #: this exchange as a destination of bindings, once it is one
+        self.as_destination: ExchangeDestination | None = None
+        # In binding order; keyed by identity of what makes two binds the same.
+        self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
+        #: the few bindings that lead to other exchanges, among the many that do not
+        self.exchange_bindings: Bag[Binding] = Bag()
+        self._prepare()
+
+    @property
+    def alternate(self) -> str | None:
+        """Name of the exchange that takes what this one cannot route (``alternate-exchange``)."""
+        name = self.arguments.get("alternate-exchange")
+        return name if isinstance(name, str) else None
+
+    def bindings(self) -> list[Binding]:
+        """All bindings from this exchange, oldest first."""
+        return list(self._bindings.values())
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any binding from this exchange."""
+        return len(self._bindings) > 0
+
+    def bind(self, binding: Binding) -> bool:
+        """Add a binding, or replace the options of the same one; whether it is new."""
+        key = _identity(binding)
+        known = self._bindings.get(key)
+        if known is not None:
+            known.options = binding.options
+            return False
+        self._bindings[key] = binding
+        if isinstance(binding.destination, ExchangeDestination):
+            self.exchange_bindings.add(binding)
+        self._added(binding)
+        return True
+
+    def unbind(self, binding: Binding) -> Binding | None:
+        """Remove the binding that is the same as ``binding``; None if there was none."""
+        known = self._bindings.pop(_identity(binding), None)
+        if known is None:
+            return None
+        if isinstance(known.destination, ExchangeDestination):
+            self.exchange_bindings.remove(known)
+        self._removed(known)
+        return known
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        """The bindings that lead a message with this address on. ``message`` is read only where
+        ``routes_by_key`` is false."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Make what ``_added`` and ``_removed`` keep."""
+
+    def _added(self, binding: Binding) -> None:
+        raise NotImplementedError
+
+    def _removed(self, binding: Binding) -> None:
+        raise NotImplementedError
+
+
+def _identity(binding: Binding) -> tuple[int, bytes, bool, str]:
+    arguments = repr(sorted(binding.arguments.items())) if binding.arguments else ""
+    return (id(binding.destination), binding.pattern, binding.is_filter, arguments)
+
+
+class DirectExchange(Exchange):
+    """Binding key equal to routing key."""
+
+    kind = "direct"
+
+    def _prepare(self) -> None:
+        self._by_key: dict[bytes, Bag[Binding]] = {}
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        bound = self._by_key.get(address.key)
+        return [] if bound is None else bound.items
+
+    def _added(self, binding: Binding) -> None:
+        bound = self._by_key.get(binding.pattern)
+        if bound is None:
+            bound = Bag()
+            self._by_key[binding.pattern] = bound
+        bound.add(binding)
+
+    def _removed(self, binding: Binding) -> None:
+        bound = self._by_key[binding.pattern]
+        bound.remove(binding)
+        if not bound.items:
+            del self._by_key[binding.pattern]
+
+
+class FanoutExchange(Exchange):
+    """Every binding."""
+
+    kind = "fanout"
+    reads_key = False
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        return self.bindings()
+
+    def _added(self, binding: Binding) -> None:
+        pass
+
+    def _removed(self, binding: Binding) -> None:
+        pass
+
+
+class TopicExchange(Exchange):
+    """Binding key or topic filter as a pattern over the levels of the routing key."""
+
+    kind = "topic"
+
+    def _prepare(self) -> None:
+        self._tree: PatternTree[Binding] = PatternTree()
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        found = self._tree.match(levels_of(address.key))
+        if address.key.startswith(b"$"):
+            if is_reserved(address.key):
+                return [binding for binding in found if not binding.is_filter]
+            return [binding for binding in found if not binding.hides_dollar]
+        return found
+
+    def _added(self, binding: Binding) -> None:
+        self._tree.add(binding.levels, binding)
+
+    def _removed(self, binding: Binding) -> None:
+        self._tree.remove(binding.levels, binding)
+
+
+class HeadersExchange(Exchange):
+    """Binding arguments against message headers (``x-match``: all, any, all-with-x, any-with-x)."""
+
+    kind = "headers"
+    routes_by_key = False
+    reads_key = False
+
+    def match(self, address: Address, message: Message | None) -> list[Binding]:
+        if message is None:
+            return []
+        headers: dict[str, HeaderValue] = {}
+        for name, value in message.properties().headers:
+            headers.setdefault(name, value)
+        return [b for b in self.bindings() if _headers_match(b.arguments, headers)]
+
+    def _added(self, binding: Binding) -> None:
+        pass
+
+    def _removed(self, binding: Binding) -> None:
+        pass
+
+
+def valid_headers_match(arguments: dict[str, HeaderValue]) -> bool:
+    """Whether the ``x-match`` argument of a headers binding is absent or one of the four kinds."""
+    return arguments.get("x-match", "all") in _HEADER_MATCHES
+
+
+def _headers_match(arguments: dict[str, HeaderValue], headers: dict[str, HeaderValue]) -> bool:
+    kind = arguments.get("x-match", "all")
+    with_x = kind == "all-with-x" or kind == "any-with-x"
+    wanted = [
+        (name, value)
+        for name, value in arguments.items()
+        if name != "x-match" and (with_x or not name.startswith("x-"))
+    ]
+    # A void argument asks for the header's presence alone.
+    hits = 0
+    for name, value in wanted:
+        if name in headers and (value is None or matches(value, headers[name])):
+            hits += 1
+    if kind == "any" or kind == "any-with-x":
+        return hits > 0
+    return hits == len(wanted)
+
+
+def make_exchange(
+    kind: str,
+    name: str,
+    durable: bool = True,
+    auto_delete: bool = False,
+    internal: bool = False,
+    arguments: dict[str, HeaderValue] | None = None,
+) -> Exchange | None:
+    """A new exchange of the type called ``kind``; None when there is no such type.
+
+    Raises PreconditionFailed for a delayed exchange (``x-delayed-message``) of no known type.
+    """
+    if kind == "direct":
+        return DirectExchange(name, durable, auto_delete, internal, arguments)
+    if kind == "fanout":
+        return FanoutExchange(name, durable, auto_delete, internal, arguments)
+    if kind == "topic":
+        return TopicExchange(name, durable, auto_delete, internal, arguments)
+    if kind == "headers":
+        return HeadersExchange(name, durable, auto_delete, internal, arguments)
+    if kind == DELAYED_TYPE:
+        # Any exchange delays messages. The type is for clients that know it from elsewhere.
+        inner = None if arguments is None else arguments.get("x-delayed-type")
+        made: Exchange | None = None
+        if isinstance(inner, str) and inner != DELAYED_TYPE:
+            made = make_exchange(inner, name, durable, auto_delete, internal, arguments)
+        if made is None:
+            raise PreconditionFailed(
+                "invalid argument 'x-delayed-type': it must be an exchange type"
+            )
+        made.kind = DELAYED_TYPE
+        return made
+    return None
+
+
+class ExchangeDestination(Destination):
+    """An exchange as the destination of a binding (exchange-to-exchange)."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.name = exchange.name
+
+
+def group_by_destination(bindings: Iterable[Binding]) -> list[list[Binding]]:
+    """Bindings grouped by their destination, in the order of each group's first."""
+    groups: dict[int, list[Binding]] = {}
+    for binding in bindings:
+        groups.setdefault(id(binding.destination), []).append(binding)
+    return list(groups.values())
+
+
+__all__ = [
+    "ACCEPTED",
+    "REJECTED",
+    "Binding",
+    "Destination",
+    "DirectExchange",
+    "Exchange",
+    "ExchangeDestination",
+    "FanoutExchange",
+    "HeadersExchange",
+    "Route",
+    "TopicExchange",
+    "group_by_destination",
+    "make_exchange",
+    "valid_headers_match",
+]

@@ -1,0 +1,229 @@
+"""What a protocol adapter implements, and what it gets from the driver.
+
+An adapter makes one ``Connection`` per client. A connection is a plain object that is fed bytes and
+time and leaves bytes in ``output``; the driver (``trivium.runtime.server``) owns the socket and
+writes the output once per turn of the loop. Adapters are found through the entry-point group
+``trivium.adapters``: each entry names a callable that returns an ``Adapter``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mypy_extensions import mypyc_attr
+
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.storage.base import DurabilityWaiter
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+    from trivium.runtime.pacing import Slowdown
+
+#: Output that a connection may hold before queues stop delivering to it (1 MiB): enough for one
+#: turn at full speed, small enough for thousands of slow readers.
+OUTPUT_HIGH_WATER: Final = 1 << 20
+
+#: Bytes that a client may yet send once its connection is over; they are read and dropped, so that
+#: it gets the last answer (64 MiB). Some clients send what they had buffered behind their goodbye.
+DISCARDED_BYTES: Final = 64 << 20
+
+
+class Peer:
+    """Who is at the other end of a connection, as far as the network tells."""
+
+    def __init__(self, address: str, is_loopback: bool) -> None:
+        #: ``host:port``
+        self.address = address
+        #: whether the peer is on this machine
+        self.is_loopback = is_loopback
+
+
+class Transport(Protocol):
+    """The driver's side of a connection."""
+
+    def pause_reading(self) -> None:
+        """Stop feeding; what is in the socket stays there, so the peer is slowed down."""
+
+    def resume_reading(self) -> None:
+        """Feed again."""
+
+    def close(self) -> None:
+        """Write what is in ``output``, then close, so that the peer gets it. Nothing is fed any
+        more; what the peer still sends is dropped until it closes too, or is too much.
+        """
+
+    def abort(self) -> None:
+        """Close at once; unwritten output is lost."""
+
+    def unsent(self) -> int:
+        """Bytes that were written and that the peer has not taken yet, as far as is known here."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Connection(DurabilityWaiter):
+    """One client's connection. Subclasses implement ``feed``, ``lost`` and, as needed, the rest.
+
+    Rules for subclasses:
+
+    - Write with ``send`` (or append to ``output`` and call ``mark_dirty`` yourself, adding the
+      size to ``output_size``).
+    - Never raise out of ``feed``: answer a bad frame in the protocol's own terms and ``close``.
+      What is raised all the same is a fault of ours: it ends in ``internal_error``, or ends the
+      broker when the batch may hold a part of what was fed.
+    - To answer when the current batch is durable, register with ``broker.storage.wait(self)``
+      and answer in ``batch_durable``.
+    """
+
+    def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
+        self.broker = broker
+        self.transport = transport
+        self.peer = peer
+        self.output: list[bytes] = []
+        #: bytes in ``output``
+        self.output_size = 0
+        #: False while the socket's own buffer is full
+        self.is_writable = True
+        #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
+        self.is_closed = False
+        #: bytes in ``output`` above which a live message asks ``admits_live``
+        self.live_mark = broker.config.limits.live_output_bytes
+        #: what it means for publishers that this subscriber is behind
+        self.slowdown: Slowdown | None = None
+        #: subscribers that this publisher waits for
+        self.waits_for = 0
+        self._is_dirty = False
+
+    def feed(self, data: bytes) -> None:
+        """Bytes arrived."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        """The connection is gone, by either side; called exactly once, last. Release all."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Called about once a second with the monotonic clock in seconds: time-outs, heartbeats."""
+
+    def batch_durable(self, batch: int) -> None:
+        """See ``DurabilityWaiter``."""
+
+    def flushed(self) -> None:
+        """Output was written and the socket takes more. Queues that were held may deliver again."""
+
+    def resume_writing(self) -> None:
+        """The socket takes output again; called by the driver."""
+        self.is_writable = True
+        if self.output:
+            self.mark_dirty()
+        self.end_slowdown()
+        if not self.is_closed:
+            self.flushed()
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether there is input that is left for the next turn, so that others are served."""
+        return False
+
+    def next_turn(self) -> None:
+        """Others were served: go on. The driver was asked for it (``Driver.next_turn``)."""
+
+    def admits_live(self) -> bool:
+        """Whether a live message may be added although the output is above ``live_mark``."""
+        return self.broker.pacing.admits(self)
+
+    def end_slowdown(self) -> None:
+        """Nobody waits for this subscriber any more: it has caught up, or is gone."""
+        slowdown = self.slowdown
+        if slowdown is not None:
+            self.slowdown = None
+            slowdown.release()
+
+    def wait_for_subscribers(self) -> None:
+        """Read nothing until ``subscribers_ready``: what came in reached live subscribers that are
+        behind. Called at the end of a feed; the client need not be told."""
+
+    def subscribers_ready(self) -> None:
+        """Read again."""
+
+    def blocked(self, reason: str) -> None:
+        """Publishers must stop. Called for every connection.
+
+        Memory or disk passed its mark, which ``reason`` says in words for the client. Without a
+        reason the disk is behind: that lasts a moment, and clients need not be told.
+        """
+
+    def unblocked(self) -> None:
+        """Publishers may go on."""
+
+    def internal_error(self) -> None:
+        """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""
+        self.close()
+
+    def shutdown(self) -> None:
+        """The broker stops: say so in the protocol's terms and ``close``."""
+        self.close()
+
+    @property
+    def takes_output(self) -> bool:
+        """Whether queues and subscriptions should deliver to this connection now."""
+        return self.is_writable and self.output_size < OUTPUT_HIGH_WATER and not self.is_closed
+
+    def send(self, data: bytes) -> None:
+        """Append to the output of this turn."""
+        self.output.append(data)
+        self.output_size += len(data)
+        if not self._is_dirty:
+            self.mark_dirty()
+
+    def mark_dirty(self) -> None:
+        """Have the output written at the end of this turn."""
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.broker.add_dirty(self)
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether output stays here, where it is bounded, since the socket is full."""
+        return not self.is_writable and not self.is_closed
+
+    def take_output(self) -> list[bytes]:
+        """The output of this turn, which the driver writes. Called by the broker only."""
+        output = self.output
+        self.output = []
+        self.output_size = 0
+        self._is_dirty = False
+        return output
+
+    def close(self) -> None:
+        """Write the output, then close the connection. ``lost`` follows, later than this call."""
+        if not self.is_closed:
+            self.is_closed = True
+            if self.output:
+                self.mark_dirty()
+            self.transport.close()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Adapter:
+    """One protocol.
+
+    Subclasses set ``name`` and ``metrics`` in ``__init__``: a compiled core reads them from the
+    instance and would not see attributes of an interpreted class.
+    """
+
+    #: short name: key of the configuration section and of ``Broker.listeners``
+    name: str
+
+    #: what this adapter counts; one object for its whole life
+    metrics: ProtocolMetrics
+
+    def start(self, broker: Broker) -> None:
+        """The broker has recovered: restore this protocol's own durable state."""
+        raise NotImplementedError
+
+    def connect(self, transport: Transport, peer: Peer) -> Connection:
+        """A client connected."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Called about once a second: expiry of what has no connection (sessions, wills)."""

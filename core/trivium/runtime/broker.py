@@ -1,0 +1,465 @@
+"""The broker: virtual hosts, storage, adapters, and the turn that ties them together.
+
+A *turn* is everything that happens between two looks at the sockets. Connections are fed, they
+change queues and fill their output, and ``end_turn`` closes it: what was collected is written to
+the storage's batch, the batch is committed, and each connection's output leaves with one write.
+This object does no I/O and knows no event loop; ``trivium.runtime.server`` drives it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.common.timers import Timed, Timers
+from trivium.common.turns import EndOfTurn
+from trivium.config import Config
+from trivium.errors import NotFound
+from trivium.messages.delivery import delivery_mode
+from trivium.observability.metrics import ProtocolMetrics, Sample, render
+from trivium.observability.process import process_samples
+from trivium.queues.dead_letters import DeadLetters
+from trivium.queues.queue import Queue
+from trivium.runtime.adapter import Adapter, Connection
+from trivium.runtime.alarms import Alarms
+from trivium.runtime.pacing import Pacing
+from trivium.security.authenticator import Authenticator
+from trivium.storage.base import Storage
+from trivium.storage.memory import MemoryStorage
+from trivium.streams.joining import RecoveredJoins
+from trivium.vhost.policies import Policy
+from trivium.vhost.virtual_host import VirtualHost
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from trivium.runtime.server import Server
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_VHOST = "/"
+
+#: Bytes in the batch that is being filled above which publishers are paused until the disk has
+#: caught up (64 MiB); some three batches of that size can be in memory then.
+MAX_PENDING_BYTES: Final = 64 << 20
+
+
+#: Entries that queues give up in one turn because they have expired or are too many, or make ready
+#: because their time has come. The rest is for later turns, so that others are served between.
+MAX_GIVEN_UP: Final = 4096
+
+#: Milliseconds by which two readings of the clocks may differ though neither was set.
+CLOCK_TOLERANCE_MS: Final = 2
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Driver:
+    """What the broker needs from whoever drives it. ``trivium.runtime.server`` has the real one."""
+
+    def request_turn(self) -> None:
+        """Have ``end_turn`` called soon, once however often this is asked."""
+
+    def wake_at(self, at: int) -> None:
+        """Have ``end_turn`` called at ``at`` (see ``Broker.elapsed_ms``; 0 for not at all).
+
+        A further call replaces the one before. The turn of each second notices when the wall
+        clock, by which some of it may have been reckoned, was set.
+        """
+
+    def is_turn_long(self) -> bool:
+        """Whether this turn has lasted for as long as it should."""
+        return False
+
+    def next_turn(self, connection: Connection) -> None:
+        """Have ``next_turn`` of ``connection`` called in the next turn."""
+
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        """Write a connection's output."""
+
+    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        """Run ``work`` off the loop, then ``done`` with its result on the loop."""
+        done(work())
+
+    def memory_limit(self) -> int:
+        """Bytes of memory that this process may use; 0 when that is not known."""
+        return 0
+
+    def resident_memory(self) -> int:
+        """Bytes of resident memory; -1 when they are not known."""
+        return -1
+
+    def release_memory(self) -> None:
+        """Memory is short: give back to the system what is free."""
+
+    def free_disk(self) -> int:
+        """Free bytes where the storage lies; -1 when they are not known or do not matter."""
+        return -1
+
+
+class Broker:
+    """One broker in this process.
+
+    ``async with Broker(Config(...)) as broker:`` runs it on the current event loop, with listeners
+    as configured; ``broker.listeners`` then maps each protocol to its ``host:port``.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = Config() if config is None else config
+        #: milliseconds since the epoch, as of the start of this turn
+        self.now_ms = time.time_ns() // 1_000_000
+        #: how far it is ahead of the clock that nobody can set
+        self.clock_offset = 0
+        self.storage: Storage = MemoryStorage()
+        #: the delivery mode of queues that have none of their own, -1 for that of each message
+        self.default_delivery = delivery_mode(self.config.delivery.mode)
+        self.driver = Driver()
+        self.authenticator = Authenticator(self.config, self._run_blocking)
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.adapters: dict[str, Adapter] = {}
+        #: live connections, for limits, alarms and shutdown
+        self.connections: set[Connection] = set()
+        self.listeners: dict[str, str] = {}
+        self.is_stopping = False
+        #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
+        self.timeouts = Timers()
+        self.dates = Timers()
+        #: the stream partition that is being compacted; one at a time bounds the memory for keys
+        self.compacting: Timed | None = None
+        #: joins the small batches that a crash left
+        self.recovered_joins = RecoveredJoins(self)
+        self.alarms = Alarms(0, 0)
+        #: why publishers are paused: None they are not, empty for a moment only
+        self.block_reason: str | None = None
+        #: times that they were paused for a moment
+        self.brief_pauses = 0
+        #: holds publishers back for moments while live subscribers read
+        self.pacing = Pacing(self)
+        self._is_behind = False
+        self._dirty: list[Connection] = []
+        #: what is left of MAX_GIVEN_UP in this turn
+        self.may_give_up = MAX_GIVEN_UP
+        self.dead_letters = DeadLetters(self)
+        self._unsettled: list[Queue] = []
+        self._unflushed: list[EndOfTurn] = []
+        self._server: Server | None = None
+
+    # Life
+
+    def open(self, storage: Storage, driver: Driver, adapters: list[Adapter]) -> None:
+        """Recover the state from ``storage``, then start the adapters."""
+        self.storage = storage
+        self.driver = driver
+        limits = self.config.limits
+        self.alarms = Alarms(
+            limits.memory_high_bytes or int(limits.memory_high_fraction * driver.memory_limit()),
+            limits.disk_free_bytes,
+        )
+        names = {key.decode() for key, _ in storage.table("vhosts").items()}
+        names.add(DEFAULT_VHOST)
+        for name in sorted(names):
+            self.vhosts[name] = VirtualHost(self, name)
+        for name, given in self.config.policies.items():
+            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
+            vhost = self.declare_vhost(given.vhost)
+            known = vhost.policies.get(name)
+            if known is None or not known.is_same(policy):
+                vhost.set_policy(policy)
+                vhost.policy_walk.finish()
+        for adapter in adapters:
+            self.adapters[adapter.name] = adapter
+        for adapter in adapters:
+            adapter.start(self)
+        self.end_turn()
+
+    def vhost(self, name: str) -> VirtualHost:
+        """The virtual host called ``name``. Raises NotFound."""
+        found = self.vhosts.get(name)
+        if found is None:
+            raise NotFound(f"vhost {name} not found")
+        return found
+
+    def declare_vhost(self, name: str) -> VirtualHost:
+        """The virtual host called ``name``, made when it is new."""
+        found = self.vhosts.get(name)
+        if found is None:
+            self.storage.table("vhosts").put(name.encode(), b"")
+            found = VirtualHost(self, name)
+            self.vhosts[name] = found
+        return found
+
+    async def __aenter__(self) -> Broker:
+        from trivium.runtime.server import Server
+
+        self._server = Server(self)
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        await self._server.stop()
+
+    async def wait_failed(self) -> BaseException:
+        """Wait until the storage fails for good, or something happens that the broker does not
+        understand; the StorageError or InternalError. Nothing is acknowledged after it.
+        """
+        assert self._server is not None
+        return await self._server.wait_failed()
+
+    # Turns
+
+    @property
+    def elapsed_ms(self) -> int:
+        """Milliseconds, as of the start of this turn, on a clock that is never set.
+
+        It counts what must take a certain time whatever happens to the wall clock. Only what is
+        stored as a time, or said by a client, is ``now_ms``.
+        """
+        return self.now_ms - self.clock_offset
+
+    def begin_turn(self) -> None:
+        """Read the clocks; called by the driver before the first feed of a turn."""
+        self.now_ms = time.time_ns() // 1_000_000
+        offset = self.now_ms - time.monotonic_ns() // 1_000_000
+        # They are not read at the same moment, and times to wait for would waver with that.
+        if abs(offset - self.clock_offset) > CLOCK_TOLERANCE_MS:
+            self.clock_offset = offset
+
+    def add_dirty(self, connection: Connection) -> None:
+        """``connection`` has output for the end of this turn."""
+        self._dirty.append(connection)
+        self.driver.request_turn()
+
+    def add_unsettled(self, queue: Queue) -> None:
+        """``queue`` has settlements to write at the end of this turn."""
+        self._unsettled.append(queue)
+        self.driver.request_turn()
+
+    def add_unflushed(self, item: EndOfTurn) -> None:
+        """``item`` has changes to write at the end of this turn."""
+        self._unflushed.append(item)
+        self.driver.request_turn()
+
+    def next_at(self) -> int:
+        """When a turn has something to call, as ``elapsed_ms``; 0 for never."""
+        due_at = self.timeouts.next_at()
+        date = self.dates.next_at()
+        if date and (due_at == 0 or date - self.clock_offset < due_at):
+            return date - self.clock_offset
+        return due_at
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the end of this turn has changes to write that are not in the batch yet."""
+        return bool(self._unsettled or self._unflushed or self.dead_letters.are_new)
+
+    def end_turn(self) -> None:
+        """Call what is due, write, commit, send. When it raises, nothing was committed that is not
+        whole, and it must not be called again.
+        """
+        self.dates.run(self.now_ms)
+        self.timeouts.run(self.elapsed_ms)
+        self.dead_letters.run()
+        if self._unsettled:
+            queues = self._unsettled
+            self._unsettled = []
+            for queue in queues:
+                queue.flush_settlements()
+        if self._unflushed:
+            items = self._unflushed
+            self._unflushed = []
+            for item in items:
+                item.flush_turn()
+        self.may_give_up = MAX_GIVEN_UP
+        # Last, since anything above may have set a time.
+        due_at = self.next_at()
+        if due_at:
+            self.driver.wake_at(due_at)
+        self.storage.commit()
+        if self._dirty:
+            connections = self._dirty
+            self._dirty = []
+            for connection in connections:
+                self.driver.write(connection, connection.take_output())
+        if self.pacing.reached:
+            self.pacing.end_turn()
+        if self.is_behind:
+            self._check_backlog()
+
+    def tick(self, now: float) -> None:
+        """About once a second: time-outs of connections and adapters."""
+        if self.alarms.is_memory_short:
+            self.driver.release_memory()
+        if self.alarms.is_disk_short:
+            self.storage.free_space()
+        self.storage.tidy()
+        for connection in list(self.connections):
+            if not connection.is_closed:
+                connection.tick(now)
+        for adapter in self.adapters.values():
+            adapter.tick(now)
+
+    # Pauses
+
+    def add_connection(self, connection: Connection) -> None:
+        """A client has connected."""
+        self.connections.add(connection)
+        if self.block_reason is not None:
+            connection.blocked(self.block_reason)
+
+    def remove_connection(self, connection: Connection) -> None:
+        """A client's connection is gone."""
+        self.connections.discard(connection)
+        connection.end_slowdown()
+
+    def check_alarms(self) -> float:
+        """Look at memory and disk, pause publishers or let them go on.
+
+        The seconds after which to call it again.
+        """
+        interval = self.alarms.check(self.driver.resident_memory(), self.driver.free_disk())
+        self._tell_publishers()
+        return interval
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more waits for the disk than should, also by what this turn has done so far."""
+        return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
+
+    def _check_backlog(self) -> None:
+        """What waits for the disk has grown too much, or did before."""
+        limit = MAX_PENDING_BYTES // 2 if self._is_behind else MAX_PENDING_BYTES
+        is_behind = self.storage.pending_bytes > limit
+        if is_behind != self._is_behind:
+            self._is_behind = is_behind
+            if is_behind:
+                self.brief_pauses += 1
+            self._tell_publishers()
+
+    def _tell_publishers(self) -> None:
+        before = self.block_reason
+        reason = self.alarms.reason
+        if reason is None and self._is_behind:
+            reason = ""
+        # Whether it is memory or disk, or both by now, makes no difference to a client.
+        if reason == before or (reason and before):
+            return
+        self.block_reason = reason
+        for connection in list(self.connections):
+            if not connection.is_closed:
+                if before is not None:
+                    connection.unblocked()
+                if reason is not None:
+                    connection.blocked(reason)
+
+    # Health
+
+    def unready(self) -> str | None:
+        """Why clients cannot connect and publish now; None when they can."""
+        if self.is_stopping:
+            return "the broker is stopping"
+        reason = self.alarms.reason
+        return None if reason is None else f"{reason}: publishers are paused"
+
+    def metrics_text(self) -> str:
+        """All metrics in the Prometheus text format."""
+        protocols: dict[str, ProtocolMetrics] = {}
+        for name, adapter in self.adapters.items():
+            protocols[name] = adapter.metrics
+        vhosts = list(self.vhosts.values())
+        queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
+        streams = [stream for vhost in vhosts for stream in vhost.streams.values()]
+        return render(
+            protocols,
+            [
+                *process_samples(),
+                *self._pause_samples(),
+                Sample(
+                    "deduplicated_messages_total",
+                    "counter",
+                    "Repetitions that were acknowledged and dropped",
+                    sum(vhost.deduplication.duplicates for vhost in vhosts),
+                ),
+                Sample(
+                    "delayed_messages",
+                    "gauge",
+                    "Messages that are routed later",
+                    sum(len(vhost.delays) for vhost in vhosts),
+                ),
+                *[
+                    Sample(
+                        "dead_letters_lost_total",
+                        "counter",
+                        "Dead letters that nobody got",
+                        count,
+                        f'reason="{why}"',
+                    )
+                    for why, count in self.dead_letters.lost.counts.items()
+                ],
+                Sample("queues", "gauge", "Queues", len(queues)),
+                Sample("streams", "gauge", "Streams", len(streams)),
+                Sample(
+                    "stream_messages_total",
+                    "counter",
+                    "Messages put into streams",
+                    sum(stream.published for stream in streams),
+                ),
+                Sample(
+                    "retained_messages", "gauge", "Retained", sum(len(v.retained) for v in vhosts)
+                ),
+                Sample(
+                    "queue_messages",
+                    "gauge",
+                    "Messages in queues",
+                    sum(len(queue) for queue in queues),
+                    'state="ready"',
+                ),
+                Sample(
+                    "queue_messages",
+                    "gauge",
+                    "Messages in queues",
+                    sum(queue.unsettled for queue in queues),
+                    'state="unsettled"',
+                ),
+            ],
+        )
+
+    def _pause_samples(self) -> list[Sample]:
+        alarms = self.alarms
+        text = "Whether publishers are paused for it"
+        return [
+            Sample("alarm", "gauge", text, int(alarms.is_memory_short), 'resource="memory"'),
+            Sample("alarm", "gauge", text, int(alarms.is_disk_short), 'resource="disk"'),
+            Sample("memory_high_bytes", "gauge", "Mark of memory", alarms.memory_high),
+            Sample("disk_low_bytes", "gauge", "Mark of free disk", alarms.disk_low),
+            Sample("disk_free_bytes", "gauge", "Free disk, -1: unknown", self.driver.free_disk()),
+            Sample(
+                "storage_pending_bytes",
+                "gauge",
+                "Bytes that wait for the disk",
+                self.storage.pending_bytes,
+            ),
+            Sample(
+                "storage_pauses_total",
+                "counter",
+                "Times that publishers waited for the disk",
+                self.brief_pauses,
+            ),
+            Sample(
+                "publisher_waits_total",
+                "counter",
+                "Times that a publisher waited for live subscribers",
+                self.pacing.waits,
+            ),
+        ]
+
+    def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        self.driver.run_blocking(work, done)

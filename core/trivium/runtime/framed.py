@@ -1,0 +1,175 @@
+"""The way into a connection: what has arrived and is not taken yet, and why it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from trivium.common.pieces import Pieces
+from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.adapter import Connection, Peer, Transport
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+# Why input is held; a set of bits. The first: the turn has lasted long enough, others are served
+# first. The second: live subscribers are behind with what the client has published.
+FOR_TURN: Final = 1
+FOR_SUBSCRIBERS: Final = 2
+
+#: The first bit that protocols may use.
+FOR_PROTOCOL: Final = 4
+
+#: Frames that are taken between two looks at the clock, and bytes after which it is looked at in
+#: any case (16 KiB).
+CLOCK_FRAMES: Final = 64
+CLOCK_BYTES: Final = 16 * 1024
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FramedConnection(Connection):
+    """A connection whose input is cut into frames, and may have to wait.
+
+    A subclass implements ``take_frames``, which takes whole frames where they lie in what was
+    read. What it leaves waits here: for the bytes that complete a frame, or until nothing holds
+    input any more. While input is held the socket is not read.
+    """
+
+    def __init__(
+        self, metrics: ProtocolMetrics, broker: Broker, transport: Transport, peer: Peer
+    ) -> None:
+        super().__init__(broker, transport, peer)
+        self.metrics = metrics
+        #: when input came last, or could not be heard of, in ``Broker.elapsed_ms``
+        self.heard_at = broker.elapsed_ms
+        #: why input is held, a set of the FOR_ constants; 0 when it is not
+        self.held_for = 0
+        #: bytes without which there is no whole frame in what waits
+        self.needed = 0
+        self._pieces = Pieces()
+        # What was read, and how much of it was taken, while only the turn holds input.
+        self._read: bytes = b""
+        self._taken = 0
+        self._frames = CLOCK_FRAMES
+
+    def take_frames(self, data: bytes, at: int) -> int:
+        """Take the whole frames in ``data`` from ``at`` on; return where what is left begins.
+
+        Called with at least one byte. It ends before a frame where ``stops_input`` says so, and
+        sets ``needed`` where a frame is incomplete. What cannot be read is answered, never raised.
+        """
+        raise NotImplementedError
+
+    def frames_taken(self) -> None:
+        """Called after ``take_frames`` unless the connection was closed; what is left is safe."""
+
+    def stops_input(self) -> bool:
+        """Whether ``take_frames`` must leave the next frame; called before each."""
+        self._frames -= 1
+        if self._frames == 0:
+            self._look_at_clock()
+        return self.held_for != 0 or self.is_closed
+
+    def _look_at_clock(self) -> None:
+        self._frames = CLOCK_FRAMES
+        if not self.held_for & FOR_TURN and self.broker.driver.is_turn_long():
+            self.hold_input(FOR_TURN)
+            self.broker.driver.next_turn(self)
+
+    def feed(self, data: bytes) -> None:
+        """See ``Connection``."""
+        self.heard_at = self.broker.elapsed_ms
+        self.metrics.bytes_received += len(data)
+        pieces = self._pieces
+        if self.held_for:
+            self._set_aside()
+            pieces.add(data)
+            return
+        if pieces.size:
+            pieces.add(data)
+            if pieces.size < self.needed:
+                return
+            data = pieces.take()
+        self._take(data, 0)
+
+    def _take(self, data: bytes, at: int) -> None:
+        self.needed = 0
+        at = self.take_frames(data, at)
+        size = len(data)
+        if self.is_closed:
+            return
+        if at < size:
+            self._read = data
+            self._taken = at
+            if self.held_for != FOR_TURN:
+                self._set_aside()
+        self.frames_taken()
+        if self.broker.pacing.reached:
+            self.broker.pacing.fed(self)
+        if size >= CLOCK_BYTES:
+            self._look_at_clock()
+
+    def _set_aside(self) -> None:
+        """Keep what is left of what was read, without what was taken."""
+        if self._read:
+            self._pieces.add(self._read[self._taken :] if self._taken else self._read)
+            self._read = b""
+
+    def hold_input(self, reason: int) -> None:
+        """Take no more input for ``reason``; what the client sends stays in the socket."""
+        if not self.held_for:
+            self.transport.pause_reading()
+        self.held_for |= reason
+
+    def continue_input(self, reason: int) -> None:
+        """``reason`` holds input no longer: go on, unless another does."""
+        if not self.held_for & reason:
+            return
+        self.held_for &= ~reason
+        if self.held_for or self.is_closed:
+            return
+        # Nothing could be heard of it.
+        self.heard_at = self.broker.elapsed_ms
+        self.transport.resume_reading()
+        self.take_waiting()
+
+    def take_waiting(self) -> None:
+        """Take what waits, if there may be a whole frame in it."""
+        data = self._read
+        if data:
+            self._read = b""
+            self._take(data, self._taken)
+        elif self._pieces.size and self._pieces.size >= self.needed:
+            self._take(self._pieces.take(), 0)
+
+    def put_back(self, data: bytes) -> None:
+        """What waits begins with ``data``: whole frames that were left for later."""
+        self._set_aside()
+        waiting = self._pieces.take()
+        self._pieces.add(data)
+        if waiting:
+            self._pieces.add(waiting)
+        self.needed = 0
+
+    def drop_input(self) -> None:
+        """Forget what waits: nothing is taken any more."""
+        self._read = b""
+        self._pieces.clear()
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """See ``Connection``."""
+        return self.held_for & FOR_TURN != 0 and not self.is_closed
+
+    def next_turn(self) -> None:
+        """See ``Connection``."""
+        self.continue_input(FOR_TURN)
+
+    def wait_for_subscribers(self) -> None:
+        """See ``Connection``."""
+        self.hold_input(FOR_SUBSCRIBERS)
+
+    def subscribers_ready(self) -> None:
+        """See ``Connection``."""
+        self.continue_input(FOR_SUBSCRIBERS)

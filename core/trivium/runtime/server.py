@@ -1,0 +1,615 @@
+"""The driver: sockets, the event loop, and threads. The only core module that imports asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import resource
+import socket
+import termios
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, cast
+
+from trivium.config import Listen, is_loopback, join_address
+from trivium.errors import ConfigError, InternalError, TriviumError
+from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
+from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Peer
+from trivium.runtime.broker import Broker, Driver
+from trivium.storage.base import Storage
+from trivium.storage.errors import StorageError
+from trivium.storage.memory import MemoryStorage
+
+if TYPE_CHECKING:
+    from trivium.observability.http import HttpServer
+
+logger = logging.getLogger(__name__)
+
+HTTP: Final = "http"
+
+#: Bytes that may wait in a socket's buffer before its queues are held (256 KiB), and the mark
+#: below which they go on.
+WRITE_HIGH_WATER: Final = 256 * 1024
+WRITE_LOW_WATER: Final = 64 * 1024
+
+#: A connection takes input until the turn has lasted for so many seconds; what is left waits for
+#: the next turn, and others are served between. The loop alone would feed megabytes of one client
+#: in a turn, which are tens of thousands of declarations.
+TURN_SECONDS: Final = 0.005
+
+#: Connections that the kernel keeps for us while a turn lasts.
+BACKLOG: Final = 1024
+
+#: File descriptors that connections leave to storage and HTTP, and to those that the kernel hands
+#: over in one turn before they can be refused; of a process with few, half.
+RESERVED_FILES: Final = BACKLOG + 256
+
+#: Seconds that a peer gets to take its last answer and to close its socket as well.
+DRAIN_SECONDS: Final = 10.0
+
+#: Time that clients get to take their last bytes when the broker stops.
+STOP_SECONDS: Final = 2.0
+
+
+class SocketDriver(asyncio.Protocol):
+    """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
+
+    __slots__ = (
+        "_adapter",
+        "_discarded",
+        "_has_ended",
+        "_is_over",
+        "_server",
+        "_timer",
+        "_transport",
+        "connection",
+    )
+
+    connection: Connection
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server, adapter: Adapter) -> None:
+        self._server = server
+        self._adapter = adapter
+        # Whether the peer sends no more; whether the connection is over, and only the socket lives.
+        self._has_ended = False
+        self._is_over = False
+        self._discarded = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            self._connect(transport)
+        except BaseException as error:
+            # There may be no connection to end.
+            self._is_over = True
+            self._server.stop_for(error)
+
+    def _connect(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        server = self._server
+        server.sockets.add(self)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = transport.get_extra_info("peername")
+        host, port = (name[0], name[1]) if name else ("", 0)
+        peer = Peer(join_address(host, port), is_loopback(host))
+        self.connection = self._adapter.connect(self, peer)
+        broker = server.broker
+        broker.add_connection(self.connection)
+        if broker.is_stopping or len(server.sockets) > server.max_connections:
+            self.connection.is_closed = True
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        if not connection.is_closed:
+            self._server.feed(connection, data)
+            return
+        self._discarded += len(data)
+        if self._discarded > DISCARDED_BYTES:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        if self._is_over:
+            return False
+        self._close_when_taken()
+        return True
+
+    def _close_when_taken(self) -> None:
+        """Close once what the peer has sent is taken; it only sends no more."""
+        if self._is_over:
+            return
+        if self.connection.waits_for_turn:
+            self._server.call_soon(self._close_when_taken)
+        else:
+            # What this turn has to say to it is written first.
+            self._server.close_after_turn(self)
+
+    def pause_writing(self) -> None:
+        self.connection.is_writable = False
+
+    def resume_writing(self) -> None:
+        connection = self.connection
+        self._server.begin_turn()
+        try:
+            connection.resume_writing()
+        except BaseException as error:
+            self._server.stop_for(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._is_over:
+            self._server.take_all(self.connection)
+        self._end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._server.socket_gone(self)
+        # Nothing is called any more. It and the connection would keep each other in memory.
+        del self.connection
+
+    def _end(self) -> None:
+        """The connection is over: have it release what it holds."""
+        if self._is_over:
+            return
+        self._is_over = True
+        server = self._server
+        server.begin_turn()
+        connection = self.connection
+        connection.is_closed = True
+        try:
+            server.broker.remove_connection(connection)
+            connection.lost()
+        except BaseException as failure:
+            server.stop_for(failure)
+
+    def write(self, output: list[bytes]) -> None:
+        if not self._is_over and not self._transport.is_closing():
+            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
+
+    # Transport
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._server.close_after_turn(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def unsent(self) -> int:
+        transport = self._transport
+        if transport.is_closing():
+            return 0
+        waiting = array("i", (0,))
+        raw = transport.get_extra_info("socket")
+        try:
+            fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, waiting)
+        except OSError:
+            return transport.get_write_buffer_size()
+        return transport.get_write_buffer_size() + waiting[0]
+
+    def finish(self) -> None:
+        """The output is with the transport: the connection is over.
+
+        A socket that is closed with unread input is reset, and the peer loses what it was sent
+        last. So what it still sends is read and dropped until it closes as well, within limits.
+        """
+        transport = self._transport
+        if transport.is_closing() or self._is_over:
+            return
+        self._end()
+        if self._has_ended:
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:
+            # The peer has reset the socket.
+            transport.abort()
+            return
+        transport.resume_reading()
+        self._timer = self._server.call_later(DRAIN_SECONDS, transport.abort)
+
+
+class Server(Driver):
+    """Runs a broker on the running event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.failed: asyncio.Future[StorageError | InternalError]
+        self.max_connections = 0
+        #: all that are open, those among them whose connection is over
+        self.sockets: set[SocketDriver] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._listeners: list[asyncio.Server] = []
+        self._http: HttpServer | None = None
+        self._is_turn_requested = False
+        self._began_at = 0.0
+        self._closing: list[SocketDriver] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.TimerHandle | None = None
+        self._waker: asyncio.TimerHandle | None = None
+        self._wakes_at = 0
+        self._emptied = asyncio.Event()
+        self._storage: Storage | None = None
+        self._releasing: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        broker = self.broker
+        self.max_connections = connection_limit(broker.config.limits.max_connections)
+        adapters = load_adapters(broker.config.listen)
+        self._storage = self._open_storage()
+        try:
+            broker.begin_turn()
+            broker.open(self._storage, self, adapters)
+            self._watch()
+            for adapter in adapters:
+                await self._listen(adapter, broker.config.listen[adapter.name])
+            await self._start_http()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tick()
+
+    def _open_storage(self) -> Storage:
+        config = self.broker.config.storage
+        if config.mode == "memory":
+            return MemoryStorage()
+        from trivium.storage.disk import DiskStorage
+        from trivium.storage.encryption import find_keys
+
+        try:
+            keys = find_keys(config.key_file, config.key_env, os.environ)
+        except ValueError as error:
+            raise ConfigError(f"[storage] {error}") from None
+        return DiskStorage(
+            config.data,
+            post=self._loop.call_soon_threadsafe,
+            wake=self.request_turn,
+            on_fatal=self._fail,
+            fsync=str(config.fsync),
+            compression=config.compression,
+            keys=keys,
+        )
+
+    async def _listen(self, adapter: Adapter, listen: Listen) -> None:
+        for bound in self._bind(adapter.name, listen):
+            listener = await self._loop.create_server(
+                lambda: SocketDriver(self, adapter), sock=bound, backlog=BACKLOG
+            )
+            self._listeners.append(listener)
+
+    async def _start_http(self) -> None:
+        listen = self.broker.config.listen.get(HTTP)
+        if listen is None or not listen.enabled:
+            return
+        from trivium.observability.http import HttpServer
+
+        broker = self.broker
+        self._http = HttpServer(
+            broker.authenticator,
+            broker.unready,
+            broker.metrics_text,
+            broker.config.limits.handshake_seconds,
+        )
+        await self._http.start(self._bind(HTTP, listen))
+
+    def _bind(self, name: str, listen: Listen) -> list[socket.socket]:
+        """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""
+        port = listen.port
+        sockets: list[socket.socket] = []
+        for host in listen.hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+            except OSError as error:
+                # "localhost" asks for ::1 too, which a machine without IPv6 does not have.
+                if sockets:
+                    logger.info("%s does not listen on %s: %s", name, host, error)
+                    continue
+                raise TriviumError(
+                    f"{name} cannot listen on {join_address(host, port)}: {error.strerror}"
+                ) from None
+            port = sockets[-1].getsockname()[1]
+        self.broker.listeners[name] = join_address(listen.hosts[0], port)
+        return sockets
+
+    async def stop(self) -> None:
+        """Stop accepting, tell the clients, write what is left, release the data directory."""
+        broker = self.broker
+        broker.is_stopping = True
+        had_failed = self.failed.done()
+        for timer in (self._ticker, self._watcher, self._waker):
+            if timer is not None:
+                timer.cancel()
+        for listener in self._listeners:
+            listener.close()
+        try:
+            for connection in list(broker.connections):
+                if not connection.is_closed:
+                    connection.shutdown()
+        except BaseException as error:
+            self.stop_for(error)
+        self._end_turn()
+        if self.sockets:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), STOP_SECONDS)
+            except TimeoutError:
+                pass
+        for driver in list(self.sockets):
+            driver.abort()
+        await asyncio.sleep(0)
+        if self._http is not None:
+            await self._http.stop()
+        if self._storage is not None:
+            self._end_turn()
+            try:
+                await self._loop.run_in_executor(None, self._storage.close)
+            except StorageError:
+                # Said when it happened; what matters here is that the directory is released.
+                if not self.failed.done():
+                    raise
+        if self.failed.done() and not had_failed:
+            raise self.failed.result()
+
+    async def wait_failed(self) -> BaseException:
+        """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
+        return await asyncio.shield(self.failed)
+
+    def socket_gone(self, driver: SocketDriver) -> None:
+        """A socket is closed; ``stop`` waits for the last one."""
+        self.sockets.discard(driver)
+        if self.broker.is_stopping and not self.sockets:
+            self._emptied.set()
+
+    def stop_for(self, error: BaseException) -> None:
+        """Stop the broker for an exception that nobody expected.
+
+        What it left half done is in memory, and perhaps in the batch, which is therefore dropped.
+        """
+        failure = InternalError(f"internal error: {error!r}")
+        failure.__cause__ = error
+        self._fail(failure)
+        assert self._storage is not None
+        self._storage.fail(failure)
+        if not isinstance(error, Exception):
+            raise error
+
+    def feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
+        """``feed`` has raised; before it the batch was at ``changes`` (see ``Storage``)."""
+        broker = self.broker
+        is_alone = broker.storage.changes == changes and not broker.has_unwritten
+        if not is_alone or not isinstance(error, Exception):
+            self.stop_for(error)
+            return
+        address = connection.peer.address
+        logger.error("%s: internal error, it is closed: %r", address, error, exc_info=error)
+        try:
+            connection.internal_error()
+        except BaseException as again:
+            self.stop_for(again)
+
+    def _fail(self, error: StorageError | InternalError) -> None:
+        """The broker cannot go on: nobody is answered any more."""
+        if self.failed.done():
+            return
+        # A disk that fails needs no traceback.
+        trace = error if error.__cause__ is not None else None
+        logger.critical("the broker stops: %s", error, exc_info=trace)
+        self.failed.set_result(error)
+        self.broker.is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.broker.connections):
+            connection.is_closed = True
+        for driver in list(self.sockets):
+            driver.abort()
+
+    # Turns
+
+    def begin_turn(self) -> None:
+        """A callback of the loop starts to feed connections."""
+        if not self._is_turn_requested:
+            self._is_turn_requested = True
+            self._began_at = time.monotonic()
+            self.broker.begin_turn()
+            self._loop.call_soon(self._end_turn)
+
+    def is_turn_long(self) -> bool:
+        """Whether this turn has lasted for as long as it should."""
+        return time.monotonic() - self._began_at > TURN_SECONDS
+
+    def next_turn(self, connection: Connection) -> None:
+        """See ``Driver``."""
+        self._loop.call_soon(self._go_on, connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        self.begin_turn()
+        changes = self.broker.storage.changes
+        try:
+            connection.next_turn()
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
+
+    def feed(self, connection: Connection, data: bytes) -> None:
+        """Bytes of a connection's client arrived."""
+        self.begin_turn()
+        changes = self.broker.storage.changes
+        try:
+            connection.feed(data)
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
+
+    def take_all(self, connection: Connection) -> None:
+        """Have a connection take now what it has left for turns that it will not have."""
+        while connection.waits_for_turn:
+            self._go_on(connection)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call something of a socket in the next iteration of the loop."""
+        self._loop.call_soon(call)
+
+    def request_turn(self) -> None:
+        """See ``Driver``."""
+        if not self._is_turn_requested:
+            self._is_turn_requested = True
+            self._began_at = time.monotonic()
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_turn_requested = False
+        if self.failed.done():
+            return
+        try:
+            self.broker.end_turn()
+        except BaseException as error:
+            self.stop_for(error)
+            return
+        if self._closing:
+            drivers = self._closing
+            self._closing = []
+            for driver in drivers:
+                driver.finish()
+
+    def wake_at(self, at: int) -> None:
+        """See ``Driver``."""
+        if at == self._wakes_at:
+            return
+        self._wakes_at = at
+        if self._waker is not None:
+            self._waker.cancel()
+            self._waker = None
+        if at:
+            delay = max(at - time.monotonic_ns() // 1_000_000, 0) / 1000
+            self._waker = self._loop.call_later(delay, self._woken)
+
+    def _woken(self) -> None:
+        self._waker = None
+        self._wakes_at = 0
+        self.begin_turn()
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Have something of a socket called on the loop."""
+        return self._loop.call_later(seconds, call)
+
+    def close_after_turn(self, driver: SocketDriver) -> None:
+        """Close a socket when this turn's output is with it."""
+        self._closing.append(driver)
+        self.request_turn()
+
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        """See ``Driver``."""
+        if output:
+            driver = connection.transport
+            assert isinstance(driver, SocketDriver)
+            driver.write(output)
+            if connection.is_writable and not connection.is_closed:
+                connection.flushed()
+
+    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        """See ``Driver``."""
+
+        def finished(future: asyncio.Future[bool]) -> None:
+            self.begin_turn()
+            fault = None if future.cancelled() else future.exception()
+            if fault is not None:
+                # It touched nothing of ours, and the answer is no.
+                logger.error("internal error, taken for no: %r", fault, exc_info=fault)
+            try:
+                done(not future.cancelled() and fault is None and future.result())
+            except BaseException as error:
+                self.stop_for(error)
+
+        self._loop.run_in_executor(None, work).add_done_callback(finished)
+
+    def memory_limit(self) -> int:
+        """See ``Driver``."""
+        return total_memory_bytes()
+
+    def resident_memory(self) -> int:
+        """See ``Driver``."""
+        return resident_bytes()
+
+    def release_memory(self) -> None:
+        """See ``Driver``."""
+        if self._releasing is None or self._releasing.done():
+            self._releasing = self._loop.run_in_executor(None, release_free_memory)
+
+    def free_disk(self) -> int:
+        """See ``Driver``."""
+        config = self.broker.config.storage
+        if config.mode == "memory":
+            return -1
+        try:
+            found = os.statvfs(config.data)
+        except OSError:
+            return -1
+        return found.f_bavail * found.f_frsize
+
+    def _watch(self) -> None:
+        self.begin_turn()
+        try:
+            interval = self.broker.check_alarms()
+        except BaseException as error:
+            self.stop_for(error)
+            return
+        self._watcher = self._loop.call_later(interval, self._watch)
+
+    def _tick(self) -> None:
+        self.begin_turn()
+        try:
+            self.broker.tick(self._loop.time())
+        except BaseException as error:
+            self.stop_for(error)
+            return
+        self._ticker = self._loop.call_later(1.0, self._tick)
+
+
+def connection_limit(configured: int) -> int:
+    """As many connections as are configured, or as leave the storage files to open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return configured
+    allowed = max(files - RESERVED_FILES, files // 2)
+    if allowed < configured:
+        logger.debug("%d connections at most, by the limit of %d open files", allowed, files)
+    return min(configured, allowed)
+
+
+def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
+    """The installed adapters that the configuration names, in a stable order.
+
+    Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
+    does not load.
+    """
+    found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
+    adapters: list[Adapter] = []
+    for name, address in listen.items():
+        if name == HTTP or not address.enabled:
+            continue
+        if name not in found:
+            raise ConfigError(f"no adapter for the protocol {name!r} is installed")
+        try:
+            adapters.append(found[name].load()())
+        except Exception as error:
+            # An adapter may be anybody's code; whoever installed it needs its name, not our trace.
+            raise ConfigError(f"the adapter for {name!r} does not load: {error}") from error
+    return adapters

@@ -1,0 +1,3 @@
+"""Streams: partitions of record batches, their layout, and their upkeep (retention, compaction,
+joining of small batches).
+"""

@@ -1,0 +1,3 @@
+"""A virtual host: the topology of its exchanges, queues and streams, how it is declared and
+restored, its policies, and its delayed messages.
+"""

@@ -1,0 +1,142 @@
+"""Delayed messages: published now, routed when their time has come.
+
+One queue per virtual host keeps them, which no client can reach. A message whose time has come is
+routed as if it had been published then, in the batch in which it leaves that queue. So whatever it
+reaches (queues, streams, live subscriptions, retained messages) knows nothing of delays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgpack
+
+from trivium.common.timers import Timed
+from trivium.messages.message import Message
+from trivium.queues.lanes import QueueEntry
+from trivium.queues.queue import Consumer, Queue
+from trivium.routing.exchanges import Destination
+from trivium.routing.retained import RETAINING_EXCHANGE
+
+if TYPE_CHECKING:
+    from trivium.vhost.virtual_host import VirtualHost
+
+#: Clients cannot have names in ``amq.``.
+QUEUE_NAME: Final = "amq.delayed"
+#: Milliseconds until a message is offered again to a queue that was full (reject-publish): its
+#: publisher has been acknowledged, so it must not be dropped.
+FULL_DELAY: Final = 1000
+#: Messages routed in one millisecond, so that many of one time do not stop everything else.
+BURST: Final = 1024
+#: Bytes of the further routing keys of a message, with 5 more for each: they are kept in a note,
+#: which has at most 65,535 bytes.
+MAX_COPIES_BYTES: Final = 65_000
+
+
+class Delays(Consumer):
+    """The delayed messages of one virtual host."""
+
+    def __init__(self, vhost: VirtualHost, log_name: str) -> None:
+        self._vhost = vhost
+        self._log_name = log_name
+        self._broker = vhost.broker
+        self._queue: Queue | None = None
+        # Destinations that were full, of entries that the others have.
+        self._left: dict[QueueEntry, list[Destination]] = {}
+        self._resume = _Resume(self)
+        self._routed = 0
+        self._routed_at = 0
+
+    def __len__(self) -> int:
+        return 0 if self._queue is None else self._queue.delayed + len(self._queue)
+
+    def restore(self) -> None:
+        """Go on with what was kept."""
+        if self._log_name in self._broker.storage.log_names():
+            self._open()
+
+    def add(self, message: Message, copies: list[bytes]) -> int:
+        """Keep ``message`` until its ``deliver_at``: ACCEPTED, or the batch that makes it durable.
+
+        ``copies`` are routing keys beside its own, of MAX_COPIES_BYTES together.
+        """
+        queue = self._open() if self._queue is None else self._queue
+        return queue.put_special(message, msgpack.packb(copies) if copies else b"")
+
+    def _open(self) -> Queue:
+        storage = self._broker.storage
+        logs = [storage.log(self._log_name)] if storage.is_durable else []
+        queue = Queue(self._vhost, QUEUE_NAME, logs, durable=True, adapter="trivium")
+        self._queue = queue
+        queue.add_consumer(self)
+        return queue
+
+    # Consumer
+
+    def takes_delivery(self) -> bool:
+        """See ``Consumer``."""
+        now = self._broker.elapsed_ms
+        if self._routed_at != now:
+            self._routed_at = now
+            self._routed = 0
+        if self._routed < BURST:
+            return True
+        self._broker.timeouts.call_at(now + 1, self._resume)
+        return False
+
+    def resume(self) -> None:
+        """Route more."""
+        if self._queue is not None:
+            self._queue.dispatch()
+
+    def deliver(self, entry: QueueEntry) -> None:
+        """See ``Consumer``: its time has come."""
+        self._routed += 1
+        queue = entry.queue
+        left = self._route(entry)
+        if left:
+            self._left[entry] = left
+            queue.postpone(entry, FULL_DELAY)
+        else:
+            queue.settle(entry)
+
+    def _route(self, entry: QueueEntry) -> list[Destination]:
+        """Route a message; the destinations that are too full to take it."""
+        delayed = entry.message
+        vhost = self._vhost
+        now = self._broker.now_ms
+        exchange = vhost.exchanges.get(delayed.address.exchange)
+        if exchange is None:
+            return []
+        message = Message(
+            delayed.protocol,
+            delayed.address,
+            delayed.header,
+            delayed.payload,
+            delayed.mode,
+            delayed.persistent,
+            now,
+            # Its life begins now.
+            delayed.expires + now - delayed.timestamp if delayed.expires else 0,
+            delayed.retain,
+            delayed.priority,
+            delayed.origin,
+            insists=delayed.insists,
+        )
+        copies: list[bytes] = msgpack.unpackb(entry.note) if entry.note else []
+        route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
+        earlier = self._left.pop(entry, None)
+        if earlier is None and message.retain and exchange.name == RETAINING_EXCHANGE:
+            vhost.retained.keep(message)
+        return route.offer(message, earlier)
+
+    def cancelled(self) -> None:
+        """See ``Consumer``: never, for nobody can delete the queue."""
+
+
+class _Resume(Timed):
+    def __init__(self, delays: Delays) -> None:
+        self._delays = delays
+
+    def due(self) -> None:
+        self._delays.resume()

@@ -1,0 +1,161 @@
+"""Policies: settings for all objects whose name matches a pattern, put in force at run time.
+
+Of the policies that match an object the one with the highest priority holds, alone, as in RabbitMQ;
+of several with the same priority the first by name. Policies are rows of a table, so they are
+durable and come back with the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgpack
+
+from trivium.common.patterns import Pattern, PatternError
+from trivium.common.values import same
+from trivium.errors import NotFound, PreconditionFailed
+from trivium.messages.message import HeaderValue
+from trivium.queues.settings import POLICY_KEYS, check_strategy, check_value
+from trivium.storage.base import Table
+from trivium.streams.settings import POLICY_KEYS as STREAM_KEYS
+from trivium.streams.settings import check_stream_value
+
+QUEUES: Final = "queues"
+EXCHANGES: Final = "exchanges"
+STREAMS: Final = "streams"
+ALL: Final = "all"
+
+#: What a policy for exchanges may set.
+EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
+
+#: Policies of a virtual host: each new queue is compared with all of them.
+MAX_POLICIES: Final = 256
+#: Longest name, also in what a policy defines, in UTF-8.
+MAX_NAME_BYTES: Final = 255
+
+
+class Policy:
+    """One policy. ``definition`` maps keys such as ``max-length`` to values."""
+
+    def __init__(
+        self,
+        name: str,
+        pattern: str,
+        definition: Mapping[str, HeaderValue],
+        apply_to: str = ALL,
+        priority: int = 0,
+    ) -> None:
+        self.name = name
+        self.pattern = pattern
+        self.definition = dict(definition)
+        self.apply_to = apply_to
+        self.priority = priority
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise PreconditionFailed(f"a policy's name has 1 to {MAX_NAME_BYTES} bytes")
+        if apply_to not in (QUEUES, EXCHANGES, STREAMS, ALL):
+            raise PreconditionFailed(f"policy '{name}' cannot apply to '{apply_to}'")
+        if not definition:
+            raise PreconditionFailed(f"policy '{name}' defines nothing")
+        try:
+            self._matcher = Pattern(pattern)
+        except PatternError as error:
+            raise PreconditionFailed(f"policy '{name}' has a wrong pattern: {error}") from None
+        for key, value in definition.items():
+            what = f"'{key}' of policy '{name}'"
+            if isinstance(value, str) and len(value.encode()) > MAX_NAME_BYTES:
+                raise PreconditionFailed(f"invalid {what}: it is too long")
+            if key in EXCHANGE_KEYS:
+                if not isinstance(value, str):
+                    raise PreconditionFailed(f"invalid {what}: text is needed")
+            elif key in POLICY_KEYS:
+                check_value(key, value, what)
+            elif key in STREAM_KEYS:
+                check_stream_value(key, value, what)
+            else:
+                raise PreconditionFailed(f"invalid {what}: it is not supported")
+        check_strategy(
+            definition.get("dead-letter-strategy"),
+            definition.get("overflow"),
+            f"'dead-letter-strategy' of policy '{name}'",
+        )
+
+    def matches(self, name: str) -> bool:
+        """Whether it holds for what is called ``name``."""
+        return self._matcher.matches(name)
+
+    def is_same(self, other: Policy) -> bool:
+        """Whether replacing one by the other would change nothing."""
+        return (
+            self.pattern == other.pattern
+            and same(self.definition, other.definition)
+            and self.apply_to == other.apply_to
+            and self.priority == other.priority
+        )
+
+
+class Policies:
+    """The policies of one virtual host. ``table`` may already hold rows: they are loaded."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._policies: dict[str, Policy] = {}
+        # In the order in which they are tried.
+        self._ordered: list[Policy] = []
+        for key, row in table.items():
+            pattern, definition, apply_to, priority = _unpack(row)
+            name = key.decode()
+            self._policies[name] = Policy(name, pattern, definition, apply_to, priority)
+        self._order()
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def all(self) -> list[Policy]:
+        """All policies, by name."""
+        return [self._policies[name] for name in sorted(self._policies)]
+
+    def set(self, policy: Policy) -> None:
+        """Add a policy, or replace the one of its name. Raises PreconditionFailed for too many."""
+        if len(self._policies) >= MAX_POLICIES and policy.name not in self._policies:
+            raise PreconditionFailed(f"a virtual host has at most {MAX_POLICIES} policies")
+        self._policies[policy.name] = policy
+        row: bytes = msgpack.packb(
+            [policy.pattern, policy.definition, policy.apply_to, policy.priority]
+        )
+        self._table.put(policy.name.encode(), row)
+        self._order()
+
+    def delete(self, name: str) -> None:
+        """Remove the policy called ``name``. Raises NotFound."""
+        if self._policies.pop(name, None) is None:
+            raise NotFound(f"no policy '{name}'")
+        self._table.delete(name.encode())
+        self._order()
+
+    def get(self, name: str) -> Policy | None:
+        """The policy called ``name``."""
+        return self._policies.get(name)
+
+    def _order(self) -> None:
+        self._ordered = sorted(self._policies.values(), key=_place)
+
+    def match(self, name: str, kind: str) -> Policy | None:
+        """The policy in force for the object of that kind and name."""
+        for policy in self._ordered:
+            if policy.apply_to in (kind, ALL) and policy.matches(name):
+                return policy
+        return None
+
+    def effective(self, name: str, kind: str) -> dict[str, HeaderValue]:
+        """What the policy in force defines; empty when there is none."""
+        found = self.match(name, kind)
+        return {} if found is None else found.definition
+
+
+def _place(policy: Policy) -> tuple[int, str]:
+    return -policy.priority, policy.name
+
+
+def _unpack(row: bytes) -> Any:
+    return msgpack.unpackb(row)
