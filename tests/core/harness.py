@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
 from trivium.queues.lanes import QueueEntry
+from trivium.queues.namespace import QueueNamespace
 from trivium.queues.queue import Consumer, Queue
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import MAX_PENDING_BYTES, Broker, Driver
@@ -114,3 +115,10 @@ def drain(queue: Queue) -> list[bytes]:
         payloads.append(entry.message.payload)
         queue.settle(entry)
     return payloads
+
+
+def broker_of(vhost: QueueNamespace) -> Broker:
+    """The broker that a virtual host is in."""
+    broker = vhost.broker
+    assert isinstance(broker, Broker)
+    return broker

@@ -6,6 +6,7 @@ import pytest
 
 import trivium.security.passwords
 from trivium.config import AuthConfig, Config, Listen, UserConfig
+from trivium.runtime.broker import make_authenticator
 from trivium.security.authenticator import Authenticator
 from trivium.security.passwords import hash_password
 
@@ -39,7 +40,7 @@ def attempt(
 
 def test_guest_is_admitted_from_this_machine_only() -> None:
     pool = Pool()
-    authenticator = Authenticator(Config(), pool)
+    authenticator = make_authenticator(Config(), pool)
     assert attempt(authenticator, pool, "guest", b"guest")
     assert not attempt(authenticator, pool, "guest", b"guest", local=False)
     assert not attempt(authenticator, pool, "guest", b"wrong")
@@ -47,21 +48,21 @@ def test_guest_is_admitted_from_this_machine_only() -> None:
 
 def test_guest_can_be_switched_off() -> None:
     pool = Pool()
-    authenticator = Authenticator(Config(auth=AuthConfig(guest=False)), pool)
+    authenticator = make_authenticator(Config(auth=AuthConfig(guest=False)), pool)
     assert not attempt(authenticator, pool, "guest", b"guest")
 
 
 def test_configured_guest_is_a_user_like_any_other() -> None:
     pool = Pool()
     config = Config(users={"guest": UserConfig(password="long secret")})
-    authenticator = Authenticator(config, pool)
+    authenticator = make_authenticator(config, pool)
     assert attempt(authenticator, pool, "guest", b"long secret", local=False)
     assert not attempt(authenticator, pool, "guest", b"guest")
 
 
 def test_plain_password_is_answered_at_once() -> None:
     pool = Pool()
-    authenticator = Authenticator(Config(users={"ann": UserConfig(password="x")}), pool)
+    authenticator = make_authenticator(Config(users={"ann": UserConfig(password="x")}), pool)
     assert attempt(authenticator, pool, "ann", b"x", local=False)
     assert not attempt(authenticator, pool, "ann", b"y")
     assert not attempt(authenticator, pool, "bob", b"x")
@@ -71,7 +72,7 @@ def test_plain_password_is_answered_at_once() -> None:
 def test_hashed_password_is_checked_in_the_pool_once() -> None:
     pool = Pool()
     config = Config(users={"ann": UserConfig(password=hash_password(b"right"))})
-    authenticator = Authenticator(config, pool)
+    authenticator = make_authenticator(config, pool)
     assert not attempt(authenticator, pool, "ann", b"wrong")
     assert attempt(authenticator, pool, "ann", b"right")
     assert pool.done == 2
@@ -84,7 +85,7 @@ def test_hashed_password_is_checked_in_the_pool_once() -> None:
 def test_oversized_password_is_refused_without_hashing() -> None:
     pool = Pool()
     config = Config(users={"ann": UserConfig(password=hash_password(b"right"))})
-    assert not attempt(Authenticator(config, pool), pool, "ann", b"x" * 1025)
+    assert not attempt(make_authenticator(config, pool), pool, "ann", b"x" * 1025)
     assert pool.done == 0
 
 
@@ -135,7 +136,7 @@ def test_a_refusal_takes_the_same_work_whoever_is_refused(
     hashing: Hashing, username: str, password: bytes, local: bool
 ) -> None:
     pool = Pool()
-    authenticator = Authenticator(mixed(), pool)
+    authenticator = make_authenticator(mixed(), pool)
     hashing.costs.clear()
     for times in (1, 2):
         assert not attempt(authenticator, pool, username, password, local)
@@ -147,7 +148,7 @@ def test_a_refusal_does_not_tell_by_its_cost_which_users_there_are(hashing: Hash
     """An unknown user is refused like one of those that there are, and always like the same."""
     pool = Pool()
     users = {"ann": UserConfig(password=CHEAP), "bob": UserConfig(password=hash_password(b"x"))}
-    authenticator = Authenticator(Config(users=users), pool)
+    authenticator = make_authenticator(Config(users=users), pool)
     seen: set[int] = set()
     for number in range(20):
         hashing.costs.clear()
@@ -163,7 +164,7 @@ def test_a_refusal_does_not_tell_by_its_cost_which_users_there_are(hashing: Hash
 
 def test_the_password_of_another_user_is_wrong_for_an_unknown_one() -> None:
     pool = Pool()
-    authenticator = Authenticator(mixed(), pool)
+    authenticator = make_authenticator(mixed(), pool)
     assert attempt(authenticator, pool, "ann", b"right")
     for _ in range(2):
         assert not attempt(authenticator, pool, "nobody", b"right")
@@ -173,7 +174,7 @@ def test_the_password_of_another_user_is_wrong_for_an_unknown_one() -> None:
 
 def test_anonymous_only_while_bound_to_loopback() -> None:
     listen = {"mqtt": Listen(0, "localhost"), "amqp": Listen(0, "0.0.0.0"), "http": Listen.OFF}
-    authenticator = Authenticator(Config(listen=listen), Pool())
+    authenticator = make_authenticator(Config(listen=listen), Pool())
     assert authenticator.admits_anonymous("mqtt")
     assert not authenticator.admits_anonymous("amqp")
     assert not authenticator.admits_anonymous("stomp")
@@ -181,7 +182,7 @@ def test_anonymous_only_while_bound_to_loopback() -> None:
 
 def test_anonymous_always_and_never_ignore_the_address() -> None:
     listen = {"mqtt": Listen(0), "amqp": Listen(0, "0.0.0.0")}
-    always = Authenticator(Config(listen=listen, auth=AuthConfig(anonymous="always")), Pool())
-    never = Authenticator(Config(listen=listen, auth=AuthConfig(anonymous="never")), Pool())
+    always = make_authenticator(Config(listen=listen, auth=AuthConfig(anonymous="always")), Pool())
+    never = make_authenticator(Config(listen=listen, auth=AuthConfig(anonymous="never")), Pool())
     assert always.admits_anonymous("amqp")
     assert not never.admits_anonymous("mqtt")

@@ -11,6 +11,7 @@ from tests.core.harness import (
     BehindStorage,
     ManualDriver,
     RecordingConsumer,
+    broker_of,
     message,
     open_vhost,
 )
@@ -35,8 +36,8 @@ STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR])
 @pytest.fixture
 def vhost() -> VirtualHost:
     found = open_vhost()
-    found.broker.now_ms = START
-    found.broker.end_turn()
+    broker_of(found).now_ms = START
+    broker_of(found).end_turn()
     return found
 
 
@@ -64,7 +65,7 @@ def restart(host: Host, now: int) -> VirtualHost:
 def put(queue: Queue, payload: bytes = b"x", expires: int = 0, deliver_at: int = 0) -> None:
     sent = message(payload, b"key", expires=expires)
     sent.deliver_at = deliver_at
-    sent.timestamp = queue.vhost.broker.now_ms
+    sent.timestamp = broker_of(queue.vhost).now_ms
     if deliver_at:
         queue.put_special(sent, b"")
     else:
@@ -81,10 +82,10 @@ def test_a_retry(vhost: VirtualHost, step: int) -> None:
     entry = queue.get()
     assert entry is not None
     queue.requeue(entry)
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, 999)
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), 999)
     assert queue.get() is None
-    pass_time(vhost.broker, 1)
+    pass_time(broker_of(vhost), 1)
     assert queue.get() is entry
 
 
@@ -92,30 +93,30 @@ def test_a_retry(vhost: VirtualHost, step: int) -> None:
 def test_a_retry_from_before_a_restart_never_waits_for_longer_than_a_retry(step: int) -> None:
     host = Host()
     vhost = open_vhost(host.storage)
-    vhost.broker.now_ms = START
+    broker_of(vhost).now_ms = START
     arguments: dict[str, object] = {"x-retry-delay": 1000, "x-retry-delay-max": 1000}
     queue = vhost.declare_queue("q", durable=True, arguments=arguments)
     put(queue)
     entry = queue.get()
     assert entry is not None
     queue.requeue(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     vhost = restart(host, START + step)
     queue = vhost.queues["q"]
     if step < 0:
         assert queue.get() is None
-    pass_time(vhost.broker, 1000)
+    pass_time(broker_of(vhost), 1000)
     assert queue.get() is not None
 
 
 @STEPS
 def test_the_expiry_of_a_queue(vhost: VirtualHost, step: int) -> None:
     vhost.declare_queue("q", arguments={"x-expires": 1000})
-    vhost.broker.end_turn()
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, 999)
+    broker_of(vhost).end_turn()
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), 999)
     assert "q" in vhost.queues
-    pass_time(vhost.broker, 1)
+    pass_time(broker_of(vhost), 1)
     assert "q" not in vhost.queues
 
 
@@ -130,11 +131,11 @@ def test_the_session_of_a_member(vhost: VirtualHost, step: int) -> None:
     join = vhost.memberships.join
     member = join("g", "m", ["s"], "range", 1000, 1000, Listener())
     heartbeat = vhost.memberships.heartbeat
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, 999)
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), 999)
     heartbeat("g", "m", member.generation, set(), Listener())
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, 1000)
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), 1000)
     with pytest.raises(StaleMember):
         heartbeat("g", "m", member.generation, set(), Listener())
 
@@ -146,23 +147,23 @@ def test_the_rest_of_many_delayed_messages_of_one_time(vhost: VirtualHost, step:
         sent = message(b"x", b"key")
         sent.deliver_at = START + 1000
         vhost.delays.add(sent, [])
-    pass_time(vhost.broker, 1000)
+    pass_time(broker_of(vhost), 1000)
     assert len(queue) == BURST
-    step_clock(vhost.broker, step)
+    step_clock(broker_of(vhost), step)
     assert len(queue) == BURST
-    pass_time(vhost.broker, 1)
+    pass_time(broker_of(vhost), 1)
     assert len(queue) == BURST + 1
 
 
 @STEPS
 def test_the_next_look_at_a_length_limit(vhost: VirtualHost, step: int) -> None:
     stream = vhost.declare_stream("s", 1, {"x-max-length": 1})
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     for _ in range(3):
         stream.accept(message(b"x"))
-        vhost.broker.end_turn()
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, 1000)
+        broker_of(vhost).end_turn()
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), 1000)
     assert stream.partitions[0].first_offset == 2
 
 
@@ -170,7 +171,7 @@ def test_the_next_look_at_a_length_limit(vhost: VirtualHost, step: int) -> None:
 def test_the_next_line_about_lost_dead_letters(
     vhost: VirtualHost, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = vhost.broker
+    broker = broker_of(vhost)
     arguments: dict[str, object] = {
         "x-message-ttl": 0,
         "x-dead-letter-exchange": "",
@@ -197,12 +198,12 @@ def test_the_next_try_of_a_dead_letter_that_must_arrive(vhost: VirtualHost, step
     entry = queue.get()
     assert entry is not None
     queue.reject(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     other = vhost.declare_queue("b")
-    step_clock(vhost.broker, step)
-    pass_time(vhost.broker, RETRY_DELAY - 1)
+    step_clock(broker_of(vhost), step)
+    pass_time(broker_of(vhost), RETRY_DELAY - 1)
     assert len(other) == 0
-    pass_time(vhost.broker, 1)
+    pass_time(broker_of(vhost), 1)
     assert len(other) == 1
 
 
@@ -210,7 +211,7 @@ def test_the_next_try_of_a_dead_letter_that_must_arrive(vhost: VirtualHost, step
 def test_the_next_look_whether_the_disk_is_behind_with_dead_letters(step: int) -> None:
     storage = BehindStorage()
     vhost = open_vhost(storage)
-    vhost.broker.now_ms = START
+    broker_of(vhost).now_ms = START
     arguments: dict[str, object] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
     queue = vhost.declare_queue("a", arguments=arguments)
     other = vhost.declare_queue("b")
@@ -219,14 +220,14 @@ def test_the_next_look_whether_the_disk_is_behind_with_dead_letters(step: int) -
     assert entry is not None
     storage.is_behind = True
     queue.reject(entry)
-    vhost.broker.end_turn()
-    vhost.broker.now_ms += step
-    vhost.broker.clock_offset += step
+    broker_of(vhost).end_turn()
+    broker_of(vhost).now_ms += step
+    broker_of(vhost).clock_offset += step
     storage.is_behind = False
     # The first look sees the end of it, the second is for those that waited.
     for _ in range(2):
-        assert vhost.broker.next_at() == vhost.broker.elapsed_ms + BEHIND_DELAY
-        pass_time(vhost.broker, BEHIND_DELAY)
+        assert broker_of(vhost).next_at() == broker_of(vhost).elapsed_ms + BEHIND_DELAY
+        pass_time(broker_of(vhost), BEHIND_DELAY)
     assert len(other) == 1
 
 
@@ -237,13 +238,13 @@ def test_a_message_expires_at_its_time(vhost: VirtualHost) -> None:
     queue = vhost.declare_queue("q")
     put(queue, b"early", START + HOUR // 2)
     put(queue, b"late", START + 2 * HOUR)
-    vhost.broker.end_turn()
-    step_clock(vhost.broker, HOUR)
+    broker_of(vhost).end_turn()
+    step_clock(broker_of(vhost), HOUR)
     assert len(queue) == 1
-    step_clock(vhost.broker, -HOUR)
-    pass_time(vhost.broker, HOUR)
+    step_clock(broker_of(vhost), -HOUR)
+    pass_time(broker_of(vhost), HOUR)
     assert len(queue) == 1
-    pass_time(vhost.broker, HOUR)
+    pass_time(broker_of(vhost), HOUR)
     assert len(queue) == 0
 
 
@@ -253,12 +254,12 @@ def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
     queue.add_consumer(consumer)
     put(queue, b"early", deliver_at=START + HOUR // 2)
     put(queue, b"late", deliver_at=START + 2 * HOUR)
-    step_clock(vhost.broker, -HOUR)
-    pass_time(vhost.broker, HOUR)
+    step_clock(broker_of(vhost), -HOUR)
+    pass_time(broker_of(vhost), HOUR)
     assert consumer.payloads == []
-    step_clock(vhost.broker, HOUR)
+    step_clock(broker_of(vhost), HOUR)
     assert consumer.payloads == [b"early"]
-    pass_time(vhost.broker, HOUR)
+    pass_time(broker_of(vhost), HOUR)
     assert consumer.payloads == [b"early", b"late"]
 
 
@@ -266,20 +267,20 @@ def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
 def test_an_id_is_forgotten_at_its_time(restarts: bool) -> None:
     host = Host()
     vhost = open_vhost(host.storage)
-    vhost.broker.now_ms = START
+    broker_of(vhost).now_ms = START
     vhost.declare_queue("q", durable=True)
     window = vhost.deduplication.window(QUEUE, "q")
     window.add(b"early", Settings(True, "", 10, HOUR // 2), True)
     window.add(b"late", Settings(True, "", 10, 3 * HOUR), True)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     if restarts:
         vhost = restart(host, START)
         window = vhost.deduplication.window(QUEUE, "q")
     else:
-        step_clock(vhost.broker, -HOUR)
-        pass_time(vhost.broker, HOUR)
+        step_clock(broker_of(vhost), -HOUR)
+        pass_time(broker_of(vhost), HOUR)
         assert len(window) == 2
-    step_clock(vhost.broker, HOUR)
+    step_clock(broker_of(vhost), HOUR)
     assert len(window) == 1
 
 
@@ -290,9 +291,9 @@ def test_ids_that_there_is_no_room_for(vhost: VirtualHost, step: int) -> None:
     for number in range(count):
         window.add(b"%d" % number, Settings(True, "", count, -1), False)
     window.limit(1)
-    step_clock(vhost.broker, step)
+    step_clock(broker_of(vhost), step)
     for _ in range(2):
-        pass_time(vhost.broker, 1)
+        pass_time(broker_of(vhost), 1)
     assert len(window) == 1
 
 
@@ -300,12 +301,12 @@ def test_the_age_limit_of_a_stream(vhost: VirtualHost) -> None:
     stream = vhost.declare_stream("s", 1, {"x-max-age": "30m"})
     for _ in range(2):
         sent = message(b"x")
-        sent.timestamp = vhost.broker.now_ms
+        sent.timestamp = broker_of(vhost).now_ms
         stream.accept(sent)
-        vhost.broker.end_turn()
-    pass_time(vhost.broker, 1000)
+        broker_of(vhost).end_turn()
+    pass_time(broker_of(vhost), 1000)
     assert stream.partitions[0].first_offset == 0
-    step_clock(vhost.broker, HOUR)
+    step_clock(broker_of(vhost), HOUR)
     assert stream.partitions[0].first_offset == 1
 
 
@@ -337,7 +338,7 @@ def test_the_driver_wakes_at_what_is_due_first_by_either_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocks = Clocks(monkeypatch)
-    broker = open_vhost().broker
+    broker = broker_of(open_vhost())
     broker.begin_turn()
     broker.end_turn()
     broker.dates.call_at(clocks.wall + 50, Bell())
@@ -352,7 +353,7 @@ def test_readings_at_slightly_different_moments_move_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocks = Clocks(monkeypatch)
-    broker = open_vhost().broker
+    broker = broker_of(open_vhost())
     broker.begin_turn()
     broker.dates.call_at(START + HOUR, Bell())
     due_at = broker.next_at()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import move_to, open_broker
+from tests.core.harness import broker_of, move_to, open_broker
 from tests.core.storage.simulated import Host, SimulatedDisk, load
 from trivium.messages.message import (
     PROTOCOL_NONE,
@@ -73,10 +73,10 @@ def publish(stream: Stream, *pairs: tuple[bytes, bytes]) -> None:
                 payload,
                 1,
                 True,
-                stream.vhost.broker.now_ms,
+                broker_of(stream.vhost).now_ms,
             )
         )
-    stream.vhost.broker.end_turn()
+    broker_of(stream.vhost).end_turn()
 
 
 #: Enough bytes that a round begins.
@@ -96,7 +96,7 @@ def compact(stream: Stream) -> None:
     """Have a round, whatever there is, and leave a newest batch behind it."""
     publish(stream, (b"filler", FILLER))
     publish(stream, (b"newest", b"newest"))
-    run(stream.vhost.broker, 2 * PERIOD_MS)
+    run(broker_of(stream.vhost), 2 * PERIOD_MS)
 
 
 def records(partition: Partition, offset: int = 0) -> dict[int, bytes]:
@@ -132,11 +132,11 @@ def test_of_each_key_the_last_record_stays_with_its_offset(stream: Stream) -> No
 def test_the_newest_batch_stays_as_it_is(stream: Stream) -> None:
     publish(stream, (b"a", FILLER))
     publish(stream, (b"a", b"1"), (b"a", b"2"))
-    run(stream.vhost.broker, 2 * PERIOD_MS)
+    run(broker_of(stream.vhost), 2 * PERIOD_MS)
     assert list(records(stream.partitions[0]).values()) == [FILLER, b"1", b"2"]
     publish(stream, (b"b", FILLER))
     publish(stream, (b"c", b"3"))
-    run(stream.vhost.broker, 2 * PERIOD_MS)
+    run(broker_of(stream.vhost), 2 * PERIOD_MS)
     assert list(records(stream.partitions[0]).values()) == [b"2", FILLER, b"3"]
 
 
@@ -156,11 +156,11 @@ def test_a_round_begins_when_as_much_has_come_as_the_last_one_kept(stream: Strea
     first = stream.partitions[0].log
     publish(stream, (b"0", FILLER), (b"1", FILLER))
     publish(stream, (b"2", b""))
-    run(stream.vhost.broker, 60_000)
+    run(broker_of(stream.vhost), 60_000)
     assert stream.partitions[0].log is first
     for _ in range(8):
         publish(stream, (b"0", FILLER))
-    run(stream.vhost.broker, 60_000)
+    run(broker_of(stream.vhost), 60_000)
     assert stream.partitions[0].log is not first
 
 

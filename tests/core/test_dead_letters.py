@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import BehindStorage, RecordingConsumer, drain, open_vhost
+from tests.core.harness import BehindStorage, RecordingConsumer, broker_of, drain, open_vhost
 from tests.core.storage.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import (
@@ -29,6 +29,7 @@ from trivium.queues.dead_letters import (
     MAX_PER_TURN,
     RETRY_DELAY,
 )
+from trivium.queues.namespace import QueueNamespace
 from trivium.queues.queue import MAX_LEAVING, Queue
 from trivium.routing.exchanges import REJECTED, Binding
 from trivium.storage.base import Storage
@@ -49,7 +50,7 @@ class _Headers(PropertyCodec):
 register_codec(HEADERS, _Headers())
 
 
-def message(vhost: VirtualHost, payload: bytes = b"m", **headers: HeaderValue) -> Message:
+def message(vhost: QueueNamespace, payload: bytes = b"m", **headers: HeaderValue) -> Message:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Message(
         HEADERS,
@@ -58,13 +59,13 @@ def message(vhost: VirtualHost, payload: bytes = b"m", **headers: HeaderValue) -
         payload,
         AT_LEAST_ONCE,
         True,
-        vhost.broker.now_ms,
+        broker_of(vhost).now_ms,
     )
 
 
 def open_at(storage: Storage | None = None) -> VirtualHost:
     vhost = open_vhost(storage)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     return vhost
 
 
@@ -82,14 +83,14 @@ def steps(vhost: VirtualHost) -> int:
 
 
 def is_busy(vhost: VirtualHost) -> bool:
-    at = vhost.broker.next_at()
-    return 0 < at <= vhost.broker.elapsed_ms
+    at = broker_of(vhost).next_at()
+    return 0 < at <= broker_of(vhost).elapsed_ms
 
 
 def finish(vhost: VirtualHost) -> int:
     """End turns until nothing is left to do now; how many."""
     for turns in range(1, MANY):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         if not is_busy(vhost):
             return turns
     raise AssertionError("it goes round for ever")
@@ -109,7 +110,7 @@ def reject_all(queue: Queue) -> int:
 
 
 def cycles(vhost: VirtualHost) -> int:
-    return vhost.broker.dead_letters.lost.counts["cycle"]
+    return broker_of(vhost).dead_letters.lost.counts["cycle"]
 
 
 # Cycles
@@ -271,7 +272,7 @@ def test_any_topology_and_history_ends_in_as_many_steps_as_there_are_ways(
     for at, deaths in publishes:
         sent = message(vhost, x_death=deaths)
         refused += vhost.queues[f"q{at}"].put(sent, b"") == REJECTED
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
     finish(vhost)
     # The ways through four queues that come through none twice: 1 + 3 + 3 * 2 + 3 * 2 * 1.
     assert steps(vhost) <= 16 * len(publishes)
@@ -294,7 +295,7 @@ def test_a_turn_publishes_so_many_and_the_others_wait_in_their_queue() -> None:
     # No more is handed out while so many are on their way, which they soon have been.
     assert (queue.get(), queue.is_loading) == (None, True)
     assert queue.unsettled == MAX_LEAVING
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert len(other) <= MAX_PER_TURN
     finish(vhost)
     assert (len(other), queue.unsettled) == (MAX_LEAVING, 0)
@@ -308,11 +309,11 @@ def test_a_turn_does_a_bounded_part_of_a_long_chain() -> None:
     declare(vhost, "c", "d", max_length=0)
     last = declare(vhost, "d")
     give(first, 2 * MAX_PER_TURN)
-    vhost.broker.now_ms += 10
+    broker_of(vhost).now_ms += 10
     turns = 0
     while len(last) < 2 * MAX_PER_TURN:
         before = steps(vhost)
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         assert steps(vhost) - before <= MAX_PER_TURN
         turns += 1
     assert turns >= 6
@@ -338,7 +339,7 @@ def test_large_messages_count_for_many_in_a_turn() -> None:
     for _ in range(100):
         queue.put(message(vhost, bytes(100 * COUNTED_BYTES)), b"")
     reject_all(queue)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert 0 < len(other) <= MAX_PER_TURN // 100 + 1
     finish(vhost)
     assert len(other) == 100
@@ -352,7 +353,7 @@ def test_destinations_that_do_not_get_it_count_too() -> None:
     turns = 0
     while not turns or is_busy(vhost):
         before = steps(vhost) + cycles(vhost)
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         assert steps(vhost) + cycles(vhost) - before <= MAX_PER_TURN + 6
         turns += 1
     assert turns > 2
@@ -363,20 +364,20 @@ def test_no_more_is_published_while_too_much_waits_for_the_disk() -> None:
     vhost = open_at(storage)
     fan_out(vhost, "abcdef")
     give(vhost.queues["a"], 1)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     storage.is_behind = True
     give(vhost.queues["a"], 1)
     taken = steps(vhost)
     for _ in range(5):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         # It looks again in a moment, not at once.
         assert not is_busy(vhost)
-        vhost.broker.now_ms += BEHIND_DELAY
+        broker_of(vhost).now_ms += BEHIND_DELAY
     assert steps(vhost) == taken
     assert vhost.queues["a"].unsettled == 1
     storage.is_behind = False
     finish(vhost)
-    vhost.broker.now_ms += BEHIND_DELAY
+    broker_of(vhost).now_ms += BEHIND_DELAY
     finish(vhost)
     assert steps(vhost) > taken
     assert [queue.unsettled for queue in vhost.queues.values()] == [0] * 6
@@ -397,7 +398,7 @@ def test_forks_go_one_way_after_the_other_so_that_few_wait() -> None:
         give(vhost.queues[name], 2)
     most = 0
     while not most or is_busy(vhost):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         most = max(most, sum(queue.unsettled for queue in vhost.queues.values()))
     # Beside one path of 7 queues, each of which has at most 6 others.
     assert most <= 7 + 7 * 6
@@ -420,15 +421,15 @@ def test_what_waits_for_a_later_turn_is_in_one_queue_after_a_crash(turns: int) -
     declare(vhost, "b", "c", max_length=0)
     declare(vhost, "c")
     give(queue, 2 * MAX_PER_TURN)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
-    vhost.broker.now_ms += 2000
+    broker_of(vhost).now_ms += 2000
     for _ in range(turns):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         host.commit()
     host = Host(host.disk.power_cut(None))
     vhost = open_vhost(host.storage)
-    vhost.broker.now_ms += 3000
+    broker_of(vhost).now_ms += 3000
     expected = sorted(b"%d" % number for number in range(2 * MAX_PER_TURN))
     assert everything(vhost) == expected
 
@@ -444,7 +445,7 @@ def test_what_was_rejected_comes_to_no_consumer_after_a_crash_though_it_has_not_
     for entry in entries:
         assert entry is not None
         queue.reject(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     assert len(vhost.queues["b"]) == MAX_PER_TURN
     host = Host(host.disk.power_cut(None))
@@ -466,12 +467,12 @@ def keeper(vhost: VirtualHost, to: str = "b", **more: HeaderValue) -> Queue:
 
 
 def pass_time(vhost: VirtualHost, milliseconds: int = RETRY_DELAY) -> None:
-    vhost.broker.now_ms += milliseconds
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += milliseconds
+    broker_of(vhost).end_turn()
 
 
 def lost(vhost: VirtualHost) -> int:
-    return sum(vhost.broker.dead_letters.lost.counts.values())
+    return sum(broker_of(vhost).dead_letters.lost.counts.values())
 
 
 def test_at_least_once_waits_for_a_full_queue() -> None:
@@ -600,7 +601,7 @@ def test_at_least_once_keeps_so_many_and_then_stops_its_queue() -> None:
 def test_at_least_once_survives_crashes_until_somebody_has_it(reason: str) -> None:
     host = Host()
     vhost = open_at(host.storage)
-    start = vhost.broker.now_ms
+    start = broker_of(vhost).now_ms
     ttl: dict[str, HeaderValue] = {"message_ttl": 10} if reason == "expired" else {}
     queue = keeper(vhost, "b", delivery_limit=0, **ttl)
     give(queue, 3)
@@ -616,7 +617,7 @@ def test_at_least_once_survives_crashes_until_somebody_has_it(reason: str) -> No
         host.commit()
         host = Host(host.disk.power_cut(None), seed=round_)
         vhost = open_vhost(host.storage)
-        vhost.broker.now_ms = start + 10 * RETRY_DELAY * (round_ + 1)
+        broker_of(vhost).now_ms = start + 10 * RETRY_DELAY * (round_ + 1)
         finish(vhost)
         queue = vhost.queues["a"]
         assert (queue.get(), queue.unsettled) == (None, 3)
@@ -636,7 +637,7 @@ def test_what_was_given_up_before_a_crash_leaves_nothing_where_its_exchange_is_g
     vhost.set_policy(Policy("p", ".*", definition))
     give(queue, 1)
     reject_all(queue)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     vhost.delete_policy("p")
     host.commit()
     assert len(host.storage.table("returns//")) == 1

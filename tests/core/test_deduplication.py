@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trivium.messages.message
-from tests.core.harness import drain, message, open_vhost
+from tests.core.harness import broker_of, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
 from trivium.errors import PreconditionFailed
@@ -61,14 +61,14 @@ def publish(vhost: VirtualHost, message: Message, exchange: str = "x") -> int:
 
 
 def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
-    vhost.broker.now_ms += milliseconds
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += milliseconds
+    broker_of(vhost).end_turn()
 
 
 @pytest.fixture
 def vhost() -> VirtualHost:
     found = open_vhost()
-    found.broker.now_ms = START
+    broker_of(found).now_ms = START
     return found
 
 
@@ -161,7 +161,7 @@ def test_a_repetition_does_not_prolong_the_time_of_an_id(vhost: VirtualHost) -> 
     queue = declare(vhost, message_deduplication=True, cache_ttl=100)
     queue.put(sent("a"), b"")
     for _ in range(3):
-        vhost.broker.now_ms += 40
+        broker_of(vhost).now_ms += 40
         queue.put(sent("a"), b"")
     assert len(queue) == 2
 
@@ -193,7 +193,7 @@ def test_a_dead_letter_that_comes_back_is_no_repetition(vhost: VirtualHost) -> N
     entry = queue.get()
     assert entry is not None
     queue.reject(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert drain(queue) == [b"m"]
 
 
@@ -321,9 +321,9 @@ def test_a_repetition_waits_for_the_batch_of_the_first() -> None:
     vhost = open_vhost(storage)
     queue = declare(vhost, message_deduplication=True)
     assert queue.put(sent("a"), b"") == storage.batch
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert queue.put(sent("a"), b"") == storage.batch, "the first is not durable yet"
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     storage.complete()
     assert queue.put(sent("a"), b"") == ACCEPTED
 
@@ -346,7 +346,7 @@ def test_ids_survive_a_crash_with_their_messages(level: str) -> None:
     vhost = setup(host, level)
     start, done = host.disk.copy(), len(host.disk.operations)
     assert publish(vhost, sent("a")) == host.storage.batch
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     seen: set[int] = set()
     for count in range(len(host.disk.operations) - done + 1):
@@ -354,7 +354,7 @@ def test_ids_survive_a_crash_with_their_messages(level: str) -> None:
         again = open_vhost(Host(disk).storage)
         seen.add(len(again.queues["q"]))
         publish(again, sent("a"))
-        again.broker.end_turn()
+        broker_of(again).end_turn()
         assert len(again.queues["q"]) == 1, count
     assert seen == {0, 1}, "the crash must fall before and behind the batch"
 
@@ -364,7 +364,7 @@ def setup(host: Host, level: str) -> VirtualHost:
     exchange = exchange_of(vhost, message_deduplication=level == "exchange")
     queue = declare(vhost, message_deduplication=level == "queue", cache_ttl=10_000_000)
     vhost.bind(exchange, Binding(queue, b"k"))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     return vhost
 
@@ -373,12 +373,12 @@ def test_a_window_goes_on_after_a_restart_as_it_was() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
     queue = declare(vhost, message_deduplication=True, cache_size=2, cache_ttl=1000)
-    start = vhost.broker.now_ms
+    start = broker_of(vhost).now_ms
     for identity in ("b", "a"):
         queue.put(sent(identity), b"")
         pass_time(vhost, 10)
     again = open_vhost(storage)
-    again.broker.now_ms = start + 20
+    broker_of(again).now_ms = start + 20
     queue = again.queues["q"]
     queue.put(sent("c"), b"")
     # The oldest had to make room.

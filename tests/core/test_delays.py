@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trivium.vhost.delays
-from tests.core.harness import ManualDriver, drain, message, open_vhost
+from tests.core.harness import ManualDriver, broker_of, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
 from trivium.errors import PreconditionFailed
@@ -23,8 +23,8 @@ HOUR = 3_600_000
 @pytest.fixture
 def vhost() -> VirtualHost:
     found = open_vhost()
-    found.broker.now_ms = START
-    found.broker.end_turn()
+    broker_of(found).now_ms = START
+    broker_of(found).end_turn()
     return found
 
 
@@ -46,7 +46,7 @@ def delayed(
     lifetime: int = 0,
     mode: int = 1,
 ) -> Message:
-    now = vhost.broker.now_ms
+    now = broker_of(vhost).now_ms
     sent = message(payload, key, mode=mode, persistent=mode > 0)
     sent.address = Address(exchange, key)
     sent.timestamp = now
@@ -56,8 +56,8 @@ def delayed(
 
 
 def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
-    vhost.broker.now_ms += milliseconds
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += milliseconds
+    broker_of(vhost).end_turn()
 
 
 class Live(Destination):
@@ -130,7 +130,7 @@ def test_live_subscriptions_streams_and_retained_messages_get_it_then(vhost: Vir
     sent = delayed(vhost)
     sent.retain = True
     vhost.delays.add(sent, [])
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert (live.got, stream.published, vhost.retained.get(b"k")) == ([], 0, None)
     pass_time(vhost, 100)
     assert [got.timestamp for got in live.got] == [START + 100]
@@ -211,14 +211,14 @@ def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
     bound(vhost)
     assert vhost.delays.add(delayed(vhost, b"kept", HOUR), []) == host.storage.batch
     assert vhost.delays.add(delayed(vhost, b"gone", HOUR, mode=0), []) == ACCEPTED
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
 
     host = Host(host.disk.power_cut(None))
     vhost = open_vhost(host.storage)
     assert len(vhost.delays) == 1
-    vhost.broker.now_ms += HOUR - 1000
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += HOUR - 1000
+    broker_of(vhost).end_turn()
     assert len(vhost.queues["q"]) == 0
     pass_time(vhost, 2000)
     assert len(vhost.queues["q"]) == 1
@@ -236,11 +236,11 @@ def test_a_clean_stop_does_not_route_half_of_it() -> None:
     bound(vhost)
     vhost.delays.add(delayed(vhost, b"1"), [])
     for _ in range(3):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         host.commit()
     host = Host(host.disk.copy(), seed=1)
     again = open_vhost(host.storage)
-    again.broker.now_ms = vhost.broker.now_ms
+    broker_of(again).now_ms = broker_of(vhost).now_ms
     pass_time(again, 100)
     # It is due and being read back, and no turn follows.
     host.storage.close()
@@ -260,15 +260,15 @@ def test_one_behind_others_that_are_read_back_comes_once() -> None:
     bound(vhost)
     vhost.delays.add(delayed(vhost, b"1"), [])
     for _ in range(3):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         host.commit()
     host = Host(host.disk.copy(), seed=1)
     again = open_vhost(host.storage)
-    again.broker.now_ms = vhost.broker.now_ms
+    broker_of(again).now_ms = broker_of(vhost).now_ms
     # The first one is not in memory yet.
     again.delays.add(delayed(again, b"2"), [])
     for _ in range(5):
-        again.broker.end_turn()
+        broker_of(again).end_turn()
         host.step()
     assert drain(again.queues["q"]) == []
     pass_time(again, 100)
@@ -281,18 +281,18 @@ def test_it_is_in_its_queue_or_still_delayed_whenever_the_power_fails() -> None:
     vhost = open_vhost(host.storage)
     bound(vhost)
     vhost.delays.add(delayed(vhost, b"m", HOUR), [])
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
-    at = vhost.broker.now_ms + HOUR
+    at = broker_of(vhost).now_ms + HOUR
     start, done = host.disk.copy(), len(host.disk.operations)
-    vhost.broker.now_ms = at
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms = at
+    broker_of(vhost).end_turn()
     host.commit()
     for count in range(len(host.disk.operations) - done + 1):
         disk = start.after(host.disk.operations[done : done + count])
         again = open_vhost(Host(disk.power_cut(None)).storage)
-        again.broker.now_ms = at
-        again.broker.end_turn()
+        broker_of(again).now_ms = at
+        broker_of(again).end_turn()
         assert drain(again.queues["q"]) == [b"m"], count
 
 

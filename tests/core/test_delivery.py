@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import ManualDriver, RecordingConsumer, message
+from tests.core.harness import ManualDriver, RecordingConsumer, broker_of, message
 from tests.core.test_queues import HeldStorage
 from trivium.config import Config, DeliveryConfig
 from trivium.messages.delivery import DELIVERY_MODES, delivery_mode
@@ -139,7 +139,7 @@ def test_at_least_once_waits_for_its_batch_is_stored_and_settled_by_the_consumer
     assert consumer.payloads == [b"m"]
     assert queue.unsettled == 1
     queue.settle(consumer.entries[0])
-    queue.vhost.broker.end_turn()
+    broker_of(queue.vhost).end_turn()
     assert stored(storage) == 0
 
 
@@ -150,7 +150,7 @@ def test_exactly_once_is_not_delivered_before_its_batch_is_durable() -> None:
     queue.add_consumer(consumer)
     assert queue.put(sent(EXACTLY_ONCE, insists=True), b"") == storage.batch
     assert stored(storage) == 1
-    queue.vhost.broker.end_turn()
+    broker_of(queue.vhost).end_turn()
     assert consumer.payloads == []
     storage.complete()
     assert consumer.payloads == [b"m"]

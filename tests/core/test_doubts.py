@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.harness import drain, message, open_vhost
+from tests.core.harness import broker_of, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -20,7 +20,7 @@ class Life:
             self.queue.put(message(payload), b"")
 
     def end(self, is_clean: bool) -> Life:
-        self.vhost.broker.end_turn()
+        broker_of(self.vhost).end_turn()
         self.host.commit()
         if is_clean:
             self.host.storage.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import message, open_broker, open_vhost
+from tests.core.harness import broker_of, message, open_broker, open_vhost
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.groups.offsets import Groups
 from trivium.storage.memory import MemoryStorage, MemoryTable
@@ -23,7 +23,7 @@ def stream(vhost: VirtualHost) -> Stream:
     made = vhost.declare_stream("s", 3)
     for _ in range(10):
         made.accept(message(b"x"))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     return made
 
 

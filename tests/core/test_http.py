@@ -11,7 +11,7 @@ import pytest
 
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import HttpServer
-from trivium.security.authenticator import Authenticator
+from trivium.runtime.broker import make_authenticator
 from trivium.security.passwords import hash_password
 
 
@@ -54,7 +54,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         tasks.add(asyncio.create_task(run_in_pool(work, done)))
 
     server = HttpServer(
-        Authenticator(config, pool), lambda: site.reason, lambda: "up 1\n", handshake_seconds
+        make_authenticator(config, pool), lambda: site.reason, lambda: "up 1\n", handshake_seconds
     )
     with socket.create_server(("127.0.0.1", 0)) as bound:
         site.port = bound.getsockname()[1]

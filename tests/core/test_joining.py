@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.harness import move_to, open_broker
+from tests.core.harness import broker_of, move_to, open_broker
 from tests.core.storage.simulated import Host
 from trivium.messages.message import (
     PROTOCOL_NONE,
@@ -54,7 +54,7 @@ def declare(broker: Broker, **arguments: HeaderValue) -> Stream:
 
 def publish(stream: Stream, *payloads: bytes, header: bytes = b"") -> None:
     """A turn."""
-    broker = stream.vhost.broker
+    broker = broker_of(stream.vhost)
     protocol = PROTOCOL if header else PROTOCOL_NONE
     for payload in payloads:
         address = Address("x", b"k" + payload[:1])

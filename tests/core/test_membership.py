@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.core.harness import message, open_broker, open_vhost
+from tests.core.harness import broker_of, message, open_broker, open_vhost
 from tests.core.storage.simulated import Host
 from trivium.errors import (
     Fenced,
@@ -80,8 +80,8 @@ class Client(MemberListener):
 
 
 def advance(vhost: VirtualHost, milliseconds: int) -> None:
-    vhost.broker.now_ms += milliseconds
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += milliseconds
+    broker_of(vhost).end_turn()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def stream(vhost: VirtualHost) -> Stream:
     made = vhost.declare_stream("s", 4)
     for _ in range(40):
         made.accept(message(b"x"))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     return made
 
 
@@ -260,7 +260,7 @@ def test_heartbeats_keep_a_member(vhost: VirtualHost, stream: Stream) -> None:
     advance(vhost, SESSION)
     with pytest.raises(StaleMember):
         a.beat()
-    assert vhost.broker.next_at() == 0
+    assert broker_of(vhost).next_at() == 0
 
 
 def test_what_is_not_let_go_in_time_is_taken_away(vhost: VirtualHost, stream: Stream) -> None:
@@ -551,7 +551,7 @@ def test_no_two_members_own_a_partition_whatever_happens(seed: int) -> None:
     strategy = random_.choice([RANGE, ROUND_ROBIN, STICKY])
     clients: dict[str, Client] = {}
     alive: dict[str, int] = {}
-    now = vhost.broker.now_ms
+    now = broker_of(vhost).now_ms
     for _ in range(300):
         name = random_.choice("vwxyz")
         action = random_.random()
@@ -586,11 +586,11 @@ def test_no_two_members_own_a_partition_whatever_happens(seed: int) -> None:
                 continue
             else:
                 client.beat(keeps=random_.random() < 0.3)
-            alive[name] = vhost.broker.now_ms
+            alive[name] = broker_of(vhost).now_ms
         except StaleMember:
             clients.pop(name, None)
             alive.pop(name, None)
-        now = vhost.broker.now_ms
+        now = broker_of(vhost).now_ms
         holders: dict[Partition, str] = {}
         for other, one in clients.items():
             # A client whose session is over knows that it holds nothing any more.

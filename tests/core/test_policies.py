@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.harness import ManualDriver, drain, message, open_vhost
+from tests.core.harness import ManualDriver, broker_of, drain, message, open_vhost
 from tests.core.test_queues import HeldStorage
 from tests.steps import calls
 from trivium.config import Config, PolicyConfig
@@ -37,7 +37,7 @@ def test_a_policy_applies_to_what_exists_and_stops_applying() -> None:
     for number in range(3):
         queue.put(message(b"%d" % number), b"")
     vhost.set_policy(Policy("short", "q", {"max-length": 1}))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert len(queue) == 1
     vhost.delete_policy("short")
     queue.put(message(b"3"), b"")
@@ -207,8 +207,8 @@ def test_a_policy_for_many_queues_is_put_in_force_a_part_in_each_turn() -> None:
     for turn in range(1, 5):
         assert limits(vhost).count(7) == turn * MAX_PER_TURN
         assert not vhost.policy_walk.is_done
-        vhost.broker.end_turn()
-        assert vhost.broker.next_at() <= vhost.broker.elapsed_ms
+        broker_of(vhost).end_turn()
+        assert broker_of(vhost).next_at() <= broker_of(vhost).elapsed_ms
     assert vhost.policy_walk.is_done
     assert set(limits(vhost)) == {7}
 
@@ -216,18 +216,18 @@ def test_a_policy_for_many_queues_is_put_in_force_a_part_in_each_turn() -> None:
 def test_a_later_change_of_policies_holds_everywhere_however_far_the_former_one_got() -> None:
     vhost = many_queues()
     vhost.set_policy(Policy("p", "^q", {"max-length": 7}))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     # Made meanwhile: it has the policy of its time, and gets the later one.
     assert vhost.declare_queue("q-new").settings.max_length == 7
     vhost.delete_queue(vhost.queue("q3"))
     vhost.set_policy(Policy("p", "^q", {"max-length": 9}))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     vhost.delete_policy("p")
     assert vhost.declare_queue("q-newer").settings.max_length == -1
     vhost.set_policy(Policy("p", "^q", {"max-length": 11}))
     vhost.declare_queue("q-newest")
     while not vhost.policy_walk.is_done:
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
     assert set(limits(vhost)) == {11}
 
 
@@ -248,7 +248,7 @@ def test_who_waits_for_policies_is_told_once() -> None:
             vhost.policy_walk.wait(waiter)
         while not vhost.policy_walk.is_done:
             assert waiter.calls == times
-            vhost.broker.end_turn()
+            broker_of(vhost).end_turn()
     assert waiter.calls == 1
 
 
@@ -256,7 +256,7 @@ def test_policies_that_change_in_each_turn_reach_every_queue() -> None:
     vhost = many_queues()
     for turn in range(10):
         vhost.set_policy(Policy("p", "^q", {"max-length": 7 + turn}))
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
     assert min(limits(vhost)) >= 7
 
 
@@ -270,7 +270,7 @@ def test_many_changes_in_one_turn_reach_no_more_than_one_does() -> None:
 
     assert calls("apply_policy_to_queue", change) <= MAX_PER_TURN
     while not vhost.policy_walk.is_done:
-        assert calls("apply_policy_to_queue", vhost.broker.end_turn) <= MAX_PER_TURN
+        assert calls("apply_policy_to_queue", broker_of(vhost).end_turn) <= MAX_PER_TURN
     assert set(limits(vhost)) == {26}
 
 

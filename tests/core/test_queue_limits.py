@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 import trivium.queues.lanes
-from tests.core.harness import RecordingConsumer, drain, message, open_vhost
+from tests.core.harness import RecordingConsumer, broker_of, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
 from trivium.errors import PreconditionFailed
@@ -24,8 +24,8 @@ START = 1_700_000_000_000
 @pytest.fixture
 def vhost() -> VirtualHost:
     found = open_vhost()
-    found.broker.now_ms = START
-    found.broker.end_turn()
+    broker_of(found).now_ms = START
+    broker_of(found).end_turn()
     return found
 
 
@@ -38,13 +38,13 @@ def put(queue: Queue, payload: bytes, **kwargs: int) -> int:
     sent = message(payload, b"key", mode=kwargs.pop("mode", 1), expires=kwargs.pop("expires", 0))
     sent.priority = kwargs.pop("priority", 0)
     sent.deliver_at = kwargs.pop("deliver_at", 0)
-    sent.timestamp = queue.vhost.broker.now_ms
+    sent.timestamp = broker_of(queue.vhost).now_ms
     return queue.put_special(sent, b"") if sent.deliver_at else queue.put(sent, b"")
 
 
 def pass_time(vhost: VirtualHost, milliseconds: int) -> None:
-    vhost.broker.now_ms += milliseconds
-    vhost.broker.end_turn()
+    broker_of(vhost).now_ms += milliseconds
+    broker_of(vhost).end_turn()
 
 
 def dead(vhost: VirtualHost, name: str = "dead") -> list[Message]:
@@ -112,7 +112,7 @@ def test_limits_count_for_what_was_held_when_it_is_released() -> None:
     queue.add_consumer(consumer)
     for number in range(10):
         put(queue, b"%d" % number, mode=EXACTLY_ONCE)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert len(queue) == 10
     storage.complete()
     # The consumer first, then the limit.
@@ -126,7 +126,7 @@ def test_held_low_priorities_are_given_up_before_higher_ones() -> None:
     queue = declare(vhost, max_length=1, max_priority=1)
     put(queue, b"low", mode=EXACTLY_ONCE)
     put(queue, b"high", priority=1)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     storage.complete()
     assert drain(queue) == [b"high"]
 
@@ -196,7 +196,7 @@ def test_the_shorter_of_message_and_queue_ttl_counts(vhost: VirtualHost) -> None
 def test_ttl_zero_reaches_a_waiting_consumer_or_nobody(vhost: VirtualHost) -> None:
     queue = declare(vhost, message_ttl=0)
     put(queue, b"lost")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert queue.expired == 1
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
@@ -269,7 +269,7 @@ def test_reject_publish_dlx_also_dead_letters_it(vhost: VirtualHost) -> None:
     )
     put(queue, b"1")
     assert put(queue, b"2") == REJECTED
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert [m.payload for m in dead(vhost)] == [b"2"]
 
 
@@ -298,7 +298,7 @@ def on_disk_only(*priorities: int, **arguments: HeaderValue) -> tuple[Host, Queu
     vhost = open_vhost(host.storage)
     for priority in priorities:
         put(declare(vhost, "q", **arguments), b"%d" % priority, priority=priority)
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         host.commit()
     host = Host(host.disk.copy(), seed=1)
     return host, open_vhost(host.storage).queues["q"]
@@ -337,7 +337,7 @@ def test_rejected_messages_go_to_the_dead_letter_exchange(vhost: VirtualHost) ->
     assert entry is not None
     queue.reject(entry)
     queue.reject(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     (letter,) = dead(vhost)
     assert letter.payload == b"m"
     properties = letter.properties()
@@ -384,7 +384,7 @@ def test_latest_death_comes_first_and_repeats_are_counted(vhost: VirtualHost) ->
         entry = vhost.queues[name].get()
         assert entry is not None
         vhost.queues[name].reject(entry)
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
     (letter,) = dead(vhost, "two")
     assert deaths(letter) == [("one", "rejected", 2), ("two", "rejected", 1)]
 
@@ -402,14 +402,14 @@ def test_a_cycle_without_rejection_is_cut(vhost: VirtualHost) -> None:
     for _ in range(3):
         pass_time(vhost, 10)
     assert (len(vhost.queues["one"]), len(vhost.queues["two"])) == (0, 0)
-    assert vhost.broker.dead_letters.lost.counts["cycle"] == 1
+    assert broker_of(vhost).dead_letters.lost.counts["cycle"] == 1
 
 
 def test_overflow_into_the_queue_itself_ends(vhost: VirtualHost) -> None:
     queue = declare(vhost, max_length=1, dead_letter_exchange="", dead_letter_routing_key="q")
     put(queue, b"1")
     put(queue, b"2")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert len(queue) == 1
 
 
@@ -427,15 +427,18 @@ def test_dead_letters_that_nobody_gets_are_counted_and_told_once_a_minute(
     )
     for count in (1, 2):
         put(queue, b"1")
-        vhost.broker.end_turn()
-        assert f'dead_letters_lost_total{{reason="{why}"}} {count}\n' in vhost.broker.metrics_text()
+        broker_of(vhost).end_turn()
+        assert (
+            f'dead_letters_lost_total{{reason="{why}"}} {count}\n'
+            in broker_of(vhost).metrics_text()
+        )
         assert [record.message for record in caplog.records] == [
             f"a dead letter is lost ({why}, queue '{'full' if why == 'refused' else 'q'}'); "
             "1 since the start"
         ]
     pass_time(vhost, 60_000)
     put(queue, b"1")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert len(caplog.records) == 2
     assert drain(full) == [b"0"]
 
@@ -446,9 +449,9 @@ def test_a_dead_letter_that_a_full_queue_passes_on_is_not_lost(vhost: VirtualHos
     declare(vhost, "full", dead_letter_exchange="", dead_letter_routing_key="last", **arguments)
     queue = declare(vhost, message_ttl=0, dead_letter_exchange="", dead_letter_routing_key="full")
     put(queue, b"1")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert [letter.payload for letter in dead(vhost, "last")] == [b"1"]
-    assert not any(vhost.broker.dead_letters.lost.counts.values())
+    assert not any(broker_of(vhost).dead_letters.lost.counts.values())
 
 
 def test_a_dead_letter_moves_in_one_batch() -> None:
@@ -457,13 +460,13 @@ def test_a_dead_letter_moves_in_one_batch() -> None:
     declare(vhost, "dead")
     queue = declare(vhost, dead_letter_exchange="", dead_letter_routing_key="dead")
     put(queue, b"m")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     entry = queue.get()
     assert entry is not None
     batch = storage.batch
     queue.reject(entry)
     assert len(storage.log(queue_log_name("/", "dead"))) == 0
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert storage.batch == batch + 1
     assert (
         len(storage.log(queue_log_name("/", "q"))),
@@ -488,7 +491,7 @@ def test_delivery_limit_counts_returns(vhost: VirtualHost) -> None:
         assert entry is not None
         queue.requeue(entry)
     assert queue.get() is None
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     (letter,) = dead(vhost)
     assert deaths(letter) == [("q", "delivery_limit", 1)]
 
@@ -527,13 +530,13 @@ def test_a_delayed_message_comes_at_its_time(vhost: VirtualHost) -> None:
 def test_a_delayed_message_survives_a_restart_and_is_not_early() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
-    at = vhost.broker.now_ms + 3_600_000
+    at = broker_of(vhost).now_ms + 3_600_000
     put(declare(vhost), b"later", deliver_at=at)
     again = open_vhost(storage)
     queue = again.queues["q"]
     assert queue.get() is None
-    again.broker.now_ms = at
-    again.broker.end_turn()
+    broker_of(again).now_ms = at
+    broker_of(again).end_turn()
     assert drain(queue) == [b"later"]
 
 
@@ -542,7 +545,7 @@ def test_messages_behind_many_delayed_ones_are_found_after_a_restart() -> None:
     vhost = open_vhost(storage)
     queue = declare(vhost)
     for _ in range(3 * trivium.queues.lanes.REFILL):
-        put(queue, b"later", deliver_at=vhost.broker.now_ms + 3_600_000)
+        put(queue, b"later", deliver_at=broker_of(vhost).now_ms + 3_600_000)
     put(queue, b"now")
     again = open_vhost(storage)
     consumer = RecordingConsumer()
@@ -598,7 +601,7 @@ def test_the_next_consumer_begins_with_what_comes_back_in_the_turn(vhost: Virtua
     queue.remove_consumer(first)
     for entry in first.entries:
         queue.requeue(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert second.payloads == [b"0", b"1", b"2", b"3"]
 
 
@@ -631,7 +634,7 @@ def test_exactly_once_holds_delivery_whatever_the_message_says() -> None:
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
     put(queue, b"m")
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert consumer.payloads == []
     storage.complete()
     assert consumer.payloads == [b"m"]
@@ -649,7 +652,7 @@ def test_record_keeps_delay_and_annotations() -> None:
 def test_a_turn_gives_up_a_bounded_number_of_expired_messages() -> None:
     """However many expire at once, in however many queues."""
     vhost = open_vhost()
-    broker = vhost.broker
+    broker = broker_of(vhost)
     queues = [vhost.declare_queue(f"q{number}") for number in range(3)]
     for queue in queues:
         for number in range(MAX_GIVEN_UP):
@@ -668,16 +671,16 @@ def test_a_turn_drops_a_bounded_number_of_messages_for_a_new_limit() -> None:
     for number in range(3 * MAX_GIVEN_UP):
         queue.put(message(b"%d" % number), b"")
     vhost.set_policy(Policy("short", "q", {"max-length": 5}))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert 2 * MAX_GIVEN_UP - 5 < len(queue) < 3 * MAX_GIVEN_UP
     # What comes meanwhile makes it no longer.
     before = len(queue)
-    vhost.broker.may_give_up = 0
+    broker_of(vhost).may_give_up = 0
     for _ in range(100):
         queue.put(message(b"new"), b"")
     assert len(queue) == before
     for _ in range(3):
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
     assert drain(queue) == [b"new"] * 5
 
 
@@ -689,7 +692,7 @@ def test_getting_from_behind_many_expired_messages_takes_several_turns() -> None
             self.calls += 1
 
     vhost = open_vhost()
-    broker = vhost.broker
+    broker = broker_of(vhost)
     queue = vhost.declare_queue("q")
     for _ in range(2 * MAX_GIVEN_UP):
         queue.put(message(expires=broker.now_ms + 1000), b"")
@@ -710,7 +713,7 @@ def test_getting_from_behind_many_expired_messages_takes_several_turns() -> None
 
 def test_a_consumer_gets_what_is_behind_many_expired_messages() -> None:
     vhost = open_vhost()
-    broker = vhost.broker
+    broker = broker_of(vhost)
     queue = vhost.declare_queue("q")
     for _ in range(2 * MAX_GIVEN_UP):
         queue.put(message(expires=broker.now_ms + 1000), b"")
@@ -726,7 +729,7 @@ def test_a_consumer_gets_what_is_behind_many_expired_messages() -> None:
 
 def test_messages_whose_time_comes_at_once_become_ready_a_part_in_each_turn() -> None:
     vhost = open_vhost()
-    broker = vhost.broker
+    broker = broker_of(vhost)
     queue = vhost.declare_queue("q", arguments={"x-retry-delay": 1000})
     for number in range(2 * MAX_GIVEN_UP):
         queue.put(message(b"%d" % number), b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trivium.queues.lanes
-from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
+from tests.core.harness import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
 from tests.steps import steps
 from trivium.errors import AccessRefused
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue
@@ -120,7 +120,7 @@ def test_a_message_that_was_not_seen_is_not_redelivered(queue: Queue) -> None:
 
 
 def test_expired_messages_are_passed_over(queue: Queue) -> None:
-    broker = queue.vhost.broker
+    broker = broker_of(queue.vhost)
     broker.now_ms = 1000
     queue.put(message(b"gone", expires=1000), b"")
     queue.put(message(b"alive", expires=1001), b"")
@@ -175,7 +175,7 @@ def test_deletion_cancels_consumers_and_ignores_late_settlement(queue: Queue) ->
     queue.vhost.delete_queue(queue)
     assert consumer.was_cancelled
     queue.settle(consumer.entries[0])
-    queue.vhost.broker.end_turn()
+    broker_of(queue.vhost).end_turn()
 
 
 @pytest.mark.pure
@@ -198,7 +198,7 @@ def test_settlements_are_written_as_ranges_at_the_end_of_the_turn() -> None:
         original(first, last)
 
     log.settle = settle  # type: ignore[method-assign]
-    queue.vhost.broker.end_turn()
+    broker_of(queue.vhost).end_turn()
     assert calls == [(0, 2), (4, 4)]
     assert len(log) == 2
 
@@ -219,7 +219,7 @@ def test_exactly_once_messages_wait_for_their_batch() -> None:
     queue.add_consumer(consumer)
     queue.put(message(b"once", mode=EXACTLY_ONCE), b"")
     queue.put(message(b"later"), b"")
-    queue.vhost.broker.end_turn()
+    broker_of(queue.vhost).end_turn()
     assert consumer.payloads == []
     storage.complete()
     assert consumer.payloads == [b"once", b"later"]

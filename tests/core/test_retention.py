@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import ManualDriver, move_to, open_broker
+from tests.core.harness import ManualDriver, broker_of, move_to, open_broker
 from tests.core.storage.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import PROTOCOL_NONE, Address, HeaderValue, Message
@@ -42,7 +42,7 @@ def declare(vhost: VirtualHost, **arguments: HeaderValue) -> Stream:
 
 def publish(stream: Stream, *sizes: int) -> None:
     """A turn with messages of these sizes, arriving now."""
-    broker = stream.vhost.broker
+    broker = broker_of(stream.vhost)
     for size in sizes:
         address = Address("", stream.name.encode())
         stream.accept(Message(PROTOCOL_NONE, address, b"", bytes(size), 1, True, broker.now_ms))

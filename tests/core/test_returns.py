@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import drain, message, open_vhost
+from tests.core.harness import broker_of, drain, message, open_vhost
 from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
 from trivium.messages.message import HeaderValue
@@ -40,7 +40,7 @@ def test_the_count_survives(is_clean: bool) -> None:
     for payload in (b"1", b"2"):
         queue.put(message(payload), b"")
     come_back(queue, 3)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     if is_clean:
         host.storage.close()
@@ -87,7 +87,7 @@ def test_the_row_goes_with_the_settlement() -> None:
             queue.reject(taken(queue))
         else:
             queue.settle(taken(queue))
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         assert rows(storage) == 0, end
 
 
@@ -97,11 +97,11 @@ def test_row_and_settlement_are_in_the_same_batch() -> None:
     queue = declare(vhost)
     queue.put(message(b"m"), b"")
     come_back(queue)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     start, done = host.disk.copy(), len(host.disk.operations)
     drain(queue)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     host.commit()
     found: set[tuple[int, int]] = set()
     for count in range(len(host.disk.operations) - done + 1):
@@ -125,7 +125,7 @@ def test_rows_go_with_a_purge_and_with_the_queue(end: str, is_restarted: bool) -
     entries = [taken(queue) for _ in range(3)]
     for entry in entries:
         queue.requeue(entry)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     assert rows(storage) == 3
     if is_restarted:
         vhost = open_vhost(storage)
@@ -161,25 +161,25 @@ def test_a_retry_waits_on_after_a_restart() -> None:
     queue = declare(vhost, retry_delay=60_000)
     queue.put(message(b"m"), b"")
     come_back(queue)
-    at = vhost.broker.now_ms + 60_000
-    vhost.broker.end_turn()
+    at = broker_of(vhost).now_ms + 60_000
+    broker_of(vhost).end_turn()
     again = open_vhost(storage)
     queue = again.queues["q"]
     assert queue.get() is None
-    again.broker.now_ms = at - 1
-    again.broker.end_turn()
+    broker_of(again).now_ms = at - 1
+    broker_of(again).end_turn()
     assert queue.get() is None
-    again.broker.now_ms = at
-    again.broker.end_turn()
+    broker_of(again).now_ms = at
+    broker_of(again).end_turn()
     entry = taken(queue)
     assert entry.returns == 1
     # The next wait is twice as long, as without the restart.
     queue.requeue(entry)
-    again.broker.now_ms = at + 119_999
-    again.broker.end_turn()
+    broker_of(again).now_ms = at + 119_999
+    broker_of(again).end_turn()
     assert queue.get() is None
-    again.broker.now_ms = at + 120_000
-    again.broker.end_turn()
+    broker_of(again).now_ms = at + 120_000
+    broker_of(again).end_turn()
     assert taken(queue).returns == 2
 
 
@@ -191,6 +191,6 @@ def test_queues_with_similar_names_do_not_share_rows() -> None:
         queue = declare(vhost, name)
         queue.put(message(b"m"), b"")
         come_back(queue, count + 1)
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     again = open_vhost(storage)
     assert [taken(again.queues[name]).returns for name in names] == [1, 2, 3, 4]

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.core.harness import message, open_broker, open_vhost
+from tests.core.harness import broker_of, message, open_broker, open_vhost
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.messages.message import (
     PROTOCOL_NONE,
@@ -225,7 +225,7 @@ def test_messages_put_into_streams_are_counted(broker: Broker, stream: Stream) -
 def partition_index(stream: Stream, published: Message) -> int:
     before = [partition.next_offset for partition in stream.partitions]
     stream.accept(published)
-    stream.vhost.broker.end_turn()
+    broker_of(stream.vhost).end_turn()
     after = [partition.next_offset for partition in stream.partitions]
     (moved,) = [index for index in range(len(before)) if before[index] != after[index]]
     return moved
@@ -317,7 +317,7 @@ def test_the_memo_of_headers_is_bounded(codec: KeyCodec) -> None:
 def publish_at(stream: Stream, *timestamps: int) -> None:
     for timestamp in timestamps:
         stream.accept(Message(PROTOCOL_NONE, Address("", b"s"), b"", b"", 1, True, timestamp))
-    stream.vhost.broker.end_turn()
+    broker_of(stream.vhost).end_turn()
 
 
 def offset_at(partition: Partition, timestamp: int) -> int:
@@ -394,7 +394,7 @@ def test_batches_are_stored_and_read_compressed(codec: str) -> None:
     stream = vhost.declare_stream("s", 1, {"x-compression": codec})
     for n in range(100):
         stream.accept(message(b"%d" % n + bytes(100)))
-    vhost.broker.end_turn()
+    broker_of(vhost).end_turn()
     ((_, batch),) = stream.partitions[0].read(0, 1 << 30)
     assert batch[5] == CODECS[codec]
     assert len(batch) < 5000
@@ -410,7 +410,7 @@ def test_compression_follows_the_policy() -> None:
         if definition is not None:
             vhost.set_policy(Policy("p", "s", {"compression": definition}))
         stream.accept(message(bytes(1000)))
-        vhost.broker.end_turn()
+        broker_of(vhost).end_turn()
         codecs.append(stream.partitions[0].read(stream.partitions[0].next_offset - 1, 1)[0][1][5])
     assert codecs == [CODEC_NONE, CODEC_LZ4, CODEC_ZSTD, CODEC_NONE]
 

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from tests.core.harness import broker_of
 from tests.mqtt.harness import (
     Bench,
     acknowledge,
@@ -468,4 +469,4 @@ def test_dead_letters_of_a_session_that_subscribes_to_them_do_not_go_round(
         sender.send(publish("t/a", b"%d" % number, 1, number + 1, 5))
     bench.finish()
     assert (len(queue), queue.published) == (1, 3)
-    assert vhost.broker.dead_letters.lost.counts["cycle"] == 2
+    assert broker_of(vhost).dead_letters.lost.counts["cycle"] == 2

@@ -16,7 +16,6 @@ from trivium_mqtt.properties import SUBSCRIPTION_ID
 from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
-    from trivium.queues.queue import Queue
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.outgoing import Outgoing
     from trivium_mqtt.replay import Replay
@@ -176,7 +175,7 @@ class Delivery(Destination):
         note = make_note(min(mode, self.qos), retain, self.share, self.identifiers)
         return outgoing.put(message, note)
 
-    def target_queue(self) -> Queue | None:
+    def target_queue(self) -> Destination | None:
         """See ``Destination``."""
         outgoing = self.session.outgoing
         return None if outgoing is None else outgoing.queue

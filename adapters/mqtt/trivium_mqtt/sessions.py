@@ -54,7 +54,7 @@ class Sessions:
         self.metrics = metrics
         self.encoder = PublishEncoder(broker, metrics)
         self.topics = TopicCache(vhost)
-        self.shares = Shares(vhost, self.topics.exchange, metrics)
+        self.shares = Shares(broker, vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
         #: of clients whose sessions have ended and left something to others

@@ -12,8 +12,8 @@ from typing import Final
 
 from trivium.messages.message import Message
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
 from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
@@ -103,7 +103,7 @@ class Share(Destination):
             self._places[member.session] = len(self.members)
             self.members.append(member)
 
-    def target_queue(self) -> Queue | None:
+    def target_queue(self) -> Destination | None:
         """See ``Destination``."""
         if len(self.members) != 1:
             return None
@@ -124,7 +124,10 @@ class Share(Destination):
 class Shares:
     """All shares of a virtual host."""
 
-    def __init__(self, vhost: VirtualHost, exchange: Exchange, metrics: ProtocolMetrics) -> None:
+    def __init__(
+        self, broker: Broker, vhost: VirtualHost, exchange: Exchange, metrics: ProtocolMetrics
+    ) -> None:
+        self._broker = broker
         self._vhost = vhost
         self._exchange = exchange
         self._metrics = metrics
@@ -173,4 +176,4 @@ class Shares:
         if share is None:
             self._metrics.messages_dropped += 1
         else:
-            share.give(message, self._vhost.broker.is_stopping)
+            share.give(message, self._broker.is_stopping)

@@ -31,11 +31,11 @@ import msgpack
 from trivium.common.timers import Timed
 from trivium.errors import Fenced, LimitExceeded, PreconditionFailed, ResourceLocked, StaleMember
 from trivium.groups.assignment import Assignment, assign
-from trivium.groups.offsets import check_group_name
+from trivium.groups.offsets import Groups, check_group_name
 from trivium.streams.stream import Partition, Stream
 
 if TYPE_CHECKING:
-    from trivium.vhost.virtual_host import VirtualHost
+    from trivium.streams.namespace import StreamNamespace
 
 logger = logging.getLogger(__name__)
 
@@ -295,8 +295,9 @@ class GroupMembers(Timed):
 class Memberships:
     """The members of all groups of a virtual host."""
 
-    def __init__(self, vhost: VirtualHost) -> None:
+    def __init__(self, vhost: StreamNamespace, groups: Groups) -> None:
         self.vhost = vhost
+        self._offsets = groups
         self._storage = vhost.broker.storage
         self._table = self._storage.table(f"memberships/{vhost.name}")
         self._groups: dict[str, GroupMembers] = {}
@@ -334,7 +335,7 @@ class Memberships:
     def _forget_if_unused(self, group: str) -> None:
         """A group without members, holder and offsets has no row."""
         is_used = group in self._groups or self._row(group)[1] is not None
-        if not is_used and not self.vhost.groups.has(group):
+        if not is_used and not self._offsets.has(group):
             self._forget(group)
 
     def _forget(self, group: str) -> None:

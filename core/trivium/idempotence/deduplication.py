@@ -12,16 +12,14 @@ import hashlib
 from collections import deque
 from collections.abc import Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.common.timers import Timed
 from trivium.errors import PreconditionFailed
+from trivium.host import Host
 from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination, Route
 from trivium.storage.base import Table
-
-if TYPE_CHECKING:
-    from trivium.runtime.broker import Broker
 
 #: The header that has the id, unless the argument ``x-deduplication-header`` names another.
 DEFAULT_HEADER: Final = "x-deduplication-header"
@@ -212,7 +210,7 @@ class _More(Timed):
 class Deduplication:
     """The windows of one virtual host. ``table`` may already hold rows: they are loaded."""
 
-    def __init__(self, broker: Broker, table: Table) -> None:
+    def __init__(self, broker: Host, table: Table) -> None:
         self.broker = broker
         self.table = table
         #: repetitions that were dropped since the start

@@ -14,13 +14,11 @@ A producer that was neither opened nor sent anything for ``IDLE_HOURS`` is forgo
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.common.timers import Timed
+from trivium.host import Host
 from trivium.storage.base import Table
-
-if TYPE_CHECKING:
-    from trivium.runtime.broker import Broker
 
 #: longest name of a producer, in UTF-8
 MAX_PRODUCER_BYTES: Final = 255
@@ -47,7 +45,7 @@ _SWEEP_PAUSE_MS: Final = 100
 class Producers(Timed):
     """The producers of one kind of one virtual host. ``table`` may already hold rows."""
 
-    def __init__(self, table: Table, broker: Broker) -> None:
+    def __init__(self, table: Table, broker: Host) -> None:
         self._table = table
         self._broker = broker
         # Rows that this round has still to look at.

@@ -14,16 +14,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.timers import Timed
+from trivium.host import Host
 from trivium.messages.message import PROTOCOL_AMQP, Address, HeaderValue, Message
 from trivium.routing.exchanges import REJECTED, Destination
 
 if TYPE_CHECKING:
     from trivium.queues.lanes import QueueEntry
     from trivium.queues.queue import Queue
-    from trivium.runtime.broker import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ class DeadLetter(Timed):
 
     def due(self) -> None:
         """See ``Timed``: try again."""
-        self.queue.vhost.broker.dead_letters.retry(self)
+        self.queue.vhost.dead_letters.retry(self)
 
 
 class DeadLetters(Timed):
     """The dead letters of a broker that are on their way."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Host) -> None:
         self.lost = LostDeadLetters()
         self._broker = broker
         self._new: list[DeadLetter] = []
@@ -127,12 +127,12 @@ class DeadLetters(Timed):
     def add(self, letter: DeadLetter) -> None:
         """Publish it, in this turn unless there are too many."""
         self._new.append(letter)
-        self._broker.driver.request_turn()
+        self._broker.request_turn()
 
     def add_refused(self, letter: DeadLetter) -> None:
         """Publish, in this turn, what a full queue has refused: no queue keeps it meanwhile."""
         self._refused.append(letter)
-        self._broker.driver.request_turn()
+        self._broker.request_turn()
 
     def retry(self, letter: DeadLetter) -> None:
         """Publish one again that was left, unless its queue is gone."""
@@ -175,7 +175,7 @@ class DeadLetters(Timed):
         must_arrive = (
             entry is not None and queue.settings.keeps_dead_letters and not queue.is_deleted
         )
-        journey = _Journey(self._broker, must_arrive)
+        journey = _Journey(self._broker, self.lost, must_arrive)
         was_taken = journey.offer(queue, letter.message, letter.reason, letter.left)
         if must_arrive and (journey.left or not was_taken):
             if was_taken:
@@ -196,8 +196,9 @@ class _Journey:
     What ``must_arrive`` is not lost when it does not.
     """
 
-    def __init__(self, broker: Broker, must_arrive: bool) -> None:
+    def __init__(self, broker: Host, lost: LostDeadLetters, must_arrive: bool) -> None:
         self._broker = broker
+        self._lost = lost
         self._must_arrive = must_arrive
         #: destinations that it was given to
         self.steps = 0
@@ -247,20 +248,20 @@ class _Journey:
         self.left = refused
         return was_taken
 
-    def _give(self, destination: Destination, target: Queue | None, dead: Message) -> bool:
+    def _give(self, destination: Destination, target: Destination | None, dead: Message) -> bool:
         self.steps += 1
         self.work += 1 + (len(dead.header) + len(dead.payload)) // COUNTED_BYTES
         if destination.accept(dead) != REJECTED:
             return True
         if target is not None and target.passes_on and self.steps < MAX_STEPS:
             # As deep as the way is long.
-            return self.offer(target, dead, MAXLEN, None)
+            return self.offer(cast("Queue", target), dead, MAXLEN, None)
         self._lose(REFUSED, destination.name)
         return False
 
     def _lose(self, why: str, name: str) -> None:
         if not self._must_arrive:
-            self._broker.dead_letters.lost.add(why, name, self._broker.elapsed_ms)
+            self._lost.add(why, name, self._broker.elapsed_ms)
 
 
 def _dead_letter(

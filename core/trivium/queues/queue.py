@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.common.timers import Timed
+from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
@@ -28,7 +29,7 @@ from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.storage.base import DurabilityWaiter, Log
 
 if TYPE_CHECKING:
-    from trivium.vhost.virtual_host import VirtualHost
+    from trivium.queues.namespace import QueueNamespace
 
 __all__ = ["Consumer", "Queue", "QueueEntry"]
 
@@ -79,7 +80,7 @@ class Queue(Destination):
 
     def __init__(
         self,
-        vhost: VirtualHost,
+        vhost: QueueNamespace,
         name: str,
         logs: list[Log],
         durable: bool = False,
@@ -164,7 +165,7 @@ class Queue(Destination):
 
     # Publishing
 
-    def target_queue(self) -> Queue | None:
+    def target_queue(self) -> Destination | None:
         """See ``Destination``."""
         return self
 
@@ -224,7 +225,7 @@ class Queue(Destination):
             # Whoever publishes a dead letter passes it on as well.
             if self.passes_on and message.annotations is None:
                 letter = DeadLetter(self, None, message, MAXLEN)
-                self._broker.dead_letters.add_refused(letter)
+                self.vhost.dead_letters.add_refused(letter)
             return REJECTED
         self.published += 1
         lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
@@ -531,7 +532,7 @@ class Queue(Destination):
                 self.forget_returns(entry)
             if not self._is_dirty:
                 self._is_dirty = True
-                self._broker.add_unsettled(self)
+                self._broker.add_unflushed(_Settlements(self))
 
     def reject(self, entry: QueueEntry) -> None:
         """The consumer does not want the entry, and it shall not come again."""
@@ -603,7 +604,7 @@ class Queue(Destination):
         self._leaving += 1
         if self._leaving == MAX_LEAVING:
             self._set_plain()
-        self._broker.dead_letters.add(DeadLetter(self, entry, entry.message, reason))
+        self.vhost.dead_letters.add(DeadLetter(self, entry, entry.message, reason))
 
     def keep_given_up(self, entry: QueueEntry, reason: str) -> None:
         """A given up entry does not leave in this turn. Make it durable that no consumer gets it;
@@ -641,7 +642,7 @@ class Queue(Destination):
         self._give_up(entry, EXPIRED)
 
     def flush_settlements(self) -> None:
-        """Write the settlements of this turn. Called by the broker before the commit."""
+        """Write the settlements of this turn."""
         self._is_dirty = False
         for lane in self._lanes:
             lane.flush()
@@ -749,7 +750,7 @@ class Queue(Destination):
         self.ready_bytes = 0
         if count and not self._is_dirty:
             self._is_dirty = True
-            self._broker.add_unsettled(self)
+            self._broker.add_unflushed(_Settlements(self))
         return count
 
     def deleted(self) -> None:
@@ -772,6 +773,16 @@ class Queue(Destination):
         self._release.queue = None
         self._timeout.queue = None
         self._date.queue = None
+
+
+class _Settlements(EndOfTurn):
+    """Writes the settlements of a queue at the end of the turn."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def flush_turn(self) -> None:
+        self._queue.flush_settlements()
 
 
 class _Release(DurabilityWaiter):

@@ -9,7 +9,7 @@ which makes every cached route stale at once without a walk.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -25,9 +25,6 @@ from trivium.messages.topics import (
     key_pattern,
     levels_of,
 )
-
-if TYPE_CHECKING:
-    from trivium.queues.queue import Queue
 
 ACCEPTED: Final = 0
 """Result of a publish that waits for nothing. A positive result is the batch to wait for."""
@@ -58,9 +55,14 @@ class Destination:
         """Whether none of so many messages, with ``size`` bytes of payload, would be REJECTED."""
         return True
 
-    def target_queue(self) -> Queue | None:
+    def target_queue(self) -> Destination | None:
         """The queue that a message for it enters; None where there is none, or not just one."""
         return None
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether what it refuses goes to its dead letter exchange."""
+        return False
 
     def combine(self, bindings: list[Binding]) -> Destination:
         """What stands in a route for this destination when ``bindings`` lead to it.

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.common.timers import Timed, Timers
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config
 from trivium.errors import NotFound
+from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
 from trivium.observability.metrics import ProtocolMetrics, Sample, render
 from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
-from trivium.queues.queue import Queue
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.pacing import Pacing
-from trivium.security.authenticator import Authenticator
+from trivium.security.authenticator import Authenticator, RunInPool
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.joining import RecoveredJoins
@@ -54,6 +53,17 @@ MAX_GIVEN_UP: Final = 4096
 
 #: Milliseconds by which two readings of the clocks may differ though neither was set.
 CLOCK_TOLERANCE_MS: Final = 2
+
+
+def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
+    """Who may connect, as configured."""
+    return Authenticator(
+        {name: user.password for name, user in config.users.items()},
+        config.auth.guest,
+        config.auth.anonymous,
+        frozenset([name for name, listen in config.listen.items() if listen.is_loopback]),
+        run_in_pool,
+    )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -100,7 +110,7 @@ class Driver:
         return -1
 
 
-class Broker:
+class Broker(Host):
     """One broker in this process.
 
     ``async with Broker(Config(...)) as broker:`` runs it on the current event loop, with listeners
@@ -108,27 +118,18 @@ class Broker:
     """
 
     def __init__(self, config: Config | None = None) -> None:
+        super().__init__(MemoryStorage())
         self.config = Config() if config is None else config
-        #: milliseconds since the epoch, as of the start of this turn
-        self.now_ms = time.time_ns() // 1_000_000
-        #: how far it is ahead of the clock that nobody can set
-        self.clock_offset = 0
-        self.storage: Storage = MemoryStorage()
         #: the delivery mode of queues that have none of their own, -1 for that of each message
         self.default_delivery = delivery_mode(self.config.delivery.mode)
         self.driver = Driver()
-        self.authenticator = Authenticator(self.config, self._run_blocking)
+        self.authenticator = make_authenticator(self.config, self._run_blocking)
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}
         #: live connections, for limits, alarms and shutdown
         self.connections: set[Connection] = set()
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
-        #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
-        self.timeouts = Timers()
-        self.dates = Timers()
-        #: the stream partition that is being compacted; one at a time bounds the memory for keys
-        self.compacting: Timed | None = None
         #: joins the small batches that a crash left
         self.recovered_joins = RecoveredJoins(self)
         self.alarms = Alarms(0, 0)
@@ -140,10 +141,8 @@ class Broker:
         self.pacing = Pacing(self)
         self._is_behind = False
         self._dirty: list[Connection] = []
-        #: what is left of MAX_GIVEN_UP in this turn
         self.may_give_up = MAX_GIVEN_UP
         self.dead_letters = DeadLetters(self)
-        self._unsettled: list[Queue] = []
         self._unflushed: list[EndOfTurn] = []
         self._server: Server | None = None
 
@@ -161,7 +160,7 @@ class Broker:
         names = {key.decode() for key, _ in storage.table("vhosts").items()}
         names.add(DEFAULT_VHOST)
         for name in sorted(names):
-            self.vhosts[name] = VirtualHost(self, name)
+            self._open_vhost(name)
         for name, given in self.config.policies.items():
             policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
             vhost = self.declare_vhost(given.vhost)
@@ -187,9 +186,15 @@ class Broker:
         found = self.vhosts.get(name)
         if found is None:
             self.storage.table("vhosts").put(name.encode(), b"")
-            found = VirtualHost(self, name)
-            self.vhosts[name] = found
+            found = self._open_vhost(name)
         return found
+
+    def _open_vhost(self, name: str) -> VirtualHost:
+        opened = VirtualHost(
+            self, name, self.dead_letters, self.recovered_joins, self.default_delivery
+        )
+        self.vhosts[name] = opened
+        return opened
 
     async def __aenter__(self) -> Broker:
         from trivium.runtime.server import Server
@@ -216,15 +221,6 @@ class Broker:
 
     # Turns
 
-    @property
-    def elapsed_ms(self) -> int:
-        """Milliseconds, as of the start of this turn, on a clock that is never set.
-
-        It counts what must take a certain time whatever happens to the wall clock. Only what is
-        stored as a time, or said by a client, is ``now_ms``.
-        """
-        return self.now_ms - self.clock_offset
-
     def begin_turn(self) -> None:
         """Read the clocks; called by the driver before the first feed of a turn."""
         self.now_ms = time.time_ns() // 1_000_000
@@ -238,13 +234,12 @@ class Broker:
         self._dirty.append(connection)
         self.driver.request_turn()
 
-    def add_unsettled(self, queue: Queue) -> None:
-        """``queue`` has settlements to write at the end of this turn."""
-        self._unsettled.append(queue)
+    def request_turn(self) -> None:
+        """See ``Host``."""
         self.driver.request_turn()
 
     def add_unflushed(self, item: EndOfTurn) -> None:
-        """``item`` has changes to write at the end of this turn."""
+        """See ``Host``."""
         self._unflushed.append(item)
         self.driver.request_turn()
 
@@ -259,7 +254,7 @@ class Broker:
     @property
     def has_unwritten(self) -> bool:
         """Whether the end of this turn has changes to write that are not in the batch yet."""
-        return bool(self._unsettled or self._unflushed or self.dead_letters.are_new)
+        return bool(self._unflushed or self.dead_letters.are_new)
 
     def end_turn(self) -> None:
         """Call what is due, write, commit, send. When it raises, nothing was committed that is not
@@ -268,11 +263,6 @@ class Broker:
         self.dates.run(self.now_ms)
         self.timeouts.run(self.elapsed_ms)
         self.dead_letters.run()
-        if self._unsettled:
-            queues = self._unsettled
-            self._unsettled = []
-            for queue in queues:
-                queue.flush_settlements()
         if self._unflushed:
             items = self._unflushed
             self._unflushed = []
@@ -331,7 +321,7 @@ class Broker:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more waits for the disk than should, also by what this turn has done so far."""
+        """See ``Host``."""
         return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
 
     def _check_backlog(self) -> None:

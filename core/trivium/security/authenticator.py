@@ -13,10 +13,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
-from trivium.config import Config, UserConfig
 from trivium.security.passwords import is_hashed, verify_password
 
 #: remembered users; a broker with more of them hashes again when they reconnect
@@ -33,30 +32,38 @@ RunInPool = Callable[[Callable[[], bool], Callable[[bool], None]], None]
 class Authenticator:
     """The users of one broker."""
 
-    def __init__(self, config: Config, run_in_pool: RunInPool) -> None:
-        self._users: dict[str, UserConfig] = dict(config.users)
+    def __init__(
+        self,
+        passwords: Mapping[str, str],
+        has_guest: bool,
+        anonymous: Literal["loopback", "always", "never"],
+        loopback: frozenset[str],
+        run_in_pool: RunInPool,
+    ) -> None:
+        # By user name, as they are stored.
+        self._passwords = dict(passwords)
         #: whether `guest` is the built-in one, which is admitted from this machine only
-        self._guest_is_local = config.auth.guest and GUEST not in self._users
+        self._guest_is_local = has_guest and GUEST not in self._passwords
         if self._guest_is_local:
-            self._users[GUEST] = UserConfig(password=GUEST)
-        self._anonymous = config.auth.anonymous
-        self._listen = config.listen
+            self._passwords[GUEST] = GUEST
+        self._anonymous = anonymous
+        # Protocols whose listener only this machine reaches.
+        self._loopback = loopback
         self._run_in_pool = run_in_pool
         # What an unknown user's password is compared with, for the work alone.
-        self._decoys = [each.password for each in self._users.values() if is_hashed(each.password)]
+        self._decoys = [stored for stored in self._passwords.values() if is_hashed(stored)]
         self._memory_key = secrets.token_bytes(32)
         self._memory: dict[str, bytes] = {}
 
     def admits_anonymous(self, protocol: str) -> bool:
         """Whether clients without credentials may connect to this protocol's listener."""
         if self._anonymous == "loopback":
-            listen = self._listen.get(protocol)
-            return listen is not None and listen.is_loopback
+            return protocol in self._loopback
         return self._anonymous == "always"
 
     def knows(self, username: str) -> bool:
         """Whether there is such a user, from wherever it is admitted."""
-        return username in self._users
+        return username in self._passwords
 
     def authenticate(
         self, username: str, password: bytes, peer_is_loopback: bool, done: Callable[[bool], None]
@@ -66,14 +73,13 @@ class Authenticator:
         It is later only for a hashed password that was not seen to be right before, and for a
         refusal where there are such passwords.
         """
-        user = self._users.get(username)
+        stored = self._passwords.get(username)
         if len(password) > MAX_PASSWORD_BYTES:
             done(False)
             return
-        if user is None or (username == GUEST and self._guest_is_local and not peer_is_loopback):
+        if stored is None or (username == GUEST and self._guest_is_local and not peer_is_loopback):
             self._refuse(username, password, done)
             return
-        stored = user.password
         if not is_hashed(stored):
             if verify_password(stored, password):
                 done(True)

@@ -185,7 +185,7 @@ class Compaction(Timed):
 
     def _call_at(self, at: int) -> None:
         self._broker.timeouts.call_at(at, self)
-        self._broker.driver.request_turn()
+        self._broker.request_turn()
 
     def due(self) -> None:
         """See ``Timed``: begin a round, or go on with it."""
@@ -245,7 +245,7 @@ class Compaction(Timed):
         self._is_loading = False
         if self._phase != _IDLE:
             self.due()
-            self._broker.driver.request_turn()
+            self._broker.request_turn()
 
     def _step(self) -> None:
         log = self._partition.log

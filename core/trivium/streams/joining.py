@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium.host import Host
 from trivium.messages.message import Message
 from trivium.storage.base import Log, LogOwner
 from trivium.streams.record_encoder import PLAIN_MESSAGE, Described, encode_batch
@@ -20,7 +21,6 @@ from trivium.streams.records import BatchError, RecordBatch, batch_count, batch_
 from trivium.streams.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from trivium.runtime.broker import Broker
     from trivium.streams.stream import Partition
 
 #: A batch below both is small: more records share the cost of a batch well enough.
@@ -88,7 +88,7 @@ class BatchJoiner(LogOwner):
         self._recovered_run: _Run | None = None
         log.owner = self
         if self._recovered_at < self._recovered_end:
-            partition.stream.vhost.broker.recovered_joins.add(self)
+            partition.stream.vhost.recovered_joins.add(self)
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other settings in force."""
@@ -210,7 +210,7 @@ class RecoveredJoins(Timed):
     A checkpoint that comes before leaves them small.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Host) -> None:
         self._broker = broker
         self._joiners: deque[BatchJoiner] = deque()
 
@@ -228,7 +228,7 @@ class RecoveredJoins(Timed):
 
     def _call_after(self, delay: int) -> None:
         self._broker.timeouts.call_at(self._broker.elapsed_ms + delay, self)
-        self._broker.driver.request_turn()
+        self._broker.request_turn()
 
 
 def _within(most: int, limit: int) -> int:

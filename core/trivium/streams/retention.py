@@ -71,7 +71,7 @@ class Retention(Timed):
 
     def _call_after(self, delay: int) -> None:
         self._broker.timeouts.call_at(self._broker.elapsed_ms + delay, self)
-        self._broker.driver.request_turn()
+        self._broker.request_turn()
 
     def _remove_beyond_length(self) -> bool:
         """Remove what number and size allow; whether there is more to do at once."""
@@ -119,7 +119,7 @@ class Retention(Timed):
             expires = batch_max_timestamp(batch) + age
             if expires > now + PERIOD_MS:
                 self._broker.dates.call_at(expires, self._aged)
-                self._broker.driver.request_turn()
+                self._broker.request_turn()
                 break
             if expires > now:
                 self._call_after(PERIOD_MS)
@@ -140,7 +140,7 @@ class Retention(Timed):
         self._is_loading = False
         if not self._partition.stream.is_deleted and self._settings.max_age >= 0:
             self._remove_aged(self._broker.now_ms)
-            self._broker.driver.request_turn()
+            self._broker.request_turn()
 
 
 class _Aged(Timed):

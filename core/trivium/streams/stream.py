@@ -45,7 +45,7 @@ from trivium.streams.settings import StreamSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trivium.vhost.virtual_host import VirtualHost
+    from trivium.streams.namespace import StreamNamespace
 
 MAX_PARTITIONS: Final = 1024
 
@@ -315,7 +315,7 @@ class Stream(Destination):
 
     def __init__(
         self,
-        vhost: VirtualHost,
+        vhost: StreamNamespace,
         name: str,
         partitions: int,
         incarnation: str,

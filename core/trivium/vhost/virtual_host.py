@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.common.equivalence import UnknownArguments, require_same, require_same_arguments
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.groups.membership import Memberships
 from trivium.groups.offsets import Groups
+from trivium.host import Host
 from trivium.idempotence.deduplication import (
     ARGUMENTS as DEDUPLICATION_ARGUMENTS,
 )
@@ -22,14 +23,13 @@ from trivium.idempotence.deduplication import (
     EXCHANGE,
     QUEUE,
     DeduplicatedRoute,
-    Deduplication,
     deduplication_id,
     exchange_settings,
 )
 from trivium.idempotence.producers import Producers
 from trivium.messages.message import Address, HeaderValue, Message
+from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
-from trivium.queues.returns import Returns
 from trivium.queues.settings import (
     ARGUMENTS,
     CLASSIC,
@@ -56,6 +56,8 @@ from trivium.routing.exchanges import (
 )
 from trivium.routing.retained import RetainedMessages
 from trivium.storage.base import Log
+from trivium.streams.joining import RecoveredJoins
+from trivium.streams.namespace import StreamNamespace
 from trivium.streams.settings import check_stream_arguments, stream_settings_of
 from trivium.streams.stream import MAX_PARTITIONS, Stream
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
@@ -64,9 +66,6 @@ from trivium.vhost.doubts import Doubts
 from trivium.vhost.pending_changes import PendingChanges
 from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
 from trivium.vhost.policy_walk import PolicyWalk
-
-if TYPE_CHECKING:
-    from trivium.runtime.broker import Broker
 
 #: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
 #: which publishes to ever new addresses can take.
@@ -124,20 +123,24 @@ class MessageRoute(Route):
         return self._vhost.route_of(self._exchange, [self.address], message)
 
 
-class VirtualHost:
+class VirtualHost(StreamNamespace):
     """One namespace. ``name`` is unique in its broker."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.broker = broker
-        self.name = name
+    def __init__(
+        self,
+        broker: Host,
+        name: str,
+        dead_letters: DeadLetters,
+        recovered_joins: RecoveredJoins,
+        default_delivery: int,
+    ) -> None:
+        super().__init__(broker, name, dead_letters, recovered_joins)
+        self._default_delivery = default_delivery
         #: raised by every change that may change a route
         self.generation = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable
         self.changes = PendingChanges(broker.storage)
         self._unknown = UnknownArguments()
-        self.exchanges: dict[str, Exchange] = {}
-        self.queues: dict[str, Queue] = {}
-        self.streams: dict[str, Stream] = {}
         storage = broker.storage
         self._exchange_rows = storage.table(f"exchanges/{name}")
         self._queue_rows = storage.table(f"queues/{name}")
@@ -147,13 +150,11 @@ class VirtualHost:
         self.policies = Policies(storage.table(f"policies/{name}"))
         self.policy_walk = PolicyWalk(self)
         self.groups = Groups(storage.table(f"groups/{name}"))
-        self.memberships = Memberships(self)
+        self.memberships = Memberships(self, self.groups)
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
-        self.returns = Returns(storage.table(f"returns/{name}"))
         self._doubts = Doubts(storage.table(f"doubts/{name}"))
-        self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
         self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
         self._routes: dict[tuple[str, bytes], Route] = {}
         # By identity of the owner or destination, so that whoever goes finds its own at once.
@@ -369,11 +370,7 @@ class VirtualHost:
         return [queue_log_name(self.name, queue_name, n) for n in range(highest + 1)]
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue, its messages and its bindings; how many messages were ready in it.
-
-        Raises PreconditionFailed when it has consumers (``if_unused``) or messages that are ready
-        or wait for their time (``if_empty``).
-        """
+        """See ``QueueNamespace``."""
         if self.queues.get(queue.name) is not queue:
             return 0
         if if_unused and queue.consumers:
@@ -470,13 +467,6 @@ class VirtualHost:
         self.policy_walk.add(stream)
         return stream
 
-    def stream(self, name: str) -> Stream:
-        """The stream called ``name``. Raises NotFound."""
-        found = self.streams.get(name)
-        if found is None:
-            raise NotFound(f"no stream '{name}' in vhost '{self.name}'")
-        return found
-
     def delete_stream(self, name: str) -> None:
         """Delete a stream, its records and its bindings. Raises NotFound."""
         stream = self.stream(name)
@@ -520,7 +510,7 @@ class VirtualHost:
     def apply_policy_to_queue(self, queue: Queue) -> None:
         """Put in force for ``queue`` what its arguments and the policies say."""
         policy = self.policies.effective(queue.name, QUEUES)
-        settings = settings_of(queue.arguments, policy, self.broker.default_delivery)
+        settings = settings_of(queue.arguments, policy, self._default_delivery)
         if queue.adapter:
             # What a session keeps is up to its own protocol.
             settings.delivery = -1
@@ -652,10 +642,7 @@ class VirtualHost:
         return found
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
-        """The route of a message with several routing keys: each destination once.
-
-        Every exchange on the way is asked for all of them, as RabbitMQ does it.
-        """
+        """See ``QueueNamespace``."""
         first = self.route(exchange, keys[0])
         if len(keys) == 1:
             return first.resolve(message)

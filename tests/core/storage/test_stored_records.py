@@ -1,6 +1,7 @@
 """What logs and tables hold is, byte by byte, what docs/stored-records.md says.
 
 A broker in which everything is used crashes and starts again; then its tables are read with SQLite
+from tests.core.harness import broker_of
 from the catalog, and its records and notes as bytes from the logs.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.harness import message
+from tests.core.harness import broker_of, message
 from tests.mqtt.harness import Client, publish, subscribe, text
 from tests.mqtt.test_durability import DiskBench
 from tests.native.harness import entry
@@ -42,7 +43,7 @@ def user_property(name: str, value: str) -> bytes:
 
 
 def declare_everything(vhost: VirtualHost) -> None:
-    vhost.broker.declare_vhost("other")
+    broker_of(vhost).declare_vhost("other")
     exchange = vhost.declare_exchange("logs", "topic", durable=True)
     topic = vhost.exchange("amq.topic")
     vhost.set_policy(Policy("p", "^q", {"delivery-limit": 5}, "queues", 1))
@@ -131,7 +132,7 @@ def bench() -> DiskBench:
     vhost.memberships.join_exclusively("g", "h")
     vhost.memberships.join_exclusively("forgotten", "h")
     vhost.memberships.leave("forgotten", "h", 1)
-    Parts(vhost, ProtocolMetrics()).stage(b"t", 2, "part", 0, 1, entry())
+    Parts(broker_of(vhost), vhost, ProtocolMetrics()).stage(b"t", 2, "part", 0, 1, entry())
     bench.sync()
     return bench.crash()
 

@@ -31,9 +31,10 @@ class NativeAdapter(Adapter):
 
     def parts_of(self, vhost: VirtualHost) -> Parts:
         """The parts of a virtual host."""
+        assert self._broker is not None
         found = self._parts.get(vhost.name)
         if found is None:
-            found = Parts(vhost, self.metrics)
+            found = Parts(self._broker, vhost, self.metrics)
             self._parts[vhost.name] = found
         return found
 

@@ -394,7 +394,7 @@ class NativeConnection(FramedConnection):
         self._heartbeat = heartbeat
         self._cutter.max_frame = max_frame(self.broker)
         parts = self._parts_of(vhost)
-        self._publisher = Publisher(vhost, self.metrics, self.identity)
+        self._publisher = Publisher(self.broker, vhost, self.metrics, self.identity)
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})

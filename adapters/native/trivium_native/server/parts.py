@@ -32,6 +32,7 @@ from trivium_native.wire.errors import (
 )
 
 if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
     from trivium.vhost.virtual_host import VirtualHost
 
 #: Parts of one virtual host: their rows are all in memory.
@@ -87,12 +88,12 @@ class Part:
 class Parts(Timed):
     """The parts of one virtual host."""
 
-    def __init__(self, vhost: VirtualHost, metrics: ProtocolMetrics) -> None:
+    def __init__(self, broker: Broker, vhost: VirtualHost, metrics: ProtocolMetrics) -> None:
         self._vhost = vhost
-        self._broker = vhost.broker
-        storage = vhost.broker.storage
+        self._broker = broker
+        storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
-        self._publisher = Publisher(vhost, metrics, None)
+        self._publisher = Publisher(broker, vhost, metrics, None)
         self._parts: dict[bytes, dict[str, Part]] = {}
         self._applications: dict[bytes, Application] = {}
         # Parts that this round of seeking old ones has still to look at.

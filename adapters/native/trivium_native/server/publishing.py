@@ -21,6 +21,7 @@ from trivium.messages.topics import MAX_LEVELS
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
+from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.entries import (
     ENTRY,
@@ -60,12 +61,14 @@ _KNOWN_FLAGS: Final = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
 class Publisher:
     """Publishes what one connection sends: the messages' ``origin``, None where it is gone."""
 
-    def __init__(self, vhost: VirtualHost, metrics: ProtocolMetrics, origin: object) -> None:
+    def __init__(
+        self, broker: Broker, vhost: VirtualHost, metrics: ProtocolMetrics, origin: object
+    ) -> None:
         self._vhost = vhost
         self._metrics = metrics
         self._origin = origin
-        self._broker = vhost.broker
-        self._max_payload = vhost.broker.config.limits.max_message_bytes
+        self._broker = broker
+        self._max_payload = broker.config.limits.max_message_bytes
         #: why publishing is refused at the moment
         self.blocked: str | None = None
         # The last address and properties: publishers repeat them, and equal bytes mean the same.
