@@ -17,6 +17,7 @@ from tests.core.harness import (
 )
 from tests.core.storage.simulated import Host
 from trivium.common.timers import Timed
+from trivium.common.turns import EndOfTurn
 from trivium.config import Config, StorageConfig
 from trivium.errors import StaleMember
 from trivium.groups.membership import MemberListener
@@ -332,6 +333,44 @@ def test_both_clocks_are_read_at_the_begin_of_a_turn(monkeypatch: pytest.MonkeyP
     clocks.monotonic += 5
     broker.begin_turn()
     assert (broker.now_ms, broker.elapsed_ms) == (START - HOUR, HOUR + 5)
+
+
+class Chain(EndOfTurn):
+    """Asks for a turn in each of so many, and notes when they are."""
+
+    def __init__(self, broker: Broker, count: int) -> None:
+        self.broker = broker
+        self.left = count
+        self.times: list[int] = []
+        self.is_over = asyncio.Event()
+
+    def flush_turn(self) -> None:
+        self.times.append(self.broker.elapsed_ms)
+        self.left -= 1
+        if self.left:
+            self.broker.add_unflushed(self)
+        else:
+            self.is_over.set()
+
+
+async def test_time_goes_on_where_each_turn_asks_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Broker(Config(listen={}, storage=StorageConfig(mode="memory"))) as broker:
+        clocks = Clocks(monkeypatch)
+
+        def monotonic() -> int:
+            clocks.monotonic += 10
+            clocks.wall += 10
+            return clocks.monotonic * 1_000_000
+
+        monkeypatch.setattr(time, "monotonic_ns", monotonic)
+        chain = Chain(broker, 10)
+        broker.add_unflushed(chain)
+        await asyncio.wait_for(chain.is_over.wait(), 60)
+        # The clocks of the first one were read before.
+        del chain.times[0]
+        assert sorted(set(chain.times)) == chain.times
 
 
 def test_the_driver_wakes_at_what_is_due_first_by_either_clock(

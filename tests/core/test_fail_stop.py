@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +16,22 @@ import trivium.runtime.server
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config, Listen, StorageConfig
-from trivium.errors import InternalError
+from trivium.errors import ConfigError, InternalError
+from trivium.observability.http import HttpServer
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
+from trivium.runtime.server import SocketDriver
+from trivium.storage.base import DurabilityWaiter
 
 ERROR = MemoryError("no more")
 
 
 class Faulty(Connection):
-    """Answers ``e`` with itself; ``p`` publishes, ``x`` raises, ``a`` asks a thread."""
+    """Answers ``e`` with itself; ``p`` publishes, ``x`` raises, ``a`` and ``w`` ask a thread, ``n``
+    goes on in the next turn and ``o`` has the others go on.
+    """
 
     def __init__(self, adapter: FaultyAdapter, transport: Transport, peer: Peer) -> None:
         super().__init__(adapter.broker, transport, peer)
@@ -41,11 +49,28 @@ class Faulty(Connection):
                 self.broker.driver.run_blocking(lambda: True, self.done)
             elif byte == ord("w"):
                 self.broker.driver.run_blocking(self.work, self.tell)
+            elif byte == ord("n"):
+                self.broker.driver.next_turn(self)
+            elif byte == ord("o"):
+                for connection in self.broker.connections - {self}:
+                    self.broker.driver.go_on(connection)
             else:
                 raise ERROR
 
+    def next_turn(self) -> None:
+        self.feed(self.adapter.waiting)
+
+    def take_waiting(self) -> None:
+        self.feed(self.adapter.waiting)
+
+    @property
+    def waits_for_turn(self) -> bool:
+        if self.adapter.fails == "waits":
+            raise ERROR
+        return False
+
     def work(self) -> bool:
-        raise ERROR
+        raise self.adapter.raises
 
     def tell(self, is_right: bool) -> None:
         self.send(b"%d" % is_right)
@@ -82,10 +107,18 @@ class FaultyAdapter(Adapter):
     def __init__(self) -> None:
         self.name = "line"
         self.metrics = ProtocolMetrics()
+        #: where ``ERROR`` is raised
         self.fails = ""
+        #: what work in a thread raises
+        self.raises: BaseException = ERROR
+        #: what connections go on with
+        self.waiting = b"x"
 
     def start(self, broker: Broker) -> None:
         self.broker = broker
+        if self.fails == "start":
+            broker.storage.table("t").put(b"half", b"done")
+            raise ERROR
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         if self.fails == "connect":
@@ -120,16 +153,25 @@ class World:
         self.adapter = FaultyAdapter()
         self.broker = Broker(self.config)
 
+    def listen_for_http(self) -> None:
+        """By HTTP as well, from its start."""
+        self.config = replace(self.config, listen={**self.config.listen, "http": Listen(0)})
+        self.broker = Broker(self.config)
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.broker.listeners["line"].rpartition(":")
         return await asyncio.open_connection(host, int(port))
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     found = World(tmp_path)
     monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [found.adapter])
-    return found
+    strays: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
+    yield found
+    # Nothing comes as far as the loop, which would log it and go on.
+    assert strays == []
 
 
 async def assert_stopped(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,14 +201,28 @@ def in_turn(world: World) -> None:
     broker.add_unflushed(Raising())
 
 
-def by_timer(world: World) -> None:
+def by_timeout(world: World) -> None:
     broker = world.broker
     broker.storage.table("t").put(b"half", b"done")
     broker.timeouts.call_at(1, Alarm())
     broker.driver.request_turn()
 
 
-@pytest.mark.parametrize("cause", [in_turn, by_timer])
+def by_date(world: World) -> None:
+    broker = world.broker
+    broker.storage.table("t").put(b"half", b"done")
+    broker.dates.call_at(1, Alarm())
+    broker.driver.request_turn()
+
+
+def later_by_timeout(world: World) -> None:
+    """The driver sleeps until then."""
+    broker = world.broker
+    broker.timeouts.call_at(broker.elapsed_ms + 20, Alarm())
+    broker.driver.request_turn()
+
+
+@pytest.mark.parametrize("cause", [in_turn, by_timeout, by_date, later_by_timeout])
 async def test_an_error_at_the_end_of_a_turn_stops_the_broker_without_the_turn(
     world: World, caplog: pytest.LogCaptureFixture, cause: Callable[[World], None]
 ) -> None:
@@ -201,8 +257,9 @@ async def test_an_error_of_the_ticker_stops_the_broker(
         await reader.readexactly(1)
         world.broker.storage.table("t").put(b"half", b"done")
         world.adapter.fails = where
-        assert world.broker._server is not None
-        world.broker._server._tick()
+        server = world.broker._server
+        assert server is not None
+        server.call(server._tick)
         await assert_stopped(world, caplog)
         writer.close()
     await assert_nothing_half_done(world)
@@ -217,12 +274,13 @@ async def test_an_error_of_the_watcher_stops_the_broker(
 
     async with world.broker as broker:
         monkeypatch.setattr(broker.alarms, "check", check)
-        assert broker._server is not None
-        broker._server._watch()
+        server = broker._server
+        assert server is not None
+        server.call(server._watch)
         await assert_stopped(world, caplog)
 
 
-@pytest.mark.parametrize("where", ["connect", "flushed", "lost"])
+@pytest.mark.parametrize("where", ["connect", "flushed", "lost", "waits"])
 async def test_an_error_at_the_begin_or_end_of_a_connection_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -245,9 +303,79 @@ async def test_an_error_while_a_thread_is_answered_stops_the_broker(
         writer.close()
 
 
-async def test_an_error_in_a_thread_that_only_decides_is_a_refusal_and_is_logged(
+async def test_an_error_while_output_goes_on_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async with world.broker as broker:
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        await reader.readexactly(1)
+        broker.storage.table("t").put(b"half", b"done")
+        world.adapter.fails = "flushed"
+        driver = next(iter(broker.connections)).transport
+        assert isinstance(driver, SocketDriver)
+        driver.pause_writing()
+        driver.resume_writing()
+        await assert_stopped(world, caplog)
+        writer.close()
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_while_a_socket_is_closed_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def is_closing(self) -> bool:
+            return False
+
+        def write_eof(self) -> None:
+            raise ERROR
+
+        def abort(self) -> None:
+            whole.abort()
+
+    async with world.broker as broker:
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        await reader.readexactly(1)
+        connection = next(iter(broker.connections))
+        driver = connection.transport
+        assert isinstance(driver, SocketDriver)
+        whole = driver._transport
+        driver._transport = Broken()  # type: ignore[assignment]
+        connection.close()
+        await assert_stopped(world, caplog)
+        writer.close()
+
+
+async def test_an_error_of_a_start_stops_it_without_what_it_did(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.adapter.fails = "start"
+    with pytest.raises(InternalError) as found:
+        await world.broker.__aenter__()
+    assert found.value.__cause__ is ERROR
+    await assert_stopped(world, caplog)
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_that_a_start_explains_is_no_internal_one(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(broker: Broker) -> None:
+        raise ConfigError("as it says")
+
+    monkeypatch.setattr(world.adapter, "start", start)
+    with pytest.raises(ConfigError, match="as it says"):
+        await world.broker.__aenter__()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [ERROR, StopIteration(), SystemExit(3)], ids=repr)
+async def test_an_error_in_a_thread_that_only_decides_is_a_refusal_and_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    world.adapter.raises = error
     async with world.broker:
         reader, writer = await world.connect()
         writer.write(b"w")
@@ -287,6 +415,47 @@ async def test_what_others_have_changed_does_not_count(world: World) -> None:
         assert again.storage.table("t").get(b"other") == b"done"
 
 
+async def test_an_error_in_the_next_turn_of_a_connection_costs_that_connection_alone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker:
+        reader, writer = await world.connect()
+        writer.write(b"en")
+        assert await reader.read() == b"esorry"
+        assert "Traceback" in caplog.text
+        writer.close()
+
+
+async def test_an_error_in_the_next_turn_that_is_partly_in_the_batch_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.adapter.waiting = b"px"
+    async with world.broker:
+        _, writer = await world.connect()
+        writer.write(b"n")
+        await assert_stopped(world, caplog)
+        writer.close()
+    await assert_nothing_half_done(world)
+
+
+async def test_an_error_of_who_goes_on_because_of_another_costs_the_former_alone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.broker:
+        other_reader, other_writer = await world.connect()
+        other_writer.write(b"e")
+        assert await other_reader.readexactly(1) == b"e"
+        reader, writer = await world.connect()
+        writer.write(b"oe")
+        assert await other_reader.read() == b"sorry"
+        assert "Traceback" in caplog.text
+        assert await reader.readexactly(1) == b"e"
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
+        writer.close()
+        other_writer.close()
+
+
 @pytest.mark.parametrize("data", [b"px", b"sx"])
 async def test_an_error_in_a_feed_that_is_partly_in_the_batch_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture, data: bytes
@@ -317,6 +486,72 @@ async def test_an_error_while_the_broker_stops_is_raised_and_commits_nothing(
     await assert_stopped(world, caplog)
     writer.close()
     await assert_nothing_half_done(world)
+
+
+async def test_an_error_of_the_last_batch_is_raised_and_the_directory_is_released(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiter(DurabilityWaiter):
+        def batch_durable(self, batch: int) -> None:
+            raise ERROR
+
+    broker = await world.broker.__aenter__()
+    server = broker._server
+    assert server is not None
+    original = server._close_storage
+
+    async def close_storage() -> None:
+        broker.storage.wait(Waiter())
+        storage = broker.storage
+        # No turn hands the batch over any more.
+        storage._is_busy = True  # type: ignore[attr-defined]
+        await original()
+
+    server._close_storage = close_storage  # type: ignore[method-assign]
+    with pytest.raises(InternalError):
+        await broker.__aexit__(None, None, None)
+    await assert_stopped(world, caplog)
+    await assert_nothing_half_done(world)
+
+
+@pytest.mark.parametrize("where", ["unready", "metrics_text"])
+async def test_an_error_while_http_is_answered_costs_that_request_alone(
+    world: World, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def fail() -> str:
+        raise ERROR
+
+    world.listen_for_http()
+    server = HttpServer(world.broker.authenticator, fail, fail)
+    bound = socket.create_server(("127.0.0.1", 0))
+    await server.start([bound])
+    path = "/metrics" if where == "metrics_text" else "/health/ready"
+    for each, status in ((path, 500), ("/health/live", 200)):
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        writer.write(f"GET {each} HTTP/1.0\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"%d" % status
+        writer.close()
+    assert "Traceback" in caplog.text
+    await server.stop()
+
+
+async def test_an_error_while_http_stops_keeps_nothing_from_being_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop(self: HttpServer) -> None:
+        await original(self)
+        raise ERROR
+
+    original = HttpServer.stop
+    monkeypatch.setattr(HttpServer, "stop", stop)
+    config = world.config
+    world.listen_for_http()
+    broker = await world.broker.__aenter__()
+    broker.storage.table("t").put(b"whole", b"done")
+    with pytest.raises(MemoryError):
+        await broker.__aexit__(None, None, None)
+    async with Broker(config) as again:
+        assert again.storage.table("t").get(b"whole") == b"done"
 
 
 async def test_the_other_protocols_are_told_nothing_after_it(world: World) -> None:

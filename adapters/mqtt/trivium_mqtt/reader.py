@@ -220,7 +220,7 @@ class Reader(Link):
         if self.held_for:
             self.continue_input(FOR_BROKER)
         else:
-            self.take_waiting()
+            self.broker.driver.go_on(self)
 
     def _must_wait(self, first: int) -> bool:
         """Whether a packet is for later when publishers are paused.

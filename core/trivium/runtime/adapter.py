@@ -127,6 +127,9 @@ class Connection(DurabilityWaiter):
     def next_turn(self) -> None:
         """Others were served: go on. The driver was asked for it (``Driver.next_turn``)."""
 
+    def take_waiting(self) -> None:
+        """Take input that was held back. The driver was asked for it (``Driver.go_on``)."""
+
     def admits_live(self) -> bool:
         """Whether a live message may be added although the output is above ``live_mark``."""
         return self.broker.pacing.admits(self)

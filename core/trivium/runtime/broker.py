@@ -87,6 +87,10 @@ class Driver:
     def next_turn(self, connection: Connection) -> None:
         """Have ``next_turn`` of ``connection`` called in the next turn."""
 
+    def go_on(self, connection: Connection) -> None:
+        """Call ``take_waiting`` of ``connection``, whose fault it is what that raises."""
+        connection.take_waiting()
+
     def write(self, connection: Connection, output: list[bytes]) -> None:
         """Write a connection's output."""
 

@@ -132,10 +132,10 @@ class FramedConnection(Connection):
         # Nothing could be heard of it.
         self.heard_at = self.broker.elapsed_ms
         self.transport.resume_reading()
-        self.take_waiting()
+        self.broker.driver.go_on(self)
 
     def take_waiting(self) -> None:
-        """Take what waits, if there may be a whole frame in it."""
+        """See ``Connection``: take what waits, if there may be a whole frame in it."""
         data = self._read
         if data:
             self._read = b""

@@ -51,6 +51,9 @@ RESERVED_FILES: Final = BACKLOG + 256
 #: Seconds that a peer gets to take its last answer and to close its socket as well.
 DRAIN_SECONDS: Final = 10.0
 
+#: Seconds between two looks at time-outs, and at whether the wall clock was set.
+TICK_SECONDS: Final = 1.0
+
 #: Time that clients get to take their last bytes when the broker stops.
 STOP_SECONDS: Final = 2.0
 
@@ -82,19 +85,20 @@ class SocketDriver(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.sockets.add(self)
         try:
-            self._connect(transport)
+            self._connect()
         except BaseException as error:
             # There may be no connection to end.
             self._is_over = True
             self._server.stop_for(error)
 
-    def _connect(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the interface but not the base class.
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+    def _connect(self) -> None:
         server = self._server
-        server.sockets.add(self)
+        transport = self._transport
+        transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -106,7 +110,7 @@ class SocketDriver(asyncio.Protocol):
         broker.add_connection(self.connection)
         if broker.is_stopping or len(server.sockets) > server.max_connections:
             self.connection.is_closed = True
-            self._transport.abort()
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
@@ -121,7 +125,7 @@ class SocketDriver(asyncio.Protocol):
         self._has_ended = True
         if self._is_over:
             return False
-        self._close_when_taken()
+        self._server.call(self._close_when_taken)
         return True
 
     def _close_when_taken(self) -> None:
@@ -138,38 +142,34 @@ class SocketDriver(asyncio.Protocol):
         self.connection.is_writable = False
 
     def resume_writing(self) -> None:
-        connection = self.connection
-        self._server.begin_turn()
-        try:
-            connection.resume_writing()
-        except BaseException as error:
-            self._server.stop_for(error)
+        self._server.call(self.connection.resume_writing)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._is_over:
-            self._server.take_all(self.connection)
-        self._end()
+            self._server.call(self._take_all)
+            self._server.call(self._end)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._server.socket_gone(self)
-        # Nothing is called any more. It and the connection would keep each other in memory.
-        del self.connection
+        # Nothing is called any more. It and the connection would keep each other in memory. There
+        # is none where it could not be made.
+        if hasattr(self, "connection"):
+            del self.connection
+
+    def _take_all(self) -> None:
+        """Have the connection take now what it has left for turns that it will not have."""
+        connection = self.connection
+        while connection.waits_for_turn and not connection.is_closed:
+            self._server.begin_next_turn(connection)
 
     def _end(self) -> None:
         """The connection is over: have it release what it holds."""
-        if self._is_over:
-            return
         self._is_over = True
-        server = self._server
-        server.begin_turn()
         connection = self.connection
         connection.is_closed = True
-        try:
-            server.broker.remove_connection(connection)
-            connection.lost()
-        except BaseException as failure:
-            server.stop_for(failure)
+        self._server.broker.remove_connection(connection)
+        connection.lost()
 
     def write(self, output: list[bytes]) -> None:
         if not self._is_over and not self._transport.is_closing():
@@ -212,7 +212,7 @@ class SocketDriver(asyncio.Protocol):
         transport = self._transport
         if transport.is_closing() or self._is_over:
             return
-        self._end()
+        self._server.call(self._end)
         if self._has_ended:
             transport.close()
             return
@@ -239,6 +239,7 @@ class Server(Driver):
         self._listeners: list[asyncio.Server] = []
         self._http: HttpServer | None = None
         self._is_turn_requested = False
+        self._has_begun = False
         self._began_at = 0.0
         self._closing: list[SocketDriver] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -258,16 +259,26 @@ class Server(Driver):
         adapters = load_adapters(broker.config.listen)
         self._storage = self._open_storage()
         try:
-            broker.begin_turn()
-            broker.open(self._storage, self, adapters)
-            self._watch()
+            self._open(self._storage, adapters)
+            self.call(self._watch)
             for adapter in adapters:
                 await self._listen(adapter, broker.config.listen[adapter.name])
             await self._start_http()
         except BaseException:
             await self.stop()
             raise
-        self._tick()
+        self.call(self._tick)
+
+    def _open(self, storage: Storage, adapters: list[Adapter]) -> None:
+        """Recover. Raises InternalError, and TriviumError that says what is wrong."""
+        try:
+            self.begin_turn()
+            self.broker.open(storage, self, adapters)
+        except TriviumError:
+            raise
+        except BaseException as error:
+            self.stop_for(error)
+            raise self.failed.result() from error
 
     def _open_storage(self) -> Storage:
         config = self.broker.config.storage
@@ -282,7 +293,7 @@ class Server(Driver):
             raise ConfigError(f"[storage] {error}") from None
         return DiskStorage(
             config.data,
-            post=self._loop.call_soon_threadsafe,
+            post=self._post,
             wake=self.request_turn,
             on_fatal=self._fail,
             fsync=str(config.fsync),
@@ -334,20 +345,14 @@ class Server(Driver):
 
     async def stop(self) -> None:
         """Stop accepting, tell the clients, write what is left, release the data directory."""
-        broker = self.broker
-        broker.is_stopping = True
+        self.broker.is_stopping = True
         had_failed = self.failed.done()
         for timer in (self._ticker, self._watcher, self._waker):
             if timer is not None:
                 timer.cancel()
         for listener in self._listeners:
             listener.close()
-        try:
-            for connection in list(broker.connections):
-                if not connection.is_closed:
-                    connection.shutdown()
-        except BaseException as error:
-            self.stop_for(error)
+        self.call(self._shut_down_connections)
         self._end_turn()
         if self.sockets:
             try:
@@ -357,18 +362,31 @@ class Server(Driver):
         for driver in list(self.sockets):
             driver.abort()
         await asyncio.sleep(0)
-        if self._http is not None:
-            await self._http.stop()
-        if self._storage is not None:
-            self._end_turn()
-            try:
-                await self._loop.run_in_executor(None, self._storage.close)
-            except StorageError:
-                # Said when it happened; what matters here is that the directory is released.
-                if not self.failed.done():
-                    raise
+        try:
+            if self._http is not None:
+                await self._http.stop()
+        finally:
+            await self._close_storage()
         if self.failed.done() and not had_failed:
             raise self.failed.result()
+
+    def _shut_down_connections(self) -> None:
+        for connection in list(self.broker.connections):
+            if not connection.is_closed:
+                connection.shutdown()
+
+    async def _close_storage(self) -> None:
+        if self._storage is None:
+            return
+        self._end_turn()
+        try:
+            await self._loop.run_in_executor(None, self._storage.close)
+        except StorageError:
+            # Said when it happened; what matters here is that the directory is released.
+            if not self.failed.done():
+                raise
+        except Exception as error:
+            self.stop_for(error)
 
     async def wait_failed(self) -> BaseException:
         """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
@@ -426,68 +444,93 @@ class Server(Driver):
     # Turns
 
     def begin_turn(self) -> None:
-        """A callback of the loop starts to feed connections."""
-        if not self._is_turn_requested:
-            self._is_turn_requested = True
+        """The loop calls something of ours: unless that was so before in this turn, read the
+        clocks, and have the turn ended.
+        """
+        if not self._has_begun:
+            self._has_begun = True
             self._began_at = time.monotonic()
             self.broker.begin_turn()
-            self._loop.call_soon(self._end_turn)
+            self.request_turn()
 
     def is_turn_long(self) -> bool:
         """Whether this turn has lasted for as long as it should."""
         return time.monotonic() - self._began_at > TURN_SECONDS
 
-    def next_turn(self, connection: Connection) -> None:
-        """See ``Driver``."""
-        self._loop.call_soon(self._go_on, connection)
-
-    def _go_on(self, connection: Connection) -> None:
-        self.begin_turn()
-        changes = self.broker.storage.changes
+    def call(self, work: Callable[[], None]) -> None:
+        """A callback of the loop: do ``work``. What it raises stops the broker."""
         try:
-            connection.next_turn()
+            self.begin_turn()
+            work()
         except BaseException as error:
-            self.feed_failed(connection, changes, error)
+            self.stop_for(error)
 
     def feed(self, connection: Connection, data: bytes) -> None:
         """Bytes of a connection's client arrived."""
-        self.begin_turn()
-        changes = self.broker.storage.changes
+        changes = -1
         try:
+            self.begin_turn()
+            changes = self.broker.storage.changes
             connection.feed(data)
         except BaseException as error:
             self.feed_failed(connection, changes, error)
 
-    def take_all(self, connection: Connection) -> None:
-        """Have a connection take now what it has left for turns that it will not have."""
-        while connection.waits_for_turn:
-            self._go_on(connection)
+    def go_on(self, connection: Connection) -> None:
+        """See ``Driver``. Others may be fed just now, and it is not their fault."""
+        changes = self.broker.storage.changes
+        try:
+            connection.take_waiting()
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
 
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Call something of a socket in the next iteration of the loop."""
-        self._loop.call_soon(call)
+    def next_turn(self, connection: Connection) -> None:
+        """See ``Driver``."""
+        self._loop.call_soon(self.begin_next_turn, connection)
+
+    def begin_next_turn(self, connection: Connection) -> None:
+        """The turn has come that a connection has asked for."""
+        changes = -1
+        try:
+            self.begin_turn()
+            changes = self.broker.storage.changes
+            connection.next_turn()
+        except BaseException as error:
+            self.feed_failed(connection, changes, error)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """``call`` something of a socket in the next iteration of the loop."""
+        self._loop.call_soon(self.call, work)
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        """``call`` something of a socket after some time."""
+        return self._loop.call_later(seconds, self.call, work)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """From any thread: ``call`` something of the storage."""
+        self._loop.call_soon_threadsafe(self.call, work)
 
     def request_turn(self) -> None:
         """See ``Driver``."""
         if not self._is_turn_requested:
-            self._is_turn_requested = True
-            self._began_at = time.monotonic()
             self._loop.call_soon(self._end_turn)
+            self._is_turn_requested = True
 
     def _end_turn(self) -> None:
-        self._is_turn_requested = False
         if self.failed.done():
             return
         try:
+            self.begin_turn()
+            # From here on, what asks for a turn wants another one.
+            self._is_turn_requested = False
             self.broker.end_turn()
+            self._has_begun = False
+            if self._closing:
+                drivers = self._closing
+                self._closing = []
+                for driver in drivers:
+                    driver.finish()
         except BaseException as error:
             self.stop_for(error)
-            return
-        if self._closing:
-            drivers = self._closing
-            self._closing = []
-            for driver in drivers:
-                driver.finish()
 
     def wake_at(self, at: int) -> None:
         """See ``Driver``."""
@@ -499,16 +542,11 @@ class Server(Driver):
             self._waker = None
         if at:
             delay = max(at - time.monotonic_ns() // 1_000_000, 0) / 1000
-            self._waker = self._loop.call_later(delay, self._woken)
+            self._waker = self.call_later(delay, self._woken)
 
     def _woken(self) -> None:
         self._waker = None
         self._wakes_at = 0
-        self.begin_turn()
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Have something of a socket called on the loop."""
-        return self._loop.call_later(seconds, call)
 
     def close_after_turn(self, driver: SocketDriver) -> None:
         """Close a socket when this turn's output is with it."""
@@ -527,18 +565,18 @@ class Server(Driver):
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         """See ``Driver``."""
 
-        def finished(future: asyncio.Future[bool]) -> None:
-            self.begin_turn()
-            fault = None if future.cancelled() else future.exception()
-            if fault is not None:
-                # It touched nothing of ours, and the answer is no.
-                logger.error("internal error, taken for no: %r", fault, exc_info=fault)
+        def attempt() -> bool:
             try:
-                done(not future.cancelled() and fault is None and future.result())
+                return work()
             except BaseException as error:
-                self.stop_for(error)
+                # It touched nothing of ours, and the answer is no.
+                logger.error("internal error, taken for no: %r", error, exc_info=error)
+                return False
 
-        self._loop.run_in_executor(None, work).add_done_callback(finished)
+        def finished(future: asyncio.Future[bool]) -> None:
+            self.call(lambda: done(not future.cancelled() and future.result()))
+
+        self._loop.run_in_executor(None, attempt).add_done_callback(finished)
 
     def memory_limit(self) -> int:
         """See ``Driver``."""
@@ -565,22 +603,12 @@ class Server(Driver):
         return found.f_bavail * found.f_frsize
 
     def _watch(self) -> None:
-        self.begin_turn()
-        try:
-            interval = self.broker.check_alarms()
-        except BaseException as error:
-            self.stop_for(error)
-            return
-        self._watcher = self._loop.call_later(interval, self._watch)
+        interval = self.broker.check_alarms()
+        self._watcher = self.call_later(interval, self._watch)
 
     def _tick(self) -> None:
-        self.begin_turn()
-        try:
-            self.broker.tick(self._loop.time())
-        except BaseException as error:
-            self.stop_for(error)
-            return
-        self._ticker = self._loop.call_later(1.0, self._tick)
+        self.broker.tick(self._loop.time())
+        self._ticker = self.call_later(TICK_SECONDS, self._tick)
 
 
 def connection_limit(configured: int) -> int:
