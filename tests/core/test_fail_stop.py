@@ -24,6 +24,7 @@ from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import SocketDriver
 from trivium.storage.base import DurabilityWaiter
+from trivium.storage.checkpoint import Checkpoint
 
 ERROR = MemoryError("no more")
 
@@ -143,6 +144,16 @@ class Raising(EndOfTurn):
 class Alarm(Timed):
     def due(self) -> None:
         raise ERROR
+
+
+class Told(DurabilityWaiter):
+    """Can be waited for."""
+
+    def __init__(self) -> None:
+        self.is_told = asyncio.Event()
+
+    def batch_durable(self, batch: int) -> None:
+        self.is_told.set()
 
 
 class World:
@@ -470,6 +481,33 @@ async def test_an_error_in_a_feed_that_is_partly_in_the_batch_stops_the_broker(
             pass
         writer.close()
     await assert_nothing_half_done(world)
+
+
+@pytest.mark.pure  # a method of a compiled class cannot be replaced
+@pytest.mark.parametrize("step", ["step", "complete", "prepare", "run", "finish", "install"])
+async def test_an_error_in_any_step_of_a_checkpoint_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ERROR
+
+    async with world.broker as broker:
+        broker.storage.table("t").put(b"key", b"whole")
+        broker.storage.log("l").append(b"whole")
+        waiter = Told()
+        broker.storage.wait(waiter)
+        broker.driver.request_turn()
+        await waiter.is_told.wait()
+        monkeypatch.setattr(Checkpoint, step, fail)
+        broker.storage.free_space()
+        broker.driver.request_turn()
+        found = await asyncio.wait_for(broker.wait_failed(), 30)
+        assert found.__cause__ is ERROR
+        assert "Traceback" in caplog.text
+    monkeypatch.undo()
+    async with Broker(Config(listen={}, storage=world.config.storage)) as again:
+        assert again.storage.table("t").get(b"key") == b"whole"
+        assert len(again.storage.log("l")) == 1
 
 
 async def test_an_error_while_the_broker_stops_is_raised_and_commits_nothing(

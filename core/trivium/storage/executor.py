@@ -160,8 +160,10 @@ class ThreadLane(Lane):
     def submit(self, work: Work) -> None:
         """See ``Lane.submit``."""
         if self._worker is None:
-            self._worker = threading.Thread(target=self._main, name=self._name, daemon=True)
-            self._worker.start()
+            worker = threading.Thread(target=self._main, name=self._name, daemon=True)
+            worker.start()
+            # Only now: there may be no more threads, and ``stop`` does not wait for such a one.
+            self._worker = worker
         self._queue.put(work)
 
     def submit_later(self, work: Work, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -93,6 +94,17 @@ class Raises(Work):
     def finish(self) -> None:
         if self.on_loop:
             raise self.raised
+
+
+def test_a_lane_without_a_thread_says_so_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    lane = ThreadLane("lane")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        lane.submit(Counts(Completions(lambda call: None, lambda error: None), []))
+    lane.stop()
 
 
 class Counts(Work):
