@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def test_folders_have_a_direction(module: str, file: Path) -> None:
     used = {folder_of(name) for name in imports(file) if name.split(".")[0] == package}
     # The package itself has its version.
     assert used - {package} <= FOLDERS[folder] | {folder}
+
+
+def test_every_folder_is_packaged() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {
+        ".".join([package, *path.relative_to(folder).parent.parts])
+        for package, folder in PACKAGES.items()
+        for path in folder.rglob("*.py")
+    }
+    assert set(settings["tool"]["setuptools"]["packages"]) == folders
 
 
 def test_every_part_of_the_core_has_its_place() -> None:
