@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaving_clients import VISITS
+from tests.support.leaving_clients import VISITS
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import Server, SocketDriver
@@ -37,7 +37,7 @@ def no_collection() -> Iterator[None]:
 
 
 def visit(protocol: str, name: str, address: str) -> None:
-    command = [sys.executable, "-m", "tests.leaving_clients", protocol, name, address]
+    command = [sys.executable, "-m", "tests.support.leaving_clients", protocol, name, address]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.amqp.harness import Client, Clock, Server
+from tests.support.amqp import Client, Clock, Server
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from pamqp import frame
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
 
-from tests.amqp.harness import (
+from tests.support.amqp import (
     Client,
     Server,
     assert_channel_closed,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp.commands import Basic, Channel, Queue, Tx
 
-from tests.amqp.harness import Client, Received, Server, bodies, names, publish_frames
+from tests.support.amqp import Client, Received, Server, bodies, names, publish_frames
 from trivium.config import Config, LimitsConfig
 from trivium.vhost.policies import Policy
 from trivium_amqp.channel import TIMEOUT_MARKS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pamqp import header
 from pamqp.commands import Basic
 
-from tests.amqp.harness import Client, Server, bodies, publish_frames
+from tests.support.amqp import Client, Server, bodies, publish_frames
 from trivium.messages.message import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

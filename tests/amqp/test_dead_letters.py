@@ -8,7 +8,7 @@ import pytest
 from pamqp import frame
 from pamqp.commands import Basic, Channel, Connection, Queue
 
-from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, tags
+from tests.support.amqp import Client, Server, assert_channel_closed, bodies, tags
 
 
 def dead_letter_queue(client: Client, **arguments: object) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pamqp.commands import Confirm, Tx
 
-from tests.amqp.harness import Client, names, publish_frames
 from tests.amqp.test_durability import Process
-from tests.core.storage.simulated import Host
+from tests.support.amqp import Client, names, publish_frames
+from tests.support.simulated import Host
 
 ON = {"x-message-deduplication": True}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pamqp.commands import Basic, Confirm, Exchange
 
-from tests.amqp.harness import (
+from tests.amqp.test_durability import Process
+from tests.support.amqp import (
     Client,
     Server,
     assert_channel_closed,
@@ -13,8 +14,7 @@ from tests.amqp.harness import (
     names,
     publish_frames,
 )
-from tests.amqp.test_durability import Process
-from tests.core.storage.simulated import Host
+from tests.support.simulated import Host
 
 
 def pass_time(server: Server, milliseconds: int) -> None:

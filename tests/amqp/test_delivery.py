@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Confirm, Queue
 
-from tests.amqp.harness import Client, Server, assert_channel_closed, bodies, names, publish_frames
 from tests.amqp.test_durability import Process
-from tests.core.storage.simulated import Host
+from tests.support.amqp import Client, Server, assert_channel_closed, bodies, names, publish_frames
+from tests.support.simulated import Host
 from trivium.config import Config, DeliveryConfig
 from trivium.vhost.policies import Policy
 

@@ -6,8 +6,8 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from tests.amqp.harness import Client, Server, bodies, names, publish_frames, tags
-from tests.core.storage.simulated import Host
+from tests.support.amqp import Client, Server, bodies, names, publish_frames, tags
+from tests.support.simulated import Host
 from trivium.config import Config
 
 

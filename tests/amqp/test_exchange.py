@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
-from tests.amqp.harness import Client, assert_channel_closed, names
+from tests.support.amqp import Client, assert_channel_closed, names
 from trivium.messages.message import Address, Message
 from trivium.routing.exchanges import Binding
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Queue
 
-from tests.amqp.harness import PROTOCOL_HEADER, Client, Server
+from tests.support.amqp import PROTOCOL_HEADER, Client, Server
 from trivium.messages.message import (
     AT_LEAST_ONCE,
     Address,

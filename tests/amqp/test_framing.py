@@ -12,7 +12,7 @@ from pamqp import body, commands, frame, header
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
 
-from tests.amqp.harness import (
+from tests.support.amqp import (
     PROTOCOL_HEADER,
     Client,
     Server,
@@ -22,7 +22,7 @@ from tests.amqp.harness import (
     publish_frames,
     start_ok,
 )
-from tests.steps import calls
+from tests.support.steps import calls
 from trivium.config import Config, LimitsConfig
 
 

@@ -8,8 +8,8 @@ import pytest
 from pamqp import frame
 from pamqp.commands import Basic, Queue
 
-from tests.amqp.harness import Client, Received, Server, bodies, names, publish_frames, tags
-from tests.steps import steps
+from tests.support.amqp import Client, Received, Server, bodies, names, publish_frames, tags
+from tests.support.steps import steps
 
 
 def fill(client: Client, queue: str, count: int) -> None:

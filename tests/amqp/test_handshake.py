@@ -10,7 +10,7 @@ import pytest
 from pamqp import frame
 from pamqp.commands import Basic, Channel, Connection, Queue
 
-from tests.amqp.harness import (
+from tests.support.amqp import (
     PROTOCOL_HEADER,
     Client,
     Server,

@@ -11,7 +11,7 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Confirm, Connection, Tx
 from pamqp.heartbeat import Heartbeat
 
-from tests.amqp.harness import Client, Server, bodies, names, publish_frames
+from tests.support.amqp import Client, Server, bodies, names, publish_frames
 
 
 def marshal(method: Frame) -> bytes:

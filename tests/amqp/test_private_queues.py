@@ -6,8 +6,8 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Queue
 
-from tests.amqp.harness import Client, Server
-from tests.core.harness import message
+from tests.support.amqp import Client, Server
+from tests.support.core import message
 from trivium.queues.queue import Queue as CoreQueue
 
 NAME = "amq.mqtt-session.device"

@@ -11,7 +11,7 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Queue
 
-from tests.amqp.harness import Client, Clock, Server, assert_channel_closed, names
+from tests.support.amqp import Client, Clock, Server, assert_channel_closed, names
 
 
 def test_queue_declare_ok_has_the_counts(client: Client) -> None:

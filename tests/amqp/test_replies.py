@@ -5,9 +5,9 @@ from __future__ import annotations
 from pamqp import body, frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from tests.amqp.harness import Client, bodies, names, publish_frames, tags
 from tests.amqp.test_durability import Process, start
-from tests.core.storage.simulated import Host
+from tests.support.amqp import Client, bodies, names, publish_frames, tags
+from tests.support.simulated import Host
 
 DURABLE = Queue.Declare(queue="q", durable=True)
 

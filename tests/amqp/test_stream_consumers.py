@@ -10,7 +10,7 @@ import pytest
 from pamqp import header
 from pamqp.commands import Basic, Channel, Queue, Tx
 
-from tests.amqp.harness import (
+from tests.support.amqp import (
     Client,
     Received,
     Server,

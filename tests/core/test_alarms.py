@@ -7,8 +7,8 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.core.harness import ManualDriver, message
-from tests.core.storage.simulated import Host
+from tests.support.core import ManualDriver, message
+from tests.support.simulated import Host
 from trivium.config import Config, LimitsConfig
 from trivium.runtime.adapter import Connection, Peer
 from trivium.runtime.alarms import MARGIN, NEAR_BYTES, NEAR_INTERVAL, USUAL_INTERVAL, Alarms

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import open_vhost
+from tests.support.core import open_vhost
 from trivium.groups.assignment import (
     RANGE,
     ROUND_ROBIN,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.core.harness import (
+from tests.support.core import (
     BehindStorage,
     ManualDriver,
     RecordingConsumer,
@@ -15,7 +15,7 @@ from tests.core.harness import (
     message,
     open_vhost,
 )
-from tests.core.storage.simulated import Host
+from tests.support.simulated import Host
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config, StorageConfig

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import broker_of, move_to, open_broker
-from tests.core.storage.simulated import Host, SimulatedDisk, load
+from tests.support.core import broker_of, move_to, open_broker
+from tests.support.simulated import Host, SimulatedDisk, load
 from trivium.messages.message import (
     PROTOCOL_NONE,
     Address,

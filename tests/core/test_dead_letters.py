@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import BehindStorage, RecordingConsumer, broker_of, drain, open_vhost
-from tests.core.storage.simulated import Host
+from tests.support.core import BehindStorage, RecordingConsumer, broker_of, drain, open_vhost
+from tests.support.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import (
     AT_LEAST_ONCE,

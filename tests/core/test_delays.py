@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import trivium.vhost.delays
-from tests.core.harness import ManualDriver, broker_of, drain, message, open_vhost
-from tests.core.storage.simulated import Host
 from tests.core.test_queues import HeldStorage
+from tests.support.core import ManualDriver, broker_of, drain, message, open_vhost
+from tests.support.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.queues.queue import Queue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import ManualDriver, RecordingConsumer, broker_of, message
 from tests.core.test_queues import HeldStorage
+from tests.support.core import ManualDriver, RecordingConsumer, broker_of, message
 from trivium.config import Config, DeliveryConfig
 from trivium.messages.delivery import DELIVERY_MODES, delivery_mode
 from trivium.messages.message import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.core.harness import broker_of, drain, message, open_vhost
-from tests.core.storage.simulated import Host
+from tests.support.core import broker_of, drain, message, open_vhost
+from tests.support.simulated import Host
 from trivium.vhost.virtual_host import VirtualHost
 
 

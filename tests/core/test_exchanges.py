@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from tests.core.harness import message
+from tests.support.core import message
 from trivium.messages.message import Address, HeaderValue, Message, Properties
 from trivium.messages.topics import topic_of
 from trivium.routing.exchanges import Binding, Destination, Exchange, make_exchange

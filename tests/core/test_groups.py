@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import broker_of, message, open_broker, open_vhost
+from tests.support.core import broker_of, message, open_broker, open_vhost
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.groups.offsets import Groups
 from trivium.storage.memory import MemoryStorage, MemoryTable

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.harness import broker_of, move_to, open_broker
-from tests.core.storage.simulated import Host
+from tests.support.core import broker_of, move_to, open_broker
+from tests.support.simulated import Host
 from trivium.messages.message import (
     PROTOCOL_NONE,
     Address,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.core.harness import broker_of, message, open_broker, open_vhost
-from tests.core.storage.simulated import Host
+from tests.support.core import broker_of, message, open_broker, open_vhost
+from tests.support.simulated import Host
 from trivium.errors import (
     Fenced,
     LimitExceeded,

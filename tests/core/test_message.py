@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import message
+from tests.support.core import message
 from trivium.messages.message import (
     EXACTLY_ONCE,
     PROTOCOL_NONE,

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 from pamqp import commands, frame
 
-from tests.amqp import harness as amqp
-from tests.mqtt import harness as mqtt
-from tests.native import harness as native
+from tests.support import amqp, mqtt, native
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError
 from trivium.runtime.adapter import Adapter, Connection, Peer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.core.harness import open_broker
-from tests.core.storage.simulated import Host
+from tests.support.core import open_broker
+from tests.support.simulated import Host
 from trivium.idempotence.deduplication import EXCHANGE, QUEUE
 from trivium.storage.memory import MemoryStorage
 

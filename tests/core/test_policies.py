@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.harness import ManualDriver, broker_of, drain, message, open_vhost
 from tests.core.test_queues import HeldStorage
-from tests.steps import calls
+from tests.support.core import ManualDriver, broker_of, drain, message, open_vhost
+from tests.support.steps import calls
 from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.harness import move_to, open_broker
+from tests.support.core import move_to, open_broker
 from trivium.idempotence.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage, MemoryTable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import trivium.queues.lanes
-from tests.core.harness import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
-from tests.steps import steps
+from tests.support.core import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
+from tests.support.steps import steps
 from trivium.errors import AccessRefused
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue
 from trivium.queues.queue import Queue

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.harness import message
+from tests.support.core import message
 from trivium.messages.message import RecordError
 from trivium.messages.topics import filter_pattern, hides_dollar, levels_of, matches
 from trivium.routing.retained import RetainedMessages, RetainedWalk

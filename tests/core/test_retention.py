@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import ManualDriver, broker_of, move_to, open_broker
-from tests.core.storage.simulated import Host
+from tests.support.core import ManualDriver, broker_of, move_to, open_broker
+from tests.support.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import PROTOCOL_NONE, Address, HeaderValue, Message
 from trivium.runtime.broker import Broker

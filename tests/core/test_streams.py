@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.core.harness import broker_of, message, open_broker, open_vhost
+from tests.support.core import broker_of, message, open_broker, open_vhost
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.messages.message import (
     PROTOCOL_NONE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.steps import Compared, comparisons
+from tests.support.steps import Compared, comparisons
 from trivium.messages.topics import (
     MANY,
     ONE,

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from tests.core.harness import RecordingConsumer, drain, message, open_broker, open_vhost
-from tests.steps import steps
+from tests.support.core import RecordingConsumer, drain, message, open_broker, open_vhost
+from tests.support.steps import steps
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.messages.message import HeaderValue, Message, Properties
 from trivium.routing.exchanges import REJECTED, Binding, Destination, Exchange

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     Bench,
     Client,
     connect,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import Bench, puback, publish, pubrec, text
+from tests.support.mqtt import Bench, puback, publish, pubrec, text
 from trivium.routing.exchanges import Binding
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import Bench, puback, publish, pubrec, text
 from tests.mqtt.test_durability import DiskBench, subscribed
+from tests.support.mqtt import Bench, puback, publish, pubrec, text
 
 
 def x_delay(milliseconds: int | str) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import Bench, Client, puback, pubcomp, publish, pubrec, pubrel, text
 from tests.mqtt.test_durability import DiskBench
+from tests.support.mqtt import Bench, Client, puback, pubcomp, publish, pubrec, pubrel, text
 from trivium.config import Config, DeliveryConfig, Listen
 from trivium.routing.exchanges import Binding
 from trivium.vhost.policies import Policy

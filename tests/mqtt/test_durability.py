@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from tests.core.storage.simulated import Host, SimulatedDisk
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     NOW_MS,
     Bench,
     Client,
@@ -22,6 +21,7 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.config import Config
 
 

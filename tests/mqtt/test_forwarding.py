@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.mqtt.harness import Bench, Client, packet, publish, text
-from tests.mqtt.strict import Received, StrictClient
+from tests.support.mqtt import Bench, Client, packet, publish, text
+from tests.support.mqtt_strict import Received, StrictClient
 from trivium.config import LimitsConfig
 
 MALFORMED = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     Bench,
     Client,
     acknowledge,
@@ -22,7 +22,7 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
-from tests.steps import calls
+from tests.support.steps import calls
 
 TOPICS = ["a", "a/b", "$x", "a/+", "#", "", "ü", "a\x00"]
 

@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.mqtt.harness import connect, publish, subscribe
+from tests.support.mqtt import connect, publish, subscribe
 from trivium import Broker, Config, Listen
 from trivium.config import StorageConfig
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     Bench,
     Client,
     connect,

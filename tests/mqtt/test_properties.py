@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.mqtt.harness import NOW_MS, Bench, publish, subscribe, text
+from tests.support.mqtt import NOW_MS, Bench, publish, subscribe, text
 from trivium.messages.message import (
     AT_LEAST_ONCE,
     PROTOCOL_NONE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.harness import drain, message
-from tests.mqtt.harness import (
+from tests.support.core import drain, message
+from tests.support.mqtt import (
     Bench,
     Client,
     acknowledge,

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from tests.core.harness import broker_of
-from tests.mqtt.harness import (
+from tests.support.core import broker_of
+from tests.support.mqtt import (
     Bench,
     acknowledge,
     connect,

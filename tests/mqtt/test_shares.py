@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import (
+from tests.mqtt.test_durability import DiskBench
+from tests.support.mqtt import (
     Bench,
     Client,
     connect,
@@ -15,8 +16,7 @@ from tests.mqtt.harness import (
     text,
     unsubscribe,
 )
-from tests.mqtt.test_durability import DiskBench
-from tests.steps import steps
+from tests.support.steps import steps
 
 KEPT = b"\x11\x00\x00\x10\x00"
 ONE_AT_A_TIME = b"\x21\x00\x01"

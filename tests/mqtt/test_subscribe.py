@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     Bench,
     Client,
     block,

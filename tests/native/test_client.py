@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.live import TIMEOUT, FakeBroker, running, running_broker
 from tests.native.vectors import fields_of
+from tests.support.live import TIMEOUT, FakeBroker, running, running_broker
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium_native import connect, errors
 from trivium_native.client import Client, receiving

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native import vectors
-from tests.native.harness import Site, Wire, entry, payloads, publish
+from tests.support.native import Site, Wire, entry, payloads, publish
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Binding, Destination

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.live import TIMEOUT, running
+from tests.support.live import TIMEOUT, running
 from trivium_native import connect, errors
 from trivium_native.client import Client
 from trivium_native.client.consumer import GroupConsumer

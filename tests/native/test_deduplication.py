@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from tests.native.harness import Site, entry, publish
+from tests.support.native import Site, entry, publish
 from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames
 

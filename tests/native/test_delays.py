@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import Site, Wire, entry, payloads, publish
+from tests.support.native import Site, Wire, entry, payloads, publish
 from trivium.messages.message import Properties
 from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames

@@ -7,8 +7,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.core.storage.simulated import Host
-from tests.native.harness import Site, Wire, deliveries, entry, publish
+from tests.support.native import Site, Wire, deliveries, entry, publish
+from tests.support.simulated import Host
 from trivium.config import Config, DeliveryConfig, Listen
 from trivium.routing.exchanges import Binding
 from trivium.vhost.policies import Policy

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.native import vectors
-from tests.steps import calls
+from tests.support.steps import calls
 from trivium.messages.message import Address, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
 from trivium_native.client import group_operations, operations

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import LateStorage, Site, Wire, entry, publish
+from tests.support.native import LateStorage, Site, Wire, entry, publish
 from trivium.config import Config, Listen
 from trivium_native.wire import frames
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from tests.native.test_transactions import CONFIG, Machine, code, crashes, into, ok, records, tx
+from tests.support.native import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.storage.memory import MemoryStorage
 from trivium_native.server import parts
 from trivium_native.server.parts import Parts

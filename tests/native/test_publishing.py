@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.harness import (
+from tests.support.native import (
     LateStorage,
     Received,
     Site,

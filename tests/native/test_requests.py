@@ -8,8 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.core.harness import message
-from tests.native.harness import ColdLog, LateStorage, Received, Site, Wire, entry, publish
+from tests.support.core import message
+from tests.support.native import ColdLog, LateStorage, Received, Site, Wire, entry, publish
 from trivium.config import Config, Listen
 from trivium.routing.exchanges import Binding
 from trivium.streams.records import PAYLOAD, RecordBatch

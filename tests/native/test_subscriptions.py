@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from tests.native.harness import (
+from tests.support.native import (
     ColdLog,
     Delivered,
     LateStorage,
@@ -21,7 +21,7 @@ from tests.native.harness import (
     publish,
     settle,
 )
-from tests.steps import steps
+from tests.support.steps import steps
 from trivium.config import Config, Listen
 from trivium.messages.message import (
     PROTOCOL_NATIVE,

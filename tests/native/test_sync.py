@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.native.live import TIMEOUT, FakeBroker, running
+from tests.support.live import TIMEOUT, FakeBroker, running
 from trivium.messages.message import Properties
 from trivium_native import errors
 from trivium_native.sync import SyncClient, connect

@@ -10,8 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.core.storage.simulated import Host, SimulatedDisk
-from tests.native.harness import (
+from tests.support.native import (
     LateStorage,
     Received,
     Site,
@@ -21,6 +20,7 @@ from tests.native.harness import (
     payloads,
     publish,
 )
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
 from trivium.streams.records import PAYLOAD, RecordBatch

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
 from trivium.storage.encryption import Keys
 from trivium.storage.inspected_journal import UNKNOWN

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.mqtt import harness as mqtt
 from tests.simulation.actors import KEYS, Actor
 from tests.simulation.reference import TOPICS, Will, backlog_of
 from tests.simulation.wires import NEVER, MqttWire, number_in, payload_of
+from tests.support import mqtt
 
 if TYPE_CHECKING:
     from tests.simulation.inspection import Contents

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tests.native import harness as native
 from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
 from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
@@ -35,6 +34,7 @@ from tests.simulation.wires import (
     number_in,
     payload_of,
 )
+from tests.support import native
 from trivium_native.wire import frames
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections import Counter
 from unittest.mock import patch
 from zlib import crc32
 
-from tests.core.storage.simulated import SimulatedDisk
 from tests.simulation.actors import Actor
 from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.damage import damage, repaired
@@ -29,6 +28,7 @@ from tests.simulation.native_actor import NativeActor
 from tests.simulation.reference import DEAD, KINDS, POLICIES, Reference, backlog_of
 from tests.simulation.stream_model import STREAMS
 from tests.simulation.world import START_MS, Crash, Faults, World
+from tests.support.simulated import SimulatedDisk
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
 

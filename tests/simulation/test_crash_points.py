@@ -15,8 +15,6 @@ from functools import partial
 
 import pytest
 
-from tests.core.storage.simulated import SimulatedDisk
-from tests.mqtt import harness as mqtt
 from tests.simulation.amqp_actor import AmqpActor
 from tests.simulation.inspection import differences, inspect
 from tests.simulation.mqtt_actor import MqttActor, Sent
@@ -25,6 +23,8 @@ from tests.simulation.reference import DEAD, TOPICS, Reference, Session, Will, b
 from tests.simulation.simulation import Simulation
 from tests.simulation.wires import MqttWire
 from tests.simulation.world import World
+from tests.support import mqtt
+from tests.support.simulated import SimulatedDisk
 
 #: A scenario with more operations than this is not short any more.
 MOST_OPERATIONS = 80

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.core.harness import message, open_broker
-from tests.core.storage.simulated import Host
+from tests.support.core import message, open_broker
+from tests.support.simulated import Host
 from trivium.queues.lanes import QueueEntry
 from trivium.queues.queue import Queue
 from trivium.runtime.broker import Broker

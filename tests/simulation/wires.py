@@ -10,11 +10,9 @@ import msgpack
 from pamqp import body, commands, frame, header
 from pamqp.base import Frame
 
-from tests.amqp import harness as amqp
-from tests.mqtt import harness as mqtt
-from tests.native import harness as native
 from tests.simulation.stream_model import Kept
 from tests.simulation.world import Wire, World
+from tests.support import amqp, mqtt, native
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.wire import frames
 

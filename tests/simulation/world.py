@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 
 import trivium_amqp
-from tests.core.storage.simulated import SYNCS, Host, Operation, SimulatedDisk
+from tests.support.simulated import SYNCS, Host, Operation, SimulatedDisk
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.adapter import Connection, Peer
 from trivium.runtime.broker import Broker, Driver

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.core.storage.simulated import Host, Recorder, SimulatedDisk
+from tests.support.simulated import Host, Recorder, SimulatedDisk
 
 LOGS = ("a", "b", "c")
 KEYS = (b"k0", b"k1", b"k2", b"k3", b"k4")

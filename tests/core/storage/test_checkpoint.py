@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
-from tests.core.storage.simulated import Host, Operation, SimulatedDisk
+from tests.support.simulated import Host, Operation, SimulatedDisk
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.journal_files import FILE_HEADER_SIZE

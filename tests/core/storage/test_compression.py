@@ -8,7 +8,7 @@ import zlib
 import pytest
 import zstandard
 
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.storage.blocks import BLOCK_HEADER_SIZE
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.inspection import Inspection

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 
 
 def scenario_of(seed: int, steps: int, fsync: str = "always") -> Scenario:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.storage.simulated import SYNCS, Host, Operation, Recorder, SimulatedDisk, read_all
+from tests.support.simulated import SYNCS, Host, Operation, Recorder, SimulatedDisk, read_all
 from trivium.storage.base import DurabilityWaiter
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import (

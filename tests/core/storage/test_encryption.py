@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.storage.model import Scenario, assert_equal
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.storage.encryption import Keys, find_keys, key_id, read_keys
 from trivium.storage.errors import StorageDamaged, StorageKeyError
 from trivium.storage.inspection import MAYBE_LOST, Inspection

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.core.storage.simulated import Host, Operation, Recorder
+from tests.support.simulated import Host, Operation, Recorder
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageFailed
 from trivium.storage.executor import Completions, ThreadLane, TimeSlice, Work

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.storage.directory_writer import DirectoryWriter
 from tests.core.storage.fixtures.make import HERE, contents, keys_of
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.directory_writer import DirectoryWriter
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
 from trivium.storage.filesystem import RealFileSystem
 from trivium.storage.inspection import Inspection

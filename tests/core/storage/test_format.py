@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 
 SEGMENT = "data/segments/0000000000000001.segment"
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.core.storage.simulated import Host, Recorder
+from tests.support.simulated import Host, Recorder
 from trivium.storage.base import Log, Storage
 from trivium.storage.chunks import CHUNK_BYTES, CHUNK_RECORDS
 from trivium.storage.memory import MemoryStorage

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from tests.core.storage.simulated import SYNCS, Host, SimulatedDisk
+from tests.support.simulated import SYNCS, Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
 from trivium.storage.journal import PIECE_SIZE, FsyncPolicy
 from trivium.storage.journal_files import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from tests.core.storage.simulated import Host, Operation
+from tests.support.simulated import Host, Operation
 from trivium.storage.memory import MemoryStorage
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.core.storage.simulated import Host, SimulatedDisk
+from tests.support.simulated import Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageError, StorageVersionMismatch
 from trivium.storage.inspected_journal import UNKNOWN
 from trivium.storage.inspection import COMES_BACK, LOST, MAYBE_LOST, Inspection, Loss

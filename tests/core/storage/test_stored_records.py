@@ -1,7 +1,7 @@
 """What logs and tables hold is, byte by byte, what docs/stored-records.md says.
 
 A broker in which everything is used crashes and starts again; then its tables are read with SQLite
-from tests.core.harness import broker_of
+from tests.support.core import broker_of
 from the catalog, and its records and notes as bytes from the logs.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.core.harness import broker_of, message
-from tests.mqtt.harness import Client, publish, subscribe, text
 from tests.mqtt.test_durability import DiskBench
-from tests.native.harness import entry
-from tests.native.harness import publish as publish_native
+from tests.support.core import broker_of, message
+from tests.support.mqtt import Client, publish, subscribe, text
+from tests.support.native import entry
+from tests.support.native import publish as publish_native
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.core.storage.simulated import Host, Operation, SimulatedDisk
 from tests.core.storage.test_checkpoint import _full_database
+from tests.support.simulated import Host, Operation, SimulatedDisk
 from trivium.storage.base import Log
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.core.harness import drain, message, open_broker
+from tests.support.core import drain, message, open_broker
 from trivium.storage.disk import DiskStorage
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from tests.core.harness import CLOCK_OFFSET
+from tests.support.core import CLOCK_OFFSET
 from trivium.config import Config
 from trivium.runtime.adapter import Connection, Peer
 from trivium.runtime.broker import Broker, Driver

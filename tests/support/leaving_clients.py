@@ -1,4 +1,4 @@
-"""Clients that come, use what there is, and leave in some way: ``python -m tests.leaving_clients``.
+"""Clients that come, use what there is, and leave: ``python -m tests.support.leaving_clients``.
 
 In a process of their own, so that the broker's has nothing of theirs. Each function does one visit.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from tests.core.harness import CLOCK_OFFSET
-from tests.mqtt.strict import StrictClient
+from tests.support.core import CLOCK_OFFSET
+from tests.support.mqtt_strict import StrictClient
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.adapter import Connection, Peer
 from trivium.runtime.broker import Broker, Driver

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mqtt.harness import (
+from tests.support.mqtt import (
     connect,
     pubcomp,
     publish,

@@ -11,7 +11,7 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
 
 import trivium_amqp
-from tests.core.harness import CLOCK_OFFSET, move_to
+from tests.support.core import CLOCK_OFFSET, move_to
 from trivium.config import Config
 from trivium.runtime.adapter import Connection as CoreConnection
 from trivium.runtime.adapter import Peer
