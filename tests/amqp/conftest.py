@@ -2,16 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.amqp import Client, Clock, Server
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The broker's clocks, which stand still until they are moved."""
-    clock = Clock()
-    monkeypatch.setattr("time.time_ns", clock.time_ns)
-    monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
-    return clock
+from tests.support.amqp import Client, Server
 
 
 @pytest.fixture

@@ -545,7 +545,7 @@ def test_slow_reader_is_held_and_goes_on(server: Server) -> None:
     assert reader.take() == []
     assert publisher.counts("q") == (3, 1)
     reader.connection.resume_writing()
-    server.end_turn()
+    server.settle()
     assert bodies(reader.take()) == [b"held"] * 3
 
 
@@ -558,7 +558,7 @@ def test_output_of_a_turn_is_bounded_and_the_rest_follows(server: Server) -> Non
     client.server.broker.begin_turn()
     client.connection.feed(frame.marshal(Basic.Consume(queue="q"), 1))
     assert client.connection.output_size < 2_000_000
-    server.end_turn()
+    server.settle()
     assert len(bodies(client.take())) == 30
 
 
@@ -576,7 +576,7 @@ def test_client_that_does_not_read_its_answers_is_not_read_from(server: Server) 
     client.feed(gets[:10])
     assert len(server.vhost.queue("q")) == left
     client.connection.resume_writing()
-    server.end_turn()
+    server.settle()
     assert client.transport.calls[-1] == "resume_reading"
     assert bodies(client.take()) == [body] * 100
     # The first half of a request came while input was held.

@@ -18,44 +18,27 @@ from tests.support.amqp import (
     publish_frames,
     tags,
 )
-from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
-from trivium.storage.memory import MemoryStorage
+from tests.support.storages import HeldStorage
+from trivium.storage.base import DurabilityWaiter
 
 
-class SlowStorage(Storage):
-    """Memory with batches that become durable when the test says so."""
+class SlowStorage(HeldStorage):
+    """Batches begin when the test says so, and the times that somebody waits are counted."""
 
     def __init__(self) -> None:
-        self.is_durable = True
-        self.was_clean = True
+        super().__init__()
         self.batch = 0
-        self.durable = 0
-        self._memory = MemoryStorage()
-        self.waiters: dict[DurabilityWaiter, None] = {}
         self.registrations = 0
 
-    def table(self, name: str) -> Table:
-        return self._memory.table(name)
-
-    def log(self, name: str) -> Log:
-        return self._memory.log(name)
-
-    def drop_log(self, name: str) -> None:
-        self._memory.drop_log(name)
-
-    def log_names(self) -> list[str]:
-        return self._memory.log_names()
+    def wait(self, waiter: DurabilityWaiter) -> int:
+        self.registrations += 1
+        return super().wait(waiter)
 
     def commit(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
-    def wait(self, waiter: DurabilityWaiter) -> int:
-        self.registrations += 1
-        self.waiters[waiter] = None
-        return self.batch
+    def complete(self) -> None:
+        self.sync(self.batch)
 
     def new_batch(self) -> None:
         """The batch so far is with the writer; the next one begins."""
@@ -73,7 +56,6 @@ class Setup:
         self.storage = SlowStorage()
         self.server = Server(storage=self.storage)
         self.client = self.server.open()
-        self.server.settle = lambda: self.sync(self.storage.batch)
         self.client.declare("disk", durable=True)
         self.client.declare("memory")
         self.storage.new_batch()
@@ -83,7 +65,7 @@ class Setup:
 
     def sync(self, up_to: int) -> None:
         self.storage.sync(up_to)
-        self.server.end_turn()
+        self.server.settle()
 
     def acks(self) -> list[tuple[str, int, bool]]:
         """What was confirmed since the last look."""

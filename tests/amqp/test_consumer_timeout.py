@@ -33,7 +33,7 @@ class Patient:
         for _ in range(seconds):
             self.now += 1
             self.client.connection.tick(self.now)
-        self.server.end_turn()
+        self.server.settle()
         return self.client.take()
 
     def fill(self, count: int = 1, queue: str = "q") -> None:
@@ -42,7 +42,7 @@ class Patient:
 
 def start(arguments: dict[str, Any] | None = None, seconds: float = HALF_AN_HOUR) -> Patient:
     config = Config(limits=LimitsConfig(consumer_timeout_seconds=seconds))
-    patient = Patient(Server(config))
+    patient = Patient(Server(config=config))
     patient.client.declare("q", arguments=arguments)
     patient.fill(2)
     return patient
@@ -128,7 +128,7 @@ def test_a_policy_holds_at_once_and_the_shorter_of_it_and_the_argument() -> None
     patient.client.consume("q", "c")
     assert patient.wait(30) == []
     patient.server.vhost.set_policy(Policy("p", "^q$", {"consumer-timeout": 20_000}))
-    patient.server.end_turn()
+    patient.server.settle()
     assert timed_out(patient.wait(1)) == 20_000
 
 
@@ -182,7 +182,7 @@ def test_what_waits_for_its_channel_to_be_read_is_not_late() -> None:
     client.send(Basic.Ack(1))
     assert patient.wait(100) == []
     client.connection.continue_input(FOR_ANSWERS)
-    patient.server.end_turn()
+    patient.server.settle()
     assert names(client.take()) == ["Basic.Deliver", "ContentHeader", "ContentBody"]
     assert patient.wait(10) == []
     assert timed_out(patient.wait(late(10))) == 10_000
@@ -197,7 +197,7 @@ def test_a_channel_is_not_asked_for_the_deliveries_of_another() -> None:
     for _ in range(late(10)):
         patient.now += 1
         patient.client.connection.tick(patient.now)
-    patient.server.end_turn()
+    patient.server.settle()
     closed = [
         channel
         for channel, received in patient.client.take_with_channels()

@@ -301,5 +301,5 @@ def test_other_protocols_reach_a_direct_reply_queue(server: Server) -> None:
     reply_to = responder.call(Basic.Get(queue="requests"))[1].properties.reply_to
     route = server.vhost.route(server.vhost.exchange(""), reply_to.encode())
     route.publish(message(Properties(content_type="a/b"), payload=b"answer"))
-    server.end_turn()
+    server.settle()
     assert bodies(requester.take()) == [b"answer"]

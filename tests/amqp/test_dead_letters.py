@@ -84,7 +84,7 @@ def test_a_publishers_own_count_stays_a_number(client: Client, count: object, th
     death = {"queue": "q", "reason": "expired", "count": count}
     rejected = {"queue": "else", "reason": "rejected", "count": 1}
     client.publish("q", b"1", headers={"x-death": [death, rejected]})
-    client.server.end_turn()
+    client.server.settle()
     received = client.call(Basic.Get(queue="dead"))
     assert received[1].properties.headers["x-death"] == [death | {"count": then}, rejected]
 
@@ -135,7 +135,7 @@ def test_a_dead_letter_routing_key_replaces_all_and_cc_goes(client: Client) -> N
 def test_expired_message_is_dead_lettered(client: Client) -> None:
     dead_letter_queue(client, **{"x-message-ttl": 0})
     client.publish("q", b"1")
-    client.server.end_turn()
+    client.server.settle()
     received = client.call(Basic.Get(queue="dead"))
     assert received[1].properties.headers["x-death"][0]["reason"] == "expired"
 
@@ -276,7 +276,7 @@ def test_a_message_that_is_published_again_with_its_history_may_expire_again(
     headers: dict[str, Any] = {}
     for count in (1, 2, 3):
         client.publish("tq", b"later", headers=headers)
-        client.server.end_turn()
+        client.server.settle()
         received = client.call(Basic.Get(queue="tdq", no_ack=True))
         assert bodies(received) == [b"later"]
         headers = received[1].properties.headers
@@ -287,7 +287,7 @@ def turns(server: Server, count: int) -> int:
     """Messages that queues took in so many turns."""
     queues = server.broker.vhosts["/"].queues.values()
     for _ in range(count):
-        server.end_turn()
+        server.settle()
     return sum(queue.published for queue in queues)
 
 

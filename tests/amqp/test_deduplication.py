@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pamqp.commands import Confirm, Tx
 
-from tests.amqp.test_durability import Process
-from tests.support.amqp import Client, names, publish_frames
+from tests.support.amqp import Client, Server, names, publish_frames
 from tests.support.simulated import Host
 
 ON = {"x-message-deduplication": True}
@@ -60,16 +59,16 @@ def test_a_repetition_in_a_transaction_is_dropped(client: Client) -> None:
 
 
 def test_a_publisher_that_got_no_confirm_sends_again_after_the_crash() -> None:
-    process = Process(Host())
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True, arguments=ON)
     client.call(Confirm.Select())
     client.feed(repeated("1", delivery_mode=2))
-    process.settle()
-    process = process.crash()
-    client = process.open()
+    server.sync()
+    server = server.crash()
+    client = server.open()
     client.call(Confirm.Select())
     client.feed(repeated("1", delivery_mode=2))
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Basic.Ack"]
     assert client.counts("q")[0] == 1

@@ -5,22 +5,8 @@ from __future__ import annotations
 import pytest
 from pamqp.commands import Basic, Confirm, Exchange
 
-from tests.amqp.test_durability import Process
-from tests.support.amqp import (
-    Client,
-    Server,
-    assert_channel_closed,
-    bodies,
-    names,
-    publish_frames,
-)
+from tests.support.amqp import Client, Server, assert_channel_closed, bodies, names, publish_frames
 from tests.support.simulated import Host
-
-
-def pass_time(server: Server, milliseconds: int) -> None:
-    # The clock of these tests is the real one; delays are long enough for that not to matter.
-    server.broker.now_ms += milliseconds
-    server.end_turn()
 
 
 def test_x_delay_delays_on_any_exchange(server: Server, client: Client) -> None:
@@ -29,7 +15,7 @@ def test_x_delay_delays_on_any_exchange(server: Server, client: Client) -> None:
     client.publish("q", b"later", headers={"x-delay": 3_600_000})
     client.publish("q", b"now", headers={"x-delay": 0})
     assert bodies(client.take()) == [b"now"]
-    pass_time(server, 3_600_000)
+    server.advance(3600)
     received = client.take()
     assert bodies(received) == [b"later"]
     # That of RabbitMQ's plugin is negative too.
@@ -42,7 +28,7 @@ def test_a_delayed_message_that_is_passed_on_is_not_delayed_again(
     client.declare("q")
     headers = {"a": 1, "x-delay": 3_600_000, "b": [True]}
     client.publish("q", b"m", headers=headers, content_type="t", expiration="9000")
-    pass_time(server, 3_600_000)
+    server.advance(3600)
     for _ in range(2):
         properties = client.call(Basic.Get(queue="q", no_ack=True))[1].properties
         assert properties.headers == headers | {"x-delay": -3_600_000}
@@ -63,7 +49,7 @@ def test_a_delayed_exchange_is_declared_bound_and_published_to(
     client.bind("q", "x", "a.#")
     client.publish("a.b", b"m", "x", headers={"x-delay": 3_600_000})
     assert client.counts("q")[0] == 0
-    pass_time(server, 3_600_000)
+    server.advance(3600)
     assert client.get("q") == b"m"
 
 
@@ -72,7 +58,7 @@ def test_further_routing_keys_are_delayed_too(server: Server, client: Client) ->
         client.declare(name)
     headers = {"x-delay": 3_600_000, "CC": ["cc"], "BCC": ["bcc"]}
     client.publish("q", b"m", headers=headers)
-    pass_time(server, 3_600_000)
+    server.advance(3600)
     assert [client.get(name) for name in ("q", "cc", "bcc")] == [b"m"] * 3
 
 
@@ -80,33 +66,33 @@ def test_further_routing_keys_are_delayed_too(server: Server, client: Client) ->
 def test_so_many_routing_keys_that_they_do_not_fit_a_note_are_406(
     count: int, is_accepted: bool
 ) -> None:
-    process = Process(Host())
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     headers = {"x-delay": 3_600_000, "CC": ["k" * 200] * count}
     client.feed(publish_frames("q", b"m", delivery_mode=2, headers=headers))
     answer = client.take()
     if is_accepted:
         assert answer == []
-        process.settle()
-        pass_time(process.crash().server, 3_600_001)
+        server.sync()
+        server.crash().advance(3600)
     else:
         text = "headers 'CC' and 'BCC' are too long for a delayed message"
         assert_channel_closed(answer[0], 406, f"PRECONDITION_FAILED - {text}")
 
 
 def test_the_confirm_waits_for_the_disk_and_the_message_survives() -> None:
-    process = Process(Host())
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.call(Confirm.Select())
     client.feed(publish_frames("q", b"m", delivery_mode=2, headers={"x-delay": 3_600_000}))
     assert client.take() == []
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Basic.Ack"]
-    process = process.crash()
-    pass_time(process.server, 3_600_001)
-    assert process.open().get("q") == b"m"
+    server = server.crash()
+    server.advance(3600)
+    assert server.open().get("q") == b"m"
 
 
 def test_mandatory_is_decided_when_it_is_published(server: Server, client: Client) -> None:

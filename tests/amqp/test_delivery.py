@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Confirm, Queue
 
-from tests.amqp.test_durability import Process
 from tests.support.amqp import Client, Server, assert_channel_closed, bodies, names, publish_frames
 from tests.support.simulated import Host
 from trivium.config import Config, DeliveryConfig
@@ -22,10 +21,10 @@ class Setting:
     def __init__(self, level: str, mode: str) -> None:
         default: Any = mode if level == "broker" else "as-published"
         self.config = Config(delivery=DeliveryConfig(mode=default))
-        self.process = Process(Host(), self.config)
+        self.server = Server(config=self.config, host=Host())
         if level == "policy":
-            self.process.server.vhost.set_policy(Policy("p", "q", {"delivery": mode}))
-        self.client = self.process.open()
+            self.server.vhost.set_policy(Policy("p", "q", {"delivery": mode}))
+        self.client = self.server.open()
         arguments = {"x-delivery": mode} if level == "queue" else {}
         self.client.declare("q", durable=True, arguments=arguments)
         self.client.call(Confirm.Select())
@@ -40,22 +39,22 @@ class Setting:
         return names(self.client.take())
 
     def after_crash(self) -> int:
-        """How many messages another process finds."""
-        process = Process(Host(self.process.host.disk.power_cut(None)), self.config)
-        return process.open().counts("q")[0]
+        """How many messages another server finds."""
+        server = self.server.crash()
+        return server.open().counts("q")[0]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_at_most_once(level: str) -> None:
     setting = Setting(level, "at-most-once")
     assert setting.publish() == ["Basic.Ack"]
-    consumer = setting.process.open()
+    consumer = setting.server.open()
     assert bodies(consumer.consume("q")) == [b"m"]
-    assert setting.process.server.vhost.queue("q").unsettled == 0
+    assert setting.server.vhost.queue("q").unsettled == 0
     # An acknowledgement of what is settled already is no error.
     assert consumer.call(Basic.Ack(1)) == []
     setting.publish()
-    setting.process.settle()
+    setting.server.sync()
     assert setting.after_crash() == 0
 
 
@@ -63,24 +62,24 @@ def test_at_most_once(level: str) -> None:
 def test_at_least_once(level: str) -> None:
     setting = Setting(level, "at-least-once")
     assert setting.publish() == []
-    consumer = setting.process.open()
+    consumer = setting.server.open()
     assert bodies(consumer.consume("q")) == [b"m"]
-    setting.process.settle()
+    setting.server.sync()
     assert names(setting.client.take()) == ["Basic.Ack"]
     assert setting.after_crash() == 1
     consumer.lose()
-    again = setting.process.open().consume("q")
+    again = setting.server.open().consume("q")
     assert (again[0].redelivered, bodies(again)) == (True, [b"m"])
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_exactly_once(level: str) -> None:
     setting = Setting(level, "exactly-once")
-    consumer = setting.process.open()
+    consumer = setting.server.open()
     consumer.consume("q")
     assert setting.publish() == []
     assert consumer.take() == [], "the publisher might have to send it again"
-    setting.process.settle()
+    setting.server.sync()
     assert names(setting.client.take()) == ["Basic.Ack"]
     assert bodies(consumer.take()) == [b"m"]
     assert setting.after_crash() == 1
@@ -90,12 +89,12 @@ def test_exactly_once(level: str) -> None:
 def test_delivery_mode_holds_where_no_level_says_otherwise(
     delivery_mode: int | None, kept: int
 ) -> None:
-    process = Process(Host())
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.publish("q", delivery_mode=delivery_mode)
-    process.settle()
-    assert process.crash().open().counts("q")[0] == kept
+    server.sync()
+    assert server.crash().open().counts("q")[0] == kept
 
 
 def test_the_header_reaches_the_consumer(client: Client) -> None:

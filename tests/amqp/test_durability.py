@@ -1,4 +1,4 @@
-"""What is on disk after the process is gone (a simulated disk, cut off without warning)."""
+"""What is on disk after the server is gone (a simulated disk, cut off without warning)."""
 
 from __future__ import annotations
 
@@ -6,64 +6,24 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from tests.support.amqp import Client, Server, bodies, names, publish_frames, tags
+from tests.support.amqp import Server, bodies, names, publish_frames, tags
 from tests.support.simulated import Host
-from trivium.config import Config
-
-
-class Process:
-    """A broker on a simulated disk."""
-
-    def __init__(self, host: Host, config: Config | None = None) -> None:
-        self.host = host
-        self.server = Server(config, host.storage)
-        self.server.settle = self.settle
-        self.settle()
-
-    def settle(self) -> None:
-        """Make everything durable and deliver the answers."""
-        self.server.end_turn()
-        self.host.commit()
-        self.server.end_turn()
-
-    def open(self) -> Client:
-        client = self.server.open()
-        self.settle()
-        client.take()
-        return client
-
-    def crash(self) -> Process:
-        """The process is killed; another one starts on what was synced."""
-        return Process(Host(self.host.disk.power_cut(None)))
-
-    def stop(self) -> Process:
-        """A clean stop, and another start."""
-        for connection in list(self.server.broker.connections):
-            connection.shutdown()
-            connection.lost()
-        self.settle()
-        self.host.storage.close()
-        return Process(Host(self.host.disk.power_cut(None)))
-
-
-def start() -> Process:
-    return Process(Host())
 
 
 def test_confirmed_messages_survive_and_come_back_redelivered() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.exchange("e", "topic", durable=True)
     client.bind("q", "e", "a.#")
     client.call(Confirm.Select())
     client.feed(publish_frames("a.b", b"0", "e", delivery_mode=2, content_type="a/b") * 3)
     assert client.take() == []
-    process.settle()
+    server.sync()
     (confirm,) = client.take()
     assert (confirm.delivery_tag, confirm.multiple) == (3, True)
 
-    client = process.crash().open()
+    client = server.crash().open()
     received = client.consume("q")
     assert bodies(received) == [b"0"] * 3
     delivery = received[0]
@@ -79,90 +39,90 @@ def test_confirmed_messages_survive_and_come_back_redelivered() -> None:
 
 
 def test_unconfirmed_messages_may_be_lost() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
-    process.settle()
+    server.sync()
     client.call(Confirm.Select())
     client.publish("q", delivery_mode=2)
     assert client.take() == []
-    assert process.crash().open().counts("q") == (0, 0)
+    assert server.crash().open().counts("q") == (0, 0)
 
 
 def test_transient_messages_and_queues_do_not_survive() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.declare("transient")
     client.publish("q", b"transient")
     client.publish("q", b"persistent", delivery_mode=2)
-    process.settle()
-    client = process.crash().open()
+    server.sync()
+    client = server.crash().open()
     assert client.get("q") == b"persistent"
     assert client.get("q") is None
     assert client.ask(Queue.Declare(queue="transient", passive=True)).reply_code == 404
 
 
 def test_acknowledged_messages_do_not_come_back() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     for number in range(4):
         client.publish("q", str(number).encode(), delivery_mode=2)
     client.consume("q")
     client.send(Basic.Ack(3, multiple=True))
-    process.settle()
-    assert bodies(process.crash().open().consume("q")) == [b"3"]
+    server.sync()
+    assert bodies(server.crash().open().consume("q")) == [b"3"]
 
 
 def test_committed_transaction_survives_as_a_whole() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("from", durable=True)
     client.declare("to", durable=True)
     client.publish("from", b"order", delivery_mode=2)
-    process.settle()
+    server.sync()
     client.call(Tx.Select())
     client.get("from", no_ack=False)
     client.publish("to", b"invoice", delivery_mode=2)
     client.publish("to", b"receipt", delivery_mode=2)
     client.send(Basic.Ack(1))
     assert client.call(Tx.Commit()) == []
-    before = process.crash().open()
+    before = server.crash().open()
     assert (before.counts("from"), before.counts("to")) == ((1, 0), (0, 0))
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Tx.CommitOk"]
-    after = process.crash().open()
+    after = server.crash().open()
     assert (after.counts("from"), after.counts("to")) == ((0, 0), (2, 0))
 
 
 def test_purged_and_deleted_stay_so() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     for queue in ("purged", "deleted"):
         client.declare(queue, durable=True)
         client.publish(queue, delivery_mode=2)
-    process.settle()
+    server.sync()
     client.call(Queue.Purge(queue="purged"), Queue.Delete(queue="deleted"))
-    process.settle()
-    client = process.crash().open()
+    server.sync()
+    client = server.crash().open()
     assert client.counts("purged") == (0, 0)
     assert client.ask(Queue.Declare(queue="deleted", passive=True)).reply_code == 404
     client.send(Channel.CloseOk())
 
 
 def test_durable_exclusive_queue_does_not_survive() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True, exclusive=True)
-    process.settle()
-    client = process.crash().open()
+    server.sync()
+    client = server.crash().open()
     assert client.ask(Queue.Declare(queue="q", passive=True)).reply_code == 404
 
 
 def test_changes_of_the_topology_are_answered_once_durable_and_in_order() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     changes = [
         Exchange.Declare(exchange="e", durable=True),
         Exchange.Bind(destination="e", source="amq.topic", routing_key="#"),
@@ -177,38 +137,38 @@ def test_changes_of_the_topology_are_answered_once_durable_and_in_order() -> Non
     for change in changes:
         # What need not wait must not overtake what does.
         assert client.call(change, Queue.Declare(queue="memory")) == []
-        process.settle()
+        server.sync()
         assert names(client.take()) == [f"{change.name}Ok", "Queue.DeclareOk"]
     assert names(client.call(Queue.Declare(queue="memory", passive=True))) == ["Queue.DeclareOk"]
 
 
 def test_close_waits_behind_the_answer_to_a_change() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     assert client.call(Queue.Declare(queue="q", durable=True)) == []
     client.send(Connection.Close(200, "", 0, 0), channel=0)
     assert client.take() == []
     assert not client.transport.is_closed
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Connection.CloseOk"]
     assert client.transport.is_closed
 
 
 def test_basic_get_waits_for_a_message_that_is_on_disk_only() -> None:
-    process = Process(Host(checkpoint_size=1, memory_size=0))
-    client = process.open()
+    server = Server(host=Host(checkpoint_size=1, memory_size=0))
+    client = server.open()
     client.declare("q", durable=True)
     client.call(Confirm.Select())
     client.feed(publish_frames("q", b"0", delivery_mode=2) * 3)
     for _ in range(20):
-        process.settle()
-    process = Process(Host(process.host.disk.power_cut(None), memory_size=0))
-    client = process.open()
+        server.sync()
+    server = Server(host=Host(server.host.disk.power_cut(None), memory_size=0))
+    client = server.open()
     assert client.counts("q")[0] == 3
     assert client.call(Basic.Get(queue="q", no_ack=True)) == [], "not that the queue is empty"
-    process.settle()
+    server.sync()
     assert names(client.take())[0] == "Basic.GetOk"
-    other = process.open()
+    other = server.open()
     assert bodies(other.call(Basic.Get(queue="q"))) == [b"0"]
     assert bodies(client.call(Basic.Get(queue="q"))) == [b"0"]
     assert names(client.call(Basic.Get(queue="q"))) == ["Basic.GetEmpty"]
@@ -217,34 +177,34 @@ def test_basic_get_waits_for_a_message_that_is_on_disk_only() -> None:
 def test_basic_get_that_waits_is_answered_when_the_queue_is_deleted_and_forgotten_when_closed() -> (
     None
 ):
-    process = Process(Host(checkpoint_size=1, memory_size=0))
-    client = process.open()
+    server = Server(host=Host(checkpoint_size=1, memory_size=0))
+    client = server.open()
     client.declare("q", durable=True)
     client.call(Confirm.Select())
     client.publish("q", delivery_mode=2)
     for _ in range(20):
-        process.settle()
-    process = Process(Host(process.host.disk.power_cut(None), memory_size=0))
-    client, closed, deleting = process.open(), process.open(), process.open()
+        server.sync()
+    server = Server(host=Host(server.host.disk.power_cut(None), memory_size=0))
+    client, closed, deleting = server.open(), server.open(), server.open()
     for one in (closed, client):
         assert one.call(Basic.Get(queue="q")) == []
     assert names(closed.call(Channel.Close(200, "", 0, 0))) == ["Channel.CloseOk"]
     deleting.send(Queue.Delete(queue="q"))
     assert names(client.take()) == ["Basic.GetEmpty"]
-    process.settle()
+    server.sync()
     assert closed.take() == []
 
 
 def test_x_delivery_count_goes_on_after_a_crash() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     client.publish("q", b"m", delivery_mode=2)
     for _ in range(2):
         received = client.call(Basic.Get(queue="q"))
         client.call(Basic.Nack(received[0].delivery_tag))
-    process.settle()
-    client = process.crash().open()
+    server.sync()
+    client = server.crash().open()
     header = client.call(Basic.Get(queue="q"))[1]
     assert header.properties.headers == {"x-delivery-count": 2}
 
@@ -279,66 +239,66 @@ def test_x_delivery_count_goes_on_after_a_crash() -> None:
 def test_who_asks_for_what_another_has_just_changed_waits_for_the_disk_too(
     change: Frame, question: Frame, answer: str
 ) -> None:
-    process = start()
-    client, other = process.open(), process.open()
+    server = Server(host=Host())
+    client, other = server.open(), server.open()
     client.declare("q", durable=True)
     client.declare("s", durable=True, arguments={"x-queue-type": "stream"})
     client.exchange("e", durable=True)
-    process.settle()
+    server.sync()
     assert client.call(change) == []
     assert other.call(question) == []
-    process.settle()
+    server.sync()
     assert names(other.take()) == [answer]
 
 
 def test_what_has_nothing_to_do_with_a_pending_change_is_answered_at_once() -> None:
-    process = start()
-    client, other = process.open(), process.open()
+    server = Server(host=Host())
+    client, other = server.open(), server.open()
     client.declare("r", durable=True)
     assert client.call(Queue.Declare(queue="q", durable=True)) == []
     assert names(other.call(Queue.Declare(exclusive=True))) == ["Queue.DeclareOk"]
     assert names(other.call(Queue.Declare(queue="r", passive=True))) == ["Queue.DeclareOk"]
     assert names(other.call(Exchange.Declare(exchange="q"))) == ["Exchange.DeclareOk"]
-    process.settle()
+    server.sync()
     assert names(other.call(Queue.Delete(queue="nothing"))) == ["Queue.DeleteOk"]
 
 
-def redelivered(process: Process, queue: str = "q") -> list[bool]:
+def redelivered(server: Server, queue: str = "q") -> list[bool]:
     """The flags of all messages in a queue, in order; they stay in it."""
-    client = process.open()
+    client = server.open()
     received = client.consume(queue)
     return [bool(one.redelivered) for one in received if isinstance(one, Basic.Deliver)]
 
 
 def test_unacknowledged_messages_come_back_redelivered_after_a_clean_stop() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     for _ in range(4):
         client.publish("q", delivery_mode=2)
-    process.settle()
+    server.sync()
     client.call(Basic.Get(queue="q"))
     client.call(Basic.Qos(prefetch_count=2))
     assert len(tags(client.consume("q"))) == 2
-    assert redelivered(process.stop()) == [True, True, True, False]
+    assert redelivered(server.restart()) == [True, True, True, False]
 
 
 def test_what_a_crash_left_in_doubt_stays_so_over_clean_stops() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     for queue in ("q", "deleted"):
         client.declare(queue, durable=True)
         client.publish(queue, delivery_mode=2)
     client.consume("q")
-    process.settle()
-    process = process.crash().stop()
-    client = process.open()
+    server.sync()
+    server = server.crash().restart()
+    client = server.open()
     client.declare("q", durable=True)
     client.publish("q", delivery_mode=2)
     # Another queue of the same name has nothing in doubt.
     client.ask(Queue.Delete(queue="deleted"))
     client.declare("deleted", durable=True)
     client.publish("deleted", delivery_mode=2)
-    process = process.stop().stop()
-    assert redelivered(process) == [True, False]
-    assert redelivered(process, "deleted") == [False]
+    server = server.restart().restart()
+    assert redelivered(server) == [True, False]
+    assert redelivered(server, "deleted") == [False]

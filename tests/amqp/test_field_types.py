@@ -181,7 +181,7 @@ def test_delay_is_a_signed_int_where_it_fits(
     client.publish("q", headers={"x-delay": delay})
     broker = client.server.broker
     broker.now_ms += delay
-    client.server.end_turn()
+    client.server.settle()
     assert got(client, "q") == {"x-delay": field}
 
 

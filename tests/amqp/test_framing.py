@@ -431,7 +431,7 @@ def test_channels_interleave_content(client: Client) -> None:
 
 
 def test_message_larger_than_the_limit_is_406() -> None:
-    client = Server(Config(limits=LimitsConfig(max_message_bytes=100))).open()
+    client = Server(config=Config(limits=LimitsConfig(max_message_bytes=100))).open()
     client.declare("q")
     client.publish("q", b"z" * 100)
     assert client.take() == []

@@ -154,7 +154,8 @@ def test_guest_is_refused_from_another_machine(server: Server) -> None:
 
 
 def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
-    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
     client.send(start_ok(b"ada", b"secret"), channel=0)
@@ -164,33 +165,35 @@ def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
     client.send(Connection.TuneOk(2047, 131_072, 0), Connection.Open("/"), channel=0)
     assert client.take() == []
     server.driver.blocking.pop()()
-    server.end_turn()
+    server.settle()
     assert client.transport.calls == ["pause_reading", "resume_reading"]
     assert names(client.take()) == ["Connection.Tune", "Connection.OpenOk"]
 
 
 @pytest.mark.parametrize("user", [b"ada", b"nobody", b"guest"])
 def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: bytes) -> None:
-    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
     client.send(start_ok(user, b"wrong"), channel=0)
     assert names(client.take()) == ["Connection.Start"]
     (work,) = server.driver.blocking
     work()
-    server.end_turn()
+    server.settle()
     assert names(client.take()) == ["Connection.Close"]
 
 
 def test_client_that_left_before_its_password_was_checked_gets_nothing() -> None:
-    server = Server(Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
     client.send(start_ok(b"ada", b"secret"), channel=0)
     client.take()
     client.lose()
     server.driver.blocking.pop()()
-    server.end_turn()
+    server.settle()
     assert client.take() == []
 
 
@@ -297,7 +300,7 @@ def test_client_whose_frame_was_half_read_can_answer_connection_close(server: Se
     publish = frame.marshal(Basic.Publish(routing_key="q" * 200), 1)
     client.feed(publish[:50])
     client.connection.shutdown()
-    server.end_turn()
+    server.settle()
     client.feed(publish[50:] + CLOSE_OK)
     assert client.transport.is_closed
 
@@ -306,7 +309,7 @@ def test_client_that_was_not_read_can_answer_connection_close(server: Server) ->
     client = server.open()
     client.connection.hold_input(FOR_ANSWERS)
     client.connection.shutdown()
-    server.end_turn()
+    server.settle()
     assert client.transport.calls == ["pause_reading", "resume_reading"]
     client.feed(CLOSE_OK)
     assert client.transport.is_closed
@@ -314,13 +317,13 @@ def test_client_that_was_not_read_can_answer_connection_close(server: Server) ->
 
 def test_shutdown_is_320(client: Client) -> None:
     client.connection.shutdown()
-    client.server.end_turn()
+    client.server.settle()
     assert_connection_closed(client, 320, "CONNECTION_FORCED - broker forced connection closure")
 
 
 def test_a_fault_of_ours_is_541_and_the_rest_of_the_stream_is_ignored(client: Client) -> None:
     client.connection.internal_error()
-    client.server.end_turn()
+    client.server.settle()
     assert_connection_closed(client, 541, "INTERNAL_ERROR - internal error")
     client.feed(b"\x00" * 100)
     assert client.take() == []
@@ -334,7 +337,7 @@ def test_update_secret_is_accepted(client: Client) -> None:
 
 
 def test_handshake_has_a_time_limit() -> None:
-    server = Server(Config(limits=LimitsConfig(handshake_seconds=5)))
+    server = Server(config=Config(limits=LimitsConfig(handshake_seconds=5)))
     slow, quick = server.connect(), server.open()
     slow.feed(PROTOCOL_HEADER)
     server.advance(4.999)

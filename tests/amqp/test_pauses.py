@@ -26,13 +26,13 @@ def is_paused(client: Client) -> bool:
 def pause(server: Server, reason: str = "low on disk") -> None:
     for connection in list(server.broker.connections):
         connection.blocked(reason)
-    server.end_turn()
+    server.settle()
 
 
 def resume(server: Server) -> None:
     for connection in list(server.broker.connections):
         connection.unblocked()
-    server.end_turn()
+    server.settle()
 
 
 def assert_nothing(clients: Iterable[Client]) -> None:
@@ -189,7 +189,7 @@ def test_a_client_that_is_not_read_can_answer_the_close(server: Server) -> None:
     client.feed(publish_frames("q") * 3)
     client.take()
     client.connection.shutdown()
-    server.end_turn()
+    server.settle()
     assert names(client.take()) == ["Connection.Close"]
     assert not client.transport.is_paused
     client.send(Connection.CloseOk(), channel=0)
@@ -208,7 +208,7 @@ def test_a_client_that_does_not_read_its_answers_is_held_for_both(server: Server
     assert is_paused(client)
     assert reader.counts("q") == (0, 0)
     client.connection.resume_writing()
-    server.end_turn()
+    server.settle()
     assert not is_paused(client)
     assert reader.counts("q") == (1, 0)
 

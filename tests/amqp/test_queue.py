@@ -11,7 +11,7 @@ import pytest
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Queue
 
-from tests.support.amqp import Client, Clock, Server, assert_channel_closed, names
+from tests.support.amqp import Client, Server, assert_channel_closed, names
 
 
 def test_queue_declare_ok_has_the_counts(client: Client) -> None:
@@ -541,22 +541,22 @@ EXPIRING: dict[str, Any] = {"x-expires": 1000}
     ],
 )
 def test_what_renews_the_expiry_of_a_queue(
-    clock: Clock, server: Server, methods: list[Frame], is_use: bool
+    server: Server, methods: list[Frame], is_use: bool
 ) -> None:
     client = server.open()
     client.declare("q", arguments=EXPIRING)
-    clock.move(server, 999)
+    server.advance(0.999)
     client.send(*methods)
-    clock.move(server, 999)
+    server.advance(0.999)
     assert ("q" in server.vhost.queues) is is_use
-    clock.move(server, 1)
+    server.advance(0.001)
     assert "q" not in server.vhost.queues
 
 
-def test_a_passive_declare_that_is_refused_renews_nothing(clock: Clock, server: Server) -> None:
+def test_a_passive_declare_that_is_refused_renews_nothing(server: Server) -> None:
     server.open().declare("q", exclusive=True, arguments=EXPIRING)
-    clock.move(server, 999)
+    server.advance(0.999)
     other = server.open()
     assert names(other.call(Queue.Declare(queue="q", passive=True))) == ["Channel.Close"]
-    clock.move(server, 1)
+    server.advance(0.001)
     assert "q" not in server.vhost.queues

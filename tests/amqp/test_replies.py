@@ -5,29 +5,28 @@ from __future__ import annotations
 from pamqp import body, frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from tests.amqp.test_durability import Process, start
-from tests.support.amqp import Client, bodies, names, publish_frames, tags
+from tests.support.amqp import Client, Server, bodies, names, publish_frames, tags
 from tests.support.simulated import Host
 
 DURABLE = Queue.Declare(queue="q", durable=True)
 
 
-def with_messages_on_disk(*queues: str) -> tuple[Process, Client]:
+def with_messages_on_disk(*queues: str) -> tuple[Server, Client]:
     """A client of a broker that has these queues, with two messages each that are on disk only."""
-    process = Process(Host(checkpoint_size=1, memory_size=0))
-    client = process.open()
+    server = Server(host=Host(checkpoint_size=1, memory_size=0))
+    client = server.open()
     for queue in queues:
         client.declare(queue, durable=True)
         for number in (b"0", b"1"):
             client.publish(queue, queue.encode() + number, delivery_mode=2)
     for _ in range(20):
-        process.settle()
-    process = Process(Host(process.host.disk.power_cut(None), memory_size=0))
-    return process, process.open()
+        server.sync()
+    server = Server(host=Host(server.host.disk.power_cut(None), memory_size=0))
+    return server, server.open()
 
 
 def test_nothing_overtakes_a_get_that_waits_for_the_disk() -> None:
-    process, client = with_messages_on_disk("a")
+    server, client = with_messages_on_disk("a")
     client.declare("memory")
     client.publish("memory", b"m")
     client.send(
@@ -37,7 +36,7 @@ def test_nothing_overtakes_a_get_that_waits_for_the_disk() -> None:
         Basic.Get(queue="memory", no_ack=False),
     )
     assert client.take() == []
-    process.settle()
+    server.sync()
     received = client.take()
     answers = [
         one for one in received if isinstance(one, (Basic.GetOk, Basic.QosOk, Basic.GetEmpty))
@@ -48,33 +47,33 @@ def test_nothing_overtakes_a_get_that_waits_for_the_disk() -> None:
 
 
 def test_gets_from_several_queues_on_disk_are_answered_in_order() -> None:
-    process, client = with_messages_on_disk("a", "b")
+    server, client = with_messages_on_disk("a", "b")
     asked = ["b", "a", "a", "b", "b"]
     client.send(*[Basic.Get(queue=queue, no_ack=True) for queue in asked])
     for _ in range(4):
-        process.settle()
+        server.sync()
     received = client.take()
     assert bodies(received) == [b"b0", b"a0", b"a1", b"b1"]
     assert names(received)[-1] == "Basic.GetEmpty"
 
 
 def test_a_get_that_waits_is_forgotten_with_its_channel() -> None:
-    process, client = with_messages_on_disk("a")
+    server, client = with_messages_on_disk("a")
     client.send(Basic.Get(queue="a"), Basic.Get(queue="a"))
     # A channel exception, and the end of another channel with the same number.
     received = client.call(Basic.Get(queue="none"))
     assert names(received) == ["Channel.Close"]
     assert names(client.call(Channel.CloseOk(), Channel.Open())) == ["Channel.OpenOk"]
-    process.settle()
+    server.sync()
     assert client.take() == []
     client.send(Basic.Get(queue="a"))
-    process.settle()
+    server.sync()
     assert bodies(client.take()) == [b"a0"]
 
 
 def test_other_methods_do_not_overtake_tx_commit() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.declare("memory")
     client.call(Tx.Select())
@@ -87,7 +86,7 @@ def test_other_methods_do_not_overtake_tx_commit() -> None:
         + frame.marshal(Basic.Get(queue="memory"), 1)
     )
     assert client.take() == []
-    process.settle()
+    server.sync()
     assert [name for name in names(client.take()) if name[0] != "C"] == [
         "Tx.CommitOk",
         "Tx.RollbackOk",
@@ -97,8 +96,8 @@ def test_other_methods_do_not_overtake_tx_commit() -> None:
 
 
 def test_confirms_and_returns_stay_behind_what_was_asked_before() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("memory")
     client.feed(
         frame.marshal(DURABLE, 1)
@@ -108,7 +107,7 @@ def test_confirms_and_returns_stay_behind_what_was_asked_before() -> None:
         + publish_frames("q", b"s", delivery_mode=2)
     )
     assert client.take() == []
-    process.settle()
+    server.sync()
     found = client.take()
     assert names(found)[:2] == ["Queue.DeclareOk", "Confirm.SelectOk"]
     confirms = [one for one in found if isinstance(one, Basic.Ack)]
@@ -116,58 +115,58 @@ def test_confirms_and_returns_stay_behind_what_was_asked_before() -> None:
 
 
 def test_deliveries_wait_for_consume_ok() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("memory")
     client.publish("memory", b"m")
     client.send(DURABLE, Basic.Consume(queue="memory", consumer_tag="c"))
     assert client.take() == []
     client.publish("memory", b"n")
-    process.settle()
+    server.sync()
     received = client.take()
     assert names(received)[:3] == ["Queue.DeclareOk", "Basic.ConsumeOk", "Basic.Deliver"]
     assert (bodies(received), tags(received)) == ([b"m", b"n"], [1, 2])
 
 
 def test_a_consumer_that_is_cancelled_before_consume_ok_gets_nothing() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("memory")
     client.publish("memory", b"m")
     client.send(
         DURABLE, Basic.Consume(queue="memory", consumer_tag="c"), Basic.Cancel(consumer_tag="c")
     )
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Basic.ConsumeOk", "Basic.CancelOk"]
     assert client.counts("memory") == (1, 0)
 
 
 def test_basic_cancel_of_a_deleted_queue_stays_behind_consume_ok() -> None:
-    process = start()
-    client, other = process.open(), process.open()
+    server = Server(host=Host())
+    client, other = server.open(), server.open()
     client.declare("memory")
     client.send(DURABLE, Basic.Consume(queue="memory", consumer_tag="c"))
     other.send(Queue.Delete(queue="memory"))
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Basic.ConsumeOk", "Basic.Cancel"]
 
 
 def test_other_channels_do_not_wait() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.open_channel(2)
     assert client.call(DURABLE) == []
     assert names(client.call(Basic.Qos(prefetch_count=1), channel=2)) == ["Basic.QosOk"]
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk"]
 
 
 def test_the_end_of_a_channel_and_another_of_its_number_stay_behind() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.send(DURABLE, Channel.Close(200, "", 0, 0), Channel.Open(), Basic.Qos(prefetch_count=1))
     assert client.take() == []
-    process.settle()
+    server.sync()
     assert names(client.take()) == [
         "Queue.DeclareOk",
         "Channel.CloseOk",
@@ -177,41 +176,41 @@ def test_the_end_of_a_channel_and_another_of_its_number_stay_behind() -> None:
 
 
 def test_a_channel_exception_stays_behind() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.send(DURABLE, Exchange.Declare(exchange="none", passive=True))
     assert client.take() == []
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Channel.Close"]
 
 
 def test_connection_close_waits_for_all_channels() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.open_channel(2)
     client.send(DURABLE)
     client.send(Exchange.Declare(exchange="e", durable=True), channel=2)
     client.send(Connection.Close(200, "", 0, 0), channel=0)
     assert (client.take(), client.transport.is_closed) == ([], False)
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Exchange.DeclareOk", "Connection.CloseOk"]
     assert client.transport.is_closed
 
 
 def test_a_connection_that_fails_drops_what_waits() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.send(DURABLE)
     client.feed(b"\x09")
     client.feed(b"\x00" * 20)
     assert names(client.take()) == ["Connection.Close"]
-    process.settle()
+    server.sync()
     assert client.take() == []
 
 
 def test_a_client_that_pipelines_without_end_is_held() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.call(Confirm.Select())
     client.send(DURABLE)
     payload = b"x" * 100_000
@@ -219,7 +218,7 @@ def test_a_client_that_pipelines_without_end_is_held() -> None:
     for _ in range(60):
         client.connection.feed(returned)
     states = [client.transport.is_paused]
-    process.settle()
+    server.sync()
     states.append(client.transport.is_paused)
     assert states == [True, False]
     received = client.take()
@@ -228,10 +227,10 @@ def test_a_client_that_pipelines_without_end_is_held() -> None:
 
 
 def test_cancels_of_a_delete_wait_behind_its_answer_for_the_disk() -> None:
-    process = start()
-    client = process.open()
+    server = Server(host=Host())
+    client = server.open()
     client.declare("q", durable=True)
     client.consume("q", "c")
     assert client.call(Queue.Delete(queue="q")) == []
-    process.settle()
+    server.sync()
     assert names(client.take()) == ["Queue.DeleteOk", "Basic.Cancel"]

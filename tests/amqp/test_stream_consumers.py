@@ -42,7 +42,7 @@ def fill(server: Server, *numbers: int, arrived: int | None = None) -> None:
     for number in numbers:
         address = Address("amq.topic", b"a.b")
         found.accept(Message(PROTOCOL_NATIVE, address, b"", b"%d" % number, 1, True, at))
-    server.end_turn()
+    server.settle()
 
 
 def start(client: Client, prefetch: int = 100, **kwargs: Any) -> list[Received]:
@@ -241,14 +241,14 @@ def test_a_slow_reader_is_not_sent_more_than_its_output_takes(client: Client) ->
     first = client.connection.channels[1].delivery_tag
     assert first < 20
     client.connection.resume_writing()
-    client.server.end_turn()
+    client.server.settle()
     assert client.connection.channels[1].delivery_tag > first
 
 
 def test_a_consumer_goes_on_with_the_first_record_that_is_kept(stream: Client) -> None:
     assert begin(stream, "first", 1) == [b"0"]
     stream.server.vhost.set_policy(Policy("p", "s", {"max-length": 1}))
-    stream.server.end_turn()
+    stream.server.settle()
     received = stream.call(Basic.Ack(delivery_tag=1))
     # The rest of the batch that it has, and then what is there.
     received += stream.call(Basic.Ack(delivery_tag=2))

@@ -7,7 +7,8 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.core import ManualDriver, message
+from tests.support.core import message
+from tests.support.server import RecordingDriver
 from tests.support.simulated import Host
 from trivium.config import Config, LimitsConfig
 from trivium.runtime.adapter import Connection, Peer
@@ -20,7 +21,7 @@ DISK = 500_000
 PLENTY = DISK + NEAR_BYTES
 
 
-class Probe(ManualDriver):
+class Probe(RecordingDriver):
     """A machine whose memory and disk the test sets."""
 
     def __init__(self) -> None:

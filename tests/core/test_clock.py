@@ -7,15 +7,10 @@ import time
 
 import pytest
 
-from tests.support.core import (
-    BehindStorage,
-    ManualDriver,
-    RecordingConsumer,
-    broker_of,
-    message,
-    open_vhost,
-)
+from tests.support.core import RecordingConsumer, broker_of, message, open_vhost
+from tests.support.server import RecordingDriver
 from tests.support.simulated import Host
+from tests.support.storages import BehindStorage
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config, StorageConfig
@@ -59,7 +54,7 @@ def restart(host: Host, now: int) -> VirtualHost:
     host.commit()
     broker = Broker()
     broker.now_ms = now
-    broker.open(Host(host.disk.power_cut(None), seed=1).storage, ManualDriver(), [])
+    broker.open(Host(host.disk.power_cut(None), seed=1).storage, RecordingDriver(), [])
     return broker.vhosts["/"]
 
 

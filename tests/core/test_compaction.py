@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.core import broker_of, move_to, open_broker
+from tests.support.core import broker_of, open_broker
+from tests.support.server import move_to
 from tests.support.simulated import Host, SimulatedDisk, load
 from trivium.messages.message import (
     PROTOCOL_NONE,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.core import BehindStorage, RecordingConsumer, broker_of, drain, open_vhost
+from tests.support.core import RecordingConsumer, broker_of, drain, open_vhost
 from tests.support.simulated import Host
+from tests.support.storages import BehindStorage
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import (
     AT_LEAST_ONCE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import trivium.messages.message
-from tests.core.test_queues import HeldStorage
 from tests.support.core import broker_of, drain, message, open_vhost
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.errors import PreconditionFailed
 from trivium.idempotence.deduplication import DEFAULT_SIZE, FORGET_AT_ONCE
 from trivium.messages.message import HeaderValue, Message, Properties, PropertyCodec

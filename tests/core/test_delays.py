@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import trivium.vhost.delays
-from tests.core.test_queues import HeldStorage
-from tests.support.core import ManualDriver, broker_of, drain, message, open_vhost
+from tests.support.core import broker_of, drain, message, open_vhost
+from tests.support.server import RecordingDriver
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.queues.queue import Queue
@@ -88,7 +89,7 @@ def test_messages_come_at_their_times_and_not_before(vhost: VirtualHost) -> None
 def test_the_driver_is_asked_to_wake_the_broker_in_time() -> None:
     wakes: list[int] = []
 
-    class Driver(ManualDriver):
+    class Driver(RecordingDriver):
         def wake_at(self, at: int) -> None:
             wakes.append(at)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.test_queues import HeldStorage
-from tests.support.core import ManualDriver, RecordingConsumer, broker_of, message
+from tests.support.core import RecordingConsumer, broker_of, message
+from tests.support.server import RecordingDriver
+from tests.support.storages import HeldStorage
 from trivium.config import Config, DeliveryConfig
 from trivium.messages.delivery import DELIVERY_MODES, delivery_mode
 from trivium.messages.message import (
@@ -28,7 +29,7 @@ WORDS = {number: word for word, number in DELIVERY_MODES.items()}
 def open_vhost(storage: MemoryStorage, default: str = "as-published") -> VirtualHost:
     config = Config(delivery=DeliveryConfig(mode=default))  # type: ignore[arg-type]
     broker = Broker(config)
-    broker.open(storage, ManualDriver(), [])
+    broker.open(storage, RecordingDriver(), [])
     return broker.vhosts["/"]
 
 

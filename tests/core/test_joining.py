@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.core import broker_of, move_to, open_broker
+from tests.support.core import broker_of, open_broker
+from tests.support.server import move_to
 from tests.support.simulated import Host
 from trivium.messages.message import (
     PROTOCOL_NONE,

@@ -1,4 +1,4 @@
-"""Publishers wait for live subscribers that read, and for no others."""
+"""Publishers wait for live subscribers that read, and for no others (see ``trivium.pacing``)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 from pamqp import commands, frame
 
 from tests.support import amqp, mqtt, native
+from tests.support.server import Client, Server
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError
-from trivium.runtime.adapter import Adapter, Connection, Peer
-from trivium.runtime.broker import Broker, Driver
+from trivium.runtime.adapter import Adapter
 from trivium.runtime.pacing import MOMENT_MS, PROGRESS, STALL_MS
-from trivium.storage.memory import MemoryStorage
 from trivium_amqp import adapter as amqp_adapter
 from trivium_mqtt import adapter as mqtt_adapter
 from trivium_native import adapter as native_adapter
@@ -29,99 +28,49 @@ PAYLOAD = bytes(1000)
 HELD = 100 * PROGRESS
 
 
-class End:
-    """One client's socket."""
+class End(Client):
+    """A client that stops sending while the broker does not read."""
 
-    def __init__(self, broker: Broker, adapter: Adapter) -> None:
-        self.broker = broker
-        self.is_paused = False
-        self.is_closed = False
-        self.waiting = 0
-        self.written = b""
-        self.connection = adapter.connect(self, Peer("127.0.0.1:1", True))
-        broker.add_connection(self.connection)
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = True
-
-    def unsent(self) -> int:
-        return self.waiting
-
-    def feed(self, data: bytes) -> None:
-        """What the broker reads if it reads at all."""
-        if not self.is_paused and not self.is_closed:
-            self.connection.feed(data)
-        self.broker.end_turn()
+    def feed(self, *pieces: bytes) -> None:
+        if not self.transport.is_paused and not self.is_closed:
+            super().feed(*pieces)
 
     def fill(self) -> None:
         """The client reads for a while less than it is sent: the socket is full."""
-        self.waiting = HELD
+        self.transport.waiting = HELD
         self.connection.is_writable = False
 
     def catch_up(self) -> None:
         """The client has read everything that the socket held."""
-        self.waiting = 0
+        self.transport.waiting = 0
         self.connection.resume_writing()
-        self.broker.end_turn()
-
-    def lose(self) -> None:
-        self.connection.is_closed = True
-        self.broker.remove_connection(self.connection)
-        self.connection.lost()
-        self.broker.end_turn()
+        self._server.settle()
 
 
-class WorldDriver(Driver):
-    def write(self, connection: Connection, output: list[bytes]) -> None:
-        end = connection.transport
-        assert isinstance(end, End)
-        end.written += b"".join(output)
-        if connection.is_writable and not connection.is_closed:
-            connection.flushed()
-
-
-class World:
-    """A broker with three roads, on a clock that the test moves."""
+class World(Server):
+    """A broker with three roads."""
 
     def __init__(self, config: Config | None = None) -> None:
-        self.adapters = {
-            adapter.name: adapter for adapter in (mqtt_adapter(), amqp_adapter(), native_adapter())
-        }
-        self.broker = Broker(
-            Config(
-                listen={"mqtt": Listen(0)},
-                storage=StorageConfig(mode="memory"),
-                limits=LimitsConfig(live_output_bytes=MARK, live_burst_bytes=BURST),
+        limits = LimitsConfig(live_output_bytes=MARK, live_burst_bytes=BURST)
+        super().__init__(
+            config=config
+            or Config(
+                listen={"mqtt": Listen(0)}, storage=StorageConfig(mode="memory"), limits=limits
             )
-            if config is None
-            else config
         )
-        self.broker.open(MemoryStorage(), WorldDriver(), list(self.adapters.values()))
-        self.broker.now_ms = 1_800_000_000_000
 
-    def advance(self, milliseconds: int) -> None:
-        self.broker.now_ms += milliseconds
-        self.broker.end_turn()
+    def make_adapters(self) -> list[Adapter]:
+        return [mqtt_adapter(), amqp_adapter(), native_adapter()]
 
     @property
     def dropped(self) -> int:
-        return sum(adapter.metrics.messages_dropped for adapter in self.adapters.values())
+        return sum(adapter.metrics.messages_dropped for adapter in self.broker.adapters.values())
 
     def client(self, protocol: str) -> End:
         """A client that is connected."""
-        end = End(self.broker, self.adapters[protocol])
+        end = End(self, protocol)
         end.feed(GREETINGS[protocol](self))
-        assert end.written
-        end.written = b""
+        assert end.take_bytes()
         return end
 
     def subscriber(self, protocol: str, topic: str = "t") -> End:
@@ -132,8 +81,7 @@ class World:
         else:
             fields = {"subscription": 1, "mode": "pubsub", "exchange": "amq.topic"}
             end.feed(_native(frames.SUBSCRIBE, fields | {"pattern": topic.encode()}))
-        assert end.written
-        end.written = b""
+        assert end.take_bytes()
         return end
 
 
@@ -183,13 +131,13 @@ ROADS = [
 
 def is_paused(publisher: End) -> bool:
     """Whether the broker does not read it."""
-    return publisher.is_paused
+    return publisher.transport.is_paused
 
 
 def publish_until_paused(publisher: End, data: bytes) -> int:
     """How many runs were read until the publisher was not read any more; 100 if it always was."""
     for count in range(100):
-        if publisher.is_paused:
+        if publisher.transport.is_paused:
             return count
         publisher.feed(data)
     return 100
@@ -205,11 +153,11 @@ def test_the_publisher_waits_until_the_subscriber_has_read(source: str, target: 
         subscriber.fill()
         read = publish_until_paused(publisher, RUNS[source])
         assert MARK // (RUN * 1200) <= read <= 2 + MARK // (RUN * 1000)
-        assert subscriber.written.count(PAYLOAD) == received
+        assert subscriber.transport.written.count(PAYLOAD) == received
         received += read * RUN
         subscriber.catch_up()
         assert not is_paused(publisher)
-        assert subscriber.written.count(PAYLOAD) == received
+        assert subscriber.transport.written.count(PAYLOAD) == received
     assert world.dropped == 0
     assert world.broker.pacing.waits == 5
 
@@ -223,10 +171,10 @@ def test_it_waits_for_a_moment_at_most_and_is_read_again(source: str, target: st
     subscriber.fill()
     publish_until_paused(publisher, RUNS[source])
     for _ in range(10):
-        world.advance(MOMENT_MS - 1)
+        world.advance((MOMENT_MS - 1) / 1000)
         assert is_paused(publisher)
-        subscriber.waiting -= PROGRESS
-        world.advance(1)
+        subscriber.transport.waiting -= PROGRESS
+        world.advance(0.001)
         assert not is_paused(publisher)
         publisher.feed(RUNS[source])
         assert is_paused(publisher)
@@ -246,14 +194,14 @@ def test_a_subscriber_that_does_not_read_is_dropped_from_and_slows_nobody(
         publisher.feed(RUNS[source])
         if is_paused(publisher):
             waited += MOMENT_MS
-        world.advance(MOMENT_MS)
+        world.advance(MOMENT_MS / 1000)
         assert not is_paused(publisher)
     assert STALL_MS <= waited < STALL_MS + 2 * MOMENT_MS
     # What is dropped comes from one mark on, and what there was is kept.
     assert world.dropped > 150 * RUN
     assert MARK <= subscriber.connection.output_size < BURST
     subscriber.catch_up()
-    assert subscriber.written.count(PAYLOAD) == 200 * RUN - world.dropped
+    assert subscriber.transport.written.count(PAYLOAD) == 200 * RUN - world.dropped
     # It reads again: nothing more is lost.
     dropped = world.dropped
     subscriber.fill()
@@ -271,8 +219,8 @@ def test_a_subscriber_that_reads_next_to_nothing_slows_nobody() -> None:
     for _ in range(200):
         publisher.feed(RUNS["mqtt"])
         waited += is_paused(publisher)
-        subscriber.waiting -= PROGRESS // 100
-        world.advance(MOMENT_MS)
+        subscriber.transport.waiting -= PROGRESS // 100
+        world.advance(MOMENT_MS / 1000)
     assert waited <= STALL_MS // MOMENT_MS + 1
     assert world.dropped > 150 * RUN
 
@@ -285,15 +233,15 @@ def test_a_subscriber_that_reads_a_little_now_and_then_is_waited_for() -> None:
     publish_until_paused(publisher, RUNS["mqtt"])
     # Every second moment, for many times as long as one may read nothing.
     for moment in range(10 * STALL_MS // MOMENT_MS):
-        subscriber.waiting -= PROGRESS * (moment % 2)
-        world.advance(MOMENT_MS)
+        subscriber.transport.waiting -= PROGRESS * (moment % 2)
+        world.advance(MOMENT_MS / 1000)
         publisher.feed(mqtt.publish("t", b"x"))
         assert is_paused(publisher)
     assert world.dropped == 0
     # Then nothing any more, however much it has read before.
     moments = 0
     while is_paused(publisher):
-        world.advance(MOMENT_MS)
+        world.advance(MOMENT_MS / 1000)
         publisher.feed(mqtt.publish("t", b"x"))
         moments += 1
     assert moments <= STALL_MS // MOMENT_MS + 1
@@ -360,8 +308,8 @@ def test_a_publisher_may_go_while_it_waits(source: str) -> None:
     publish_until_paused(publisher, RUNS[source])
     publisher.lose()
     subscriber.catch_up()
-    world.advance(MOMENT_MS)
-    assert subscriber.written.count(PAYLOAD) > 0
+    world.advance(MOMENT_MS / 1000)
+    assert subscriber.transport.written.count(PAYLOAD) > 0
 
 
 @pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
@@ -382,7 +330,7 @@ def test_a_will_slows_nobody() -> None:
     world = World()
     subscriber = world.subscriber("mqtt")
     publisher = world.client("mqtt")
-    leaving = End(world.broker, world.adapters["mqtt"])
+    leaving = End(world, "mqtt")
     leaving.feed(mqtt.connect("will", will=("t", bytes(3 * MARK), 0, False)))
     subscriber.fill()
     publisher.feed(mqtt.publish("t", bytes(MARK)))
@@ -402,7 +350,7 @@ def test_a_subscriber_that_ends_its_slowdown_in_the_turn_of_a_will_stops_nobody(
     subscriber = world.subscriber("mqtt")
     first = world.client("mqtt")
     publisher = world.client(source)
-    leaving = End(world.broker, world.adapters["mqtt"])
+    leaving = End(world, "mqtt")
     leaving.feed(mqtt.connect("will", will=("t", b"gone", 0, False)))
     subscriber.fill()
     publish_until_paused(first, RUNS["mqtt"])
@@ -414,7 +362,7 @@ def test_a_subscriber_that_ends_its_slowdown_in_the_turn_of_a_will_stops_nobody(
             world.broker.remove_connection(end.connection)
             end.connection.lost()
     publisher.feed(RUNS[source])
-    world.advance(MOMENT_MS)
+    world.advance(MOMENT_MS / 1000)
     assert not is_paused(publisher)
     assert not is_paused(first)
 
@@ -424,7 +372,7 @@ def test_what_a_socket_takes_at_once_slows_nobody() -> None:
     subscriber = world.subscriber("mqtt")
     publisher = world.client("mqtt")
     assert publish_until_paused(publisher, RUNS["mqtt"]) == 100
-    assert subscriber.written.count(PAYLOAD) == 100 * RUN
+    assert subscriber.transport.written.count(PAYLOAD) == 100 * RUN
 
 
 @pytest.mark.parametrize(("mark", "burst"), [(0, 10), (11, 10), (-1, 10)])

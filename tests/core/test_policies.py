@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.test_queues import HeldStorage
-from tests.support.core import ManualDriver, broker_of, drain, message, open_vhost
+from tests.support.core import broker_of, drain, message, open_vhost
+from tests.support.server import RecordingDriver
 from tests.support.steps import calls
+from tests.support.storages import HeldStorage
 from trivium.config import Config, PolicyConfig
 from trivium.errors import ConfigError, NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
@@ -125,7 +126,7 @@ def test_the_number_of_policies_is_bounded() -> None:
 
 def configured(storage: HeldStorage, **policies: PolicyConfig) -> Broker:
     broker = Broker(Config(policies=policies))
-    broker.open(storage, ManualDriver(), [])
+    broker.open(storage, RecordingDriver(), [])
     return broker
 
 
@@ -292,5 +293,5 @@ def test_policies_of_the_configuration_are_in_force_at_the_start() -> None:
     broker = Broker(
         Config(policies={"p": PolicyConfig(pattern="^q", definition={"max-length": 7})})
     )
-    broker.open(storage, ManualDriver(), [])
+    broker.open(storage, RecordingDriver(), [])
     assert set(limits(broker.vhosts["/"])) == {7}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.core import move_to, open_broker
+from tests.support.core import open_broker
+from tests.support.server import move_to
 from trivium.idempotence.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage, MemoryTable

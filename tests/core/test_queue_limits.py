@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 import trivium.queues.lanes
-from tests.core.test_queues import HeldStorage
 from tests.support.core import RecordingConsumer, broker_of, drain, message, open_vhost
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
 from trivium.queues.queue import LoadWaiter, Queue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.core import ManualDriver, broker_of, move_to, open_broker
+from tests.support.core import broker_of, open_broker
+from tests.support.server import RecordingDriver, move_to
 from tests.support.simulated import Host
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import PROTOCOL_NONE, Address, HeaderValue, Message
@@ -117,7 +118,7 @@ def test_a_long_removal_takes_several_turns(broker: Broker, vhost: VirtualHost) 
         seen.append(partition.first_offset)
     assert seen[:2] == [STEP_RECORDS, 2 * STEP_RECORDS]
     assert seen[-1] == 8 * 16_384
-    assert isinstance(broker.driver, ManualDriver)
+    assert isinstance(broker.driver, RecordingDriver)
     assert broker.driver.requests > 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.test_queues import HeldStorage
 from tests.support.core import broker_of, drain, message, open_vhost
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.messages.message import HeaderValue
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.vhost.virtual_host import VirtualHost

@@ -24,7 +24,13 @@ from trivium.storage.memory import MemoryStorage
 from trivium.streams.compression import CODECS
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import KEY, PAYLOAD, RecordBatch
-from trivium.streams.stream import BATCH_RECORDS, Partition, Stream, StreamReader, partition_of
+from trivium.streams.stream import (
+    BATCH_RECORDS,
+    Partition,
+    Stream,
+    StreamReader,
+    partition_of,
+)
 from trivium.vhost.policies import Policy
 from trivium.vhost.virtual_host import VirtualHost
 

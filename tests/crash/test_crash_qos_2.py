@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mqtt import (
-    connect,
-    pubcomp,
-    publish,
-    pubrec,
-    pubrel,
-    split_first,
-    subscribe,
-)
+from tests.support.mqtt import connect, pubcomp, publish, pubrec, pubrel, split_first, subscribe
 
 pytestmark = pytest.mark.crash
 

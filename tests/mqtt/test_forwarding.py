@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.mqtt import Bench, Client, packet, publish, text
+from tests.support.mqtt import Client, Server, packet, publish, text
 from tests.support.mqtt_strict import Received, StrictClient
 from trivium.config import LimitsConfig
 
@@ -34,21 +34,21 @@ MALFORMED = [
 def test_a_malformed_publish_ends_its_sender_and_reaches_nobody(
     malformed: bytes, before: bytes, version: int
 ) -> None:
-    bench = Bench()
-    listeners = [bench.connect(f"listener {v}", v) for v in (3, 4, 5)]
+    server = Server()
+    listeners = [server.open(f"listener {v}", v) for v in (3, 4, 5)]
     for listener in listeners:
         listener.subscribe("#", 0)
         listener.subscribe("t", 0)
-    sender = bench.connect("sender", version)
+    sender = server.open("sender", version)
     if before:
         qos = before[0] >> 1
-        sender.send(publish("t", b"x", qos & 3, 1, version))
+        sender.feed(publish("t", b"x", qos & 3, 1, version))
     for listener in listeners:
-        listener.received()
-    sender.send(malformed)
+        listener.take_bytes()
+    sender.feed(malformed)
     assert sender.is_closed
     for listener in listeners:
-        assert listener.received() == b""
+        assert listener.take_bytes() == b""
         assert not listener.is_closed
 
 
@@ -187,7 +187,7 @@ def publisher_streams(draw: st.DrawFn, is_v5: bool) -> bytes:
 class Listeners:
     """Subscribers of every kind that gets packets made in its own way."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, server: Server) -> None:
         self.clients: list[tuple[Client, StrictClient, int]] = []
         for name, version, qos, connect_properties, properties in (
             ("plain 3", 4, 0, b"", b""),
@@ -197,7 +197,7 @@ class Listeners:
             ("aliases", 5, 0, b"\x22\x00\x05", b""),
             ("identifiers", 5, 0, b"", b"\x0b\x07"),
         ):
-            client = bench.connect(name, version, properties=connect_properties)
+            client = server.open(name, version, properties=connect_properties)
             client.subscribe("#", qos, properties=properties)
             strict = StrictClient(version == 5, is_connected=True)
             self.clients.append((client, strict, qos))
@@ -205,7 +205,7 @@ class Listeners:
     def check(self, published: list[Received], is_sender_v5: bool) -> None:
         """Each got what was published, at the QoS that it asked for, as it came."""
         for client, strict, granted in self.clients:
-            heard = strict.take(client.received())
+            heard = strict.take(client.take_bytes())
             # QoS 0 is not ordered against QoS 1 and 2.
             for qos in (0, 1, 2):
                 expected = [one for one in published if min(one.qos, granted) == qos]
@@ -242,13 +242,13 @@ def test_subscribers_get_what_a_packet_by_packet_decoder_reads(
     is_v5 = version == 5
     reference, stream = refer(data.draw(publisher_streams(is_v5)), is_v5)
     size = data.draw(st.one_of(st.just(len(stream) or 1), st.integers(1, 40)))
-    bench = Bench()
-    listeners = Listeners(bench)
-    sender = bench.connect("sender", version)
-    sender.send(*pieces_of(stream, size))
+    server = Server()
+    listeners = Listeners(server)
+    sender = server.open("sender", version)
+    sender.feed(*pieces_of(stream, size))
     listeners.check(reference.published, is_v5)
     assert sender.is_closed == reference.is_over
-    answers = StrictClient(is_v5, is_connected=True).take(sender.received())
+    answers = StrictClient(is_v5, is_connected=True).take(sender.take_bytes())
     acknowledged = [one.packet_id for one in answers if one.kind in (4, 5)]
     repeated = [one.packet_id for one in reference.published if one.qos]
     assert set(repeated) == set(acknowledged)

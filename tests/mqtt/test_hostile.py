@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.mqtt import (
-    Bench,
     Client,
+    Server,
     acknowledge,
     connect,
     packet,
@@ -90,26 +90,26 @@ class Outcome:
     """What a stream did: to its sender, to a listener, and what remained."""
 
     def __init__(self, pieces: list[bytes]) -> None:
-        bench = Bench()
-        listener = bench.connect("listener", 5)
+        server = Server()
+        listener = server.open("listener", 5)
         listener.subscribe("#", 2)
-        client = bench.client()
-        client.send(*pieces)
-        self.written = client.received()
+        client = server.connect()
+        client.feed(*pieces)
+        self.written = client.take_bytes()
         self.is_closed = client.is_closed
-        self.heard = listener.received()
-        self.check(bench, listener, client)
-        self.retained = len(bench.broker.vhosts["/"].retained)
-        self.sessions = sorted(bench.broker.vhosts["/"].queues)
+        self.heard = listener.take_bytes()
+        self.check(server, listener, client)
+        self.retained = len(server.broker.vhosts["/"].retained)
+        self.sessions = sorted(server.broker.vhosts["/"].queues)
 
     @staticmethod
-    def check(bench: Bench, listener: Client, client: Client) -> None:
+    def check(server: Server, listener: Client, client: Client) -> None:
         assert not listener.is_closed
         client.lose()
-        listener.received()
-        sender = bench.connect("sender", 5)
-        sender.send(publish("a", b"still alive", version=5))
-        assert listener.received() == publish("a", b"still alive", version=5)
+        listener.take_bytes()
+        sender = server.open("sender", 5)
+        sender.feed(publish("a", b"still alive", version=5))
+        assert listener.take_bytes() == publish("a", b"still alive", version=5)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -144,12 +144,12 @@ def test_any_bytes(pieces: list[bytes], is_connected: bool) -> None:
 @pytest.mark.parametrize("size", [1 << 16, 1 << 18, 1 << 20])
 def test_a_packet_in_small_pieces_is_put_together_once(size: int) -> None:
     """Also when it has the topic and size of the packet before, which it is compared with."""
-    bench = Bench()
-    receiver = bench.connect("receiver")
+    server = Server()
+    receiver = server.open("receiver")
     receiver.subscribe("t")
-    sender = bench.connect("sender")
+    sender = server.open("sender")
     data = publish("t", bytes(size))
-    sender.send(data)
+    sender.feed(data)
     pieces = [data[at : at + 1460] for at in range(0, len(data), 1460)]
-    assert calls("_read", lambda: sender.send(*pieces)) <= 3
-    assert receiver.received() == data * 2
+    assert calls("_read", lambda: sender.feed(*pieces)) <= 3
+    assert receiver.take_bytes() == data * 2

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.mqtt import (
-    Bench,
     Client,
+    Server,
     connect,
     puback,
     pubcomp,
@@ -26,10 +26,10 @@ DISCONNECT = b"\xe0\x00"
 
 def pair(version: int = 4, options: int = 0) -> tuple[Client, Client]:
     """A publisher and a subscriber of ``t``."""
-    bench = Bench()
-    receiver = bench.connect("receiver", version)
+    server = Server()
+    receiver = server.open("receiver", version)
     receiver.subscribe("t", options)
-    return bench.connect("sender", version), receiver
+    return server.open("sender", version), receiver
 
 
 def is_paused(client: Client) -> bool:
@@ -39,7 +39,7 @@ def is_paused(client: Client) -> bool:
 
 def resume(client: Client) -> None:
     client.connection.unblocked()
-    client.bench.settle()
+    client.server.settle()
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -47,108 +47,108 @@ def resume(client: Client) -> None:
 def test_a_publish_waits_unanswered_and_goes_on_by_itself(version: int, qos: int) -> None:
     sender, receiver = pair(version)
     sender.connection.blocked("low on disk")
-    sender.send(publish("t", b"x", qos, 7, version))
-    assert sender.received() == receiver.received() == b""
+    sender.feed(publish("t", b"x", qos, 7, version))
+    assert sender.take_bytes() == receiver.take_bytes() == b""
     resume(sender)
-    assert receiver.received() == publish("t", b"x", 0, version=version)
+    assert receiver.take_bytes() == publish("t", b"x", 0, version=version)
     answer = {0: b"", 1: puback(7), 2: pubrec(7)}[qos]
-    assert sender.received() == answer
+    assert sender.take_bytes() == answer
 
 
 def test_order_is_kept_over_a_pause() -> None:
     sender, receiver = pair()
-    sender.send(publish("t", b"0"))
+    sender.feed(publish("t", b"0"))
     sender.connection.blocked("low on memory")
     data = b"".join(publish("t", b"%d" % number) for number in range(1, 5))
     # The last one is cut: it comes to its end after the pause.
-    sender.send(data[:3], data[3:17], data[17:-2])
+    sender.feed(data[:3], data[3:17], data[17:-2])
     resume(sender)
-    sender.send(data[-2:], publish("t", b"5"))
-    assert [body[-1:] for _, body in receiver.packets()] == [b"%d" % n for n in range(6)]
+    sender.feed(data[-2:], publish("t", b"5"))
+    assert [body[-1:] for _, body in receiver.take()] == [b"%d" % n for n in range(6)]
 
 
 def test_pings_are_answered_behind_a_publish_that_waits() -> None:
-    bench = Bench()
-    client = bench.connect("c", 4, keep_alive=10)
+    server = Server()
+    client = server.open("c", 4, keep_alive=10)
     client.connection.blocked("low on disk")
-    client.send(publish("t", b"x", 1))
+    client.feed(publish("t", b"x", 1))
     for _ in range(10):
-        bench.advance(10)
-        client.send(PINGREQ)
-        assert client.received() == PINGRESP
+        server.advance(10)
+        client.feed(PINGREQ)
+        assert client.take_bytes() == PINGRESP
     assert not client.is_closed
-    bench.advance(20)
+    server.advance(20)
     assert client.is_closed, "keep alive counts while it can be heard"
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_client_that_publishes_and_receives_can_acknowledge(qos: int) -> None:
-    bench = Bench()
-    both = bench.connect("both", 4)
+    server = Server()
+    both = server.open("both", 4)
     both.subscribe("t", qos)
-    other = bench.connect("other", 4)
-    queue = bench.broker.vhosts["/"].queues["amq.mqtt-session.both"]
-    other.send(publish("t", b"1", qos, 1))
-    both.received()
+    other = server.open("other", 4)
+    queue = server.broker.vhosts["/"].queues["amq.mqtt-session.both"]
+    other.feed(publish("t", b"1", qos, 1))
+    both.take_bytes()
     both.connection.blocked("low on memory")
-    both.send(publish("u", b"x", 1, 9))
+    both.feed(publish("u", b"x", 1, 9))
     if qos == 1:
-        both.send(puback(1))
+        both.feed(puback(1))
     else:
-        both.send(pubrec(1))
-        assert both.received() == pubrel(1)
-        both.send(pubcomp(1))
+        both.feed(pubrec(1))
+        assert both.take_bytes() == pubrel(1)
+        both.feed(pubcomp(1))
     assert (len(queue), queue.unsettled) == (0, 0)
-    other.send(publish("t", b"2", qos, 2))
-    assert both.packet()[1].endswith(b"2")
+    other.feed(publish("t", b"2", qos, 2))
+    assert both.take_one()[1].endswith(b"2")
 
 
 def test_a_client_can_subscribe_behind_a_publish_that_waits() -> None:
     sender, _ = pair()
     sender.connection.blocked("low on disk")
-    sender.send(publish("t", b"x") + subscribe("u"))
-    assert sender.packet() == (0x90, b"\x00\x01\x00")
+    sender.feed(publish("t", b"x") + subscribe("u"))
+    assert sender.take_one() == (0x90, b"\x00\x01\x00")
 
 
 def test_pubrel_frees_its_identifier_after_what_came_before_it() -> None:
     # MQTT 3.1 clients send a message again on the same connection. Its repetition must not become
     # a second message because PUBREL overtook it.
     sender, receiver = pair()
-    sender.send(publish("t", b"x", 2, 7))
-    assert receiver.packet() == (0x30, b"\x00\x01tx")
-    assert sender.received() == pubrec(7)
+    sender.feed(publish("t", b"x", 2, 7))
+    assert receiver.take_one() == (0x30, b"\x00\x01tx")
+    assert sender.take_bytes() == pubrec(7)
     sender.connection.blocked("low on disk")
-    sender.send(publish("t", b"x", 2, 7, dup=True) + pubrel(7))
-    assert sender.received() == b""
+    sender.feed(publish("t", b"x", 2, 7, dup=True) + pubrel(7))
+    assert sender.take_bytes() == b""
     resume(sender)
-    assert sender.received() == pubrec(7) + pubcomp(7)
-    assert receiver.received() == b""
+    assert sender.take_bytes() == pubrec(7) + pubcomp(7)
+    assert receiver.take_bytes() == b""
 
 
 def test_pubrel_with_nothing_before_it_is_answered() -> None:
     sender, _ = pair()
-    sender.send(publish("t", b"x", 2, 7))
-    sender.received()
+    sender.feed(publish("t", b"x", 2, 7))
+    sender.take_bytes()
     sender.connection.blocked("low on disk")
-    sender.send(pubrel(7))
-    assert sender.received() == pubcomp(7)
+    sender.feed(pubrel(7))
+    assert sender.take_bytes() == pubcomp(7)
 
 
 def test_disconnect_comes_after_what_waits() -> None:
     sender, receiver = pair()
     sender.connection.blocked("low on disk")
-    sender.send(publish("t", b"x") + DISCONNECT)
+    sender.feed(publish("t", b"x") + DISCONNECT)
     assert not sender.is_closed
     assert is_paused(sender)
     resume(sender)
-    assert receiver.received() == publish("t", b"x")
+    assert receiver.take_bytes() == publish("t", b"x")
     assert sender.is_closed
 
 
 def test_disconnect_with_nothing_before_it_is_done() -> None:
     sender, _ = pair()
     sender.connection.blocked("low on disk")
-    sender.send(DISCONNECT)
+    sender.feed(DISCONNECT)
     assert sender.is_closed
 
 
@@ -157,15 +157,15 @@ def test_too_much_that_waits_stops_reading() -> None:
     sender.connection.blocked("low on memory")
     packet = publish("t", b"x" * 1000)
     count = MAX_ASIDE // len(packet)
-    sender.send(packet * count)
+    sender.feed(packet * count)
     assert not is_paused(sender)
-    sender.send(packet)
+    sender.feed(packet)
     assert is_paused(sender)
-    sender.send(PINGREQ)
-    assert sender.received() == b""
+    sender.feed(PINGREQ)
+    assert sender.take_bytes() == b""
     resume(sender)
-    assert receiver.received() == packet * (count + 1)
-    assert sender.received() == PINGRESP
+    assert receiver.take_bytes() == packet * (count + 1)
+    assert sender.take_bytes() == PINGRESP
     assert not is_paused(sender)
 
 
@@ -173,64 +173,64 @@ def test_a_large_publish_is_not_collected() -> None:
     sender, receiver = pair()
     sender.connection.blocked("low on memory")
     packet = publish("t", b"x" * (MAX_ASIDE + 1))
-    sender.send(packet[:100])
+    sender.feed(packet[:100])
     assert is_paused(sender)
     resume(sender)
     assert not is_paused(sender)
-    sender.send(packet[100:])
-    assert receiver.received() == packet
+    sender.feed(packet[100:])
+    assert receiver.take_bytes() == packet
 
 
 def test_keep_alive_starts_anew_after_a_client_was_not_read() -> None:
-    bench = Bench()
-    client = bench.connect("c", 4, keep_alive=10)
+    server = Server()
+    client = server.open("c", 4, keep_alive=10)
     client.connection.blocked("low on memory")
-    client.send(publish("t", b"x" * (MAX_ASIDE + 1)))
-    bench.advance(100)
+    client.feed(publish("t", b"x" * (MAX_ASIDE + 1)))
+    server.advance(100)
     resume(client)
-    bench.advance(14)
+    server.advance(14)
     assert not client.is_closed
-    bench.advance(5)
+    server.advance(5)
     assert client.is_closed
 
 
 def test_a_client_that_is_held_for_two_reasons_goes_on_after_both() -> None:
     sender, receiver = pair()
     sender.connection.blocked("low on memory")
-    sender.send(publish("t", b"1"))
+    sender.feed(publish("t", b"1"))
     sender.connection.is_writable = False
-    sender.send(PINGREQ * 600_000)
+    sender.feed(PINGREQ * 600_000)
     assert is_paused(sender)
-    sender.send(publish("t", b"2"))
+    sender.feed(publish("t", b"2"))
     resume(sender)
-    assert receiver.received() == b""
+    assert receiver.take_bytes() == b""
     sender.connection.resume_writing()
-    sender.bench.settle()
-    assert [body[-1:] for _, body in receiver.packets()] == [b"1", b"2"]
+    sender.server.settle()
+    assert [body[-1:] for _, body in receiver.take()] == [b"1", b"2"]
 
 
 def test_who_connects_during_a_pause_waits_with_its_first_publish() -> None:
-    bench = Bench()
-    receiver = bench.connect("receiver")
+    server = Server()
+    receiver = server.open("receiver")
     receiver.subscribe("t")
-    client = bench.client()
+    client = server.connect()
     client.connection.blocked("low on disk")
-    client.send(connect("late") + publish("t", b"x", 1))
-    assert client.packet() == (0x20, b"\x00\x00")
-    assert receiver.received() == b""
+    client.feed(connect("late") + publish("t", b"x", 1))
+    assert client.take_one() == (0x20, b"\x00\x00")
+    assert receiver.take_bytes() == b""
     resume(client)
-    assert receiver.received() == publish("t", b"x")
+    assert receiver.take_bytes() == publish("t", b"x")
 
 
 def test_what_waits_goes_with_its_connection() -> None:
     sender, receiver = pair()
     sender.connection.blocked("low on disk")
-    sender.send(publish("t", b"x", 1))
-    again = sender.bench.connect("sender")
+    sender.feed(publish("t", b"x", 1))
+    again = sender.server.open("sender")
     assert sender.is_closed, "taken over"
     sender.lose()
-    again.send(publish("t", b"x", 1, dup=True))
-    assert receiver.received() == publish("t", b"x")
+    again.feed(publish("t", b"x", 1, dup=True))
+    assert receiver.take_bytes() == publish("t", b"x")
 
 
 @given(
@@ -252,11 +252,11 @@ def test_pauses_at_any_moment_change_neither_what_arrives_nor_its_order(
                 sender.connection.blocked("low on disk")
             else:
                 resume(sender)
-        sender.send(data[:size])
+        sender.feed(data[:size])
         data = data[size:]
     if is_paused_now:
         resume(sender)
-    sender.send(data)
+    sender.feed(data)
     count = len(kinds)
-    assert [body[3:] for _, body in receiver.packets()] == [b"%d." % n for n in range(1, count + 1)]
-    assert sender.received() == b"".join(puback(n) for n, qos in enumerate(kinds, 1) if qos)
+    assert [body[3:] for _, body in receiver.take()] == [b"%d." % n for n in range(1, count + 1)]
+    assert sender.take_bytes() == b"".join(puback(n) for n, qos in enumerate(kinds, 1) if qos)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mqtt.test_durability import DiskBench
 from tests.support.mqtt import (
-    Bench,
     Client,
+    Server,
     connect,
     puback,
     publish,
@@ -16,14 +15,16 @@ from tests.support.mqtt import (
     text,
     unsubscribe,
 )
+from tests.support.server import move_to
+from tests.support.simulated import Host
 from tests.support.steps import steps
 
 KEPT = b"\x11\x00\x00\x10\x00"
 ONE_AT_A_TIME = b"\x21\x00\x01"
 
 
-def members(bench: Bench, topic_filter: str, qos: int, version: int = 5) -> list[Client]:
-    clients = [bench.connect(f"m{number}", version) for number in range(3)]
+def members(server: Server, topic_filter: str, qos: int, version: int = 5) -> list[Client]:
+    clients = [server.open(f"m{number}", version) for number in range(3)]
     for client in clients:
         client.subscribe(topic_filter, qos)
     return clients
@@ -32,112 +33,112 @@ def members(bench: Bench, topic_filter: str, qos: int, version: int = 5) -> list
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_each_message_goes_to_one_member_in_turn(version: int, qos: int) -> None:
-    bench = Bench()
-    clients = members(bench, "$share/g/t/+", qos, version)
-    other = bench.connect("other", version)
+    server = Server()
+    clients = members(server, "$share/g/t/+", qos, version)
+    other = server.open("other", version)
     other.subscribe("t/a", qos)
-    sender = bench.connect("s", version)
-    sender.send(b"".join(publish("t/a", b"%d" % n, qos, n + 1, version) for n in range(9)))
-    got = [[body[-1:] for _, body in client.packets()] for client in clients]
+    sender = server.open("s", version)
+    sender.feed(b"".join(publish("t/a", b"%d" % n, qos, n + 1, version) for n in range(9)))
+    got = [[body[-1:] for _, body in client.take()] for client in clients]
     assert got == [[b"0", b"3", b"6"], [b"1", b"4", b"7"], [b"2", b"5", b"8"]]
-    assert [body[-1:] for _, body in other.packets()] == [b"%d" % n for n in range(9)]
+    assert [body[-1:] for _, body in other.take()] == [b"%d" % n for n in range(9)]
 
 
 def test_shares_of_other_names_and_filters_are_apart() -> None:
-    bench = Bench()
-    one, two, three = (bench.connect(name, 5) for name in "abc")
+    server = Server()
+    one, two, three = (server.open(name, 5) for name in "abc")
     one.subscribe("$share/g/t")
     two.subscribe("$share/h/t")
     three.subscribe("$share/g/+")
-    bench.connect("s", 5).send(publish("t", b"x", version=5))
+    server.open("s", 5).feed(publish("t", b"x", version=5))
     for client in (one, two, three):
-        assert client.received() == publish("t", b"x", version=5)
+        assert client.take_bytes() == publish("t", b"x", version=5)
 
 
 @pytest.mark.parametrize(
     "topic_filter", ["$share/", "$share/g", "$share/g/", "$share//t", "$share/g+/t", "$share/#/t"]
 )
 def test_mqtt_4_8_2_1_shared_filters_that_are_not_valid(topic_filter: str) -> None:
-    client = Bench().connect("c", 5)
-    client.send(subscribe(topic_filter, 0, 1, 5) + subscribe("$share/g/a#", 0, 2, 5))
-    assert client.received() == b"\x90\x04\x00\x01\x00\x8f" + b"\x90\x04\x00\x02\x00\x8f"
-    client = Bench().connect("c", 4)
-    client.send(subscribe(topic_filter))
+    client = Server().open("c", 5)
+    client.feed(subscribe(topic_filter, 0, 1, 5) + subscribe("$share/g/a#", 0, 2, 5))
+    assert client.take_bytes() == b"\x90\x04\x00\x01\x00\x8f" + b"\x90\x04\x00\x02\x00\x8f"
+    client = Server().open("c", 4)
+    client.feed(subscribe(topic_filter))
     assert client.is_closed
 
 
 def test_mqtt_3_8_3_4_no_local_on_a_shared_subscription() -> None:
-    client = Bench().connect("c", 5)
-    client.send(subscribe("$share/g/t", 0x04, 1, 5))
-    assert client.received() == b"\xe0\x01\x82"
+    client = Server().open("c", 5)
+    client.feed(subscribe("$share/g/t", 0x04, 1, 5))
+    assert client.take_bytes() == b"\xe0\x01\x82"
 
 
 def test_no_retained_messages() -> None:
-    bench = Bench()
-    bench.connect("s").send(publish("t", b"x", retain=True))
-    client = bench.connect("c", 5)
+    server = Server()
+    server.open("s").feed(publish("t", b"x", retain=True))
+    client = server.open("c", 5)
     client.subscribe("$share/g/t")
-    assert client.received() == b""
+    assert client.take_bytes() == b""
 
 
 def test_leaving() -> None:
-    bench = Bench()
-    clients = members(bench, "$share/g/t", 1)
-    clients[0].send(unsubscribe("$share/g/t", 5, 5) + unsubscribe("$share/g/t", 6, 5))
-    assert clients[0].received() == b"\xb0\x04\x00\x05\x00\x00" + b"\xb0\x04\x00\x06\x00\x11"
+    server = Server()
+    clients = members(server, "$share/g/t", 1)
+    clients[0].feed(unsubscribe("$share/g/t", 5, 5) + unsubscribe("$share/g/t", 6, 5))
+    assert clients[0].take_bytes() == b"\xb0\x04\x00\x05\x00\x00" + b"\xb0\x04\x00\x06\x00\x11"
     clients[1].lose()
-    sender = bench.connect("s", 5)
-    sender.send(publish("t", b"x", 1, 1, 5) * 2)
-    assert [len(client.packets()) for client in clients] == [0, 0, 2]
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", 1, 1, 5) * 2)
+    assert [len(client.take()) for client in clients] == [0, 0, 2]
     clients[2].lose()
-    assert not bench.broker.vhosts["/"].exchange("amq.topic").bindings()
+    assert not server.broker.vhosts["/"].exchange("amq.topic").bindings()
 
 
 def test_a_member_whose_window_is_full_is_left_out() -> None:
-    bench = Bench()
-    slow = bench.connect("slow", 5, properties=b"\x21\x00\x01")
+    server = Server()
+    slow = server.open("slow", 5, properties=b"\x21\x00\x01")
     slow.subscribe("$share/g/t", 1)
-    quick = bench.connect("quick", 5)
+    quick = server.open("quick", 5)
     quick.subscribe("$share/g/t", 1)
-    sender = bench.connect("s", 5)
-    sender.send(b"".join(publish("t", b"%d" % n, 1, n + 1, 5) for n in range(6)))
-    assert [body[-1:] for _, body in slow.packets()] == [b"0"]
-    assert [body[-1:] for _, body in quick.packets()] == [b"1", b"2", b"3", b"4", b"5"]
-    slow.send(puback(1))
-    sender.send(publish("t", b"6", 1, 1, 5))
-    assert [body[-1:] for _, body in slow.packets()] == [b"6"]
+    sender = server.open("s", 5)
+    sender.feed(b"".join(publish("t", b"%d" % n, 1, n + 1, 5) for n in range(6)))
+    assert [body[-1:] for _, body in slow.take()] == [b"0"]
+    assert [body[-1:] for _, body in quick.take()] == [b"1", b"2", b"3", b"4", b"5"]
+    slow.feed(puback(1))
+    sender.feed(publish("t", b"6", 1, 1, 5))
+    assert [body[-1:] for _, body in slow.take()] == [b"6"]
 
 
 def test_an_absent_member_keeps_messages_when_nobody_is_there() -> None:
-    bench = Bench()
-    kept = bench.connect("kept", 5, properties=KEPT)
+    server = Server()
+    kept = server.open("kept", 5, properties=KEPT)
     kept.subscribe("$share/g/t", 1)
     kept.lose()
-    sender = bench.connect("s", 5)
-    sender.send(publish("t", b"0", version=5) + publish("t", b"1", 1, 1, 5))
-    assert bench.adapter.metrics.messages_dropped == 1
-    there = bench.connect("there", 5)
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"0", version=5) + publish("t", b"1", 1, 1, 5))
+    assert server.adapter.metrics.messages_dropped == 1
+    there = server.open("there", 5)
     there.subscribe("$share/g/t", 1)
-    sender.send(publish("t", b"2", 1, 1, 5) * 2)
-    assert len(there.packets()) == 2
-    kept = bench.connect("kept", 5, clean=False, properties=KEPT)
-    assert [body[-1:] for _, body in kept.packets()] == [b"1"]
+    sender.feed(publish("t", b"2", 1, 1, 5) * 2)
+    assert len(there.take()) == 2
+    kept = server.open("kept", 5, clean=False, properties=KEPT)
+    assert [body[-1:] for _, body in kept.take()] == [b"1"]
 
 
 def test_subscribing_again_changes_the_options() -> None:
-    bench = Bench()
-    client = bench.connect("c", 5)
+    server = Server()
+    client = server.open("c", 5)
     client.subscribe("$share/g/t", 0)
     client.subscribe("$share/g/t", 1, properties=b"\x0b\x07")
-    bench.connect("s", 5).send(publish("t", b"x", 1, 1, 5))
-    assert client.packets() == [(0x32, text("t") + b"\x00\x01\x02\x0b\x07x")]
+    server.open("s", 5).feed(publish("t", b"x", 1, 1, 5))
+    assert client.take() == [(0x32, text("t") + b"\x00\x01\x02\x0b\x07x")]
 
 
 # The end of a member
 
 
 def payloads(client: Client) -> list[bytes]:
-    return [body[body.rindex(b"|") + 1 :] for first, body in client.packets() if first >> 4 == 3]
+    return [body[body.rindex(b"|") + 1 :] for first, body in client.take() if first >> 4 == 3]
 
 
 def numbered(count: int, qos: int = 1, first: int = 0) -> bytes:
@@ -146,15 +147,15 @@ def numbered(count: int, qos: int = 1, first: int = 0) -> bytes:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_mqtt_4_8_2_what_an_ended_session_has_not_got_goes_to_another_in_order(qos: int) -> None:
-    bench = Bench()
-    leaving = bench.connect("leaving", 5, properties=ONE_AT_A_TIME)
+    server = Server()
+    leaving = server.open("leaving", 5, properties=ONE_AT_A_TIME)
     leaving.subscribe("$share/g/t", qos)
-    bench.connect("s", 5).send(numbered(4, qos))
+    server.open("s", 5).feed(numbered(4, qos))
     assert payloads(leaving) == [b"0"]
-    staying = bench.connect("staying", 5)
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", qos, properties=b"\x0b\x07")
     leaving.lose()
-    received = staying.packets()
+    received = staying.take()
     first = 0 if qos == 1 else 1
     assert [body[-1:] for _, body in received] == [b"%d" % n for n in range(first, 4)]
     # It is the first time for this client, and with its own subscription identifier.
@@ -163,249 +164,250 @@ def test_mqtt_4_8_2_what_an_ended_session_has_not_got_goes_to_another_in_order(q
 
 
 def test_mqtt_4_8_2_5_a_qos_2_message_that_was_sent_goes_to_nobody_else() -> None:
-    bench = Bench()
-    leaving = bench.connect("leaving", 5)
+    server = Server()
+    leaving = server.open("leaving", 5)
     leaving.subscribe("$share/g/t", 2)
-    bench.connect("s", 5).send(numbered(2, 2))
+    server.open("s", 5).feed(numbered(2, 2))
     assert payloads(leaving) == [b"0", b"1"]
-    leaving.send(pubrec(1))
-    staying = bench.connect("staying", 5)
+    leaving.feed(pubrec(1))
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 2)
     leaving.lose()
-    assert staying.received() == b""
-    assert bench.adapter.metrics.messages_dropped == 1
+    assert staying.take_bytes() == b""
+    assert server.adapter.metrics.messages_dropped == 1
 
 
 def test_what_came_by_a_subscription_of_its_own_ends_with_the_session() -> None:
-    bench = Bench()
-    leaving = bench.connect("leaving", 5)
+    server = Server()
+    leaving = server.open("leaving", 5)
     leaving.subscribe("$share/g/t", 1)
     leaving.subscribe("#", 1)
-    bench.connect("s", 5).send(publish("t", b"|t", 1, 1, 5) + publish("u", b"|u", 1, 2, 5))
+    server.open("s", 5).feed(publish("t", b"|t", 1, 1, 5) + publish("u", b"|u", 1, 2, 5))
     assert payloads(leaving) == [b"t", b"t", b"u"]
-    staying = bench.connect("staying", 5)
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 1)
     leaving.lose()
     assert payloads(staying) == [b"t"]
 
 
 def test_acknowledged_messages_are_not_handed_on() -> None:
-    bench = Bench()
-    leaving = bench.connect("leaving", 5)
+    server = Server()
+    leaving = server.open("leaving", 5)
     leaving.subscribe("$share/g/t", 1)
-    bench.connect("s", 5).send(numbered(3))
-    leaving.send(puback(2))
-    staying = bench.connect("staying", 5)
+    server.open("s", 5).feed(numbered(3))
+    leaving.feed(puback(2))
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 1)
     leaving.leave()
     assert payloads(staying) == [b"0", b"2"]
 
 
 def test_a_message_is_handed_on_from_one_to_the_next_until_it_is_acknowledged() -> None:
-    bench = Bench()
-    one, two, three = (bench.connect(name, 5) for name in "abc")
+    server = Server()
+    one, two, three = (server.open(name, 5) for name in "abc")
     for client in (one, two, three):
         client.subscribe("$share/g/t", 1)
-    bench.connect("s", 5).send(numbered(1))
+    server.open("s", 5).feed(numbered(1))
     assert payloads(one) == [b"0"]
     one.lose()
     two.lose()
     assert payloads(three) == [b"0"]
     three.lose()
-    assert not bench.broker.vhosts["/"].queues
+    assert not server.broker.vhosts["/"].queues
 
 
 @pytest.mark.parametrize("ending", ["clean start", "expiry", "takeover"])
 def test_every_end_of_a_kept_session_hands_on(ending: str) -> None:
-    bench = DiskBench()
-    kept = bench.connect("kept", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
-    kept.send(subscribe("$share/g/t", 1, 1, 5))
-    bench.sync()
-    kept.received()
-    bench.connect("s", 5).send(numbered(3))
-    bench.sync()
+    server = Server(host=Host())
+    kept = server.open("kept", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    kept.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
+    kept.take_bytes()
+    server.open("s", 5).feed(numbered(3))
+    server.sync()
     assert payloads(kept) == [b"0"]
     if ending != "takeover":
         kept.lose()
-    other = bench.connect("other", 5)
+    other = server.open("other", 5)
     other.subscribe("$share/g/t", 1)
     if ending == "expiry":
-        bench.advance(0x1000 + 1)
+        server.advance(0x1000 + 1)
     else:
-        bench.connect("kept", 5, clean=True)
-    bench.sync()
+        server.open("kept", 5, clean=True)
+    server.sync()
     assert payloads(other) == [b"0", b"1", b"2"]
-    assert "amq.mqtt-session.kept" not in bench.broker.vhosts["/"].queues
+    assert "amq.mqtt-session.kept" not in server.broker.vhosts["/"].queues
 
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_long_backlog_is_handed_on_in_parts_and_over_a_restart(crash: bool) -> None:
     count = 3000
-    bench = DiskBench()
+    server = Server(host=Host())
     for name in ("leaving", "staying"):
-        client = bench.connect(name, 5, clean=False, properties=KEPT)
-        client.send(subscribe("$share/g/t", 1, 1, 5))
-        bench.sync()
+        client = server.open(name, 5, clean=False, properties=KEPT)
+        client.feed(subscribe("$share/g/t", 1, 1, 5))
+        server.sync()
         client.lose()
         # Everything goes to the first; to the second what the first leaves.
         if name == "leaving":
-            bench.connect("s", 5).send(numbered(count))
-            bench.sync()
-    vhost = bench.broker.vhosts["/"]
-    bench.advance(0x1000 - 10)
-    staying = bench.connect("staying", 5, clean=False, properties=KEPT)
+            server.open("s", 5).feed(numbered(count))
+            server.sync()
+    vhost = server.broker.vhosts["/"]
+    server.advance(0x1000 - 10)
+    staying = server.open("staying", 5, clean=False, properties=KEPT)
     staying.lose()
-    bench.advance(20)
+    move_to(server.broker, server.broker.elapsed_ms + 20_000)
+    server.end_turn()
     assert "amq.mqtt-session.leaving" in vhost.queues, "it is not done in one turn"
     if crash:
-        bench.host.commit()
-        bench = bench.crash()
+        server.host.commit()
+        server = server.crash()
     for _ in range(10):
-        bench.advance(1)
-        bench.sync()
-    assert "amq.mqtt-session.leaving" not in bench.broker.vhosts["/"].queues
-    staying = bench.connect("staying", 5, clean=False, properties=KEPT)
+        server.advance(1)
+        server.sync()
+    assert "amq.mqtt-session.leaving" not in server.broker.vhosts["/"].queues
+    staying = server.open("staying", 5, clean=False, properties=KEPT)
     assert payloads(staying) == [b"%d" % n for n in range(count)]
 
 
 def test_a_session_that_was_in_many_shares_hands_on_as_well() -> None:
-    bench = Bench()
-    leaving = bench.connect("leaving", 5)
+    server = Server()
+    leaving = server.open("leaving", 5)
     leaving.subscribe("$share/g/t", 1)
-    bench.connect("s", 5).send(numbered(1))
+    server.open("s", 5).feed(numbered(1))
     for number in range(300):
-        leaving.send(
+        leaving.feed(
             subscribe(f"$share/g/{number}", 1, 1, 5) + unsubscribe(f"$share/g/{number}", 1, 5)
         )
-    staying = bench.connect("staying", 5)
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 1)
     leaving.lose()
     assert payloads(staying) == [b"0"]
 
 
 def test_a_long_backlog_that_nobody_shares_goes_at_once() -> None:
-    bench = DiskBench()
-    alone = bench.connect("alone", 5, clean=False, properties=KEPT)
-    alone.send(subscribe("$share/g/t", 1, 1, 5) + subscribe("$share/h/t", 1, 2, 5))
-    other = bench.connect("other", 5)
+    server = Server(host=Host())
+    alone = server.open("alone", 5, clean=False, properties=KEPT)
+    alone.feed(subscribe("$share/g/t", 1, 1, 5) + subscribe("$share/h/t", 1, 2, 5))
+    other = server.open("other", 5)
     other.subscribe("$share/h/t", 1)
-    bench.sync()
-    alone.send(unsubscribe("$share/g/t", 3, 5))
+    server.sync()
+    alone.feed(unsubscribe("$share/g/t", 3, 5))
     other.lose()
     alone.lose()
-    bench.connect("s", 5).send(numbered(3000))
-    bench.sync()
-    client = bench.client()
+    server.open("s", 5).feed(numbered(3000))
+    server.sync()
+    client = server.connect()
     client.version = 5
     client.connection.feed(connect("alone", 5))
-    assert "amq.mqtt-session.alone" not in bench.broker.vhosts["/"].queues
-    bench.sync()
-    assert client.packet()[0] == 0x20
+    assert "amq.mqtt-session.alone" not in server.broker.vhosts["/"].queues
+    server.sync()
+    assert client.take_one()[0] == 0x20
 
 
 def test_a_client_waits_until_its_former_session_is_handed_on() -> None:
-    bench = DiskBench()
-    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT)
-    leaving.send(subscribe("$share/g/t", 1, 1, 5))
-    bench.sync()
+    server = Server(host=Host())
+    leaving = server.open("leaving", 5, clean=False, properties=KEPT)
+    leaving.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
     leaving.lose()
-    bench.connect("s", 5).send(numbered(3000))
-    bench.sync()
-    staying = bench.connect("staying", 5)
+    server.open("s", 5).feed(numbered(3000))
+    server.sync()
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 1)
-    again = bench.client()
+    again = server.connect()
     again.version = 5
-    again.send(connect("leaving", 5) + subscribe("u", 1, 1, 5) + numbered(1, first=3000))
-    assert again.received() == b""
-    other = bench.client()
+    again.feed(connect("leaving", 5) + subscribe("u", 1, 1, 5) + numbered(1, first=3000))
+    assert again.take_bytes() == b""
+    other = server.connect()
     other.connection.feed(connect("leaving", 5))
     other.lose()
     for _ in range(10):
-        bench.advance(0.1)
-        bench.sync()
-    packets = again.packets()
+        server.advance(0.1)
+        server.sync()
+    packets = again.take()
     assert [first for first, _ in packets] == [0x20, 0x90, 0x40], packets
     assert packets[0][1][:2] == b"\x00\x00"
     assert payloads(staying) == [b"%d" % n for n in range(3001)]
 
 
 def test_a_former_session_whose_last_messages_expire_while_they_are_read_back_ends() -> None:
-    bench = DiskBench()
-    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT)
-    leaving.send(subscribe("$share/g/t", 1, 1, 5))
-    bench.sync()
+    server = Server(host=Host())
+    leaving = server.open("leaving", 5, clean=False, properties=KEPT)
+    leaving.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
     leaving.lose()
-    sender = bench.connect("s", 5)
+    sender = server.open("s", 5)
     expiring = b"\x02\x00\x00\x00\x0a"
     for number in range(10):
-        sender.send(publish("t", bytes(50_000), 1, number + 1, 5, properties=expiring) * 10)
-    bench.sync()
-    bench.host.storage._journal_bytes = 1 << 40
-    bench.host.commit()
-    bench = bench.crash()
-    queue = bench.broker.vhosts["/"].queues["amq.mqtt-session.leaving"]
-    staying = bench.connect("staying", 5)
+        sender.feed(publish("t", bytes(50_000), 1, number + 1, 5, properties=expiring) * 10)
+    server.sync()
+    server.host.storage._journal_bytes = 1 << 40
+    server.host.commit()
+    server = server.crash()
+    queue = server.broker.vhosts["/"].queues["amq.mqtt-session.leaving"]
+    staying = server.open("staying", 5)
     staying.subscribe("$share/g/t", 1)
-    again = bench.client()
+    again = server.connect()
     again.version = 5
     again.connection.feed(connect("leaving", 5))
-    bench.settle()
+    server.settle()
     assert len(queue) > 0, "the rest is on the disk"
-    bench.advance(11)
-    bench.sync()
-    bench.advance(1)
-    bench.sync()
+    server.advance(11)
+    server.sync()
+    server.advance(1)
+    server.sync()
     assert queue.is_deleted
-    assert again.packet()[0] == 0x20
+    assert again.take_one()[0] == 0x20
 
 
 def test_what_came_by_a_share_that_was_left_is_handed_on_after_a_restart_as_well() -> None:
-    bench = DiskBench()
-    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
-    leaving.send(subscribe("$share/g/t", 1, 1, 5))
-    bench.sync()
-    bench.connect("s", 5).send(numbered(3))
-    leaving.send(unsubscribe("$share/g/t", 2, 5))
-    leaving.send(subscribe("$share/g/u", 1, 3, 5))
-    bench.sync()
-    bench = bench.crash()
-    other = bench.connect("other", 5)
+    server = Server(host=Host())
+    leaving = server.open("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    leaving.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
+    server.open("s", 5).feed(numbered(3))
+    leaving.feed(unsubscribe("$share/g/t", 2, 5))
+    leaving.feed(subscribe("$share/g/u", 1, 3, 5))
+    server.sync()
+    server = server.crash()
+    other = server.open("other", 5)
     other.subscribe("$share/g/t", 1)
-    bench.connect("leaving", 5)
-    bench.sync()
+    server.open("leaving", 5)
+    server.sync()
     assert payloads(other) == [b"0", b"1", b"2"]
 
 
 def test_qos_2_messages_that_were_sent_before_a_restart_go_to_nobody_else() -> None:
-    bench = DiskBench()
-    leaving = bench.connect("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
-    leaving.send(subscribe("$share/g/t", 2, 1, 5))
-    bench.sync()
-    bench.connect("s", 5).send(numbered(2, 2))
-    bench.sync()
-    assert [first for first, _ in leaving.packets()] == [0x90, 0x34]
-    bench = bench.crash()
-    other = bench.connect("other", 5)
+    server = Server(host=Host())
+    leaving = server.open("leaving", 5, clean=False, properties=KEPT + ONE_AT_A_TIME)
+    leaving.feed(subscribe("$share/g/t", 2, 1, 5))
+    server.sync()
+    server.open("s", 5).feed(numbered(2, 2))
+    server.sync()
+    assert [first for first, _ in leaving.take()] == [0x90, 0x34]
+    server = server.crash()
+    other = server.open("other", 5)
     other.subscribe("$share/g/t", 2)
-    bench.connect("leaving", 5)
-    bench.sync()
+    server.open("leaving", 5)
+    server.sync()
     assert payloads(other) == [b"1"]
-    assert len(bench.host.storage.table("mqtt.outgoing//")) == 0
+    assert len(server.host.storage.table("mqtt.outgoing//")) == 0
 
 
 def test_when_the_broker_stops_only_kept_sessions_take_over() -> None:
-    bench = DiskBench()
-    kept = bench.connect("kept", 5, clean=False, properties=KEPT)
-    kept.send(subscribe("$share/g/t", 1, 1, 5))
-    bench.sync()
-    clients = members(bench, "$share/g/t", 1)
-    kept.received()
-    bench.connect("s", 5).send(numbered(4))
-    bench.sync()
-    bench.broker.is_stopping = True
-    bench = bench.restart()
-    assert [client.packets()[0][0] for client in clients] == [0x32] * 3
-    kept = bench.connect("kept", 5, clean=False, properties=KEPT)
+    server = Server(host=Host())
+    kept = server.open("kept", 5, clean=False, properties=KEPT)
+    kept.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
+    clients = members(server, "$share/g/t", 1)
+    kept.take_bytes()
+    server.open("s", 5).feed(numbered(4))
+    server.sync()
+    server.broker.is_stopping = True
+    server = server.restart()
+    assert [client.take()[0][0] for client in clients] == [0x32] * 3
+    kept = server.open("kept", 5, clean=False, properties=KEPT)
     assert sorted(payloads(kept)) == [b"0", b"1", b"2", b"3"]
 
 
@@ -415,10 +417,10 @@ def test_how_many_share_a_filter_makes_no_difference_to_one_that_comes_or_leaves
     topic_filter: str,
 ) -> None:
     def comes_and_leaves(count: int) -> int:
-        bench = Bench()
+        server = Server()
         for number in range(count):
-            bench.connect(f"c{number}").subscribe(topic_filter)
-        client = bench.connect("c")
+            server.open(f"c{number}").subscribe(topic_filter)
+        client = server.open("c")
         found = steps(lambda: client.subscribe(topic_filter))
         return found + steps(client.leave)
 
@@ -426,15 +428,15 @@ def test_how_many_share_a_filter_makes_no_difference_to_one_that_comes_or_leaves
 
 
 def test_members_take_turns_whoever_has_left() -> None:
-    bench = Bench()
-    clients = members(bench, "$share/g/t", 0)
-    more = [bench.connect(f"x{number}", 5) for number in range(5)]
+    server = Server()
+    clients = members(server, "$share/g/t", 0)
+    more = [server.open(f"x{number}", 5) for number in range(5)]
     for client in more:
         client.subscribe("$share/g/t")
     for client in (more[0], clients[0], more[3]):
         client.leave()
     staying = [*clients[1:], more[1], more[2], more[4]]
-    sender = bench.connect("sender", 5)
+    sender = server.open("sender", 5)
     for _ in range(3 * len(staying)):
-        sender.send(publish("t", b"x", version=5))
-    assert [len(client.packets()) for client in staying] == [3] * len(staying)
+        sender.feed(publish("t", b"x", version=5))
+    assert [len(client.take()) for client in staying] == [3] * len(staying)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native import vectors
-from tests.support.native import Site, Wire, entry, payloads, publish
+from tests.support.native import Client, Server, entry, payloads, publish
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Binding, Destination
@@ -23,8 +23,8 @@ LISTEN = {"native": Listen(0)}
 
 
 @pytest.fixture
-def site() -> Site:
-    return Site(config=Config(listen=LISTEN))
+def server() -> Server:
+    return Server(config=Config(listen=LISTEN))
 
 
 def error(received: list[tuple[int, int, bytes]]) -> tuple[int, int]:
@@ -34,22 +34,22 @@ def error(received: list[tuple[int, int, bytes]]) -> tuple[int, int]:
     return correlation, msgpack.unpackb(body)[0]
 
 
-def closes(wire: Wire, code: int, kind: int, body: bytes | dict[str, Any]) -> None:
-    assert error(wire.send(kind, 5, body))[1] == code
-    assert wire.is_closed
+def closes(client: Client, code: int, kind: int, body: bytes | dict[str, Any]) -> None:
+    assert error(client.send(kind, 5, body))[1] == code
+    assert client.is_closed
 
 
 # Handshake
 
 
-def test_hello_is_answered_with_version_and_limits(site: Site) -> None:
-    wire = Wire(site)
+def test_hello_is_answered_with_version_and_limits(server: Server) -> None:
+    client = server.connect()
     hello = {"protocol": "trivium", "version": 1, "heartbeat": 7, "client": "c"}
-    ((kind, correlation, body),) = wire.send(frames.HELLO, 9, hello)
+    ((kind, correlation, body),) = client.send(frames.HELLO, 9, hello)
     assert (kind, correlation) == (frames.HELLO, 9)
     fields = msgpack.unpackb(body)
     assert fields.pop("broker").startswith("trivium ")
-    limit = site.broker.config.limits.max_message_bytes + (1 << 20)
+    limit = server.broker.config.limits.max_message_bytes + (1 << 20)
     assert fields == {"version": 1, "heartbeat": 7, "max_frame": limit}
 
 
@@ -65,65 +65,65 @@ def test_hello_is_answered_with_version_and_limits(site: Site) -> None:
         (b"\x90", 100),
     ],
 )
-def test_a_wrong_hello_closes(site: Site, hello: bytes | dict[str, Any], code: int) -> None:
-    closes(Wire(site), code, frames.HELLO, hello)
+def test_a_wrong_hello_closes(server: Server, hello: bytes | dict[str, Any], code: int) -> None:
+    closes(server.connect(), code, frames.HELLO, hello)
 
 
 @pytest.mark.parametrize("kind", [frames.AUTH, frames.PUBLISH, frames.PING, 0xFF])
-def test_nothing_comes_before_hello(site: Site, kind: int) -> None:
-    closes(Wire(site), 103, kind, {})
+def test_nothing_comes_before_hello(server: Server, kind: int) -> None:
+    closes(server.connect(), 103, kind, {})
 
 
 @pytest.mark.parametrize("kind", [frames.HELLO, frames.PUBLISH, frames.FETCH])
-def test_nothing_but_auth_comes_after_hello(site: Site, kind: int) -> None:
-    closes(site.greet(), 103, kind, {})
+def test_nothing_but_auth_comes_after_hello(server: Server, kind: int) -> None:
+    closes(server.greet(), 103, kind, {})
 
 
 @pytest.mark.parametrize("kind", [frames.HELLO, frames.AUTH, frames.OK, frames.DELIVER, 0xFF])
-def test_an_open_connection_takes_no_such_frame(site: Site, kind: int) -> None:
-    closes(site.client(), 103, kind, {})
+def test_an_open_connection_takes_no_such_frame(server: Server, kind: int) -> None:
+    closes(server.open(), 103, kind, {})
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"no map"])
-def test_an_unknown_type_is_named_whatever_its_body(site: Site, body: bytes) -> None:
+def test_an_unknown_type_is_named_whatever_its_body(server: Server, body: bytes) -> None:
     documented = set(vectors.frame_types().values())
     unknown = [kind for kind in range(256) if kind not in documented]
     assert len(unknown) > 200
     for kind in unknown:
-        closes(site.client(), 103, kind, body)
+        closes(server.open(), 103, kind, body)
 
 
-def test_every_type_that_a_broker_sends_is_refused_from_a_client(site: Site) -> None:
+def test_every_type_that_a_broker_sends_is_refused_from_a_client(server: Server) -> None:
     for kind in (*range(0x01, 0x05), 0x06, 0x08, 0x09, 0x11, 0x22, 0x23, 0x27, 0x31, 0x54):
-        closes(site.client(), 103, kind, b"")
+        closes(server.open(), 103, kind, b"")
 
 
-def test_a_ping_has_no_body(site: Site) -> None:
-    closes(site.client(), 100, frames.PING, b"x")
+def test_a_ping_has_no_body(server: Server) -> None:
+    closes(server.open(), 100, frames.PING, b"x")
 
 
 @pytest.mark.parametrize(("length", "code"), [(0, 100), (8, 100), (0xFFFF_FFFF, 101)])
 @pytest.mark.parametrize("more", [0, 1, 8])
 def test_a_wrong_length_is_refused_before_the_rest_comes(
-    site: Site, length: int, code: int, more: int
+    server: Server, length: int, code: int, more: int
 ) -> None:
-    for wire in (Wire(site), site.client()):
-        wire.feed(struct.pack("<I", length) + bytes(more))
-        ((kind, correlation, body),) = wire.take()
+    for client in (server.connect(), server.open()):
+        client.feed(struct.pack("<I", length) + bytes(more))
+        ((kind, correlation, body),) = client.take()
         assert (kind, correlation, msgpack.unpackb(body)[0]) == (frames.ERROR, 0, code)
-        assert wire.is_closed
+        assert client.is_closed
 
 
-def test_hello_and_auth_may_come_at_once_byte_by_byte(site: Site) -> None:
-    wire = Wire(site)
+def test_hello_and_auth_may_come_at_once_byte_by_byte(server: Server) -> None:
+    client = server.connect()
     hello = msgpack.packb({"protocol": "trivium", "version": 1})
     auth = msgpack.packb({"vhost": "/"})
     data = struct.pack("<IBQ", 9 + len(hello), 1, 1) + hello
     data += struct.pack("<IBQ", 9 + len(auth), 2, 2) + auth
     data += struct.pack("<IBQ", 9, frames.PING, 3)
     for byte in data:
-        wire.feed(bytes([byte]))
-    assert [(kind, c) for kind, c, _ in wire.take()] == [
+        client.feed(bytes([byte]))
+    assert [(kind, c) for kind, c, _ in client.take()] == [
         (frames.HELLO, 1),
         (frames.OK, 2),
         (frames.PONG, 3),
@@ -131,109 +131,109 @@ def test_hello_and_auth_may_come_at_once_byte_by_byte(site: Site) -> None:
 
 
 def test_anonymous_clients_are_admitted_on_loopback_only() -> None:
-    wire = Site(config=Config(listen=LISTEN)).greet()
-    assert wire.send(frames.AUTH, 2, {}) == [(frames.OK, 2, b"\x80")]
-    strict = Site(config=Config(listen=LISTEN, auth=AuthConfig(anonymous="never")))
+    client = Server(config=Config(listen=LISTEN)).greet()
+    assert client.send(frames.AUTH, 2, {}) == [(frames.OK, 2, b"\x80")]
+    strict = Server(config=Config(listen=LISTEN, auth=AuthConfig(anonymous="never")))
     closes(strict.greet(), 200, frames.AUTH, {})
     assert strict.adapter.metrics.authentication_failures == 1
 
 
 @pytest.mark.parametrize(("user", "password"), [("guest", b"wrong"), ("nobody", b"guest")])
 def test_wrong_credentials_close(
-    site: Site, user: str, password: bytes, caplog: pytest.LogCaptureFixture
+    server: Server, user: str, password: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        closes(site.greet(), 200, frames.AUTH, {"username": user, "password": password})
+        closes(server.greet(), 200, frames.AUTH, {"username": user, "password": password})
     assert f"user '{user}' is refused" in caplog.text
 
 
-def test_an_unknown_vhost_closes(site: Site) -> None:
-    closes(site.greet(), 301, frames.AUTH, {"vhost": "none"})
+def test_an_unknown_vhost_closes(server: Server) -> None:
+    closes(server.greet(), 301, frames.AUTH, {"vhost": "none"})
 
 
-def test_while_a_password_is_checked_nothing_is_read(site: Site) -> None:
+def test_while_a_password_is_checked_nothing_is_read(server: Server) -> None:
     users = {"u": UserConfig(password=hash_password(b"p"))}
-    site = Site(config=Config(listen=LISTEN, users=users))
-    site.driver.is_pool_busy = True
-    wire = site.greet()
-    assert wire.send(frames.AUTH, 2, {"username": "u", "password": b"p"}) == []
-    assert not wire.is_reading
+    server = Server(config=Config(listen=LISTEN, users=users))
+    server.driver.is_pool_busy = True
+    client = server.greet()
+    assert client.send(frames.AUTH, 2, {"username": "u", "password": b"p"}) == []
+    assert client.transport.is_paused
     # What was on its way already waits.
-    assert wire.send(frames.PING, 3, b"") == []
-    site.driver.work.pop()()
-    site.turn()
-    assert [(kind, c) for kind, c, _ in wire.take()] == [(frames.OK, 2), (frames.PONG, 3)]
-    assert wire.is_reading
+    assert client.send(frames.PING, 3, b"") == []
+    server.driver.blocking.pop()()
+    server.settle()
+    assert [(kind, c) for kind, c, _ in client.take()] == [(frames.OK, 2), (frames.PONG, 3)]
+    assert not client.transport.is_paused
 
 
 @pytest.mark.parametrize("user", ["u", "nobody", "guest"])
 def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
     users = {"u": UserConfig(password=hash_password(b"p"))}
-    site = Site(config=Config(listen=LISTEN, users=users))
-    site.driver.is_pool_busy = True
-    wire = site.greet()
-    assert wire.send(frames.AUTH, 2, {"username": user, "password": b"wrong"}) == []
-    (work,) = site.driver.work
+    server = Server(config=Config(listen=LISTEN, users=users))
+    server.driver.is_pool_busy = True
+    client = server.greet()
+    assert client.send(frames.AUTH, 2, {"username": user, "password": b"wrong"}) == []
+    (work,) = server.driver.blocking
     work()
-    site.turn()
-    assert error(wire.take()) == (2, 200)
+    server.settle()
+    assert error(client.take()) == (2, 200)
 
 
-def test_a_client_that_left_meanwhile_is_not_let_in(site: Site) -> None:
+def test_a_client_that_left_meanwhile_is_not_let_in(server: Server) -> None:
     users = {"u": UserConfig(password=hash_password(b"p"))}
-    site = Site(config=Config(listen=LISTEN, users=users))
-    site.driver.is_pool_busy = True
-    wire = site.greet()
-    wire.send(frames.AUTH, 2, {"username": "u", "password": b"p"})
-    wire.lose()
-    site.driver.work.pop()()
-    site.turn()
-    assert wire.take() == []
+    server = Server(config=Config(listen=LISTEN, users=users))
+    server.driver.is_pool_busy = True
+    client = server.greet()
+    client.send(frames.AUTH, 2, {"username": "u", "password": b"p"})
+    client.lose()
+    server.driver.blocking.pop()()
+    server.settle()
+    assert client.take() == []
 
 
 # Limits
 
 
-def test_a_large_first_frame_is_refused_by_its_length(site: Site) -> None:
-    wire = Wire(site)
-    wire.feed(struct.pack("<IBQ", 16 * 1024 + 1, frames.HELLO, 1))
-    assert error(wire.take())[1] == 101
-    assert wire.is_closed
+def test_a_large_first_frame_is_refused_by_its_length(server: Server) -> None:
+    client = server.connect()
+    client.feed(struct.pack("<IBQ", 16 * 1024 + 1, frames.HELLO, 1))
+    assert error(client.take())[1] == 101
+    assert client.is_closed
 
 
 def test_after_authentication_the_limit_follows_the_largest_message() -> None:
     limits = LimitsConfig(max_message_bytes=1000)
-    site = Site(config=Config(listen=LISTEN, limits=limits))
-    wire = site.client()
-    wire.feed(struct.pack("<IBQ", 1000 + (1 << 20), frames.PUBLISH, 1))
-    assert wire.take() == []
-    other = site.client()
+    server = Server(config=Config(listen=LISTEN, limits=limits))
+    client = server.open()
+    client.feed(struct.pack("<IBQ", 1000 + (1 << 20), frames.PUBLISH, 1))
+    assert client.take() == []
+    other = server.open()
     other.feed(struct.pack("<IBQ", 1001 + (1 << 20), frames.PUBLISH, 1))
     assert error(other.take())[1] == 101
 
 
-def test_a_client_that_does_not_read_its_answers_is_not_read(site: Site) -> None:
-    wire = site.client()
-    site.vhost.declare_stream("s", 1024)
+def test_a_client_that_does_not_read_its_answers_is_not_read(server: Server) -> None:
+    client = server.open()
+    server.vhost.declare_stream("s", 1024)
     body = msgpack.packb({"streams": ["s"]})
     request = struct.pack("<IBQ", 9 + len(body), frames.METADATA, 1) + body
-    wire.connection.is_writable = False
-    wire.connection.feed(request * 1000)
-    wire.connection.feed(request)
-    assert wire.connection.output_size == 0
-    states = [wire.is_reading]
-    wire.connection.is_writable = True
+    client.connection.is_writable = False
+    client.connection.feed(request * 1000)
+    client.connection.feed(request)
+    assert client.connection.output_size == 0
+    states = [not client.transport.is_paused]
+    client.connection.is_writable = True
     sizes: list[int] = []
     answers = 0
     while answers < 1001:
-        wire.connection.flushed()
-        sizes.append(wire.connection.output_size)
-        site.turn()
-        answers += len(wire.take())
+        client.connection.flushed()
+        sizes.append(client.connection.output_size)
+        server.settle()
+        answers += len(client.take())
     assert max(sizes) < 2 * OUTPUT_HIGH_WATER
-    states.append(wire.is_reading)
+    states.append(not client.transport.is_paused)
     assert states == [False, True]
-    assert wire.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+    assert client.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
 
 
 # Life
@@ -241,60 +241,60 @@ def test_a_client_that_does_not_read_its_answers_is_not_read(site: Site) -> None
 
 def test_without_a_handshake_in_time_the_connection_closes() -> None:
     limits = LimitsConfig(handshake_seconds=5)
-    site = Site(config=Config(listen=LISTEN, limits=limits))
-    silent, slow, open_ = Wire(site), site.greet(), site.client()
-    site.pass_seconds(4)
+    server = Server(config=Config(listen=LISTEN, limits=limits))
+    silent, slow, open_ = server.connect(), server.greet(), server.open()
+    server.advance(4)
     # Bytes do not extend it.
     slow.feed(b"\x01")
-    site.pass_seconds(1)
+    server.advance(1)
     assert error(silent.take())[1] == 104
     assert error(slow.take())[1] == 104
     assert not open_.is_closed
 
 
-def test_two_silent_heartbeats_close(site: Site) -> None:
-    quiet, lively, without = site.client(10), site.client(10), site.client()
+def test_two_silent_heartbeats_close(server: Server) -> None:
+    quiet, lively, without = server.open(10), server.open(10), server.open()
     for _ in range(2):
-        site.pass_seconds(9)
+        server.advance(9)
         assert lively.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
-    site.pass_seconds(1)
+    server.advance(1)
     assert not quiet.is_closed
     # It is counted from the last byte, not from the look behind it.
-    site.pass_seconds(1)
+    server.advance(1)
     assert error(quiet.take())[1] == 104
     assert not lively.is_closed
     assert not without.is_closed
 
 
-def test_close_from_the_client_is_not_answered(site: Site) -> None:
-    wire = site.client()
-    assert wire.send(frames.CLOSE, 0, msgpack.packb([0, ""])) == []
-    assert wire.is_closed
+def test_close_from_the_client_is_not_answered(server: Server) -> None:
+    client = server.open()
+    assert client.send(frames.CLOSE, 0, msgpack.packb([0, ""])) == []
+    assert client.is_closed
 
 
-def test_on_shutdown_clients_are_told(site: Site) -> None:
-    wire = site.client()
-    wire.connection.shutdown()
-    site.turn()
-    ((kind, _, body),) = wire.take()
+def test_on_shutdown_clients_are_told(server: Server) -> None:
+    client = server.open()
+    client.connection.shutdown()
+    server.settle()
+    ((kind, _, body),) = client.take()
     assert (kind, msgpack.unpackb(body)[0]) == (frames.CLOSE, 402)
-    assert wire.is_closed
+    assert client.is_closed
 
 
 # Requests that are refused leave the connection open
 
 
 @pytest.mark.parametrize("kind", sorted(frames.RESERVED))
-def test_reserved_frames_are_not_supported(site: Site, kind: int) -> None:
-    wire = site.client()
-    assert wire.refused(kind) == 311
-    assert not wire.is_closed
+def test_reserved_frames_are_not_supported(server: Server, kind: int) -> None:
+    client = server.open()
+    assert client.refused(kind) == 311
+    assert not client.is_closed
 
 
-def test_an_unknown_field_is_refused(site: Site) -> None:
-    wire = site.client()
-    assert wire.refused(frames.METADATA, strems=["s"]) == 300
-    assert not wire.is_closed
+def test_an_unknown_field_is_refused(server: Server) -> None:
+    client = server.open()
+    assert client.refused(frames.METADATA, strems=["s"]) == 300
+    assert not client.is_closed
 
 
 @pytest.mark.parametrize(
@@ -312,16 +312,16 @@ def test_an_unknown_field_is_refused(site: Site) -> None:
         {"kind": "exchange", "name": ""},
     ],
 )
-def test_fields_of_a_wrong_kind_are_refused(site: Site, fields: dict[str, Any]) -> None:
-    wire = site.client()
-    assert wire.refused(frames.DECLARE, **fields) == 300
+def test_fields_of_a_wrong_kind_are_refused(server: Server, fields: dict[str, Any]) -> None:
+    client = server.open()
+    assert client.refused(frames.DECLARE, **fields) == 300
 
 
-def test_a_request_without_correlation_id_gets_no_reply(site: Site) -> None:
-    wire = site.client()
-    assert wire.send(frames.DECLARE, 0, {"kind": "stream", "name": "s"}) == []
-    assert "s" in site.vhost.streams
-    assert wire.send(frames.METADATA, 0, {"streams": ["none"]}) == []
+def test_a_request_without_correlation_id_gets_no_reply(server: Server) -> None:
+    client = server.open()
+    assert client.send(frames.DECLARE, 0, {"kind": "stream", "name": "s"}) == []
+    assert "s" in server.vhost.streams
+    assert client.send(frames.METADATA, 0, {"streams": ["none"]}) == []
 
 
 class Faulty(Destination):
@@ -333,19 +333,19 @@ class Faulty(Destination):
         raise ZeroDivisionError
 
 
-def test_a_fault_of_ours_is_for_the_driver_to_judge(site: Site) -> None:
-    wire = site.client()
-    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(Faulty(), b"#"))
+def test_a_fault_of_ours_is_for_the_driver_to_judge(server: Server) -> None:
+    client = server.open()
+    server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(Faulty(), b"#"))
     with pytest.raises(ZeroDivisionError):
-        wire.send(frames.PUBLISH, 1, publish(entry()))
+        client.send(frames.PUBLISH, 1, publish(entry()))
 
 
-def test_a_fault_of_ours_is_told_as_one(site: Site) -> None:
-    wire = site.client()
-    wire.connection.internal_error()
-    site.turn()
-    assert error(wire.take()) == (0, 500)
-    assert wire.is_closed
+def test_a_fault_of_ours_is_told_as_one(server: Server) -> None:
+    client = server.open()
+    client.connection.internal_error()
+    server.settle()
+    assert error(client.take()) == (0, 500)
+    assert client.is_closed
 
 
 # Damage
@@ -356,38 +356,40 @@ VECTORS = vectors.frames()
 @settings(max_examples=200)
 @given(st.data())
 def test_mutated_frames_touch_nothing_else(data: st.DataObject) -> None:
-    site = Site(config=Config(listen=LISTEN))
-    watcher = site.client()
+    server = Server(config=Config(listen=LISTEN))
+    watcher = server.open()
     watcher.ask(
         frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"safe"
     )
-    wire = site.client()
-    wire.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"})
-    wire.send(frames.DECLARE, 1, {"kind": "queue", "name": "q"})
+    client = server.open()
+    client.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"})
+    client.send(frames.DECLARE, 1, {"kind": "queue", "name": "q"})
     for _ in range(data.draw(st.integers(1, 4))):
         raw = bytearray(VECTORS[data.draw(st.sampled_from(sorted(VECTORS)))])
         for _ in range(data.draw(st.integers(0, 4))):
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-        wire.feed(bytes(raw))
-    errors = [msgpack.unpackb(body)[0] for kind, _, body in wire.take() if kind == frames.ERROR]
+        client.feed(bytes(raw))
+    errors = [msgpack.unpackb(body)[0] for kind, _, body in client.take() if kind == frames.ERROR]
     assert 500 not in errors
     assert watcher.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
-    wire.lose()
+    client.lose()
     watcher.send(frames.PUBLISH, 2, publish(entry(b"still", b"safe")))
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_answered_by_the_protocols_own_error(noise: bytes) -> None:
-    wire = Wire(Site(config=Config(listen=LISTEN)))
-    wire.feed(noise)
-    for kind, _, body in wire.take():
+    client = Client(Server(config=Config(listen=LISTEN)))
+    client.feed(noise)
+    for kind, _, body in client.take():
         assert kind == frames.ERROR
         assert 100 <= msgpack.unpackb(body)[0] <= 104
-        assert wire.is_closed
+        assert client.is_closed
 
 
-def test_the_watcher_in_these_tests_sees_messages(site: Site) -> None:
-    wire = site.client()
-    wire.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"safe")
-    received = wire.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
+def test_the_watcher_in_these_tests_sees_messages(server: Server) -> None:
+    client = server.open()
+    client.ask(
+        frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"safe"
+    )
+    received = client.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
     assert payloads(received) == [b"alive"]

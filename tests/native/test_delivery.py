@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.support.native import Site, Wire, deliveries, entry, publish
+from tests.support.native import Client, Server, deliveries, entry, publish
 from tests.support.simulated import Host
 from trivium.config import Config, DeliveryConfig, Listen
 from trivium.routing.exchanges import Binding
@@ -30,22 +30,22 @@ class Setting:
         self.host = Host()
         default: Any = mode if level == "broker" else "as-published"
         self.config = Config(listen={"native": Listen(0)}, delivery=DeliveryConfig(mode=default))
-        self.site = Site(self.host.storage, self.config)
-        vhost = self.site.vhost
+        self.server = Server(self.host.storage, self.config)
+        vhost = self.server.vhost
         if level == "policy":
             vhost.set_policy(Policy("p", "q", {"delivery": mode}))
         arguments: dict[str, object] = {"x-delivery": mode} if level == "queue" else {}
         self.queue = vhost.declare_queue("q", durable=True, arguments=arguments)
         vhost.bind(vhost.exchange("amq.topic"), Binding(self.queue, b"k"))
         self.sync()
-        self.sender = self.site.client()
-        self.receiver = self.site.client()
+        self.sender = self.server.open()
+        self.receiver = self.server.open()
         self.properties = headers(("x-delivery", mode)) if level == "message" else b""
 
     def sync(self) -> None:
-        self.site.turn()
+        self.server.settle()
         self.host.commit()
-        self.site.turn()
+        self.server.settle()
 
     def subscribe(self) -> None:
         fields = {"subscription": 1, "mode": "queue", "queue": "q", "credit": 9}
@@ -61,7 +61,7 @@ class Setting:
 
     def after_crash(self) -> int:
         host = Host(self.host.disk.power_cut(None))
-        return len(Site(host.storage, self.config).vhost.queues["q"])
+        return len(Server(host.storage, self.config).vhost.queues["q"])
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -119,8 +119,8 @@ def test_the_mode_reaches_the_subscriber() -> None:
 
 @pytest.mark.parametrize("value", ["twice", 1, True, b"at-most-once"])
 def test_a_word_that_is_no_mode_is_an_invalid_argument(value: object) -> None:
-    site = Site()
-    wire: Wire = site.client()
+    server = Server()
+    client: Client = server.open()
     body = publish(entry(properties=headers(("x-delivery", value))))
-    ((kind, _, answer),) = wire.send(frames.PUBLISH, 5, body)
+    ((kind, _, answer),) = client.send(frames.PUBLISH, 5, body)
     assert (kind, msgpack.unpackb(answer)[0]) == (frames.ERROR, 300)

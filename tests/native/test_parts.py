@@ -10,9 +10,12 @@ import msgpack
 import pytest
 
 from tests.native.test_transactions import CONFIG, Machine, code, crashes, into, ok, records, tx
-from tests.support.native import ColdLog, LateStorage, Received, Site, Wire, entry, publish
+from tests.support.native import Client, Received, Server, entry, publish
+from tests.support.storages import ColdLog, HeldStorage
 from trivium.storage.memory import MemoryStorage
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server import parts
+from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.parts import Parts
 from trivium_native.wire import frames
 
@@ -36,31 +39,33 @@ def commit(*wanted: tuple[str, int], sequence: int = 0, epoch: int = 0) -> bytes
     return tx(producer="p", epoch=epoch, sequence=sequence, parts=[list(each) for each in wanted])
 
 
-def add_topology(site: Site) -> Site:
-    site.vhost.declare_stream("s")
-    site.client().send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
-    return site
+def add_topology(server: Server) -> Server:
+    server.vhost.declare_stream("s")
+    server.open().send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
+    return server
 
 
-def parts_of(site: Site) -> Parts:
-    return site.adapter.parts_of(site.vhost)
-
-
-@pytest.fixture
-def site() -> Site:
-    return add_topology(Site(None, CONFIG))
+def parts_of(server: Server, vhost: VirtualHost | None = None) -> Parts:
+    adapter = server.adapter
+    assert isinstance(adapter, NativeAdapter)
+    return adapter.parts_of(server.vhost if vhost is None else vhost)
 
 
 @pytest.fixture
-def disk() -> Site:
-    site = add_topology(Site(LateStorage(), CONFIG))
-    site.sync()
-    return site
+def server() -> Server:
+    return add_topology(Server(None, CONFIG))
 
 
 @pytest.fixture
-def wire(site: Site) -> Wire:
-    return site.client()
+def disk() -> Server:
+    server = add_topology(Server(HeldStorage(), CONFIG))
+    server.sync()
+    return server
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.open()
 
 
 @pytest.fixture
@@ -79,53 +84,57 @@ def answer(received: list[Received], correlation: int = 5) -> dict[str, Any]:
 # Staging
 
 
-def test_what_is_staged_is_seen_by_nobody_until_it_is_committed(site: Site, wire: Wire) -> None:
-    assert answer(wire.send(frames.STAGE, 5, stage(*numbers(1, 2)))) == {}
-    assert answer(wire.send(frames.STAGE, 5, stage(*numbers(3), index=1))) == {}
-    assert answer(wire.send(frames.STAGE, 5, stage(*numbers(4), part="b"))) == {}
-    assert records(site) == []
+def test_what_is_staged_is_seen_by_nobody_until_it_is_committed(
+    server: Server, client: Client
+) -> None:
+    assert answer(client.send(frames.STAGE, 5, stage(*numbers(1, 2)))) == {}
+    assert answer(client.send(frames.STAGE, 5, stage(*numbers(3), index=1))) == {}
+    assert answer(client.send(frames.STAGE, 5, stage(*numbers(4), part="b"))) == {}
+    assert records(server) == []
     # By another client: the parts belong to no connection.
-    wire.lose()
-    assert answer(site.client().send(frames.TX, 5, commit(("b", 1), ("a", 2)))) == {}
-    assert records(site) == [b"4", b"1", b"2", b"3"]
-    assert not [name for name in site.storage.log_names() if name.startswith("part/")]
-    assert len(parts_of(site)) == 0
+    client.lose()
+    assert answer(server.open().send(frames.TX, 5, commit(("b", 1), ("a", 2)))) == {}
+    assert records(server) == [b"4", b"1", b"2", b"3"]
+    assert not [name for name in server.storage.log_names() if name.startswith("part/")]
+    assert len(parts_of(server)) == 0
 
 
-def test_a_part_that_is_not_named_never_counts(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1), part="first attempt"))
-    wire.send(frames.STAGE, 0, stage(*numbers(1, 2), part="second attempt"))
-    wire.send(frames.STAGE, 0, stage(*numbers(9), part="of the next number", sequence=1))
-    assert ok(wire.send(frames.TX, 5, commit(("second attempt", 1))))
-    assert records(site) == [b"1", b"2"]
-    assert len(parts_of(site)) == 1
+def test_a_part_that_is_not_named_never_counts(server: Server, client: Client) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1), part="first attempt"))
+    client.send(frames.STAGE, 0, stage(*numbers(1, 2), part="second attempt"))
+    client.send(frames.STAGE, 0, stage(*numbers(9), part="of the next number", sequence=1))
+    assert ok(client.send(frames.TX, 5, commit(("second attempt", 1))))
+    assert records(server) == [b"1", b"2"]
+    assert len(parts_of(server)) == 1
     # Nor can anybody add to what was dropped, or begin a part of that number.
     for part, index in (("first attempt", 1), ("third attempt", 0)):
         again = stage(*numbers(1), part=part, index=index)
-        assert answer(wire.send(frames.STAGE, 5, again)) == {"committed": True}
-    assert len(parts_of(site)) == 1
-    assert ok(wire.send(frames.TX, 5, commit(("of the next number", 1), sequence=1)))
-    assert records(site) == [b"1", b"2", b"9"]
+        assert answer(client.send(frames.STAGE, 5, again)) == {"committed": True}
+    assert len(parts_of(server)) == 1
+    assert ok(client.send(frames.TX, 5, commit(("of the next number", 1), sequence=1)))
+    assert records(server) == [b"1", b"2", b"9"]
 
 
-def test_a_later_number_drops_what_was_staged_under_older_ones(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
-    assert ok(wire.send(frames.TX, 5, tx(*numbers(2), producer="p", epoch=0, sequence=3)))
-    assert len(parts_of(site)) == 0
-    assert records(site) == [b"2"]
+def test_a_later_number_drops_what_was_staged_under_older_ones(
+    server: Server, client: Client
+) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
+    assert ok(client.send(frames.TX, 5, tx(*numbers(2), producer="p", epoch=0, sequence=3)))
+    assert len(parts_of(server)) == 0
+    assert records(server) == [b"2"]
 
 
-def test_a_repeated_request_is_kept_once(site: Site, wire: Wire) -> None:
+def test_a_repeated_request_is_kept_once(server: Server, client: Client) -> None:
     for index in (0, 0, 1, 0, 1, 2):
-        assert ok(wire.send(frames.STAGE, 5, stage(*numbers(index), index=index)))
-    assert ok(wire.send(frames.TX, 5, commit(("a", 3))))
-    assert records(site) == [b"0", b"1", b"2"]
+        assert ok(client.send(frames.STAGE, 5, stage(*numbers(index), index=index)))
+    assert ok(client.send(frames.TX, 5, commit(("a", 3))))
+    assert records(server) == [b"0", b"1", b"2"]
 
 
-def test_producers_and_virtual_hosts_share_no_parts(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1), producer="q"))
-    assert code(wire.send(frames.TX, 5, commit(("a", 1)))) == 301
-    assert site.adapter.parts_of(site.broker.declare_vhost("other")) is not parts_of(site)
+def test_producers_and_virtual_hosts_share_no_parts(server: Server, client: Client) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1), producer="q"))
+    assert code(client.send(frames.TX, 5, commit(("a", 1)))) == 301
+    assert parts_of(server, server.broker.declare_vhost("other")) is not parts_of(server)
 
 
 @pytest.mark.parametrize(
@@ -144,34 +153,38 @@ def test_producers_and_virtual_hosts_share_no_parts(site: Site, wire: Wire) -> N
         (300, tx(*numbers(1), producer="p", sequence=0, part="a", index=0, more=1)),
     ],
 )
-def test_what_is_refused_is_not_kept(site: Site, wire: Wire, expected: int, body: bytes) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(0), part="kept"))
-    assert code(wire.send(frames.STAGE, 5, body)) == expected
-    assert ok(wire.send(frames.TX, 5, commit(("kept", 1))))
-    assert records(site) == [b"0"]
+def test_what_is_refused_is_not_kept(
+    server: Server, client: Client, expected: int, body: bytes
+) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(0), part="kept"))
+    assert code(client.send(frames.STAGE, 5, body)) == expected
+    assert ok(client.send(frames.TX, 5, commit(("kept", 1))))
+    assert records(server) == [b"0"]
 
 
-def test_staging_is_refused_while_publishing_is_paused(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(0)))
-    wire.connection.blocked("disk")
-    site.turn()
-    wire.take()
-    assert code(wire.send(frames.STAGE, 5, stage(*numbers(1), index=1))) == 401
-    assert code(wire.send(frames.TX, 5, commit(("a", 1)))) == 401
-    wire.connection.unblocked()
-    site.turn()
-    wire.take()
-    assert ok(wire.send(frames.STAGE, 5, stage(*numbers(1), index=1)))
-    assert ok(wire.send(frames.TX, 5, commit(("a", 2))))
-    assert records(site) == [b"0", b"1"]
+def test_staging_is_refused_while_publishing_is_paused(server: Server, client: Client) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(0)))
+    client.connection.blocked("disk")
+    server.settle()
+    client.take()
+    assert code(client.send(frames.STAGE, 5, stage(*numbers(1), index=1))) == 401
+    assert code(client.send(frames.TX, 5, commit(("a", 1)))) == 401
+    client.connection.unblocked()
+    server.settle()
+    client.take()
+    assert ok(client.send(frames.STAGE, 5, stage(*numbers(1), index=1)))
+    assert ok(client.send(frames.TX, 5, commit(("a", 2))))
+    assert records(server) == [b"0", b"1"]
 
 
-def test_there_is_an_end_to_parts(site: Site, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_an_end_to_parts(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "MAX_PARTS", 2)
-    assert ok(wire.send(frames.STAGE, 5, stage(*numbers(1), part="a")))
-    assert ok(wire.send(frames.STAGE, 5, stage(*numbers(1), part="b")))
-    assert code(wire.send(frames.STAGE, 5, stage(*numbers(1), part="c"))) == 403
-    assert ok(wire.send(frames.STAGE, 5, stage(*numbers(2), part="b", index=1)))
+    assert ok(client.send(frames.STAGE, 5, stage(*numbers(1), part="a")))
+    assert ok(client.send(frames.STAGE, 5, stage(*numbers(1), part="b")))
+    assert code(client.send(frames.STAGE, 5, stage(*numbers(1), part="c"))) == 403
+    assert ok(client.send(frames.STAGE, 5, stage(*numbers(2), part="b", index=1)))
 
 
 # Deciding
@@ -192,90 +205,94 @@ def test_there_is_an_end_to_parts(site: Site, wire: Wire, monkeypatch: pytest.Mo
     ],
 )
 def test_a_transaction_with_a_wrong_part_does_nothing(
-    site: Site, wire: Wire, expected: int, wanted: Any
+    server: Server, client: Client, expected: int, wanted: Any
 ) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
-    wire.send(frames.STAGE, 0, stage(*numbers(2), index=1))
-    wire.send(frames.STAGE, 0, stage(*numbers(3), part="later", sequence=1))
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
+    client.send(frames.STAGE, 0, stage(*numbers(2), index=1))
+    client.send(frames.STAGE, 0, stage(*numbers(3), part="later", sequence=1))
     fields = {"producer": "p", "epoch": 0, "sequence": 0, "parts": wanted}
-    assert code(wire.send(frames.TX, 5, tx(*numbers(9), **fields))) == expected
-    assert records(site) == []
-    assert site.vhost.transactional.expected(b"p") == 0
-    assert ok(wire.send(frames.TX, 5, commit(("a", 2))))
-    assert records(site) == [b"1", b"2"]
+    assert code(client.send(frames.TX, 5, tx(*numbers(9), **fields))) == expected
+    assert records(server) == []
+    assert server.vhost.transactional.expected(b"p") == 0
+    assert ok(client.send(frames.TX, 5, commit(("a", 2))))
+    assert records(server) == [b"1", b"2"]
 
 
-def test_parts_need_their_producer_in_its_newest_epoch(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
-    assert code(wire.send(frames.TX, 5, tx(parts=[["a", 1]]))) == 300
-    wire.ask(frames.PRODUCER, producer="p", transactional=True)
-    assert code(wire.send(frames.TX, 5, commit(("a", 1)))) == 309
-    assert ok(wire.send(frames.TX, 5, commit(("a", 1), epoch=1)))
-    assert records(site) == [b"1"]
+def test_parts_need_their_producer_in_its_newest_epoch(server: Server, client: Client) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
+    assert code(client.send(frames.TX, 5, tx(parts=[["a", 1]]))) == 300
+    client.ask(frames.PRODUCER, producer="p", transactional=True)
+    assert code(client.send(frames.TX, 5, commit(("a", 1)))) == 309
+    assert ok(client.send(frames.TX, 5, commit(("a", 1), epoch=1)))
+    assert records(server) == [b"1"]
 
 
-def test_a_repeated_commit_publishes_nothing_twice(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
+def test_a_repeated_commit_publishes_nothing_twice(server: Server, client: Client) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
     for _ in range(3):
-        assert ok(wire.send(frames.TX, 5, commit(("a", 1))))
-    assert records(site) == [b"1"]
+        assert ok(client.send(frames.TX, 5, commit(("a", 1))))
+    assert records(server) == [b"1"]
 
 
-def test_the_transactions_own_messages_and_offsets_belong_to_it(site: Site, wire: Wire) -> None:
-    wire.send(frames.PUBLISH, 0, publish(*numbers(0)))
-    wire.send(frames.STAGE, 0, stage(*numbers(2)))
+def test_the_transactions_own_messages_and_offsets_belong_to_it(
+    server: Server, client: Client
+) -> None:
+    client.send(frames.PUBLISH, 0, publish(*numbers(0)))
+    client.send(frames.STAGE, 0, stage(*numbers(2)))
     fields = {"producer": "p", "epoch": 0, "sequence": 0, "parts": [["a", 1]]}
     commits = [{"group": "g", "stream": "s", "offsets": [[0, 1]]}]
-    assert ok(wire.send(frames.TX, 5, tx(*numbers(1), **fields, commits=commits)))
-    assert records(site) == [b"0", b"1", b"2"]
-    assert site.vhost.groups.committed("g", site.vhost.stream("s")) == {0: 1}
+    assert ok(client.send(frames.TX, 5, tx(*numbers(1), **fields, commits=commits)))
+    assert records(server) == [b"0", b"1", b"2"]
+    assert server.vhost.groups.committed("g", server.vhost.stream("s")) == {0: 1}
 
 
-def test_large_parts_are_published_in_many_turns(site: Site, wire: Wire, small: None) -> None:
+def test_large_parts_are_published_in_many_turns(
+    server: Server, client: Client, small: None
+) -> None:
     for index in range(5):
-        wire.send(frames.STAGE, 0, stage(*numbers(2 * index, 2 * index + 1), index=index))
-    assert answer(wire.send(frames.TX, 5, commit(("a", 5)))) == {"left": 4}
-    assert records(site) == [b"0", b"1"]
-    site.advance(1)
-    assert len(records(site)) == 4
+        client.send(frames.STAGE, 0, stage(*numbers(2 * index, 2 * index + 1), index=index))
+    assert answer(client.send(frames.TX, 5, commit(("a", 5)))) == {"left": 4}
+    assert records(server) == [b"0", b"1"]
+    server.advance(0.001)
+    assert len(records(server)) == 4
     for _ in range(3):
-        site.advance(1)
-    assert answer(wire.send(frames.TX, 5, commit(("a", 5)))) == {}
-    assert records(site) == [b"%d" % number for number in range(10)]
+        server.advance(0.001)
+    assert answer(client.send(frames.TX, 5, commit(("a", 5)))) == {}
+    assert records(server) == [b"%d" % number for number in range(10)]
 
 
-def test_a_number_waits_for_the_one_before(site: Site, wire: Wire, small: None) -> None:
+def test_a_number_waits_for_the_one_before(server: Server, client: Client, small: None) -> None:
     for sequence in (0, 1):
         for index in range(2):
             part = f"of {sequence}"
             body = stage(*numbers(sequence, index), part=part, index=index, sequence=sequence)
-            wire.send(frames.STAGE, 0, body)
-        wire.send(frames.TX, 0, commit((part, 2), sequence=sequence))
+            client.send(frames.STAGE, 0, body)
+        client.send(frames.TX, 0, commit((part, 2), sequence=sequence))
     # Asking does not make it faster than one step in a turn.
     for _ in range(3):
-        assert answer(wire.send(frames.TX, 5, commit(("of 0", 2)))) == {"left": 3}
+        assert answer(client.send(frames.TX, 5, commit(("of 0", 2)))) == {"left": 3}
     for _ in range(3):
-        site.advance(1)
-    assert records(site) == [b"0", b"0", b"0", b"1", b"1", b"0", b"1", b"1"]
+        server.advance(0.001)
+    assert records(server) == [b"0", b"0", b"0", b"1", b"1", b"0", b"1", b"1"]
 
 
-def test_the_next_turn_waits_for_the_disk(disk: Site, small: None) -> None:
-    wire = disk.client()
+def test_the_next_turn_waits_for_the_disk(disk: Server, small: None) -> None:
+    client = disk.open()
     for index in range(3):
-        wire.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
-    assert wire.send(frames.TX, 5, commit(("a", 3))) == []
+        client.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
+    assert client.send(frames.TX, 5, commit(("a", 3))) == []
     left = [2]
     for _ in range(3):
         # However many turns pass meanwhile.
         for _ in range(3):
-            disk.advance(1000)
+            disk.advance(1)
         assert len(parts_of(disk)._parts[b"p"]["a"].log) == left[-1]
         disk.sync()
         if not parts_of(disk)._parts:
             break
         left.append(len(parts_of(disk)._parts[b"p"]["a"].log))
     assert left == [2, 1]
-    assert wire.take() == [(frames.OK, 5, msgpack.packb({"left": 2}))]
+    assert client.take() == [(frames.OK, 5, msgpack.packb({"left": 2}))]
     disk.sync()
     assert records(disk) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
@@ -306,124 +323,128 @@ def test_parts_are_read_from_disk_where_they_are_not_in_memory(
         def __len__(self) -> int:
             return len(self._log)
 
-    site = add_topology(Site(ColdStorage(), CONFIG))
-    wire = site.client()
+    server = add_topology(Server(ColdStorage(), CONFIG))
+    client = server.open()
     for index in range(3):
-        wire.send(frames.STAGE, 0, stage(*numbers(index), index=index))
-    assert answer(wire.send(frames.TX, 5, commit(("a", 3)))) == {"left": 3}
-    assert answer(wire.send(frames.TX, 5, commit(("a", 3)))) == {"left": 3}
+        client.send(frames.STAGE, 0, stage(*numbers(index), index=index))
+    assert answer(client.send(frames.TX, 5, commit(("a", 3)))) == {"left": 3}
+    assert answer(client.send(frames.TX, 5, commit(("a", 3)))) == {"left": 3}
     (log,) = cold
     for offset in range(3):
         assert [at for at, _ in log.loads] == list(range(offset + 1))
         log.finish_load()
-        site.turn()
-    assert records(site) == [b"0", b"1", b"2"]
-    assert len(parts_of(site)) == 0
+        server.settle()
+    assert records(server) == [b"0", b"1", b"2"]
+    assert len(parts_of(server)) == 0
 
 
 # What is decided and refused
 
 
-def test_a_refusal_after_the_decision_is_told_and_passes(site: Site, wire: Wire) -> None:
+def test_a_refusal_after_the_decision_is_told_and_passes(server: Server, client: Client) -> None:
     arguments: dict[str, Any] = {"x-max-length": 2, "x-overflow": "reject-publish"}
-    full = site.vhost.declare_queue("full", durable=True, arguments=arguments)
-    wire.send(frames.STAGE, 0, stage(into(b"full", b"1"), into(b"full", b"2")))
-    wire.send(frames.STAGE, 0, stage(into(b"full", b"3"), into(b"full", b"4"), index=1))
-    found = answer(wire.send(frames.TX, 5, commit(("a", 2))))
+    full = server.vhost.declare_queue("full", durable=True, arguments=arguments)
+    client.send(frames.STAGE, 0, stage(into(b"full", b"1"), into(b"full", b"2")))
+    client.send(frames.STAGE, 0, stage(into(b"full", b"3"), into(b"full", b"4"), index=1))
+    found = answer(client.send(frames.TX, 5, commit(("a", 2))))
     assert (found["left"], found["refused"][0]) == (1, 400)
     # It is asked for again when somebody asks, and by itself; never a part of a request.
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2)))) == found
+    assert answer(client.send(frames.TX, 5, commit(("a", 2)))) == found
     settled = full.get()
     assert settled is not None
     full.settle(settled)
-    site.advance(parts.RETRY_MS)
+    server.advance(parts.RETRY_MS / 1000)
     assert len(full) == 1
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2)))) == found
+    assert answer(client.send(frames.TX, 5, commit(("a", 2)))) == found
     settled = full.get()
     assert settled is not None
     full.settle(settled)
-    site.advance(parts.RETRY_MS)
+    server.advance(parts.RETRY_MS / 1000)
     rest = [full.get(), full.get()]
     assert [entry and entry.message.payload for entry in rest] == [b"3", b"4"]
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2)))) == {}
+    assert answer(client.send(frames.TX, 5, commit(("a", 2)))) == {}
 
 
-def test_it_waits_for_the_end_of_an_alarm(site: Site, wire: Wire, small: None) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1, 2)))
-    wire.send(frames.STAGE, 0, stage(*numbers(3, 4), index=1))
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2)))) == {"left": 1}
-    site.broker.alarms.is_disk_short = True
-    site.advance(1)
-    site.advance(parts.RETRY_MS)
-    assert records(site) == [b"1", b"2"]
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2))))["refused"][0] == 401
-    site.broker.alarms.is_disk_short = False
-    site.advance(parts.RETRY_MS)
-    assert records(site) == [b"1", b"2", b"3", b"4"]
+def test_it_waits_for_the_end_of_an_alarm(server: Server, client: Client, small: None) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1, 2)))
+    client.send(frames.STAGE, 0, stage(*numbers(3, 4), index=1))
+    assert answer(client.send(frames.TX, 5, commit(("a", 2)))) == {"left": 1}
+    server.broker.alarms.is_disk_short = True
+    server.advance(0.001)
+    server.advance(parts.RETRY_MS / 1000)
+    assert records(server) == [b"1", b"2"]
+    assert answer(client.send(frames.TX, 5, commit(("a", 2))))["refused"][0] == 401
+    server.broker.alarms.is_disk_short = False
+    server.advance(parts.RETRY_MS / 1000)
+    assert records(server) == [b"1", b"2", b"3", b"4"]
 
 
 # Forgetting
 
 
-def test_a_part_that_nobody_adds_to_is_forgotten_after_a_day(site: Site, wire: Wire) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1), part="left"))
-    wire.send(frames.STAGE, 0, stage(*numbers(2), part="used"))
+def test_a_part_that_nobody_adds_to_is_forgotten_after_a_day(
+    server: Server, client: Client
+) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1), part="left"))
+    client.send(frames.STAGE, 0, stage(*numbers(2), part="used"))
     for hour in range(1, 27):
         if hour == 20:
-            wire.send(frames.STAGE, 0, stage(*numbers(3), part="used", index=1))
-        site.advance(HOUR_MS)
-        assert len(parts_of(site)) == (2 if hour <= parts.STAGED_HOURS else 1)
-    assert code(wire.send(frames.TX, 5, commit(("left", 1)))) == 301
-    assert ok(wire.send(frames.TX, 5, commit(("used", 2))))
-    assert records(site) == [b"2", b"3"]
+            client.send(frames.STAGE, 0, stage(*numbers(3), part="used", index=1))
+        server.advance(HOUR_MS / 1000)
+        assert len(parts_of(server)) == (2 if hour <= parts.STAGED_HOURS else 1)
+    assert code(client.send(frames.TX, 5, commit(("left", 1)))) == 301
+    assert ok(client.send(frames.TX, 5, commit(("used", 2))))
+    assert records(server) == [b"2", b"3"]
 
 
-def test_what_is_decided_is_never_forgotten_nor_its_number(site: Site, wire: Wire) -> None:
-    site.broker.alarms.is_disk_short = True
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
-    assert answer(wire.send(frames.TX, 5, commit(("a", 1))))["left"] == 1
+def test_what_is_decided_is_never_forgotten_nor_its_number(server: Server, client: Client) -> None:
+    server.broker.alarms.is_disk_short = True
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
+    assert answer(client.send(frames.TX, 5, commit(("a", 1))))["left"] == 1
     for _ in range(15 * 24):
-        site.advance(HOUR_MS)
-    assert site.vhost.transactional.expected(b"p") == 1
-    site.broker.alarms.is_disk_short = False
-    site.advance(HOUR_MS)
-    assert records(site) == [b"1"]
+        server.advance(HOUR_MS / 1000)
+    assert server.vhost.transactional.expected(b"p") == 1
+    server.broker.alarms.is_disk_short = False
+    server.advance(HOUR_MS / 1000)
+    assert records(server) == [b"1"]
 
 
-def test_a_part_can_be_discarded_until_it_is_committed(site: Site, wire: Wire, small: None) -> None:
-    wire.send(frames.STAGE, 0, stage(*numbers(1)))
-    assert wire.ask(frames.DELETE, kind="part", producer="p", name="a") == {}
-    assert wire.ask(frames.DELETE, kind="part", producer="p", name="a") == {}
-    assert code(wire.send(frames.TX, 5, commit(("a", 1)))) == 301
+def test_a_part_can_be_discarded_until_it_is_committed(
+    server: Server, client: Client, small: None
+) -> None:
+    client.send(frames.STAGE, 0, stage(*numbers(1)))
+    assert client.ask(frames.DELETE, kind="part", producer="p", name="a") == {}
+    assert client.ask(frames.DELETE, kind="part", producer="p", name="a") == {}
+    assert code(client.send(frames.TX, 5, commit(("a", 1)))) == 301
     for index in range(2):
-        wire.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
-    assert answer(wire.send(frames.TX, 5, commit(("a", 2)))) == {"left": 1}
-    assert wire.refused(frames.DELETE, kind="part", producer="p", name="a") == 302
-    site.advance(1)
-    assert records(site) == [b"0", b"0", b"1", b"1"]
+        client.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
+    assert answer(client.send(frames.TX, 5, commit(("a", 2)))) == {"left": 1}
+    assert client.refused(frames.DELETE, kind="part", producer="p", name="a") == 302
+    server.advance(0.001)
+    assert records(server) == [b"0", b"0", b"1", b"1"]
 
 
 def test_a_producer_is_deleted_with_its_number_and_what_it_staged(
-    site: Site, wire: Wire, small: None
+    server: Server, client: Client, small: None
 ) -> None:
     for index in range(2):
-        wire.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
-    wire.send(frames.STAGE, 0, stage(*numbers(7), part="b", sequence=1))
-    wire.send(frames.TX, 0, commit(("a", 2)))
-    wire.ask(frames.PRODUCER, producer="p")
+        client.send(frames.STAGE, 0, stage(*numbers(index, index), index=index))
+    client.send(frames.STAGE, 0, stage(*numbers(7), part="b", sequence=1))
+    client.send(frames.TX, 0, commit(("a", 2)))
+    client.ask(frames.PRODUCER, producer="p")
     delete = {"kind": "producer", "name": "p", "transactional": True}
-    assert wire.refused(frames.DELETE, **delete) == 302
-    site.advance(1)
-    assert wire.ask(frames.DELETE, **delete) == {}
-    assert len(parts_of(site)) == 0
-    assert wire.ask(frames.PRODUCER, producer="p", transactional=True) == {
+    assert client.refused(frames.DELETE, **delete) == 302
+    server.advance(0.001)
+    assert client.ask(frames.DELETE, **delete) == {}
+    assert len(parts_of(server)) == 0
+    assert client.ask(frames.PRODUCER, producer="p", transactional=True) == {
         "epoch": 0,
         "sequence": 0,
     }
     # The two kinds share no names.
-    assert wire.ask(frames.PRODUCER, producer="p")["epoch"] == 1
-    assert wire.ask(frames.DELETE, kind="producer", name="p") == {}
-    assert wire.ask(frames.PRODUCER, producer="p")["epoch"] == 0
+    assert client.ask(frames.PRODUCER, producer="p")["epoch"] == 1
+    assert client.ask(frames.DELETE, kind="producer", name="p") == {}
+    assert client.ask(frames.PRODUCER, producer="p")["epoch"] == 0
 
 
 # Crashes
@@ -431,30 +452,30 @@ def test_a_producer_is_deleted_with_its_number_and_what_it_staged(
 
 def test_each_message_is_published_once_at_every_crash_point(small: None) -> None:
     machine = Machine()
-    add_topology(machine.site)
+    add_topology(machine.server)
     machine.settle()
     start = machine.host.disk.copy()
     machine.host.disk.operations.clear()
-    wire = machine.site.client()
+    client = machine.server.open()
     for index in range(3):
-        wire.send(frames.STAGE, 9, stage(*numbers(index, index), index=index))
-        wire.send(frames.STAGE, 9, stage(*numbers(9), part="lost", index=index))
+        client.send(frames.STAGE, 9, stage(*numbers(index, index), index=index))
+        client.send(frames.STAGE, 9, stage(*numbers(9), part="lost", index=index))
         machine.settle()
     staged = len(machine.host.disk.operations)
     body = commit(("a", 3))
-    wire.take()
-    wire.send(frames.TX, 5, body)
+    client.take()
+    client.send(frames.TX, 5, body)
     answered = 0
     for _ in range(6):
         machine.settle()
-        if not answered and wire.take():
+        if not answered and client.take():
             answered = len(machine.host.disk.operations)
     whole = [b"0", b"0", b"1", b"1", b"2", b"2"]
-    assert records(machine.site) == whole
+    assert records(machine.server) == whole
     seen: set[bool] = set()
     for done, disk in crashes(start, machine, random.Random(1)):
         after = Machine(disk.copy(), seed=2)
-        is_decided = after.site.vhost.transactional.expected(b"p") == 1
+        is_decided = after.server.vhost.transactional.expected(b"p") == 1
         seen.add(is_decided)
         # The number is there once it was answered, and not before it was sent.
         assert is_decided or done < answered
@@ -462,9 +483,9 @@ def test_each_message_is_published_once_at_every_crash_point(small: None) -> Non
         # A start goes on by itself.
         for _ in range(6):
             after.settle()
-        assert records(after.site) == (whole if is_decided else [])
+        assert records(after.server) == (whole if is_decided else [])
         # The clients come back: they repeat what they do not know to be done.
-        again = after.site.client()
+        again = after.server.open()
         for index in range(3):
             again.send(frames.STAGE, 9, stage(*numbers(index, index), index=index))
             after.settle()
@@ -472,7 +493,7 @@ def test_each_message_is_published_once_at_every_crash_point(small: None) -> Non
         again.send(frames.TX, 5, body)
         for _ in range(6):
             after.settle()
-        assert records(after.site) == whole
-        assert len(parts_of(after.site)) == 0
+        assert records(after.server) == whole
+        assert len(parts_of(after.server)) == 0
         assert not [name for name in after.host.storage.log_names() if name.startswith("part/")]
     assert seen == {True, False}

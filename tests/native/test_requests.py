@@ -9,7 +9,8 @@ import msgpack
 import pytest
 
 from tests.support.core import message
-from tests.support.native import ColdLog, LateStorage, Received, Site, Wire, entry, publish
+from tests.support.native import Client, Received, Server, entry, publish
+from tests.support.storages import ColdLog, HeldStorage
 from trivium.config import Config, Listen
 from trivium.routing.exchanges import Binding
 from trivium.streams.records import PAYLOAD, RecordBatch
@@ -21,28 +22,28 @@ CONFIG = Config(listen={"native": Listen(0)})
 
 
 @pytest.fixture
-def site() -> Site:
+def server() -> Server:
     """A stream with three batches: offsets 0 and 1, 2, 3."""
-    site = Site(None, CONFIG)
-    stream = site.vhost.declare_stream("s")
-    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(stream, b"#"))
+    server = Server(None, CONFIG)
+    stream = server.vhost.declare_stream("s")
+    server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(stream, b"#"))
     for turn in ([b"0", b"1"], [b"2"], [b"3"]):
-        add(site, *turn)
-    return site
+        add(server, *turn)
+    return server
 
 
 @pytest.fixture
-def wire(site: Site) -> Wire:
-    return site.client()
+def client(server: Server) -> Client:
+    return server.open()
 
 
-def add(site: Site, *payloads: bytes) -> None:
-    site.broker.now_ms += 10
-    site.client().send(frames.PUBLISH, 0, publish(*[entry(payload) for payload in payloads]))
+def add(server: Server, *payloads: bytes) -> None:
+    server.broker.now_ms += 10
+    server.open().send(frames.PUBLISH, 0, publish(*[entry(payload) for payload in payloads]))
 
 
-def fetch(wire: Wire, offset: int, **fields: Any) -> list[Received]:
-    return wire.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": offset} | fields)
+def fetch(client: Client, offset: int, **fields: Any) -> list[Received]:
+    return client.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": offset} | fields)
 
 
 def fetched(received: list[Received]) -> tuple[int, int, list[tuple[int, list[bytes | None]]]]:
@@ -66,69 +67,71 @@ def fetched(received: list[Received]) -> tuple[int, int, list[tuple[int, list[by
 # FETCH
 
 
-def test_fetch_hands_over_whole_batches(wire: Wire) -> None:
-    assert fetched(fetch(wire, 1)) == (0, 4, [(0, [b"0", b"1"]), (2, [b"2"]), (3, [b"3"])])
-    assert fetched(fetch(wire, 3)) == (0, 4, [(3, [b"3"])])
+def test_fetch_hands_over_whole_batches(client: Client) -> None:
+    assert fetched(fetch(client, 1)) == (0, 4, [(0, [b"0", b"1"]), (2, [b"2"]), (3, [b"3"])])
+    assert fetched(fetch(client, 3)) == (0, 4, [(3, [b"3"])])
 
 
 @pytest.mark.parametrize(
     ("word", "bases"), [("first", [0, 2, 3]), ("last", [3]), ("next", []), ("newest", None)]
 )
-def test_fetch_knows_words_for_offsets(wire: Wire, word: str, bases: list[int] | None) -> None:
-    received = wire.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": word})
+def test_fetch_knows_words_for_offsets(client: Client, word: str, bases: list[int] | None) -> None:
+    received = client.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": word})
     if bases is None:
         assert (received[0][0], msgpack.unpackb(received[0][2])[0]) == (frames.ERROR, 300)
     else:
         assert [base for base, _ in fetched(received)[2]] == bases
 
 
-def test_fetch_of_few_bytes_gives_one_batch(wire: Wire) -> None:
-    assert fetched(fetch(wire, 0, max_bytes=0)) == (0, 4, [(0, [b"0", b"1"])])
+def test_fetch_of_few_bytes_gives_one_batch(client: Client) -> None:
+    assert fetched(fetch(client, 0, max_bytes=0)) == (0, 4, [(0, [b"0", b"1"])])
 
 
-def test_a_stored_batch_is_handed_over_as_it_is(site: Site, wire: Wire) -> None:
-    ((_, _, body),) = fetch(wire, 3)
-    stored = site.vhost.stream("s").partitions[0].read(3, 1)[0][1]
+def test_a_stored_batch_is_handed_over_as_it_is(server: Server, client: Client) -> None:
+    ((_, _, body),) = fetch(client, 3)
+    stored = server.vhost.stream("s").partitions[0].read(3, 1)[0][1]
     assert body[24 + 16 : 24 + 16 + len(stored)] == stored
 
 
-def test_at_the_end_fetch_without_waiting_is_empty(wire: Wire) -> None:
-    assert fetched(fetch(wire, 4)) == (0, 4, [])
+def test_at_the_end_fetch_without_waiting_is_empty(client: Client) -> None:
+    assert fetched(fetch(client, 4)) == (0, 4, [])
 
 
-def test_a_waiting_fetch_is_answered_when_records_come(site: Site, wire: Wire) -> None:
-    assert fetch(wire, 4, max_wait_ms=1000) == []
-    add(site, b"4")
-    assert fetched(wire.take()) == (0, 5, [(4, [b"4"])])
-    add(site, b"5")
-    assert wire.take() == []
+def test_a_waiting_fetch_is_answered_when_records_come(server: Server, client: Client) -> None:
+    assert fetch(client, 4, max_wait_ms=1000) == []
+    add(server, b"4")
+    assert fetched(client.take()) == (0, 5, [(4, [b"4"])])
+    add(server, b"5")
+    assert client.take() == []
 
 
-def test_a_waiting_fetch_is_answered_when_its_time_has_passed(site: Site, wire: Wire) -> None:
-    assert fetch(wire, 4, max_wait_ms=500) == []
-    assert site.driver.wake == site.broker.elapsed_ms + 500
-    site.advance(499)
-    assert wire.take() == []
-    site.advance(1)
-    assert fetched(wire.take()) == (0, 4, [])
+def test_a_waiting_fetch_is_answered_when_its_time_has_passed(
+    server: Server, client: Client
+) -> None:
+    assert fetch(client, 4, max_wait_ms=500) == []
+    assert server.driver.wakes[-1] == server.broker.elapsed_ms + 500
+    server.advance(0.499)
+    assert client.take() == []
+    server.advance(0.001)
+    assert fetched(client.take()) == (0, 4, [])
 
 
 @pytest.mark.parametrize("step", [3_600_000, -3_600_000])
 def test_a_step_of_the_wall_clock_answers_no_waiting_fetch(
-    site: Site, wire: Wire, step: int
+    server: Server, client: Client, step: int
 ) -> None:
-    assert fetch(wire, 4, max_wait_ms=500) == []
-    site.broker.now_ms += step
-    site.broker.clock_offset += step
-    site.advance(499)
-    assert wire.take() == []
-    site.advance(1)
-    assert fetched(wire.take()) == (0, 4, [])
+    assert fetch(client, 4, max_wait_ms=500) == []
+    server.broker.now_ms += step
+    server.broker.clock_offset += step
+    server.advance(0.499)
+    assert client.take() == []
+    server.advance(0.001)
+    assert fetched(client.take()) == (0, 4, [])
 
 
-def test_several_fetches_have_their_own_times(site: Site, wire: Wire) -> None:
-    other = site.client()
-    assert fetch(wire, 4, max_wait_ms=300) == []
+def test_several_fetches_have_their_own_times(server: Server, client: Client) -> None:
+    other = server.open()
+    assert fetch(client, 4, max_wait_ms=300) == []
     assert fetch(other, 4, max_wait_ms=200) == []
     assert (
         other.send(
@@ -138,151 +141,153 @@ def test_several_fetches_have_their_own_times(site: Site, wire: Wire) -> None:
     )
     answered = []
     for _ in range(4):
-        site.advance(100)
-        answered.append((len(wire.take()), len(other.take())))
+        server.advance(0.1)
+        answered.append((len(client.take()), len(other.take())))
     assert answered == [(0, 0), (0, 1), (1, 0), (0, 1)]
 
 
-def test_fetch_waits_for_min_bytes(site: Site, wire: Wire) -> None:
-    size = len(site.vhost.stream("s").partitions[0].read(3, 1)[0][1])
-    assert fetch(wire, 3, min_bytes=2 * size, max_wait_ms=1000) == []
-    add(site, b"4")
-    assert fetched(wire.take()) == (0, 5, [(3, [b"3"]), (4, [b"4"])])
+def test_fetch_waits_for_min_bytes(server: Server, client: Client) -> None:
+    size = len(server.vhost.stream("s").partitions[0].read(3, 1)[0][1])
+    assert fetch(client, 3, min_bytes=2 * size, max_wait_ms=1000) == []
+    add(server, b"4")
+    assert fetched(client.take()) == (0, 5, [(3, [b"3"]), (4, [b"4"])])
 
 
 def test_fetch_sees_only_what_is_durable() -> None:
-    site = Site(LateStorage(), CONFIG)
-    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(site.vhost.declare_stream("s"), b"#"))
-    wire = site.client()
-    add(site, b"0")
-    assert fetch(wire, 0, max_wait_ms=1000) == []
-    site.sync()
-    assert fetched(wire.take()) == (0, 1, [(0, [b"0"])])
+    server = Server(HeldStorage(), CONFIG)
+    server.vhost.bind(
+        server.vhost.exchange("amq.topic"), Binding(server.vhost.declare_stream("s"), b"#")
+    )
+    client = server.open()
+    add(server, b"0")
+    assert fetch(client, 0, max_wait_ms=1000) == []
+    server.sync()
+    assert fetched(client.take()) == (0, 1, [(0, [b"0"])])
 
 
-def test_a_slow_reader_gets_its_fetch_when_it_takes_output(site: Site, wire: Wire) -> None:
-    wire.connection.is_writable = False
-    assert fetch(wire, 3) == []
-    wire.connection.resume_writing()
-    site.turn()
-    assert fetched(wire.take()) == (0, 4, [(3, [b"3"])])
+def test_a_slow_reader_gets_its_fetch_when_it_takes_output(server: Server, client: Client) -> None:
+    client.connection.is_writable = False
+    assert fetch(client, 3) == []
+    client.connection.resume_writing()
+    server.settle()
+    assert fetched(client.take()) == (0, 4, [(3, [b"3"])])
 
 
 @pytest.mark.parametrize("offset", [5, 1 << 62])
-def test_an_offset_beyond_the_end_is_out_of_range(wire: Wire, offset: int) -> None:
-    ((kind, _, body),) = fetch(wire, offset)
+def test_an_offset_beyond_the_end_is_out_of_range(client: Client, offset: int) -> None:
+    ((kind, _, body),) = fetch(client, offset)
     code, _, detail = msgpack.unpackb(body)
     assert (kind, code) == (frames.ERROR, 304)
     assert detail == {"first_offset": 0, "high_watermark": 4}
 
 
-def test_records_that_are_gone_are_out_of_range(site: Site, wire: Wire) -> None:
-    site.vhost.stream("s").partitions[0].log.truncate(2)
-    ((_, _, body),) = fetch(wire, 0)
+def test_records_that_are_gone_are_out_of_range(server: Server, client: Client) -> None:
+    server.vhost.stream("s").partitions[0].log.truncate(2)
+    ((_, _, body),) = fetch(client, 0)
     assert msgpack.unpackb(body)[2] == {"first_offset": 2, "high_watermark": 4}
 
 
-def test_another_incarnation_is_refused(site: Site, wire: Wire) -> None:
-    incarnation = site.vhost.stream("s").incarnation
-    assert len(fetched(fetch(wire, 0, incarnation=incarnation))[2]) == 3
-    ((_, _, body),) = fetch(wire, 0, incarnation="0" * 16)
+def test_another_incarnation_is_refused(server: Server, client: Client) -> None:
+    incarnation = server.vhost.stream("s").incarnation
+    assert len(fetched(fetch(client, 0, incarnation=incarnation))[2]) == 3
+    ((_, _, body),) = fetch(client, 0, incarnation="0" * 16)
     code, _, detail = msgpack.unpackb(body)
     assert (code, detail) == (305, {"incarnation": incarnation})
 
 
-def test_a_fetch_of_a_deleted_stream_is_refused(site: Site, wire: Wire) -> None:
-    assert fetch(wire, 4, max_wait_ms=1000) == []
-    site.client().ask(frames.DELETE, kind="stream", name="s")
-    ((kind, correlation, body),) = wire.take()
+def test_a_fetch_of_a_deleted_stream_is_refused(server: Server, client: Client) -> None:
+    assert fetch(client, 4, max_wait_ms=1000) == []
+    server.open().ask(frames.DELETE, kind="stream", name="s")
+    ((kind, correlation, body),) = client.take()
     assert (kind, correlation, msgpack.unpackb(body)[0]) == (frames.ERROR, 8, 301)
-    assert fetch(wire, 0)[0][0] == frames.ERROR
+    assert fetch(client, 0)[0][0] == frames.ERROR
 
 
-def test_the_number_of_waiting_fetches_is_bounded(wire: Wire) -> None:
+def test_the_number_of_waiting_fetches_is_bounded(client: Client) -> None:
     for _ in range(MAX_FETCHES):
-        assert fetch(wire, 4, max_wait_ms=1000) == []
-    ((_, _, body),) = fetch(wire, 4, max_wait_ms=1000)
+        assert fetch(client, 4, max_wait_ms=1000) == []
+    ((_, _, body),) = fetch(client, 4, max_wait_ms=1000)
     assert msgpack.unpackb(body)[0] == 403
 
 
-def test_a_lost_connection_waits_no_more(site: Site, wire: Wire) -> None:
-    assert fetch(wire, 4, max_wait_ms=1000) == []
-    wire.lose()
-    assert site.vhost.stream("s").partitions[0]._readers == []
-    site.advance(1000)
+def test_a_lost_connection_waits_no_more(server: Server, client: Client) -> None:
+    assert fetch(client, 4, max_wait_ms=1000) == []
+    client.lose()
+    assert server.vhost.stream("s").partitions[0]._readers == []
+    server.advance(1)
 
 
-def make_cold(site: Site) -> ColdLog:
-    partition = site.vhost.stream("s").partitions[0]
+def make_cold(server: Server) -> ColdLog:
+    partition = server.vhost.stream("s").partitions[0]
     cold = ColdLog(partition.log)
     partition.log = cold
     return cold
 
 
-def test_a_fetch_of_old_records_waits_for_the_disk(site: Site, wire: Wire) -> None:
-    cold = make_cold(site)
-    assert fetch(wire, 2) == []
+def test_a_fetch_of_old_records_waits_for_the_disk(server: Server, client: Client) -> None:
+    cold = make_cold(server)
+    assert fetch(client, 2) == []
     assert [offset for offset, _ in cold.loads] == [2]
     # Its time has passed already, and that does not answer it early.
-    site.advance(10)
-    assert wire.take() == []
+    server.advance(0.01)
+    assert client.take() == []
     cold.finish_load()
-    site.turn()
-    assert fetched(wire.take()) == (0, 4, [(2, [b"2"])])
+    server.settle()
+    assert fetched(client.take()) == (0, 4, [(2, [b"2"])])
 
 
-def test_a_client_may_leave_while_the_disk_is_read(site: Site, wire: Wire) -> None:
-    cold = make_cold(site)
-    assert fetch(wire, 2) == []
-    wire.lose()
+def test_a_client_may_leave_while_the_disk_is_read(server: Server, client: Client) -> None:
+    cold = make_cold(server)
+    assert fetch(client, 2) == []
+    client.lose()
     cold.finish_load()
-    site.turn()
-    assert wire.take() == []
+    server.settle()
+    assert client.take() == []
 
 
-def test_offsets_by_time_look_into_old_records(site: Site, wire: Wire) -> None:
-    cold = make_cold(site)
-    fields = {"stream": "s", "partition": 0, "timestamp": site.broker.now_ms}
-    received = wire.send(frames.OFFSETS, 4, fields)
+def test_offsets_by_time_look_into_old_records(server: Server, client: Client) -> None:
+    cold = make_cold(server)
+    fields = {"stream": "s", "partition": 0, "timestamp": server.broker.now_ms}
+    received = client.send(frames.OFFSETS, 4, fields)
     while not received:
         cold.finish_load()
-        site.turn()
-        received = wire.take()
+        server.settle()
+        received = client.take()
     assert received == [(frames.OK, 4, msgpack.packb({"offset": 3}))]
     assert cold.loads
 
 
-def test_the_number_of_searches_is_bounded(site: Site, wire: Wire) -> None:
-    make_cold(site)
-    fields = {"stream": "s", "partition": 0, "timestamp": site.broker.now_ms}
+def test_the_number_of_searches_is_bounded(server: Server, client: Client) -> None:
+    make_cold(server)
+    fields = {"stream": "s", "partition": 0, "timestamp": server.broker.now_ms}
     for _ in range(MAX_FETCHES):
-        assert wire.send(frames.OFFSETS, 4, fields) == []
-    assert wire.refused(frames.OFFSETS, **fields) == 403
+        assert client.send(frames.OFFSETS, 4, fields) == []
+    assert client.refused(frames.OFFSETS, **fields) == 403
 
 
 # Groups, metadata, offsets
 
 
-def test_commit_and_committed(site: Site, wire: Wire) -> None:
+def test_commit_and_committed(server: Server, client: Client) -> None:
     group = {"group": "g", "stream": "s"}
-    incarnation = site.vhost.stream("s").incarnation
+    incarnation = server.vhost.stream("s").incarnation
     none = {"incarnation": incarnation, "partitions": [[0, None, 4]]}
-    assert wire.ask(frames.COMMITTED, **group) == none
-    assert wire.ask(frames.COMMIT, **group, offsets=[[0, 3]], incarnation=incarnation) == {}
+    assert client.ask(frames.COMMITTED, **group) == none
+    assert client.ask(frames.COMMIT, **group, offsets=[[0, 3]], incarnation=incarnation) == {}
     some = {"incarnation": incarnation, "partitions": [[0, 3, 1]]}
-    assert wire.ask(frames.COMMITTED, **group) == some
-    wire.ask(frames.DELETE, kind="group", name="g")
-    assert wire.ask(frames.COMMITTED, **group) == none
+    assert client.ask(frames.COMMITTED, **group) == some
+    client.ask(frames.DELETE, kind="group", name="g")
+    assert client.ask(frames.COMMITTED, **group) == none
 
 
 def test_a_commit_is_answered_once_it_is_durable() -> None:
-    site = Site(LateStorage(), CONFIG)
-    site.vhost.declare_stream("s")
-    wire = site.client()
+    server = Server(HeldStorage(), CONFIG)
+    server.vhost.declare_stream("s")
+    client = server.open()
     fields = {"group": "g", "stream": "s", "offsets": [[0, 0]]}
-    assert wire.send(frames.COMMIT, 1, fields) == []
-    site.sync()
-    assert wire.take() == [(frames.OK, 1, b"\x80")]
+    assert client.send(frames.COMMIT, 1, fields) == []
+    server.sync()
+    assert client.take() == [(frames.OK, 1, b"\x80")]
 
 
 @pytest.mark.parametrize(
@@ -300,41 +305,41 @@ def test_a_commit_is_answered_once_it_is_durable() -> None:
     ],
 )
 def test_a_wrong_commit_is_refused(
-    site: Site, wire: Wire, fields: dict[str, Any], code: int
+    server: Server, client: Client, fields: dict[str, Any], code: int
 ) -> None:
-    assert wire.refused(frames.COMMIT, **({"group": "g", "stream": "s"} | fields)) == code
-    assert site.vhost.groups.names() == []
+    assert client.refused(frames.COMMIT, **({"group": "g", "stream": "s"} | fields)) == code
+    assert server.vhost.groups.names() == []
 
 
-def test_metadata_describes_streams(site: Site, wire: Wire) -> None:
-    other = site.vhost.declare_stream("other", 2, {"x-queue-type": "stream"})
+def test_metadata_describes_streams(server: Server, client: Client) -> None:
+    other = server.vhost.declare_stream("other", 2, {"x-queue-type": "stream"})
     described = {
         "name": "other",
         "incarnation": other.incarnation,
         "arguments": {"x-queue-type": "stream"},
         "partitions": [[0, 0, 0], [0, 0, 0]],
     }
-    assert wire.ask(frames.METADATA, streams=["other"]) == {"streams": [described]}
-    first, second = wire.ask(frames.METADATA)["streams"]
+    assert client.ask(frames.METADATA, streams=["other"]) == {"streams": [described]}
+    first, second = client.ask(frames.METADATA)["streams"]
     assert first["partitions"] == [[0, 4, 4]]
     assert second == described
-    assert wire.refused(frames.METADATA, streams=["none"]) == 301
+    assert client.refused(frames.METADATA, streams=["none"]) == 301
 
 
 def test_metadata_tells_durable_from_appended() -> None:
-    site = Site(LateStorage(), CONFIG)
-    stream = site.vhost.declare_stream("s")
-    site.vhost.bind(site.vhost.exchange("amq.topic"), Binding(stream, b"#"))
-    add(site, b"0")
-    (found,) = site.client().ask(frames.METADATA)["streams"]
+    server = Server(HeldStorage(), CONFIG)
+    stream = server.vhost.declare_stream("s")
+    server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(stream, b"#"))
+    add(server, b"0")
+    (found,) = server.open().ask(frames.METADATA)["streams"]
     assert found["partitions"] == [[0, 0, 1]]
 
 
-def test_offsets_by_time(site: Site, wire: Wire) -> None:
-    times = [site.broker.now_ms - 20, site.broker.now_ms - 10, site.broker.now_ms]
+def test_offsets_by_time(server: Server, client: Client) -> None:
+    times = [server.broker.now_ms - 20, server.broker.now_ms - 10, server.broker.now_ms]
     fields = {"stream": "s", "partition": 0}
     found = [
-        wire.ask(frames.OFFSETS, **fields, timestamp=at)["offset"]
+        client.ask(frames.OFFSETS, **fields, timestamp=at)["offset"]
         for at in (0, times[0], times[0] + 1, times[1], times[2], times[2] + 1)
     ]
     assert found == [0, 0, 2, 2, 3, 4]
@@ -343,36 +348,36 @@ def test_offsets_by_time(site: Site, wire: Wire) -> None:
 # Topology
 
 
-def test_declare_bind_unbind_delete(site: Site, wire: Wire) -> None:
-    vhost = site.vhost
-    assert wire.ask(frames.DECLARE, kind="exchange", name="x", type="fanout") == {"name": "x"}
+def test_declare_bind_unbind_delete(server: Server, client: Client) -> None:
+    vhost = server.vhost
+    assert client.ask(frames.DECLARE, kind="exchange", name="x", type="fanout") == {"name": "x"}
     queue = {"name": "q", "messages": 0, "consumers": 0}
-    assert wire.ask(frames.DECLARE, kind="queue", name="q") == queue
-    wire.ask(frames.BIND, exchange="amq.topic", kind="exchange", name="x", pattern=b"a.#")
-    wire.ask(frames.BIND, exchange="x", kind="queue", name="q")
-    wire.ask(frames.BIND, exchange="x", kind="stream", name="s")
-    wire.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
+    assert client.ask(frames.DECLARE, kind="queue", name="q") == queue
+    client.ask(frames.BIND, exchange="amq.topic", kind="exchange", name="x", pattern=b"a.#")
+    client.ask(frames.BIND, exchange="x", kind="queue", name="q")
+    client.ask(frames.BIND, exchange="x", kind="stream", name="s")
+    client.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
     assert len(vhost.queues["q"]) == 1
-    wire.ask(frames.UNBIND, exchange="x", kind="queue", name="q")
-    wire.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
+    client.ask(frames.UNBIND, exchange="x", kind="queue", name="q")
+    client.send(frames.PUBLISH, 0, publish(entry(b"y", b"a.b")))
     assert len(vhost.queues["q"]) == 1
-    assert wire.ask(frames.PURGE, name="q") == {"messages": 1}
-    assert wire.refused(frames.DELETE, kind="exchange", name="x", if_unused=True) == 302
-    wire.ask(frames.DELETE, kind="exchange", name="x")
-    wire.send(frames.PUBLISH, 0, publish(entry(), entry()))
-    assert wire.ask(frames.DELETE, kind="queue", name="q") == {"messages": 0}
+    assert client.ask(frames.PURGE, name="q") == {"messages": 1}
+    assert client.refused(frames.DELETE, kind="exchange", name="x", if_unused=True) == 302
+    client.ask(frames.DELETE, kind="exchange", name="x")
+    client.send(frames.PUBLISH, 0, publish(entry(), entry()))
+    assert client.ask(frames.DELETE, kind="queue", name="q") == {"messages": 0}
     assert (set(vhost.queues), "x" in vhost.exchanges) == (set(), False)
 
 
-def test_a_made_up_queue_name_is_told(site: Site, wire: Wire) -> None:
-    found = wire.ask(frames.DECLARE, kind="queue", durable=False)["name"]
+def test_a_made_up_queue_name_is_told(server: Server, client: Client) -> None:
+    found = client.ask(frames.DECLARE, kind="queue", durable=False)["name"]
     assert found.startswith("amq.gen-")
-    assert found in site.vhost.queues
+    assert found in server.vhost.queues
 
 
-def test_declare_stream_tells_its_incarnation(site: Site, wire: Wire) -> None:
-    found = wire.ask(frames.DECLARE, kind="stream", name="t", partitions=3)
-    stream = site.vhost.stream("t")
+def test_declare_stream_tells_its_incarnation(server: Server, client: Client) -> None:
+    found = client.ask(frames.DECLARE, kind="stream", name="t", partitions=3)
+    stream = server.vhost.stream("t")
     assert found == {"name": "t", "incarnation": stream.incarnation}
     assert len(stream.partitions) == 3
 
@@ -407,18 +412,18 @@ def test_declare_stream_tells_its_incarnation(site: Site, wire: Wire) -> None:
     ],
 )
 def test_what_the_topology_does_not_allow(
-    wire: Wire, kind: int, fields: dict[str, Any], code: int
+    client: Client, kind: int, fields: dict[str, Any], code: int
 ) -> None:
-    assert wire.refused(kind, **fields) == code
-    assert not wire.is_closed
+    assert client.refused(kind, **fields) == code
+    assert not client.is_closed
 
 
 def test_a_declaration_is_answered_once_it_is_durable() -> None:
-    site = Site(LateStorage(), CONFIG)
-    wire = site.client()
-    assert wire.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"}) == []
-    site.sync()
-    ((kind, correlation, _),) = wire.take()
+    server = Server(HeldStorage(), CONFIG)
+    client = server.open()
+    assert client.send(frames.DECLARE, 1, {"kind": "stream", "name": "s"}) == []
+    server.sync()
+    ((kind, correlation, _),) = client.take()
     assert (kind, correlation) == (frames.OK, 1)
 
 
@@ -439,18 +444,18 @@ def test_a_declaration_is_answered_once_it_is_durable() -> None:
     ],
 )
 def test_a_session_of_another_protocol_is_out_of_reach(
-    site: Site, wire: Wire, kind: int, fields: dict[str, Any]
+    server: Server, client: Client, kind: int, fields: dict[str, Any]
 ) -> None:
-    queue = site.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+    queue = server.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
     queue.put(message(b"secret"), b"")
-    assert wire.refused(kind, **fields) == 201
+    assert client.refused(kind, **fields) == 201
     assert (len(queue), queue.consumers) == (1, [])
 
 
-def test_nothing_is_published_into_a_session(site: Site, wire: Wire) -> None:
-    queue = site.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
+def test_nothing_is_published_into_a_session(server: Server, client: Client) -> None:
+    queue = server.vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
     forged = entry(key=b"amq.mqtt-session.c", exchange=b"", flags=5 | 16)
-    ((kind, _, body),) = wire.send(frames.PUBLISH, 5, publish(forged))
+    ((kind, _, body),) = client.send(frames.PUBLISH, 5, publish(forged))
     assert (kind, msgpack.unpackb(body)[0]) == (frames.ERROR, 306)
     assert len(queue) == 0
 
@@ -458,8 +463,8 @@ def test_nothing_is_published_into_a_session(site: Site, wire: Wire) -> None:
 # Policies
 
 
-def test_policies_are_set_listed_and_deleted(site: Site, wire: Wire) -> None:
-    queue = site.vhost.declare_queue("q")
+def test_policies_are_set_listed_and_deleted(server: Server, client: Client) -> None:
+    queue = server.vhost.declare_queue("q")
     policy = {
         "name": "p",
         "pattern": "^q",
@@ -467,21 +472,21 @@ def test_policies_are_set_listed_and_deleted(site: Site, wire: Wire) -> None:
         "apply_to": "queues",
         "priority": 2,
     }
-    assert wire.ask(frames.SET_POLICY, **policy) == {}
+    assert client.ask(frames.SET_POLICY, **policy) == {}
     assert queue.settings.max_length == 5
-    assert wire.ask(frames.LIST_POLICIES) == {"policies": [policy]}
-    assert wire.ask(frames.DELETE_POLICY, name="p") == {}
+    assert client.ask(frames.LIST_POLICIES) == {"policies": [policy]}
+    assert client.ask(frames.DELETE_POLICY, name="p") == {}
     assert queue.settings.max_length == -1
-    assert wire.ask(frames.LIST_POLICIES) == {"policies": []}
+    assert client.ask(frames.LIST_POLICIES) == {"policies": []}
 
 
 def test_a_policy_is_answered_once_it_is_durable() -> None:
-    site = Site(LateStorage())
-    wire = site.client()
+    server = Server(HeldStorage())
+    client = server.open()
     fields = {"name": "p", "pattern": "q", "definition": {"max-length": 5}}
-    assert wire.send(frames.SET_POLICY, 5, fields) == []
-    site.sync()
-    assert [(kind, number) for kind, number, _ in wire.take()] == [(frames.OK, 5)]
+    assert client.send(frames.SET_POLICY, 5, fields) == []
+    server.sync()
+    assert [(kind, number) for kind, number, _ in client.take()] == [(frames.OK, 5)]
 
 
 @pytest.mark.parametrize(
@@ -510,50 +515,50 @@ def test_a_policy_is_answered_once_it_is_durable() -> None:
     ],
 )
 def test_wrong_requests_about_policies(
-    wire: Wire, kind: int, fields: dict[str, Any], code: int
+    client: Client, kind: int, fields: dict[str, Any], code: int
 ) -> None:
-    assert wire.refused(kind, **fields) == code
+    assert client.refused(kind, **fields) == code
 
 
 def test_a_refusal_may_be_for_a_change_that_is_not_durable_and_waits_for_it() -> None:
-    site = Site(LateStorage())
-    site.vhost.declare_queue("q", durable=True)
-    site.sync()
-    first, second = site.client(), site.client()
+    server = Server(HeldStorage())
+    server.vhost.declare_queue("q", durable=True)
+    server.sync()
+    first, second = server.open(), server.open()
     assert first.send(frames.DELETE, 7, {"kind": "queue", "name": "q"}) == []
     assert second.send(frames.DELETE, 8, {"kind": "queue", "name": "q"}) == []
-    site.sync()
+    server.sync()
     assert [(kind, correlation) for kind, correlation, _ in second.take()] == [(frames.ERROR, 8)]
     refused = second.send(frames.DELETE, 9, {"kind": "queue", "name": "q"})
     assert [(kind, correlation) for kind, correlation, _ in refused] == [(frames.ERROR, 9)]
 
 
-def test_a_policy_is_answered_once_it_is_in_force_everywhere(site: Site) -> None:
-    wire = site.client()
-    queues = [site.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
+def test_a_policy_is_answered_once_it_is_in_force_everywhere(server: Server) -> None:
+    client = server.open()
+    queues = [server.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
     policy = {"name": "p", "pattern": "^q", "definition": {"max-length": 3}}
     answers: list[tuple[int, int]] = []
     for kind, fields in ((frames.SET_POLICY, policy), (frames.DELETE_POLICY, {"name": "p"})):
-        answers += [answer[:2] for answer in wire.send(kind, kind, fields)]
+        answers += [answer[:2] for answer in client.send(kind, kind, fields)]
         assert answers == []
-        reading = [wire.is_reading]
+        reading = [not client.transport.is_paused]
         while not answers:
             assert len({queue.settings.max_length for queue in queues}) == 2
-            site.turn()
-            answers += [answer[:2] for answer in wire.take()]
+            server.settle()
+            answers += [answer[:2] for answer in client.take()]
         assert answers == [(frames.OK, kind)]
-        assert [*reading, wire.is_reading] == [False, True]
+        assert [*reading, not client.transport.is_paused] == [False, True]
         assert len({queue.settings.max_length for queue in queues}) == 1
         answers.clear()
 
 
-def test_a_client_may_go_before_its_policy_is_in_force(site: Site) -> None:
-    wire = site.client()
-    queues = [site.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
+def test_a_client_may_go_before_its_policy_is_in_force(server: Server) -> None:
+    client = server.open()
+    queues = [server.vhost.declare_queue(f"q{n}") for n in range(2 * MAX_PER_TURN + 1)]
     policy = {"name": "p", "pattern": "^q", "definition": {"max-length": 3}}
-    assert wire.send(frames.SET_POLICY, 1, policy) == []
-    wire.lose()
+    assert client.send(frames.SET_POLICY, 1, policy) == []
+    client.lose()
     for _ in range(3):
-        site.turn()
+        server.settle()
     assert {queue.settings.max_length for queue in queues} == {3}
-    assert wire.take() == []
+    assert client.take() == []

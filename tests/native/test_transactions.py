@@ -10,17 +10,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.support.native import (
-    LateStorage,
-    Received,
-    Site,
-    Wire,
-    deliveries,
-    entry,
-    payloads,
-    publish,
-)
+from tests.support.native import Client, Received, Server, deliveries, entry, payloads, publish
 from tests.support.simulated import Host, SimulatedDisk
+from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
 from trivium.streams.records import PAYLOAD, RecordBatch
@@ -48,39 +40,39 @@ def commit(offset: int, **fields: Any) -> dict[str, Any]:
     return {"group": "g", "stream": "s", "offsets": [[0, offset]]} | fields
 
 
-def add_topology(site: Site) -> Site:
+def add_topology(server: Server) -> Server:
     """Stream ``s`` with the records 0 and 1; queue ``in`` with i0 to i2; queue ``out``."""
-    vhost = site.vhost
+    vhost = server.vhost
     vhost.declare_stream("s")
     for name in ("in", "out"):
         vhost.declare_queue(name, durable=True)
-    wire = site.client()
+    client = server.open()
     inputs = [into(b"in", b"i%d" % number) for number in range(3)]
-    wire.send(frames.PUBLISH, 0, publish(into(b"s", b"0"), into(b"s", b"1"), *inputs))
-    wire.send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
-    return site
+    client.send(frames.PUBLISH, 0, publish(into(b"s", b"0"), into(b"s", b"1"), *inputs))
+    client.send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
+    return server
 
 
 @pytest.fixture
-def site() -> Site:
-    return add_topology(Site(None, CONFIG))
+def server() -> Server:
+    return add_topology(Server(None, CONFIG))
 
 
 @pytest.fixture
-def disk() -> Site:
-    site = add_topology(Site(LateStorage(), CONFIG))
-    site.sync()
-    return site
+def disk() -> Server:
+    server = add_topology(Server(HeldStorage(), CONFIG))
+    server.sync()
+    return server
 
 
-def consume(wire: Wire, queue: str, credit: int = 10, number: int = 1) -> list[Received]:
+def consume(client: Client, queue: str, credit: int = 10, number: int = 1) -> list[Received]:
     fields = {"subscription": number, "mode": "queue", "queue": queue, "credit": credit}
-    return wire.send(frames.SUBSCRIBE, 0, fields)
+    return client.send(frames.SUBSCRIBE, 0, fields)
 
 
-def records(site: Site, stream: str = "s") -> list[bytes]:
+def records(server: Server, stream: str = "s") -> list[bytes]:
     """The payloads of all that can be read."""
-    partition = site.vhost.stream(stream).partitions[0]
+    partition = server.vhost.stream(stream).partitions[0]
     found: list[bytes] = []
     for _, batch in partition.read(0, 1 << 30):
         view = RecordBatch(batch)
@@ -88,15 +80,15 @@ def records(site: Site, stream: str = "s") -> list[bytes]:
     return found
 
 
-def state(site: Site) -> State:
+def state(server: Server) -> State:
     """Ready and unsettled in ``in``, ready in ``out``, the stream, the group's offsets."""
-    vhost = site.vhost
+    vhost = server.vhost
     waiting = vhost.queues["in"]
     committed = vhost.groups.committed("g", vhost.stream("s"))
     return (
         len(waiting) + waiting.unsettled,
         len(vhost.queues["out"]),
-        records(site),
+        records(server),
         committed,
     )
 
@@ -121,75 +113,75 @@ def code(received: list[Received]) -> int:
 # Applied
 
 
-def test_publishes_settlements_and_commits_happen_together(site: Site) -> None:
-    wire = site.client()
-    assert payloads(consume(wire, "in")) == [b"i0", b"i1", b"i2"]
-    assert state(site) == BEFORE
-    assert ok(wire.send(frames.TX, 5, tx(*WORK, **FIELDS)))
-    assert state(site) == AFTER
-    wire.lose()
-    assert payloads(consume(site.client(), "in")) == [b"i2"]
+def test_publishes_settlements_and_commits_happen_together(server: Server) -> None:
+    client = server.open()
+    assert payloads(consume(client, "in")) == [b"i0", b"i1", b"i2"]
+    assert state(server) == BEFORE
+    assert ok(client.send(frames.TX, 5, tx(*WORK, **FIELDS)))
+    assert state(server) == AFTER
+    client.lose()
+    assert payloads(consume(server.open(), "in")) == [b"i2"]
 
 
-def test_an_empty_transaction_is_one_too(site: Site) -> None:
-    wire = site.client()
-    assert ok(wire.send(frames.TX, 5, tx()))
-    assert ok(wire.send(frames.TX, 5, tx(**PRODUCER)))
-    assert site.vhost.transactional.expected(b"p") == 1
+def test_an_empty_transaction_is_one_too(server: Server) -> None:
+    client = server.open()
+    assert ok(client.send(frames.TX, 5, tx()))
+    assert ok(client.send(frames.TX, 5, tx(**PRODUCER)))
+    assert server.vhost.transactional.expected(b"p") == 1
 
 
-def test_deliveries_can_be_returned_and_rejected(site: Site) -> None:
-    wire = site.client()
-    consume(wire, "in")
+def test_deliveries_can_be_returned_and_rejected(server: Server) -> None:
+    client = server.open()
+    consume(client, "in")
     settle = [[1, REJECT, 1, 1], [1, REQUEUE, 2, 2], [1, DONE, 3, 3]]
-    received = wire.send(frames.TX, 5, tx(settle=settle))
+    received = client.send(frames.TX, 5, tx(settle=settle))
     assert ok(received)
     (again,) = deliveries(received)
     assert (again.payload, again.flags, again.returns) == (b"i1", 1, 1)
-    assert state(site)[0] == 1
+    assert state(server)[0] == 1
 
 
-def test_what_is_delivered_meanwhile_is_not_settled(site: Site) -> None:
-    wire = site.client()
-    assert payloads(consume(wire, "in", credit=1)) == [b"i0"]
-    received = wire.send(frames.TX, 5, tx(into(b"in", b"i3"), settle=[[1, DONE, 1, 1 << 40]]))
+def test_what_is_delivered_meanwhile_is_not_settled(server: Server) -> None:
+    client = server.open()
+    assert payloads(consume(client, "in", credit=1)) == [b"i0"]
+    received = client.send(frames.TX, 5, tx(into(b"in", b"i3"), settle=[[1, DONE, 1, 1 << 40]]))
     assert ok(received)
     assert payloads(received) == [b"i1"]
-    assert state(site)[0] == 3
+    assert state(server)[0] == 3
 
 
-def test_the_answer_comes_once_it_is_durable(disk: Site) -> None:
-    wire = disk.client()
-    consume(wire, "in")
-    consumer = disk.client()
+def test_the_answer_comes_once_it_is_durable(disk: Server) -> None:
+    client = disk.open()
+    consume(client, "in")
+    consumer = disk.open()
     consume(consumer, "out")
     consumer.take()
-    assert wire.send(frames.TX, 5, tx(*WORK, **FIELDS)) == []
+    assert client.send(frames.TX, 5, tx(*WORK, **FIELDS)) == []
     # Nor does anybody see it before.
     assert consumer.take() == []
     assert records(disk) == [b"0", b"1"]
     disk.sync()
-    assert wire.take() == [(frames.OK, 5, b"\x80")]
+    assert client.take() == [(frames.OK, 5, b"\x80")]
     assert payloads(consumer.take()) == [b"o"]
     assert records(disk) == [b"0", b"1", b"2"]
 
 
-def test_a_member_commits_as_such(site: Site) -> None:
-    wire = site.client()
-    joined = wire.ask(frames.JOIN, group="g", member="a", streams=["s"])
-    assert code(wire.send(frames.TX, 5, tx(commits=[commit(2)]))) == 302
+def test_a_member_commits_as_such(server: Server) -> None:
+    client = server.open()
+    joined = client.ask(frames.JOIN, group="g", member="a", streams=["s"])
+    assert code(client.send(frames.TX, 5, tx(commits=[commit(2)]))) == 302
     stale = commit(2, member="a", generation=joined["generation"] + 1)
-    assert code(wire.send(frames.TX, 5, tx(commits=[stale]))) == 312
+    assert code(client.send(frames.TX, 5, tx(commits=[stale]))) == 312
     mine = commit(2, member="a", generation=joined["generation"])
-    assert ok(wire.send(frames.TX, 5, tx(commits=[mine])))
+    assert ok(client.send(frames.TX, 5, tx(commits=[mine])))
 
 
-def test_settlements_happen_one_after_the_other(site: Site) -> None:
-    wire = site.client()
-    consume(wire, "in")
+def test_settlements_happen_one_after_the_other(server: Server) -> None:
+    client = server.open()
+    consume(client, "in")
     # As ACK: the second range may hold what the first has settled, but something must be left.
     settle = [[1, DONE, 1, 1], [1, DONE, 1, 2], [1, REQUEUE, 2, 3]]
-    received = wire.send(frames.TX, 5, tx(settle=settle))
+    received = client.send(frames.TX, 5, tx(settle=settle))
     assert ok(received)
     assert payloads(received) == [b"i2"]
 
@@ -229,62 +221,62 @@ def test_settlements_happen_one_after_the_other(site: Site) -> None:
     ],
 )
 def test_what_is_refused_has_done_nothing(
-    site: Site, expected: int, entries: list[bytes], fields: dict[str, Any]
+    server: Server, expected: int, entries: list[bytes], fields: dict[str, Any]
 ) -> None:
     arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    site.vhost.declare_queue("full", durable=True, arguments=arguments)
-    wire = site.client()
-    consume(wire, "in")
+    server.vhost.declare_queue("full", durable=True, arguments=arguments)
+    client = server.open()
+    consume(client, "in")
     live = {"subscription": 3, "mode": "pubsub", "exchange": "amq.topic", "pattern": b"#"}
-    wire.send(frames.SUBSCRIBE, 0, live)
+    client.send(frames.SUBSCRIBE, 0, live)
     merged = {"settle": FIELDS["settle"], "commits": FIELDS["commits"]}
     for name, value in fields.items():
         known = merged.get(name, [])
         merged[name] = known + value if isinstance(value, list) else value
-    received = wire.send(frames.TX, 5, tx(*WORK, *entries, **merged))
+    received = client.send(frames.TX, 5, tx(*WORK, *entries, **merged))
     assert code(received) == expected
-    assert state(site) == BEFORE
-    assert len(site.vhost.queues["full"]) == 0
-    assert site.vhost.transactional.expected(b"p") == 0
+    assert state(server) == BEFORE
+    assert len(server.vhost.queues["full"]) == 0
+    assert server.vhost.transactional.expected(b"p") == 0
     # It can be put right and sent again.
-    assert ok(wire.send(frames.TX, 6, tx(*WORK, **FIELDS, **PRODUCER)), 6)
-    assert state(site) == AFTER
+    assert ok(client.send(frames.TX, 6, tx(*WORK, **FIELDS, **PRODUCER)), 6)
+    assert state(server) == AFTER
 
 
-def test_a_queue_takes_what_it_has_room_for(site: Site) -> None:
+def test_a_queue_takes_what_it_has_room_for(server: Server) -> None:
     arguments: dict[str, Any] = {"x-max-length-bytes": 10, "x-overflow": "reject-publish"}
-    site.vhost.declare_queue("full", durable=True, arguments=arguments)
-    wire = site.client()
+    server.vhost.declare_queue("full", durable=True, arguments=arguments)
+    client = server.open()
     messages = [into(b"full", b"12345"), into(b"full", b"123456")]
-    assert code(wire.send(frames.TX, 5, tx(*messages))) == 400
-    assert ok(wire.send(frames.TX, 5, tx(messages[0], messages[0])))
-    assert len(site.vhost.queues["full"]) == 2
+    assert code(client.send(frames.TX, 5, tx(*messages))) == 400
+    assert ok(client.send(frames.TX, 5, tx(messages[0], messages[0])))
+    assert len(server.vhost.queues["full"]) == 2
 
 
-def test_destinations_of_a_headers_exchange_are_asked_too(site: Site) -> None:
+def test_destinations_of_a_headers_exchange_are_asked_too(server: Server) -> None:
     arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    full = site.vhost.declare_queue("full", durable=True, arguments=arguments)
-    exchange = site.vhost.exchange("amq.headers")
-    site.vhost.bind(exchange, Binding(full, b"", {"x-match": "all", "a": 1}))
-    wire = site.client()
+    full = server.vhost.declare_queue("full", durable=True, arguments=arguments)
+    exchange = server.vhost.exchange("amq.headers")
+    server.vhost.bind(exchange, Binding(full, b"", {"x-match": "all", "a": 1}))
+    client = server.open()
     properties = msgpack.packb({14: [["a", 1]]})
     matching = entry(b"x", b"k", b"amq.headers", 5 | 16, properties)
-    assert code(wire.send(frames.TX, 5, tx(matching, matching))) == 400
-    assert code(wire.send(frames.TX, 5, tx(entry(b"x", b"k", b"amq.headers", 5 | 16)))) == 306
-    assert ok(wire.send(frames.TX, 5, tx(matching)))
+    assert code(client.send(frames.TX, 5, tx(matching, matching))) == 400
+    assert code(client.send(frames.TX, 5, tx(entry(b"x", b"k", b"amq.headers", 5 | 16)))) == 306
+    assert ok(client.send(frames.TX, 5, tx(matching)))
     assert len(full) == 1
 
 
-def test_publishes_are_refused_while_publishing_is_paused(site: Site) -> None:
-    wire = site.client()
-    consume(wire, "in")
-    wire.connection.blocked("disk")
-    site.turn()
-    wire.take()
-    assert code(wire.send(frames.TX, 5, tx(*WORK, **FIELDS))) == 401
-    assert state(site) == BEFORE
+def test_publishes_are_refused_while_publishing_is_paused(server: Server) -> None:
+    client = server.open()
+    consume(client, "in")
+    client.connection.blocked("disk")
+    server.settle()
+    client.take()
+    assert code(client.send(frames.TX, 5, tx(*WORK, **FIELDS))) == 401
+    assert state(server) == BEFORE
     # What takes nothing in goes on.
-    assert ok(wire.send(frames.TX, 5, tx(**FIELDS)))
+    assert ok(client.send(frames.TX, 5, tx(**FIELDS)))
 
 
 @pytest.mark.parametrize(
@@ -302,37 +294,37 @@ def test_publishes_are_refused_while_publishing_is_paused(site: Site) -> None:
         struct.pack("<II", 1 << 31, 0) + b"\x80",
     ],
 )
-def test_malformed_transactions_cost_the_connection(site: Site, body: bytes) -> None:
-    wire = site.client()
-    assert code(wire.send(frames.TX, 5, body)) == 100
-    assert wire.is_closed
-    assert state(site) == BEFORE
+def test_malformed_transactions_cost_the_connection(server: Server, body: bytes) -> None:
+    client = server.open()
+    assert code(client.send(frames.TX, 5, body)) == 100
+    assert client.is_closed
+    assert state(server) == BEFORE
 
 
 # Repeated, and fenced
 
 
-def test_a_repeated_commit_is_answered_the_same_and_not_applied(site: Site) -> None:
-    wire = site.client()
-    consume(wire, "in")
+def test_a_repeated_commit_is_answered_the_same_and_not_applied(server: Server) -> None:
+    client = server.open()
+    consume(client, "in")
     body = tx(*WORK, **FIELDS, **PRODUCER)
-    assert ok(wire.send(frames.TX, 5, body))
-    wire.lose()
+    assert ok(client.send(frames.TX, 5, body))
+    client.lose()
     # By another connection, which has no such subscription.
-    other = site.client()
+    other = server.open()
     assert other.send(frames.TX, 5, body) == [(frames.OK, 5, b"\x80")]
-    assert state(site) == AFTER
+    assert state(server) == AFTER
     # Whatever has become of its stream, or of publishing.
     other.connection.blocked("disk")
-    site.vhost.delete_stream("s")
-    site.turn()
+    server.vhost.delete_stream("s")
+    server.settle()
     other.take()
     assert other.send(frames.TX, 5, body) == [(frames.OK, 5, b"\x80")]
 
 
-def test_a_repeated_commit_waits_for_the_first_to_be_durable(disk: Site) -> None:
+def test_a_repeated_commit_waits_for_the_first_to_be_durable(disk: Server) -> None:
     body = tx(*WORK, **PRODUCER)
-    first, second = disk.client(), disk.client()
+    first, second = disk.open(), disk.open()
     assert first.send(frames.TX, 5, body) == []
     assert second.send(frames.TX, 5, body) == []
     disk.sync()
@@ -340,12 +332,12 @@ def test_a_repeated_commit_waits_for_the_first_to_be_durable(disk: Site) -> None
     assert state(disk)[1] == 1
 
 
-def test_numbers_may_be_left_out_but_not_go_back(site: Site) -> None:
-    wire = site.client()
+def test_numbers_may_be_left_out_but_not_go_back(server: Server) -> None:
+    client = server.open()
     for sequence in (3, 7, 5, 7, 0):
-        assert ok(wire.send(frames.TX, 5, tx(into(b"s", b"%d" % sequence), **at(sequence))))
-    assert records(site) == [b"0", b"1", b"3", b"7"]
-    reply = wire.ask(frames.PRODUCER, producer="p", transactional=True)
+        assert ok(client.send(frames.TX, 5, tx(into(b"s", b"%d" % sequence), **at(sequence))))
+    assert records(server) == [b"0", b"1", b"3", b"7"]
+    reply = client.ask(frames.PRODUCER, producer="p", transactional=True)
     assert reply == {"epoch": 1, "sequence": 8}
 
 
@@ -353,40 +345,40 @@ def at(sequence: int, epoch: int = 0) -> dict[str, Any]:
     return PRODUCER | {"sequence": sequence, "epoch": epoch}
 
 
-def test_an_older_epoch_is_fenced_even_for_what_it_has_committed(site: Site) -> None:
-    wire, newer = site.client(), site.client()
-    assert ok(wire.send(frames.TX, 5, tx(into(b"s", b"2"), **at(0))))
+def test_an_older_epoch_is_fenced_even_for_what_it_has_committed(server: Server) -> None:
+    client, newer = server.open(), server.open()
+    assert ok(client.send(frames.TX, 5, tx(into(b"s", b"2"), **at(0))))
     newer.ask(frames.PRODUCER, producer="p", transactional=True)
     for sequence in (0, 1):
-        assert code(wire.send(frames.TX, 5, tx(into(b"s", b"no"), **at(sequence)))) == 309
+        assert code(client.send(frames.TX, 5, tx(into(b"s", b"no"), **at(sequence)))) == 309
     assert ok(newer.send(frames.TX, 5, tx(into(b"s", b"no"), **at(0, 1))))
     assert ok(newer.send(frames.TX, 5, tx(into(b"s", b"3"), **at(1, 1))))
-    assert records(site) == [b"0", b"1", b"2", b"3"]
+    assert records(server) == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_two_kinds_of_producers_share_no_names(site: Site) -> None:
-    wire = site.client()
-    assert wire.ask(frames.PRODUCER, producer="p") == {"epoch": 0, "sequence": 0}
-    assert ok(wire.send(frames.TX, 5, tx(**at(8))))
-    assert wire.ask(frames.PRODUCER, producer="p") == {"epoch": 1, "sequence": 0}
+def test_the_two_kinds_of_producers_share_no_names(server: Server) -> None:
+    client = server.open()
+    assert client.ask(frames.PRODUCER, producer="p") == {"epoch": 0, "sequence": 0}
+    assert ok(client.send(frames.TX, 5, tx(**at(8))))
+    assert client.ask(frames.PRODUCER, producer="p") == {"epoch": 1, "sequence": 0}
 
 
 # Crashes
 
 
 class Machine:
-    """A broker on a simulated disk; ``site`` is its process."""
+    """A broker on a simulated disk; ``server`` is its process."""
 
     def __init__(self, disk: SimulatedDisk | None = None, seed: int = 0) -> None:
         self.host = Host(disk, seed=seed)
-        self.site = Site(self.host.storage, CONFIG)
+        self.server = Server(self.host.storage, CONFIG)
         self.settle()
 
     def settle(self) -> None:
         """Everything is written and answered."""
-        self.site.turn()
+        self.server.settle()
         self.host.commit()
-        self.site.turn()
+        self.server.settle()
 
 
 def crashes(
@@ -406,29 +398,29 @@ def crashes(
 
 def test_a_transaction_is_all_or_nothing_at_every_crash_point() -> None:
     machine = Machine()
-    add_topology(machine.site)
+    add_topology(machine.server)
     machine.settle()
-    wire = machine.site.client()
-    consume(wire, "in")
+    client = machine.server.open()
+    consume(client, "in")
     machine.settle()
-    wire.take()
+    client.take()
     start = machine.host.disk.copy()
     machine.host.disk.operations.clear()
     body = tx(*WORK, **FIELDS, **PRODUCER)
-    wire.send(frames.TX, 5, body)
+    client.send(frames.TX, 5, body)
     machine.settle()
-    assert wire.take() == [(frames.OK, 5, b"\x80")]
+    assert client.take() == [(frames.OK, 5, b"\x80")]
     count = len(machine.host.disk.operations)
     seen: set[bool] = set()
     for done, disk in crashes(start, machine, random.Random(1)):
         after = Machine(disk.copy(), seed=2)
-        is_applied = state(after.site) == AFTER
-        assert is_applied or state(after.site) == BEFORE
+        is_applied = state(after.server) == AFTER
+        assert is_applied or state(after.server) == BEFORE
         # It was answered once all was written.
         assert is_applied or done < count
         seen.add(is_applied)
         # Sent again: known if it was applied; else its deliveries are not there any more.
-        again = after.site.client()
+        again = after.server.open()
         again.send(frames.TX, 5, body)
         after.settle()
         received = again.take()
@@ -442,7 +434,7 @@ def test_a_transaction_is_all_or_nothing_at_every_crash_point() -> None:
             again.send(frames.TX, 5, body)
             after.settle()
             assert (frames.OK, 5, b"\x80") in again.take()
-        assert state(after.site) == AFTER
+        assert state(after.server) == AFTER
     assert seen == {True, False}
 
 
@@ -458,19 +450,19 @@ class Processor:
         self.epoch = -1
         self.sequence = 0
         self.pending: bytes | None = None
-        self.wire: Wire
+        self.client: Client
 
     def connect(self, machine: Machine) -> None:
         self.machine = machine
-        self.wire = machine.site.client()
+        self.client = machine.server.open()
         self.is_waiting = False
         self.tags: list[tuple[int, bytes]] = []
-        self.received = consume(self.wire, "in", credit=3)
+        self.received = consume(self.client, "in", credit=3)
 
     def poll(self) -> list[Received]:
         """What has come that is not a delivery."""
         others: list[Received] = []
-        arrived, self.received = self.received + self.wire.take(), []
+        arrived, self.received = self.received + self.client.take(), []
         for received in arrived:
             if received[0] == frames.DELIVER:
                 (delivered,) = deliveries([received])
@@ -505,9 +497,9 @@ class Processor:
             messages = [into(b"mid", payload) for _, payload in taken]
             self.send(tx(*messages, settle=settle, **at(self.sequence, self.epoch)))
         else:
-            vhost = self.machine.site.vhost
+            vhost = self.machine.server.vhost
             offset = vhost.groups.committed("g", vhost.stream("mid")).get(0, 0)
-            found = records(self.machine.site, "mid")[offset : offset + 2]
+            found = records(self.machine.server, "mid")[offset : offset + 2]
             if not found:
                 return False
             commits = [commit(offset + len(found), stream="mid")]
@@ -521,19 +513,19 @@ class Processor:
 
     def ask(self, kind: int, body: bytes) -> None:
         self.is_waiting = True
-        self.wire.feed(struct.pack("<IBQ", 9 + len(body), kind, 7) + body)
+        self.client.feed(struct.pack("<IBQ", 9 + len(body), kind, 7) + body)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> None:
     random_ = random.Random(seed)
     machine = Machine(seed=seed)
-    vhost = machine.site.vhost
+    vhost = machine.server.vhost
     for name in ("in", "out"):
         vhost.declare_queue(name, durable=True)
     vhost.declare_stream("mid")
     inputs = [b"i%d" % number for number in range(20)]
-    client = machine.site.client()
+    client = machine.server.open()
     client.send(frames.PUBLISH, 0, publish(*[into(b"in", payload) for payload in inputs]))
     machine.settle()
     processor = Processor()
@@ -554,18 +546,18 @@ def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> Non
             processor.connect(machine)
         elif choice < 0.04:
             # The connection alone breaks.
-            processor.wire.lose()
+            processor.client.lose()
             processor.connect(machine)
         elif choice < 0.4:
             idle = 0 if processor.step() else idle + 1
         else:
             machine.host.step_one(random_)
-            machine.site.turn()
+            machine.server.settle()
     machine.settle()
     assert kills > 0
-    processor.wire.lose()
-    out = machine.site.client()
+    processor.client.lose()
+    out = machine.server.open()
     found = payloads(consume(out, "out", credit=100))
-    assert sorted(records(machine.site, "mid")) == sorted(inputs)
+    assert sorted(records(machine.server, "mid")) == sorted(inputs)
     assert sorted(found) == sorted(inputs)
-    assert len(machine.site.vhost.queues["in"]) == 0
+    assert len(machine.server.vhost.queues["in"]) == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.reference import KINDS, TOPICS, Reference
 from tests.simulation.stream_model import STREAMS
-from tests.simulation.world import Wire
+from tests.support.server import Client
 
 if TYPE_CHECKING:
     from tests.simulation.inspection import Contents
@@ -32,7 +32,7 @@ class Actor:
         self.simulation = simulation
         self.random = simulation.random
         self.name = name
-        self.wire: Wire | None = None
+        self.wire: Client | None = None
         #: rank of the last message that came fresh from each queue, by quality of service
         self.last_ranks: dict[tuple[str, int], int] = {}
         #: what it can do, with how often it does

@@ -61,7 +61,7 @@ def inspect(world: World, reference: Reference, clients: dict[str, int]) -> Cont
 
     Raises StorageError when the storage finds damage on the way.
     """
-    world.settle()
+    world.sync()
     contents = Contents(world.broker.now_ms)
     vhost = world.broker.vhosts["/"]
     for name in vhost.queues:
@@ -77,7 +77,7 @@ def inspect(world: World, reference: Reference, clients: dict[str, int]) -> Cont
 
 
 def _settled(world: World) -> None:
-    world.settle()
+    world.sync()
     if world.has_failed:
         raise world.host.errors[0]
 
@@ -89,7 +89,7 @@ def _read_queues(world: World, contents: Contents) -> None:
         if not name.startswith("amq."):
             wire.send(commands.Basic.Consume(queue=name, consumer_tag=name), CONSUMING)
     for wait in (0, LATER_MS):
-        world.advance(wait)
+        world.pass_time(wait)
         _settled(world)
         for _, method, body in wire.receive():
             if isinstance(method, commands.Basic.Deliver):

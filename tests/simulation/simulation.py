@@ -302,7 +302,7 @@ class Simulation:
 
     def advance(self, milliseconds: int) -> None:
         """Time passes."""
-        self.world.advance(milliseconds)
+        self.world.pass_time(milliseconds)
         self.published_later(self._tick())
 
     def _tick(self) -> list[int]:
@@ -492,7 +492,7 @@ class Simulation:
 
     def _check_unsynced(self, disk: SimulatedDisk) -> None:
         """After a power cut under a weak policy: all that was synced is there, as it was."""
-        synced = self.world.storage.journal.synced
+        synced = self.world.host.storage.journal.synced
         found, contents, expected, _ = self._inspect(disk)
         self.counts["power cuts under a weak policy"] += 1
         if found < synced:
@@ -513,7 +513,7 @@ class Simulation:
         for _ in range(50):
             self.turn()
             self.world.host.step()
-        self.world.settle()
+        self.world.sync()
         self.turn()
         for actor in self.actors:
             if actor.wire is not None:
@@ -521,14 +521,14 @@ class Simulation:
                 if unanswered:
                     self.fail(f"{actor.name} waits for {unanswered}")
                 actor.lose()
-        self.world.settle()
+        self.world.sync()
         is_idle = self.random.random() < 0.5
         if is_idle:
             # Time for what the broker does by itself.
             for pause in IDLE_MS:
                 self.advance(pause)
                 self.turn()
-                self.world.settle()
+                self.world.sync()
         contents = inspect(self.world, self.reference, self._clients(self.reference))
         faults = differences(self.reference, contents, self.delivered)
         if is_idle:

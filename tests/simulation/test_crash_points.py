@@ -159,7 +159,7 @@ class Scenario:
                 state.publish(sent.number, TOPICS, sent.key, 2, world.broker.now_ms)
             topic = sent.key.replace(".", "/")
             wire.publish(topic, sent.payload, 2, packet_id, dup=True)
-        world.settle()
+        world.sync()
         wire.lose()
 
 

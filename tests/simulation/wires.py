@@ -11,8 +11,9 @@ from pamqp import body, commands, frame, header
 from pamqp.base import Frame
 
 from tests.simulation.stream_model import Kept
-from tests.simulation.world import Wire, World
+from tests.simulation.world import World
 from tests.support import amqp, mqtt, native
+from tests.support.server import Client
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.wire import frames
 
@@ -52,9 +53,9 @@ def _amqp_greeting() -> bytes:
     return b"".join(frame.marshal(method, channel) for method, channel in methods)
 
 
-class AmqpWire(Wire):
+class AmqpWire(Client):
     def __init__(self, world: World) -> None:
-        super().__init__(world, "amqp")
+        super().__init__(world, "amqp", transport=amqp.StrictTransport())
         self._unread = b""
         self._delivery: list[Any] = []
         self.feed(amqp.PROTOCOL_HEADER)
@@ -76,7 +77,7 @@ class AmqpWire(Wire):
 
     def receive(self) -> list[tuple[int, Any, bytes]]:
         """Channel and method of each that came, with the body behind deliveries."""
-        self._unread += self.take()
+        self._unread += self.take_bytes()
         found: list[tuple[int, Any, bytes]] = []
         data = self._unread
         while data:
@@ -94,7 +95,7 @@ class AmqpWire(Wire):
         return found
 
 
-class MqttWire(Wire):
+class MqttWire(Client):
     """``version`` 4 or 5. The session is kept for ``expiry`` seconds."""
 
     def __init__(
@@ -106,7 +107,7 @@ class MqttWire(Wire):
         expiry: int = NEVER,
         **will: Any,
     ) -> None:
-        super().__init__(world, "mqtt")
+        super().__init__(world, "mqtt", transport=mqtt.StrictTransport())
         self.version = version
         properties = b"\x11" + expiry.to_bytes(4) if version == 5 else b""
         self.feed(mqtt.connect(client, version, is_clean, properties=properties, **will))
@@ -120,7 +121,7 @@ class MqttWire(Wire):
 
     def receive(self) -> list[tuple[int, bytes]]:
         """First byte and body of each packet that came."""
-        return mqtt.split(self.take())
+        return mqtt.split(self.take_bytes())
 
     def read_publish(self, first: int, data: bytes) -> tuple[str, int, bytes]:
         """Topic, packet identifier and payload of a PUBLISH."""
@@ -136,7 +137,7 @@ class MqttWire(Wire):
         return data[2 : 2 + size].decode(), packet_id, data[at:]
 
 
-class NativeWire(Wire):
+class NativeWire(Client):
     def __init__(self, world: World) -> None:
         super().__init__(world, "native")
         self.correlation = 2
@@ -146,7 +147,7 @@ class NativeWire(Wire):
         self._send(frames.AUTH, 2, msgpack.packb(user))
 
     def _send(self, kind: int, correlation: int, data: bytes) -> None:
-        self.feed(struct.pack("<IBQ", 9 + len(data), kind, correlation) + data)
+        self.feed(native.frame(kind, correlation, data))
 
     def request(self, kind: int, data: bytes | Fields) -> int:
         """Send a request; its correlation id."""
@@ -156,7 +157,7 @@ class NativeWire(Wire):
 
     def receive(self) -> list[native.Received]:
         """Type, correlation id and body of each frame that came."""
-        data = self.take()
+        data = self.take_bytes()
         found: list[native.Received] = []
         at = 0
         while at < len(data):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from pamqp import body, commands, frame, header
@@ -11,13 +10,12 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
 
 import trivium_amqp
-from tests.support.core import CLOCK_OFFSET, move_to
-from trivium.config import Config
+from tests.support.amqp_strict import StrictClient
+from tests.support.server import Client as BaseClient
+from tests.support.server import Server as BaseServer
+from tests.support.server import Transport
+from trivium.runtime.adapter import Adapter
 from trivium.runtime.adapter import Connection as CoreConnection
-from trivium.runtime.adapter import Peer
-from trivium.runtime.broker import Broker, Driver
-from trivium.storage.base import Storage
-from trivium.storage.memory import MemoryStorage
 from trivium_amqp.connection import AmqpConnection
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -34,121 +32,40 @@ CAPABILITIES = {
 Received = Any
 
 
-class FakeTransport:
-    """Records what the connection asks of its socket."""
+class StrictTransport(Transport):
+    """Everything that is written must be what a strict client takes."""
 
     def __init__(self) -> None:
-        self.written = b""
-        self.is_paused = False
-        self.is_closed = False
-        self.is_aborted = False
-        #: bytes that the socket holds
-        self.waiting = 0
-        self.calls: list[str] = []
+        super().__init__()
+        self.strict = StrictClient()
 
-    def pause_reading(self) -> None:
-        self.is_paused = True
-        self.calls.append("pause_reading")
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-        self.calls.append("resume_reading")
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.calls.append("close")
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        self.calls.append("abort")
-
-    def unsent(self) -> int:
-        return self.waiting
+    def wrote(self, connection: CoreConnection, data: bytes) -> None:
+        self.strict.take(data)
+        super().wrote(connection, data)
 
 
-class FakeDriver(Driver):
-    """Writes to the fake transports; blocking work waits until the test lets it run."""
+class Client(BaseClient):
+    """A client that has sent nothing yet."""
 
-    def __init__(self) -> None:
-        self.blocking: list[Callable[[], None]] = []
+    transport: StrictTransport
+    connection: AmqpConnection
 
-    def write(self, connection: CoreConnection, output: list[bytes]) -> None:
-        transport = connection.transport
-        assert isinstance(transport, FakeTransport)
-        transport.written += b"".join(output)
-        if connection.is_writable and not connection.is_closed:
-            connection.flushed()
-
-    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        self.blocking.append(lambda: done(work()))
-
-
-class Clock:
-    """Stands in for the clocks that the broker reads at the start of each turn."""
-
-    def __init__(self) -> None:
-        self._wall = time.time_ns()
-        self._monotonic = self._wall - CLOCK_OFFSET * 1_000_000
-
-    def time_ns(self) -> int:
-        return self._wall
-
-    def monotonic_ns(self) -> int:
-        return self._monotonic
-
-    def move(self, server: Server, milliseconds: int) -> None:
-        """Let time pass, and what is due happen."""
-        self._wall += milliseconds * 1_000_000
-        self._monotonic += milliseconds * 1_000_000
-        server.broker.begin_turn()
-        server.end_turn()
-
-
-class Client:
-    """One client's end of a connection."""
-
-    def __init__(self, server: Server, peer: Peer) -> None:
+    def __init__(self, server: Server, is_loopback: bool) -> None:
+        super().__init__(server, "amqp", is_loopback, StrictTransport())
         self.server = server
-        self.transport = FakeTransport()
-        connection = server.adapter.connect(self.transport, peer)
-        assert isinstance(connection, AmqpConnection)
-        self.connection = connection
-        server.broker.connections.add(connection)
-        self._unread = b""
-
-    # Bytes
-
-    def feed(self, data: bytes) -> None:
-        """Have the connection read ``data`` in one turn."""
-        if not self.connection.is_closed:
-            self.connection.feed(data)
-        self.server.end_turn()
-
-    def take_bytes(self) -> bytes:
-        """What the server has written since the last look."""
-        data = self.transport.written
-        self.transport.written = b""
-        return data
 
     def take(self) -> list[Received]:
         """The frames that the server has written since the last look."""
         return [received for _, received in self.take_with_channels()]
 
     def take_with_channels(self) -> list[tuple[int, Received]]:
-        self._unread += self.take_bytes()
+        unread = self.take_bytes()
         found: list[tuple[int, Received]] = []
-        while self._unread:
-            size, channel, received = frame.unmarshal(self._unread)
-            self._unread = self._unread[size:]
+        while unread:
+            size, channel, received = frame.unmarshal(unread)
+            unread = unread[size:]
             found.append((channel, received))
         return found
-
-    def lose(self) -> None:
-        """The socket is gone."""
-        self.connection.is_closed = True
-        self.server.broker.connections.discard(self.connection)
-        self.connection.lost()
-        self.server.end_turn()
 
     # Frames
 
@@ -165,7 +82,7 @@ class Client:
         """Send a method; the one frame that came back, where needed once it is durable."""
         received = self.call(method, channel=channel)
         if not received:
-            self.server.settle()
+            self.server.sync()
             received = self.take()
         assert len(received) == 1, received
         return received[0]
@@ -188,6 +105,7 @@ class Client:
         """Open the connection and channel 1."""
         self.feed(PROTOCOL_HEADER)
         self.send(start_ok(user, password, capabilities), channel=0)
+        self.transport.strict.frame_max = frame_max
         self.send(Connection.TuneOk(2047, frame_max, heartbeat), channel=0)
         self.send(Connection.Open(vhost), channel=0)
         self.send(Channel.Open())
@@ -239,42 +157,21 @@ class Client:
         return answer.message_count or 0, answer.consumer_count or 0
 
 
-class Server:
-    """A broker with the AMQP adapter, without sockets."""
+class Server(BaseServer):
+    """A broker that speaks AMQP."""
 
-    def __init__(self, config: Config | None = None, storage: Storage | None = None) -> None:
-        self.driver = FakeDriver()
-        self.adapter = trivium_amqp.adapter()
-        self.broker = Broker(config)
-        self.broker.clock_offset = CLOCK_OFFSET
-        self.broker.open(storage or MemoryStorage(), self.driver, [self.adapter])
-        self.vhost = self.broker.vhost("/")
-        #: makes durable what is pending; for storage that does not do so by itself
-        self.settle: Callable[[], None] = lambda: None
+    def make_adapters(self) -> list[Adapter]:
+        return [trivium_amqp.adapter()]
 
     def connect(self, is_loopback: bool = True) -> Client:
         """A client that has sent nothing."""
-        return Client(self, Peer("127.0.0.1:1", is_loopback))
+        return Client(self, is_loopback)
 
     def open(self, **kwargs: Any) -> Client:
         """A client with an open connection and channel 1."""
-        return self.connect().handshake(**kwargs)
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, with turns whenever one is due."""
-        broker = self.broker
-        end = broker.elapsed_ms + int(seconds * 1000)
-        while (at := broker.next_at()) and at <= end:
-            move_to(broker, at)
-            self.end_turn()
-        move_to(broker, end)
-        self.end_turn()
-
-    def end_turn(self) -> None:
-        """End the turn, and those that it asks for."""
-        self.broker.end_turn()
-        while self.broker._dirty:
-            self.broker.end_turn()
+        client = self.connect().handshake(**kwargs)
+        self.sync()
+        return client
 
 
 def start_ok(

@@ -1,38 +1,15 @@
-"""A broker without sockets, for tests of the core."""
+"""The core without protocols: messages, and consumers that record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from tests.support.server import Server
 from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
 from trivium.queues.lanes import QueueEntry
 from trivium.queues.namespace import QueueNamespace
 from trivium.queues.queue import Consumer, Queue
-from trivium.runtime.adapter import Connection
-from trivium.runtime.broker import MAX_PENDING_BYTES, Broker, Driver
+from trivium.runtime.broker import Broker
 from trivium.storage.base import Storage
-from trivium.storage.memory import MemoryStorage
 from trivium.vhost.virtual_host import VirtualHost
-
-#: Milliseconds by which the wall clock is ahead of the other one, so that a time by one of them is
-#: far from any by the other.
-CLOCK_OFFSET = 1_000_000_000_000
-
-
-class ManualDriver(Driver):
-    """Counts requested turns; the test ends them."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    def request_turn(self) -> None:
-        self.requests += 1
-
-    def write(self, connection: Connection, output: list[bytes]) -> None:
-        raise AssertionError("no connections in this test")
-
-    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        done(work())
 
 
 class RecordingConsumer(Consumer):
@@ -60,28 +37,8 @@ class RecordingConsumer(Consumer):
         return [entry.message.payload for entry in self.entries]
 
 
-class BehindStorage(MemoryStorage):
-    """Too much waits for the disk, or nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_behind = False
-
-    @property
-    def pending_bytes(self) -> int:
-        return MAX_PENDING_BYTES + 1 if self.is_behind else 0
-
-
 def open_broker(storage: Storage | None = None) -> Broker:
-    broker = Broker()
-    broker.clock_offset = CLOCK_OFFSET
-    broker.open(MemoryStorage() if storage is None else storage, ManualDriver(), [])
-    return broker
-
-
-def move_to(broker: Broker, at: int) -> None:
-    """Let time pass until ``at``, as ``Broker.next_at`` has it; none if that is past."""
-    broker.now_ms += max(at - broker.elapsed_ms, 0)
+    return Server(storage).broker
 
 
 def open_vhost(storage: Storage | None = None) -> VirtualHost:

@@ -3,209 +3,130 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from typing import Any
 
-from tests.support.core import CLOCK_OFFSET
 from tests.support.mqtt_strict import StrictClient
-from trivium.config import Config, Listen, StorageConfig
-from trivium.runtime.adapter import Connection, Peer
-from trivium.runtime.broker import Broker, Driver
+from tests.support.server import NOW_MS, Transport
+from tests.support.server import Client as BaseClient
+from tests.support.server import Server as BaseServer
+from tests.support.simulated import Host
+from trivium.config import Config
+from trivium.runtime.adapter import Adapter, Connection
 from trivium.storage.base import Storage
-from trivium.storage.memory import MemoryStorage
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 
-NOW_MS = 1_800_000_000_000
+#: session expiry interval of kept sessions of MQTT 5: some time
+KEPT = b"\x11\x00\x00\x10\x00"
 
 
-class FakeTransport:
-    """One client's end: what the broker wrote, and whether it closed.
-
-    Everything that is written must be what a strict client takes.
-    """
+class StrictTransport(Transport):
+    """Everything that is written must be what a strict client takes."""
 
     def __init__(self) -> None:
-        self.written = bytearray()
+        super().__init__()
         self.strict = StrictClient()
-        self.is_paused = False
-        self.is_closed = False
-        #: bytes that the socket holds
-        self.waiting = 0
 
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = True
-
-    def unsent(self) -> int:
-        return self.waiting
+    def wrote(self, connection: Connection, data: bytes) -> None:
+        assert isinstance(connection, MqttConnection)
+        self.strict.is_v5 = connection.is_v5
+        self.strict.take(data)
+        super().wrote(connection, data)
 
 
-class FakeDriver(Driver):
-    """Ends a turn when told to; runs blocking work when told to."""
-
-    def __init__(self) -> None:
-        self.blocking: list[tuple[Callable[[], bool], Callable[[bool], None]]] = []
-        self.turns = 0
-
-    def request_turn(self) -> None:
-        self.turns += 1
-
-    def write(self, connection: Connection, output: list[bytes]) -> None:
-        if output:
-            assert isinstance(connection.transport, FakeTransport)
-            data = b"".join(output)
-            assert isinstance(connection, MqttConnection)
-            connection.transport.strict.is_v5 = connection.is_v5
-            connection.transport.strict.take(data)
-            connection.transport.written += data
-            if connection.is_writable and not connection.is_closed:
-                connection.flushed()
-
-    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        self.blocking.append((work, done))
-
-
-class Bench:
-    """A broker with the MQTT adapter, on a clock that the test moves."""
+class Server(BaseServer):
+    """A broker that speaks MQTT."""
 
     def __init__(
         self,
         storage: Storage | None = None,
-        options: MqttOptions | None = None,
         config: Config | None = None,
         now_ms: int = NOW_MS,
+        host: Host | None = None,
+        options: MqttOptions | None = None,
     ) -> None:
-        self.adapter = MqttAdapter(MqttOptions() if options is None else options)
-        self.driver = FakeDriver()
-        self.broker = Broker(
-            Config(listen={"mqtt": Listen(0)}, storage=StorageConfig(mode="memory"))
-            if config is None
-            else config
-        )
-        self.broker.now_ms = now_ms
-        self.broker.clock_offset = CLOCK_OFFSET
-        self.seconds = 1000.0
-        self.broker.open(
-            MemoryStorage() if storage is None else storage, self.driver, [self.adapter]
-        )
+        self.options = options or MqttOptions()
+        super().__init__(storage, config, now_ms, host)
 
-    def settle(self) -> None:
-        """End turns until nothing asks for another."""
-        while True:
-            self.driver.turns = 0
-            self.broker.end_turn()
-            if not self.driver.turns:
-                return
+    def make_adapters(self) -> list[Adapter]:
+        return [MqttAdapter(self.options)]
 
-    def finish(self) -> None:
-        """Go on until nothing is due any more that is done a part in each turn."""
-        while 0 < self.broker.next_at() <= self.broker.elapsed_ms:
-            self.settle()
-        self.settle()
-
-    def sync(self) -> None:
-        """Make everything durable; here it always is."""
-        self.settle()
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, with the ticks that belong to it."""
-        whole = max(1, int(min(seconds, 5)))
-        for _ in range(whole):
-            self.seconds += seconds / whole
-            self.broker.now_ms += int(seconds * 1000 / whole)
-            self.broker.tick(self.seconds)
-        self.settle()
-
-    def client(self, is_loopback: bool = True) -> Client:
+    def connect(self, is_loopback: bool = True) -> Client:
         """A client whose TCP connection stands; it has sent nothing."""
         return Client(self, is_loopback)
 
-    def connect(
-        self, client_id: str = "c", version: int = 4, clean: bool = True, **fields: object
+    def open(
+        self, client_id: str = "c", version: int = 4, clean: bool = True, **fields: Any
     ) -> Client:
         """A client that is connected; CONNACK, for which it may have to wait, is taken."""
-        client = self.client()
+        client = self.connect()
         client.version = version
-        client.send(connect(client_id, version, clean, **fields))  # type: ignore[arg-type]
+        client.feed(connect(client_id, version, clean, **fields))
         if not client.transport.written:
             self.sync()
-        answer, rest = split_first(client.received())
-        client.transport.written += rest
+        answer = client.take_first()
         assert answer[0] == 0x20, answer
         assert answer[1][1] == 0, answer
         client.connack = answer
         return client
 
+    def open_kept(self, client_id: str = "c", version: int = 4, **fields: Any) -> Client:
+        """The same with a session that is kept, and durable."""
+        if version == 5:
+            fields.setdefault("properties", KEPT)
+        client = self.open(client_id, version, clean=False, **fields)
+        self.sync()
+        return client
 
-class Client:
-    """See ``Bench.client``."""
 
-    def __init__(self, bench: Bench, is_loopback: bool) -> None:
-        self.bench = bench
-        self.transport = FakeTransport()
+class Client(BaseClient):
+    """See ``Server.connect``."""
+
+    def __init__(self, server: Server, is_loopback: bool) -> None:
+        super().__init__(server, "mqtt", is_loopback, StrictTransport())
+        self.server = server
         self.version = 4
         self.connack: tuple[int, bytes] = (0, b"")
-        self.connection = bench.adapter.connect(self.transport, Peer("127.0.0.1:1", is_loopback))
-        bench.broker.connections.add(self.connection)
 
-    def send(self, *data: bytes) -> None:
-        """Feed bytes and end the turn."""
-        for piece in data:
-            if not self.connection.is_closed:
-                self.connection.feed(piece)
-        self.bench.settle()
+    def take(self) -> list[tuple[int, bytes]]:
+        """All packets since the last look: first byte and body."""
+        return split(self.take_bytes())
 
-    def received(self) -> bytes:
-        """All bytes written since the last call."""
-        data = bytes(self.transport.written)
-        self.transport.written.clear()
-        return data
-
-    def packets(self) -> list[tuple[int, bytes]]:
-        """All packets since the last call: first byte and body."""
-        return split(self.received())
-
-    def packet(self) -> tuple[int, bytes]:
-        """The only packet since the last call."""
-        found = self.packets()
+    def take_one(self) -> tuple[int, bytes]:
+        """The only packet since the last look."""
+        found = self.take()
         assert len(found) == 1, found
         return found[0]
 
-    @property
-    def is_closed(self) -> bool:
-        return self.transport.is_closed
-
-    def lose(self) -> None:
-        """The network fails."""
-        self.connection.is_closed = True
-        self.bench.broker.connections.discard(self.connection)
-        self.connection.lost()
-        self.bench.settle()
+    def take_first(self) -> tuple[int, bytes]:
+        """The first packet since the last look; the others stay."""
+        found, rest = split_first(self.take_bytes())
+        self.transport.written += rest
+        return found
 
     def leave(self) -> None:
         """DISCONNECT, then the end of the TCP connection."""
-        self.send(b"\xe0\x00")
+        self.feed(b"\xe0\x00")
         self.lose()
 
     def subscribe(
         self, topic_filter: str, options: int = 0, packet_id: int = 1, properties: bytes = b""
     ) -> None:
         """Subscribe, expecting success; retained messages stay to be read."""
-        self.send(subscribe(topic_filter, options, packet_id, self.version, properties))
-        data = self.received()
-        answer, rest = split_first(data)
+        self.feed(subscribe(topic_filter, options, packet_id, self.version, properties))
+        answer = self.take_first()
         assert answer[0] == 0x90, answer
         assert answer[1][-1] == options & 3, answer
-        self.transport.written[:0] = rest
+
+
+def subscribed(server: Server, qos: int = 2, client_id: str = "c") -> Client:
+    """A client with a kept, durable subscription to ``t``."""
+    client = server.open_kept(client_id)
+    client.feed(subscribe("t", qos))
+    server.sync()
+    assert client.take_bytes() == bytes((0x90, 3, 0, 1, qos))
+    return client
 
 
 def split_first(data: bytes) -> tuple[tuple[int, bytes], bytes]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
 
-from tests.support.core import CLOCK_OFFSET
-from trivium.config import Config
-from trivium.runtime.adapter import Connection, Peer
-from trivium.runtime.broker import Broker, Driver
-from trivium.storage.base import DurabilityWaiter, Log, Storage
-from trivium.storage.memory import MemoryStorage
-from trivium.vhost.virtual_host import VirtualHost
+from tests.support.server import Client as BaseClient
+from tests.support.server import Server as BaseServer
+from trivium.runtime.adapter import Adapter
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.connection import NativeConnection
 from trivium_native.wire import frames
@@ -22,93 +17,18 @@ from trivium_native.wire import frames
 Received = tuple[int, int, bytes]
 
 
-class LateStorage(MemoryStorage):
-    """Batches become durable when the test says so."""
+class Client(BaseClient):
+    """A client that has sent nothing yet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_durable = True
-        self.batch = 1
-        self._waiters: list[DurabilityWaiter] = []
+    connection: NativeConnection
 
-    def wait(self, waiter: DurabilityWaiter) -> int:
-        self._waiters.append(waiter)
-        return self.batch
-
-    def commit(self) -> None:
-        self.batch += 1
-
-    def sync(self) -> None:
-        self.durable = self.batch - 1
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.batch_durable(self.durable)
-
-
-class ManualDriver(Driver):
-    """The test ends the turns; work for the thread pool waits until it says so."""
-
-    def __init__(self) -> None:
-        self.work: list[Callable[[], None]] = []
-        self.is_pool_busy = False
-        self.wake = 0
-
-    def write(self, connection: Connection, output: list[bytes]) -> None:
-        transport = connection.transport
-        assert isinstance(transport, Wire)
-        transport.received += b"".join(output)
-        if connection.is_writable and not connection.is_closed:
-            connection.flushed()
-
-    def wake_at(self, at: int) -> None:
-        self.wake = at
-
-    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        if self.is_pool_busy:
-            self.work.append(lambda: done(work()))
-        else:
-            done(work())
-
-
-class Wire:
-    """One client's end, and the connection's transport."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.received = b""
-        self.is_reading = True
-        self.is_closed = False
-        #: bytes that the socket holds
-        self.waiting = 0
-        connection = site.adapter.connect(self, Peer("127.0.0.1:5", True))
-        assert isinstance(connection, NativeConnection)
-        self.connection = connection
-        site.broker.connections.add(self.connection)
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = True
-
-    def unsent(self) -> int:
-        return self.waiting
-
-    def feed(self, data: bytes) -> None:
-        """Bytes arrive in a turn of their own."""
-        if not self.connection.is_closed:
-            self.connection.feed(data)
-        self.site.turn()
+    def __init__(self, server: Server) -> None:
+        super().__init__(server, "native")
+        self.server = server
 
     def take(self) -> list[Received]:
-        """The frames that came since the last time, cut without the code under test."""
-        data, self.received = self.received, b""
+        """The frames that came since the last look, cut without the code under test."""
+        data = self.take_bytes()
         found: list[Received] = []
         while data:
             length, kind, correlation = struct.unpack_from("<IBQ", data)
@@ -118,8 +38,7 @@ class Wire:
 
     def send(self, kind: int, correlation: int, body: bytes | dict[str, Any]) -> list[Received]:
         """Send one frame; what came back by the end of its turn."""
-        raw = msgpack.packb(body) if isinstance(body, dict) else body
-        self.feed(struct.pack("<IBQ", 9 + len(raw), kind, correlation) + raw)
+        self.feed(frame(kind, correlation, body))
         return self.take()
 
     def ask(self, kind: int, /, **fields: Any) -> dict[str, Any]:
@@ -136,66 +55,37 @@ class Wire:
         code: int = msgpack.unpackb(body)[0]
         return code
 
-    def lose(self) -> None:
-        """The connection breaks."""
-        self.connection.is_closed = True
-        self.site.broker.connections.discard(self.connection)
-        self.connection.lost()
-        self.site.turn()
 
+class Server(BaseServer):
+    """A broker that speaks the native protocol."""
 
-class Site:
-    """A broker with the native adapter."""
+    def make_adapters(self) -> list[Adapter]:
+        return [NativeAdapter()]
 
-    def __init__(self, storage: Storage | None = None, config: Config | None = None) -> None:
-        self.driver = ManualDriver()
-        self.adapter = NativeAdapter()
-        self.broker = Broker(config)
-        self.storage = MemoryStorage() if storage is None else storage
-        self.broker.open(self.storage, self.driver, [self.adapter])
-        self.broker.now_ms = 1_700_000_000_000
-        self.broker.clock_offset = CLOCK_OFFSET
+    def connect(self) -> Client:
+        """A client that has sent nothing."""
+        return Client(self)
 
-    @property
-    def vhost(self) -> VirtualHost:
-        return self.broker.vhosts["/"]
-
-    def turn(self) -> None:
-        self.broker.end_turn()
-
-    def advance(self, milliseconds: int) -> None:
-        """Time passes; timers that are due run."""
-        self.broker.now_ms += milliseconds
-        self.turn()
-
-    def pass_seconds(self, seconds: int) -> None:
-        """Time passes, with the tick of each second."""
-        for _ in range(seconds):
-            self.broker.now_ms += 1000
-            self.broker.tick(0.0)
-        self.turn()
-
-    def sync(self) -> None:
-        """Everything so far is on disk."""
-        assert isinstance(self.storage, LateStorage)
-        self.storage.sync()
-        self.turn()
-
-    def greet(self, heartbeat: int = 0) -> Wire:
+    def greet(self, heartbeat: int = 0) -> Client:
         """A client that has said HELLO."""
-        wire = Wire(self)
+        client = self.connect()
         hello = {"protocol": "trivium", "version": 1, "heartbeat": heartbeat}
-        ((kind, correlation, _),) = wire.send(frames.HELLO, 1, hello)
+        ((kind, correlation, _),) = client.send(frames.HELLO, 1, hello)
         assert (kind, correlation) == (frames.HELLO, 1)
-        return wire
+        return client
 
-    def client(self, heartbeat: int = 0) -> Wire:
+    def open(self, heartbeat: int = 0) -> Client:
         """A client that is in."""
-        wire = self.greet(heartbeat)
-        assert wire.send(frames.AUTH, 2, {"username": "guest", "password": b"guest"}) == [
+        client = self.greet(heartbeat)
+        assert client.send(frames.AUTH, 2, {"username": "guest", "password": b"guest"}) == [
             (frames.OK, 2, b"\x80")
         ]
-        return wire
+        return client
+
+
+def frame(kind: int, correlation: int, body: bytes | dict[str, Any]) -> bytes:
+    raw = msgpack.packb(body) if isinstance(body, dict) else body
+    return struct.pack("<IBQ", 9 + len(raw), kind, correlation) + raw
 
 
 def entry(
@@ -256,30 +146,3 @@ def payloads(received: list[Received]) -> list[bytes]:
 
 def settle(subscription: int, first: int, last: int, flags: int = 0) -> bytes:
     return struct.pack("<IIQQ", subscription, flags, first, last)
-
-
-class ColdLog(Log):
-    """A log of which only what was loaded is in memory, up to the next ``load``."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.first_offset = log.first_offset
-        self.next_offset = log.next_offset
-        self.loads: list[tuple[int, int]] = []
-        self._ready: list[Callable[[], None]] = []
-        self._loaded = -1
-
-    def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
-        return self._log.read(offset, 1, max_bytes)
-
-    def is_loaded(self, offset: int) -> bool:
-        return offset == self._loaded or offset >= self.next_offset
-
-    def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
-        self.loads.append((offset, max_bytes))
-        self._ready.append(ready)
-
-    def finish_load(self) -> None:
-        """The disk has answered, in a turn of its own."""
-        self._loaded = self.loads[-1][0]
-        self._ready.pop()()

@@ -458,6 +458,11 @@ class Host:
     def _wake(self) -> None:
         self.wakes += 1
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no lane has work, and the loop nothing that they posted."""
+        return not self.calls and not any(lane.queue for lane in self.executor.lanes.values())
+
     def step(self) -> None:
         """Every lane does one work, and the loop what they posted."""
         for lane in self.executor.lanes.values():
@@ -489,7 +494,6 @@ class Host:
         while True:
             wakes = self.wakes
             self.storage.commit()
-            is_idle = not any(lane.queue for lane in self.executor.lanes.values())
-            if is_idle and not self.calls and self.wakes == wakes:
+            if self.is_idle and self.wakes == wakes:
                 return
             self.step()

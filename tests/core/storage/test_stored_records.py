@@ -1,7 +1,7 @@
 """What logs and tables hold is, byte by byte, what docs/stored-records.md says.
 
 A broker in which everything is used crashes and starts again; then its tables are read with SQLite
-from tests.support.core import broker_of
+from tests.support.core import (broker_of)
 from the catalog, and its records and notes as bytes from the logs.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.mqtt.test_durability import DiskBench
 from tests.support.core import broker_of, message
-from tests.support.mqtt import Client, publish, subscribe, text
+from tests.support.mqtt import Client, Server, publish, subscribe, text
 from tests.support.native import entry
 from tests.support.native import publish as publish_native
+from tests.support.simulated import Host
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -70,12 +70,12 @@ def declare_everything(vhost: VirtualHost) -> None:
     vhost.transactional.open(b"t")
 
 
-def use_mqtt(bench: DiskBench) -> None:
+def use_mqtt(server: Server) -> None:
     will = ("w", b"gone", 1, False)
-    receiver = bench.connect_kept("c", 5, will=will, will_properties=b"\x18\x00\x00\x00\x3c")
-    receiver.send(subscribe("t/+", 2, 1, 5, b"\x0b\x05"), subscribe("$share/g/u", 1, 2, 5))
-    sender = bench.connect_kept("s", 5)
-    sender.send(
+    receiver = server.open_kept("c", 5, will=will, will_properties=b"\x18\x00\x00\x00\x3c")
+    receiver.feed(subscribe("t/+", 2, 1, 5, b"\x0b\x05"), subscribe("$share/g/u", 1, 2, 5))
+    sender = server.open_kept("s", 5)
+    sender.feed(
         publish("u", b"one", 1, 10, 5),
         publish("t/1", b"two", 2, 9, 5),
         publish("r", b"kept", 1, 11, 5, retain=True),
@@ -83,13 +83,13 @@ def use_mqtt(bench: DiskBench) -> None:
         publish("home/attic", b"later", 1, 13, 5, properties=user_property("x-delay", "9999999")),
     )
     publish_example(sender)
-    bench.sync()
+    server.sync()
     receiver.lose()
 
 
 def publish_example(sender: Client) -> None:
     properties = b"\x02\x00\x00\x00\x3c" + b"\x03" + text("text/plain")
-    sender.send(publish("home/attic", b"21.5", 1, 14, 5, properties=properties))
+    sender.feed(publish("home/attic", b"21.5", 1, 14, 5, properties=properties))
 
 
 def put(queue: Queue, *payloads: bytes) -> None:
@@ -97,24 +97,24 @@ def put(queue: Queue, *payloads: bytes) -> None:
         queue.put(message(payload), b"")
 
 
-def compact(bench: DiskBench, stream: Stream) -> None:
+def compact(server: Server, stream: Stream) -> None:
     for key, payload in ((b"a", bytes(65536)), (b"newest", b"")):
-        now = bench.broker.now_ms
+        now = server.broker.now_ms
         stream.accept(Message(0, Address("amq.topic", key), b"", payload, 1, True, now))
-        bench.sync()
+        server.sync()
     for _ in range(2):
-        bench.advance(10)
-        bench.sync()
+        server.advance(10)
+        server.sync()
 
 
 @pytest.fixture(scope="module")
-def bench() -> DiskBench:
+def server() -> Server:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "token_hex", lambda size: INCARNATION)
-        bench = DiskBench()
-        vhost = bench.broker.vhosts["/"]
+        server = Server(host=Host())
+        vhost = server.broker.vhosts["/"]
         declare_everything(vhost)
-    use_mqtt(bench)
+    use_mqtt(server)
     back = vhost.queues["back"]
     put(back, b"settled", b"returned", b"rejected")
     settled, returned, rejected = back.get(), back.get(), back.get()
@@ -125,16 +125,16 @@ def bench() -> DiskBench:
     back.requeue(returned)
     back.reject(rejected)
     vhost.delays.add(delayed(), [b"cc"])
-    bench.sync()
+    server.sync()
     stream = vhost.streams["s"]
-    compact(bench, stream)
+    compact(server, stream)
     vhost.groups.commit("g", stream, [(0, 1)])
     vhost.memberships.join_exclusively("g", "h")
     vhost.memberships.join_exclusively("forgotten", "h")
     vhost.memberships.leave("forgotten", "h", 1)
     Parts(broker_of(vhost), vhost, ProtocolMetrics()).stage(b"t", 2, "part", 0, 1, entry())
-    bench.sync()
-    return bench.crash()
+    server.sync()
+    return server.crash()
 
 
 def delayed() -> Message:
@@ -142,12 +142,12 @@ def delayed() -> Message:
 
 
 @pytest.fixture(scope="module")
-def rows(bench: DiskBench) -> Rows:
+def rows(server: Server) -> Rows:
     """Every row of every table; a table without rows is there once, without key and value."""
-    bench.host.storage._checkpoint_size = 1
-    bench.host.commit()
+    server.host.storage._checkpoint_size = 1
+    server.host.commit()
     connection = sqlite3.connect(":memory:")
-    connection.deserialize(bytes(bench.host.disk.content("data/catalog.sqlite")))
+    connection.deserialize(bytes(server.host.disk.content("data/catalog.sqlite")))
     found = connection.execute(
         "SELECT name, key, value FROM key_table LEFT JOIN key_value ON number = key_table"
     ).fetchall()
@@ -231,9 +231,9 @@ def test_keys_and_values_that_the_examples_do_not_have(rows: Rows) -> None:
 # Logs
 
 
-def test_every_log_is_named_as_the_page_says(bench: DiskBench) -> None:
+def test_every_log_is_named_as_the_page_says(server: Server) -> None:
     stream = f"stream///s/{INCARNATION}/0"
-    assert set(bench.host.storage.log_names()) == {
+    assert set(server.host.storage.log_names()) == {
         "queue/1://0/q",
         "queue/1://1/q",
         "queue/1://0/d",
@@ -257,34 +257,34 @@ def test_every_log_is_named_as_the_page_says(bench: DiskBench) -> None:
 
 
 def test_the_size_in_a_queue_logs_name_counts_characters() -> None:
-    bench = DiskBench()
-    bench.broker.declare_vhost("ö/").declare_queue("a/b", durable=True)
-    assert bench.host.storage.log_names() == ["queue/2:ö//0/a/b"]
+    server = Server(host=Host())
+    server.broker.declare_vhost("ö/").declare_queue("a/b", durable=True)
+    assert server.host.storage.log_names() == ["queue/2:ö//0/a/b"]
 
 
-def test_a_streams_logs_follow_one_another(bench: DiskBench) -> None:
+def test_a_streams_logs_follow_one_another(server: Server) -> None:
     log = f"stream///s/{INCARNATION}/0"
-    assert list(bench.host.contents(f"{log}/compacted/1")) == [0]
-    assert list(bench.host.contents(log)) == [1]
+    assert list(server.host.contents(f"{log}/compacted/1")) == [0]
+    assert list(server.host.contents(log)) == [1]
     for name in (log, f"{log}/compacted/1"):
-        ((record, note),) = bench.host.contents(name).values()
+        ((record, note),) = server.host.contents(name).values()
         assert (record[:4], note) == (b"TRVB", b"")
 
 
-def test_a_parts_log_holds_bodies_of_publish(bench: DiskBench) -> None:
-    assert bench.host.contents("part/1://1:t/part") == {0: (publish_native(entry()), b"")}
+def test_a_parts_log_holds_bodies_of_publish(server: Server) -> None:
+    assert server.host.contents("part/1://1:t/part") == {0: (publish_native(entry()), b"")}
 
 
 # Messages
 
 
-def test_a_message_is_stored_as_the_example(bench: DiskBench) -> None:
+def test_a_message_is_stored_as_the_example(server: Server) -> None:
     assert example("message a").hex(" ") == (
         "05 01 00 00 00 50 5c 18 a3 01 00 00 60 3a 5d 18 a3 01 00 00 09 00 0a 00 00 00 12 00 00 00 "
         "61 6d 71 2e 74 6f 70 69 63 68 6f 6d 65 2e 61 74 74 69 63 "
         "02 00 00 00 3c 03 00 0a 74 65 78 74 2f 70 6c 61 69 6e 32 31 2e 35"
     )
-    assert bench.host.contents("queue/1://0/q") == {0: (example("message a"), b"")}
+    assert server.host.contents("queue/1://0/q") == {0: (example("message a"), b"")}
 
 
 def test_a_message_that_has_everything_is_stored_as_the_example() -> None:
@@ -332,8 +332,8 @@ def test_each_flag_has_its_bit(flags: int, changes: dict[str, Any]) -> None:
     assert made.record()[0] == flags
 
 
-def test_the_annotations_of_a_dead_letter(bench: DiskBench) -> None:
-    ((record, note),) = bench.host.contents("queue/1://0/dead").values()
+def test_the_annotations_of_a_dead_letter(server: Server) -> None:
+    ((record, note),) = server.host.contents("queue/1://0/dead").values()
     assert note == b""
     size = int.from_bytes(record[34:38], "little")
     # Persistent, at least once, annotations; no exchange, routing key "dead", no header.
@@ -359,13 +359,13 @@ def test_the_annotations_of_a_dead_letter(bench: DiskBench) -> None:
 # Notes
 
 
-def test_notes_of_a_session(bench: DiskBench) -> None:
-    notes = [note for _, note in bench.host.contents("queue/1://0/amq.mqtt-session.c").values()]
+def test_notes_of_a_session(server: Server) -> None:
+    notes = [note for _, note in server.host.contents("queue/1://0/amq.mqtt-session.c").values()]
     assert notes == [bytes.fromhex("09c44acdce4a9d6eb5"), bytes.fromhex("020b05")]
     assert notes == [example("note share"), example("note session")]
 
 
-def test_notes_of_delayed_messages(bench: DiskBench) -> None:
-    notes = [note for _, note in bench.host.contents("queue/1://0/amq.delayed").values()]
+def test_notes_of_delayed_messages(server: Server) -> None:
+    notes = [note for _, note in server.host.contents("queue/1://0/amq.delayed").values()]
     assert notes == [b"", bytes.fromhex("91c4026363")]
     assert notes[1] == example("note delayed")
