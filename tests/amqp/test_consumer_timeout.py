@@ -172,6 +172,36 @@ def test_what_awaits_the_commit_of_its_acknowledgement_does_not_count() -> None:
     assert timed_out(patient.wait(late(10))) == 10_000
 
 
+def test_the_oldest_delivery_counts_though_a_rollback_has_put_it_behind_later_ones() -> None:
+    patient = start({"x-consumer-timeout": 10_000}, seconds=0)
+    client = patient.client
+    client.declare("patient")
+    patient.fill(queue="patient")
+    client.call(Tx.Select())
+    client.get("q", no_ack=False)
+    client.get("patient", no_ack=False)
+    client.call(Basic.Ack(1))
+    client.call(Tx.Rollback())
+    assert timed_out(patient.wait(late(10))) == 10_000
+
+
+def test_the_oldest_delivery_has_time_though_a_later_one_has_not() -> None:
+    """As RabbitMQ does it: those behind the oldest one are not looked at."""
+    patient = start({"x-consumer-timeout": 10_000}, seconds=0)
+    client = patient.client
+    client.declare("patient")
+    patient.fill(queue="patient")
+    client.call(Tx.Select())
+    client.get("patient", no_ack=False)
+    client.get("q", no_ack=False)
+    client.call(Basic.Ack(1))
+    client.call(Tx.Rollback())
+    assert patient.wait(late(10)) == []
+    client.call(Basic.Ack(1))
+    client.call(Tx.Commit())
+    assert timed_out(patient.wait(late(10))) == 10_000
+
+
 def test_what_waits_for_its_channel_to_be_read_is_not_late() -> None:
     """Acknowledgements may lie in the input that is held back."""
     patient = start(seconds=10)

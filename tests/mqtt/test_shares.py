@@ -411,6 +411,36 @@ def test_when_the_broker_stops_only_kept_sessions_take_over() -> None:
     assert sorted(payloads(kept)) == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_client_waits_also_for_the_session_of_another_that_waited_with_it() -> None:
+    server = Server(host=Host())
+    leaving = server.open("leaving", 5, clean=False, properties=KEPT)
+    leaving.feed(subscribe("$share/g/t", 1, 1, 5))
+    server.sync()
+    leaving.lose()
+    server.open("s", 5).feed(numbered(3000))
+    server.sync()
+    staying = server.open("staying", 5)
+    staying.subscribe("$share/g/t", 1)
+    ending, first, second = (server.connect() for _ in range(3))
+    ending.connection.feed(connect("leaving", 5))
+    ending.lose()
+    first.connection.feed(
+        connect("leaving", 5, clean=False, properties=KEPT)
+        + subscribe("$share/g/t", 1, 1, 5)
+        + numbered(5000, first=3000)
+    )
+    second.connection.feed(connect("leaving", 5) + subscribe("u", 1, 1, 5))
+    first.version = second.version = 5
+    for _ in range(20):
+        server.advance(0.1)
+        server.sync()
+    assert [packet for packet, _ in first.take()][-1] == 0xE0
+    assert first.is_closed
+    assert not second.is_closed
+    assert [packet for packet, _ in second.take()] == [0x20, 0x90]
+    assert sorted(payloads(staying), key=int) == [b"%d" % n for n in range(8000)]
+
+
 @pytest.mark.pure
 @pytest.mark.parametrize("topic_filter", ["t", "+/#", "$share/g/t"])
 def test_how_many_share_a_filter_makes_no_difference_to_one_that_comes_or_leaves(

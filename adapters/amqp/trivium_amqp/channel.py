@@ -49,7 +49,7 @@ class Channel:
         #: an exception was sent; everything but channel.close-ok is ignored (2.2.5)
         self.is_closing = False
         #: deliveries that await an acknowledgement, by delivery tag, in ascending order but for
-        #: those that a rollback has put back
+        #: those that a rollback has put back since ``check_timeout`` was called last
         self.unacked: dict[int, Held] = {}
         self.delivery_tag = 0
         self.consumers: dict[str, AmqpConsumer] = {}
@@ -66,6 +66,8 @@ class Channel:
         self.reply_queue: Queue | None = None
         self.publisher = Publisher(connection, number)
         self._lowest_tag = 1
+        #: whether ``unacked`` is in ascending order
+        self._is_in_order = True
         self._times = DeliveryTimes()
         # Tags of consumers that were cancelled by what is being carried out; None at other times.
         self._cancelled: list[str] | None = None
@@ -201,6 +203,7 @@ class Channel:
         for tag, held in taken:
             self.unacked[tag] = held
             self._lowest_tag = min(self._lowest_tag, tag)
+        self._is_in_order = False
 
     def new_delivery(self, entry: QueueEntry, no_ack: bool) -> int:
         """The delivery tag of a message that is handed out without a consumer (basic.get)."""
@@ -220,6 +223,11 @@ class Channel:
         if not self.unacked:
             self._times.clear()
             return
+        if not self._is_in_order:
+            in_order = sorted(self.unacked.items())
+            self.unacked.clear()
+            self.unacked.update(in_order)
+            self._is_in_order = True
         oldest = next(iter(self.unacked))
         entry, consumer = self.unacked[oldest]
         timeout = entry.queue.settings.consumer_timeout / 1000

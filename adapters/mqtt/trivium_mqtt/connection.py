@@ -268,7 +268,9 @@ class MqttConnection(Reader):
         connect = self._connect
         if connect is not None and not self.is_closed:
             self._accept(connect)
-            self.continue_input(FOR_SESSION)
+            # Another that waited may have had a session meanwhile, whose end it waits for now.
+            if self._state == IS_CONNECTED:
+                self.continue_input(FOR_SESSION)
 
     def _refuse_connect(self, reason: int) -> None:
         """Answer CONNECT with a refusal, where its version has a code for it, and close."""
