@@ -258,7 +258,8 @@ class Message:
                 flags |= _ANNOTATED
                 packed = pack(self.annotations)
                 extra += _U32.pack(len(packed)) + packed
-            address = self.address
+            key_size = len(self.address.key)
+            address = self.address.encoded()
             found = b"".join(
                 (
                     _RECORD.pack(
@@ -268,11 +269,11 @@ class Message:
                         self.hops,
                         self.timestamp,
                         self.expires,
-                        len(address.exchange.encode()),
-                        len(address.key),
+                        len(address) - key_size,
+                        key_size,
                         len(self.header),
                     ),
-                    address.encoded(),
+                    address,
                     extra,
                     self.header,
                     self.payload,
