@@ -23,6 +23,8 @@ V311: Final = MQTTProtocolVersion.MQTTv311
 V5: Final = MQTTProtocolVersion.MQTTv5
 #: How long anything may take before the test fails; only failures take as long.
 PATIENCE: Final = 20.0
+#: seconds
+HOUR: Final = 3600
 
 T = TypeVar("T")
 
@@ -298,3 +300,10 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIEN
             return
         waiting.wait(0.02)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def expect_nothing_before(client: Mqtt, publisher: Mqtt, topic: str) -> None:
+    """Check that the next message which ``client`` gets is one that is published now."""
+    publisher.publish(topic, b"marker")
+    message = client.receive()
+    assert (message.topic, bytes(message.payload)) == (topic, b"marker")

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from interop.mqtt import V5, V31, V311, Mqtt
+from interop.mqtt import HOUR, V5, V31, V311, Mqtt, expect_nothing_before
 
 VERSIONS = pytest.mark.parametrize("version", [V311, V5], ids=["v311", "v5"])
-HOUR = 3600
-
-
-def expect_nothing_before(client: Mqtt, publisher: Mqtt, topic: str) -> None:
-    """Check that the next message which ``client`` gets is one that is published now."""
-    publisher.publish(topic, b"marker")
-    message = client.receive()
-    assert (message.topic, bytes(message.payload)) == (topic, b"marker")
 
 
 @VERSIONS

@@ -10,8 +10,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from interop.mqtt import V5, V311, Mqtt, given, properties
-from interop.test_paho import HOUR, expect_nothing_before
+from interop.mqtt import HOUR, V5, V311, Mqtt, expect_nothing_before, given, properties
 
 
 def received_properties(found: Properties | None) -> dict[str, object]:

@@ -6,16 +6,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from tests.support.commands import COMMAND
 from trivium_native import connect
 from trivium_native.values import Publication
 
-COMMAND = [sys.executable, "-m", "trivium"]
 SCHEMES = {"mqtt": "mqtt", "amqp": "amqp", "trivium": "native"}
 TIMEOUT = 60
 

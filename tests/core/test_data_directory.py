@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.test_cli import NO_PROTOCOLS, run, serve
+from tests.support.commands import NO_PROTOCOLS, run, serve
 from tests.support.directory_writer import DirectoryWriter
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE, main
 from trivium.cli.data_directory import check_record, describe

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from tests.support.core import message
-from trivium.messages.message import Address, HeaderValue, Message, Properties
+from trivium.messages.message import Address, HeaderValue, Message
 from trivium.messages.topics import topic_of
 from trivium.routing.exchanges import Binding, Destination, Exchange, make_exchange
 
@@ -134,5 +134,5 @@ def test_headers_exchange(arguments: dict[str, HeaderValue], is_matched: bool) -
     headers = exchange("headers")
     headers.bind(Binding(Sink(), b"", arguments))
     sent = message()
-    sent._properties = Properties(headers=list(HEADERS.items()))
+    sent.annotations = HEADERS
     assert (match(headers, b"", sent) == [b""]) is is_matched

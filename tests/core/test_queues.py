@@ -7,35 +7,12 @@ import pytest
 import trivium.queues.lanes
 from tests.support.core import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
 from tests.support.steps import steps
+from tests.support.storages import HeldStorage
 from trivium.errors import AccessRefused
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue
 from trivium.queues.queue import Queue
-from trivium.storage.base import DurabilityWaiter, Storage
-from trivium.storage.memory import MemoryStorage
+from trivium.storage.base import Storage
 from trivium.vhost.virtual_host import VirtualHost, queue_log_name
-
-
-class HeldStorage(MemoryStorage):
-    """Claims to be durable; batches become so when the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_durable = True
-        self.batch = 1
-        self.waiters: list[DurabilityWaiter] = []
-
-    def wait(self, waiter: DurabilityWaiter) -> int:
-        self.waiters.append(waiter)
-        return self.batch
-
-    def commit(self) -> None:
-        self.batch += 1
-
-    def complete(self) -> None:
-        self.durable = self.batch - 1
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            waiter.batch_durable(self.durable)
 
 
 def queue_of(

@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
+from tests.support.storages import HeldStorage
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.messages.message import (
     PROTOCOL_NONE,
@@ -19,7 +20,7 @@ from trivium.messages.message import (
 )
 from trivium.routing.exchanges import ACCEPTED, Binding
 from trivium.runtime.broker import Broker
-from trivium.storage.base import DurabilityWaiter, Log
+from trivium.storage.base import Log
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.compression import CODECS
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
@@ -55,29 +56,6 @@ def codec() -> KeyCodec:
     return made
 
 
-class LateStorage(MemoryStorage):
-    """Batches become durable when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_durable = True
-        self.batch = 1
-        self._waiters: list[DurabilityWaiter] = []
-
-    def wait(self, waiter: DurabilityWaiter) -> int:
-        self._waiters.append(waiter)
-        return self.batch
-
-    def commit(self) -> None:
-        self.batch += 1
-
-    def sync(self) -> None:
-        self.durable = self.batch - 1
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.batch_durable(self.durable)
-
-
 class Reader(StreamReader):
     def __init__(self) -> None:
         self.moved = 0
@@ -91,12 +69,12 @@ class Reader(StreamReader):
 
 
 @pytest.fixture
-def storage() -> LateStorage:
-    return LateStorage()
+def storage() -> HeldStorage:
+    return HeldStorage()
 
 
 @pytest.fixture
-def broker(storage: LateStorage) -> Broker:
+def broker(storage: HeldStorage) -> Broker:
     return open_broker(storage)
 
 
@@ -123,7 +101,7 @@ def test_a_turn_makes_one_batch_per_partition(broker: Broker, stream: Stream) ->
 
 
 def test_accept_returns_the_batch_that_makes_it_durable(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     assert stream.accept(message(b"1")) == storage.batch
     before = storage.batch
@@ -144,20 +122,20 @@ def test_in_memory_nothing_is_waited_for() -> None:
 
 
 def test_readers_see_only_durable_records(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     partition = stream.partitions[0]
     stream.accept(message(b"1"))
     broker.end_turn()
     assert (partition.high_watermark, partition.next_offset) == (0, 1)
     assert payloads(partition) == []
-    storage.sync()
+    storage.complete()
     assert partition.high_watermark == 1
     assert payloads(partition) == [b"1"]
 
 
 def test_the_watermark_stops_at_the_durable_batch(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     partition = stream.partitions[0]
     for n in range(3):
@@ -165,12 +143,12 @@ def test_the_watermark_stops_at_the_durable_batch(
         broker.end_turn()
     partition.batch_durable(storage.batch - 2)
     assert payloads(partition) == [b"0", b"1"]
-    storage.sync()
+    storage.complete()
     assert payloads(partition) == [b"0", b"1", b"2"]
 
 
 def test_a_waiting_reader_is_told_once_when_the_watermark_moves(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     reader, other = Reader(), Reader()
     partition = stream.partitions[0]
@@ -180,21 +158,21 @@ def test_a_waiting_reader_is_told_once_when_the_watermark_moves(
     stream.accept(message(b"1"))
     broker.end_turn()
     assert reader.moved == 0
-    storage.sync()
+    storage.complete()
     stream.accept(message(b"2"))
     broker.end_turn()
-    storage.sync()
+    storage.complete()
     assert (reader.moved, other.moved) == (1, 0)
 
 
 def test_read_starts_with_the_batch_that_holds_the_offset(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     for turn in (b"abc", b"de", b"f"):
         for letter in turn:
             stream.accept(message(bytes([letter])))
         broker.end_turn()
-    storage.sync()
+    storage.complete()
     partition = stream.partitions[0]
     assert [base for base, _ in partition.read(2, 1 << 20)] == [0, 3, 5]
     assert [base for base, _ in partition.read(3, 1 << 20)] == [3, 5]
@@ -203,14 +181,14 @@ def test_read_starts_with_the_batch_that_holds_the_offset(
 
 
 def test_a_large_turn_is_cut_into_batches(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     for _ in range(BATCH_RECORDS + 1):
         stream.accept(message(b""))
     stream.accept(message(bytes(1 << 20)))
     stream.accept(message(b"end"))
     broker.end_turn()
-    storage.sync()
+    storage.complete()
     partition = stream.partitions[0]
     bases = [base for base, _ in partition.read(0, 1 << 30)]
     assert bases == [0, BATCH_RECORDS, BATCH_RECORDS + 2]
@@ -457,7 +435,7 @@ def test_the_same_declaration_gives_the_same_stream(broker: Broker, stream: Stre
 
 
 def test_a_deleted_stream_drops_its_records_and_tells_its_readers(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     vhost = broker.vhosts["/"]
     reader = Reader()
@@ -467,7 +445,7 @@ def test_a_deleted_stream_drops_its_records_and_tells_its_readers(
     vhost.delete_stream("s")
     assert reader.gone == 1
     broker.end_turn()
-    storage.sync()
+    storage.complete()
     assert storage.log_names() == []
     assert partition.high_watermark == 0
     with pytest.raises(NotFound):
@@ -475,7 +453,7 @@ def test_a_deleted_stream_drops_its_records_and_tells_its_readers(
 
 
 def test_a_new_stream_of_the_same_name_is_another_incarnation(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     vhost = broker.vhosts["/"]
     stream.accept(message(b"1"))
@@ -487,7 +465,7 @@ def test_a_new_stream_of_the_same_name_is_another_incarnation(
 
 
 def test_a_stream_comes_back_with_its_records_and_bindings(
-    broker: Broker, storage: LateStorage, stream: Stream
+    broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     vhost = broker.vhosts["/"]
     vhost.bind(vhost.exchange("amq.topic"), Binding(stream, b"#"))

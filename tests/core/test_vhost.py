@@ -11,7 +11,7 @@ import pytest
 from tests.support.core import RecordingConsumer, drain, message, open_broker, open_vhost
 from tests.support.steps import steps
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
-from trivium.messages.message import HeaderValue, Message, Properties
+from trivium.messages.message import HeaderValue, Message
 from trivium.routing.exchanges import REJECTED, Binding, Destination, Exchange
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost.virtual_host import VirtualHost, queue_log_name
@@ -106,7 +106,7 @@ def test_headers_exchange_routes_by_each_message(vhost: VirtualHost) -> None:
     assert route.depends_on_message
     for value, expected in ((1, ["q"]), (2, [])):
         sent = message()
-        sent._properties = Properties(headers=[("a", value)])
+        sent.annotations = {"a": value}
         assert [d.name for d in route.resolve(sent).destinations] == expected
 
 

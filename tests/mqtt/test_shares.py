@@ -342,8 +342,7 @@ def test_a_former_session_whose_last_messages_expire_while_they_are_read_back_en
     for number in range(10):
         sender.feed(publish("t", bytes(50_000), 1, number + 1, 5, properties=expiring) * 10)
     server.sync()
-    server.host.storage._journal_bytes = 1 << 40
-    server.host.commit()
+    server.host.checkpoint()
     server = server.crash()
     queue = server.broker.vhosts["/"].queues["amq.mqtt-session.leaving"]
     staying = server.open("staying", 5)

@@ -9,8 +9,20 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.native.test_transactions import CONFIG, Machine, code, crashes, into, ok, records, tx
-from tests.support.native import Client, Received, Server, entry, publish
+from tests.support.native import (
+    CONFIG,
+    Client,
+    Received,
+    Server,
+    code,
+    entry,
+    into,
+    ok,
+    publish,
+    records,
+    tx,
+)
+from tests.support.simulated import Host, crashes
 from tests.support.storages import ColdLog, HeldStorage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost.virtual_host import VirtualHost
@@ -451,49 +463,49 @@ def test_a_producer_is_deleted_with_its_number_and_what_it_staged(
 
 
 def test_each_message_is_published_once_at_every_crash_point(small: None) -> None:
-    machine = Machine()
-    add_topology(machine.server)
-    machine.settle()
+    machine = Server(None, CONFIG, host=Host())
+    add_topology(machine)
+    machine.sync()
     start = machine.host.disk.copy()
     machine.host.disk.operations.clear()
-    client = machine.server.open()
+    client = machine.open()
     for index in range(3):
         client.send(frames.STAGE, 9, stage(*numbers(index, index), index=index))
         client.send(frames.STAGE, 9, stage(*numbers(9), part="lost", index=index))
-        machine.settle()
+        machine.sync()
     staged = len(machine.host.disk.operations)
     body = commit(("a", 3))
     client.take()
     client.send(frames.TX, 5, body)
     answered = 0
     for _ in range(6):
-        machine.settle()
+        machine.sync()
         if not answered and client.take():
             answered = len(machine.host.disk.operations)
     whole = [b"0", b"0", b"1", b"1", b"2", b"2"]
-    assert records(machine.server) == whole
+    assert records(machine) == whole
     seen: set[bool] = set()
-    for done, disk in crashes(start, machine, random.Random(1)):
-        after = Machine(disk.copy(), seed=2)
-        is_decided = after.server.vhost.transactional.expected(b"p") == 1
+    for done, disk in crashes(start, machine.host.disk.operations, random.Random(1)):
+        after = Server(None, CONFIG, host=Host(disk.copy(), seed=2))
+        is_decided = after.vhost.transactional.expected(b"p") == 1
         seen.add(is_decided)
         # The number is there once it was answered, and not before it was sent.
         assert is_decided or done < answered
         assert not is_decided or done >= staged
         # A start goes on by itself.
         for _ in range(6):
-            after.settle()
-        assert records(after.server) == (whole if is_decided else [])
+            after.sync()
+        assert records(after) == (whole if is_decided else [])
         # The clients come back: they repeat what they do not know to be done.
-        again = after.server.open()
+        again = after.open()
         for index in range(3):
             again.send(frames.STAGE, 9, stage(*numbers(index, index), index=index))
-            after.settle()
+            after.sync()
         again.take()
         again.send(frames.TX, 5, body)
         for _ in range(6):
-            after.settle()
-        assert records(after.server) == whole
-        assert len(parts_of(after.server)) == 0
+            after.sync()
+        assert records(after) == whole
+        assert len(parts_of(after)) == 0
         assert not [name for name in after.host.storage.log_names() if name.startswith("part/")]
     assert seen == {True, False}

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
 import pytest
 
-from tests.support.native import Client, Received, Server, deliveries, entry, payloads, publish
-from tests.support.simulated import Host, SimulatedDisk
+from tests.support.native import (
+    CONFIG,
+    Client,
+    Received,
+    Server,
+    code,
+    deliveries,
+    entry,
+    into,
+    ok,
+    payloads,
+    publish,
+    records,
+    tx,
+)
+from tests.support.simulated import Host, crashes
 from tests.support.storages import HeldStorage
-from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
-from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.wire import frames
-
-CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
 
 PRODUCER: dict[str, Any] = {"producer": "p", "epoch": 0, "sequence": 0}
 DONE, REQUEUE, REJECT = 0, 1, 2
 
 State = tuple[int, int, list[bytes], dict[int, int]]
-
-
-def tx(*entries: bytes, **fields: Any) -> bytes:
-    packed: bytes = msgpack.packb(fields)
-    return struct.pack("<II", len(packed), len(entries)) + packed + b"".join(entries)
-
-
-def into(name: bytes, payload: bytes, flags: int = 5) -> bytes:
-    """A message for a queue or a stream by its name."""
-    return entry(payload, name, b"", flags)
 
 
 def commit(offset: int, **fields: Any) -> dict[str, Any]:
@@ -70,16 +69,6 @@ def consume(client: Client, queue: str, credit: int = 10, number: int = 1) -> li
     return client.send(frames.SUBSCRIBE, 0, fields)
 
 
-def records(server: Server, stream: str = "s") -> list[bytes]:
-    """The payloads of all that can be read."""
-    partition = server.vhost.stream(stream).partitions[0]
-    found: list[bytes] = []
-    for _, batch in partition.read(0, 1 << 30):
-        view = RecordBatch(batch)
-        found += [view.binary(PAYLOAD, row) or b"" for row in range(view.count)]
-    return found
-
-
 def state(server: Server) -> State:
     """Ready and unsettled in ``in``, ready in ``out``, the stream, the group's offsets."""
     vhost = server.vhost
@@ -97,17 +86,6 @@ BEFORE: State = (3, 0, [b"0", b"1"], {})
 AFTER: State = (1, 1, [b"0", b"1", b"2"], {0: 2})
 WORK = (into(b"out", b"o"), into(b"s", b"2"))
 FIELDS: dict[str, Any] = {"settle": [[1, DONE, 1, 2]], "commits": [commit(2)]}
-
-
-def ok(received: list[Received], correlation: int = 5) -> bool:
-    return (frames.OK, correlation, b"\x80") in received
-
-
-def code(received: list[Received]) -> int:
-    ((kind, _, body),) = received
-    assert kind == frames.ERROR, received
-    found: int = msgpack.unpackb(body)[0]
-    return found
 
 
 # Applied
@@ -366,75 +344,45 @@ def test_the_two_kinds_of_producers_share_no_names(server: Server) -> None:
 # Crashes
 
 
-class Machine:
-    """A broker on a simulated disk; ``server`` is its process."""
-
-    def __init__(self, disk: SimulatedDisk | None = None, seed: int = 0) -> None:
-        self.host = Host(disk, seed=seed)
-        self.server = Server(self.host.storage, CONFIG)
-        self.settle()
-
-    def settle(self) -> None:
-        """Everything is written and answered."""
-        self.server.settle()
-        self.host.commit()
-        self.server.settle()
-
-
-def crashes(
-    start: SimulatedDisk, machine: Machine, random_: random.Random
-) -> Iterator[tuple[int, SimulatedDisk]]:
-    """(operations done, disk) of kills and power cuts at every operation since ``start``."""
-    operations = machine.host.disk.operations
-    for done in range(len(operations) + 1):
-        killed = start.after(operations[:done])
-        yield done, killed
-        yield done, killed.power_cut(None)
-        yield done, killed.power_cut(random_)
-        if done < len(operations) and operations[done].kind == "write":
-            size = len(operations[done].data)
-            yield done, killed.torn(operations[done], random_.randint(0, size))
-
-
 def test_a_transaction_is_all_or_nothing_at_every_crash_point() -> None:
-    machine = Machine()
-    add_topology(machine.server)
-    machine.settle()
-    client = machine.server.open()
+    machine = Server(None, CONFIG, host=Host())
+    add_topology(machine)
+    machine.sync()
+    client = machine.open()
     consume(client, "in")
-    machine.settle()
+    machine.sync()
     client.take()
     start = machine.host.disk.copy()
     machine.host.disk.operations.clear()
     body = tx(*WORK, **FIELDS, **PRODUCER)
     client.send(frames.TX, 5, body)
-    machine.settle()
+    machine.sync()
     assert client.take() == [(frames.OK, 5, b"\x80")]
     count = len(machine.host.disk.operations)
     seen: set[bool] = set()
-    for done, disk in crashes(start, machine, random.Random(1)):
-        after = Machine(disk.copy(), seed=2)
-        is_applied = state(after.server) == AFTER
-        assert is_applied or state(after.server) == BEFORE
+    for done, disk in crashes(start, machine.host.disk.operations, random.Random(1)):
+        after = Server(None, CONFIG, host=Host(disk.copy(), seed=2))
+        is_applied = state(after) == AFTER
+        assert is_applied or state(after) == BEFORE
         # It was answered once all was written.
         assert is_applied or done < count
         seen.add(is_applied)
         # Sent again: known if it was applied; else its deliveries are not there any more.
-        again = after.server.open()
+        again = after.open()
         again.send(frames.TX, 5, body)
-        after.settle()
+        after.sync()
         received = again.take()
         if is_applied:
             assert received == [(frames.OK, 5, b"\x80")]
         else:
             assert received == [] or code(received) == 308
             consume(again, "in")
-            after.settle()
+            after.sync()
             again.take()
             again.send(frames.TX, 5, body)
-            after.settle()
+            after.sync()
             assert (frames.OK, 5, b"\x80") in again.take()
-        assert state(after.server) == AFTER
+        assert state(after) == AFTER
     assert seen == {True, False}
 
 
@@ -452,9 +400,9 @@ class Processor:
         self.pending: bytes | None = None
         self.client: Client
 
-    def connect(self, machine: Machine) -> None:
+    def connect(self, machine: Server) -> None:
         self.machine = machine
-        self.client = machine.server.open()
+        self.client = machine.open()
         self.is_waiting = False
         self.tags: list[tuple[int, bytes]] = []
         self.received = consume(self.client, "in", credit=3)
@@ -497,9 +445,9 @@ class Processor:
             messages = [into(b"mid", payload) for _, payload in taken]
             self.send(tx(*messages, settle=settle, **at(self.sequence, self.epoch)))
         else:
-            vhost = self.machine.server.vhost
+            vhost = self.machine.vhost
             offset = vhost.groups.committed("g", vhost.stream("mid")).get(0, 0)
-            found = records(self.machine.server, "mid")[offset : offset + 2]
+            found = records(self.machine, "mid")[offset : offset + 2]
             if not found:
                 return False
             commits = [commit(offset + len(found), stream="mid")]
@@ -519,15 +467,15 @@ class Processor:
 @pytest.mark.parametrize("seed", range(25))
 def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> None:
     random_ = random.Random(seed)
-    machine = Machine(seed=seed)
-    vhost = machine.server.vhost
+    machine = Server(None, CONFIG, host=Host(seed=seed))
+    vhost = machine.vhost
     for name in ("in", "out"):
         vhost.declare_queue(name, durable=True)
     vhost.declare_stream("mid")
     inputs = [b"i%d" % number for number in range(20)]
-    client = machine.server.open()
+    client = machine.open()
     client.send(frames.PUBLISH, 0, publish(*[into(b"in", payload) for payload in inputs]))
-    machine.settle()
+    machine.sync()
     processor = Processor()
     processor.connect(machine)
     kills = 0
@@ -539,7 +487,7 @@ def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> Non
             disk = machine.host.disk.copy()
             if random_.random() < 0.7:
                 disk = disk.power_cut(random_ if random_.random() < 0.7 else None)
-            machine = Machine(disk, seed=seed * 100 + kills)
+            machine = Server(None, CONFIG, host=Host(disk, seed=seed * 100 + kills))
             if random_.random() < 0.3:
                 # The processor too: it begins anew, and an older one would be fenced.
                 processor = Processor()
@@ -552,12 +500,12 @@ def test_read_process_write_is_exactly_once_whatever_is_killed(seed: int) -> Non
             idle = 0 if processor.step() else idle + 1
         else:
             machine.host.step_one(random_)
-            machine.server.settle()
-    machine.settle()
+            machine.settle()
+    machine.sync()
     assert kills > 0
     processor.client.lose()
-    out = machine.server.open()
+    out = machine.open()
     found = payloads(consume(out, "out", credit=100))
-    assert sorted(records(machine.server, "mid")) == sorted(inputs)
+    assert sorted(records(machine, "mid")) == sorted(inputs)
     assert sorted(found) == sorted(inputs)
-    assert len(machine.server.vhost.queues["in"]) == 0
+    assert len(machine.vhost.queues["in"]) == 0

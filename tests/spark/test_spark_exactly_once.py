@@ -11,20 +11,19 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from tests.spark.broker_process import BrokerProcess
+from tests.spark.queries import ARROW_ROWS, BATCH_ROWS, Moment, Upstream, start
 from trivium_native.sync import SyncClient
 from trivium_native.values import Publication
 
@@ -36,12 +35,6 @@ SEED = int(os.environ.get("TRIVIUM_SPARK_SEED", "1"))
 
 #: rows that a round adds to the source, in the tasks of two partitions
 ROWS = 40_000
-#: rows of one Arrow batch: a task has many
-ARROW_ROWS = 1000
-#: rows of one micro-batch: some rounds have two
-BATCH_ROWS = 30_000
-
-Upstream = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def fill(client: SyncClient, rows: range) -> None:
@@ -73,25 +66,6 @@ def declare(client: SyncClient) -> None:
     client.declare_stream("copy", 1)
 
 
-def start(
-    spark: SparkSession, broker: BrokerProcess, checkpoint: Path, upstream: Upstream
-) -> StreamingQuery:
-    """The query from the source by ``upstream`` to the target."""
-    rows: DataFrame = (
-        spark.readStream.format("trivium")
-        .options(url=broker.url, stream="source", startingOffsets="earliest")
-        .options(maxOffsetsPerTrigger=BATCH_ROWS)
-        .load()
-    )
-    return (
-        rows.select("value")
-        .mapInArrow(upstream, "value binary")
-        .writeStream.format("trivium")
-        .options(url=broker.url, stream="copy", checkpointLocation=str(checkpoint))
-        .start()
-    )
-
-
 def disordered() -> Upstream:
     """The same rows in another order and other batches each time, as a shuffle may give them.
 
@@ -114,7 +88,7 @@ def disordered() -> Upstream:
 
 def finish(spark: SparkSession, broker: BrokerProcess, checkpoint: Path) -> None:
     """A last run of the query, without failures."""
-    query = start(spark, broker, checkpoint, disordered())
+    query = start(spark, broker.url, checkpoint, disordered())
     query.processAllAvailable()
     query.stop()
 
@@ -128,43 +102,6 @@ def small(spark: SparkSession) -> Iterator[None]:
     yield
     assert before is not None
     spark.conf.set(name, before)
-
-
-class Moment:
-    """A row that a task reaches, told to the test while the task goes on."""
-
-    def __init__(self, row: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._port: int = self._listener.getsockname()[1]
-        self._row = row
-
-    def upstream(self) -> Upstream:
-        port, row = self._port, self._row
-
-        def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from contextlib import suppress
-            from socket import create_connection
-
-            seen = 0
-            has_told = False
-            for batch in batches:
-                seen += batch.num_rows
-                if seen > row and not has_told:
-                    has_told = True
-                    with suppress(OSError):
-                        create_connection(("127.0.0.1", port)).close()
-                yield batch
-
-        return tell
-
-    def wait(self, goes_on: Callable[[], bool]) -> None:
-        """Until a task has reached the row, or nothing goes on that could."""
-        self._listener.settimeout(1)
-        with self._listener:
-            while goes_on():
-                with suppress(TimeoutError):
-                    self._listener.accept()[0].close()
-                    return
 
 
 def failing(row: int, attempts: int, is_killed: bool) -> Upstream:
@@ -203,7 +140,7 @@ def test_a_task_whose_input_fails_once_writes_each_row_once(
 ) -> None:
     declare(client)
     fill(client, range(ROWS))
-    query = start(spark, broker, tmp_path / "checkpoint", failing(12_345, 1, is_killed=False))
+    query = start(spark, broker.url, tmp_path / "checkpoint", failing(12_345, 1, is_killed=False))
     query.processAllAvailable()
     query.stop()
     assert written(client) == list(range(ROWS))
@@ -215,7 +152,7 @@ def test_a_query_that_is_stopped_in_a_batch_writes_each_row_once(
     declare(client)
     fill(client, range(ROWS))
     moment = Moment(7000)
-    query = start(spark, broker, tmp_path / "checkpoint", moment.upstream())
+    query = start(spark, broker.url, tmp_path / "checkpoint", moment.upstream())
     moment.wait(lambda: query.isActive)
     query.stop()
     finish(spark, broker, tmp_path / "checkpoint")
@@ -243,7 +180,7 @@ def test_each_row_is_written_once_through_rounds_of_failures(
         # Rows come in another order when they come again, or in the same.
         if random_.random() < 0.5:
             upstream = both(disordered(), upstream)
-        query = start(spark, broker, checkpoint, upstream)
+        query = start(spark, broker.url, checkpoint, upstream)
         if moment is not None:
             moment.wait(lambda query=query: query.isActive)  # type: ignore[misc]
         if event == "kill the broker":
@@ -263,27 +200,6 @@ def test_each_row_is_written_once_through_rounds_of_failures(
         assert written(current) == list(range(ROUNDS * ROWS))
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from pyspark.sql import SparkSession
-import trivium_spark
-from tests.spark import test_spark_exactly_once as test
-
-class Broker:
-    url = sys.argv[1]
-
-moment = test.Moment.__new__(test.Moment)
-moment._port, moment._row = int(sys.argv[3]), int(sys.argv[4])
-spark = (
-    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000").getOrCreate()
-)
-spark.dataSource.register(trivium_spark.TriviumDataSource)
-test.start(spark, Broker(), Path(sys.argv[2]), moment.upstream()).awaitTermination()
-"""
-
-
 def test_a_driver_that_is_killed_writes_each_row_once(
     spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
 ) -> None:
@@ -291,10 +207,10 @@ def test_a_driver_that_is_killed_writes_each_row_once(
     fill(client, range(ROWS))
     row = random.Random(SEED).randrange(BATCH_ROWS // 2)
     moment = Moment(row)
-    arguments = [broker.url, str(tmp_path / "checkpoint"), str(moment._port), str(row)]
+    arguments = [broker.url, str(tmp_path / "checkpoint"), str(moment.port), str(row)]
     with (tmp_path / "driver.log").open("w") as log:
         driver = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *arguments],
+            [sys.executable, "-m", "tests.spark.queries", *arguments],
             cwd=Path(__file__).parents[2],
             stdout=log,
             stderr=log,

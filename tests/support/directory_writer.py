@@ -53,7 +53,7 @@ class DirectoryWriter:
 
     def checkpoint(self) -> None:
         """Move everything to segments and catalog."""
-        self.storage._journal_bytes = 1 << 40
+        self.storage.ask_for_checkpoint()
         self.settle_down()
 
     def publish(self, queue: str, payload: bytes) -> None:

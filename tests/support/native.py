@@ -9,12 +9,16 @@ import msgpack
 
 from tests.support.server import Client as BaseClient
 from tests.support.server import Server as BaseServer
+from trivium.config import Config, LimitsConfig, Listen
 from trivium.runtime.adapter import Adapter
+from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.connection import NativeConnection
 from trivium_native.wire import frames
 
 Received = tuple[int, int, bytes]
+
+CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
 
 
 class Client(BaseClient):
@@ -146,3 +150,36 @@ def payloads(received: list[Received]) -> list[bytes]:
 
 def settle(subscription: int, first: int, last: int, flags: int = 0) -> bytes:
     return struct.pack("<IIQQ", subscription, flags, first, last)
+
+
+def tx(*entries: bytes, **fields: Any) -> bytes:
+    packed: bytes = msgpack.packb(fields)
+    return struct.pack("<II", len(packed), len(entries)) + packed + b"".join(entries)
+
+
+def into(name: bytes, payload: bytes, flags: int = 5) -> bytes:
+    """A message for a queue or a stream by its name."""
+    return entry(payload, name, b"", flags)
+
+
+def ok(received: list[Received], correlation: int = 5) -> bool:
+    """Whether a request was answered with an empty OK."""
+    return (frames.OK, correlation, b"\x80") in received
+
+
+def code(received: list[Received]) -> int:
+    """That of the ERROR which is all that came."""
+    ((kind, _, body),) = received
+    assert kind == frames.ERROR, received
+    found: int = msgpack.unpackb(body)[0]
+    return found
+
+
+def records(server: Server, stream: str = "s") -> list[bytes]:
+    """The payloads of all that can be read."""
+    partition = server.vhost.stream(stream).partitions[0]
+    found: list[bytes] = []
+    for _, batch in partition.read(0, 1 << 30):
+        view = RecordBatch(batch)
+        found += [view.binary(PAYLOAD, row) or b"" for row in range(view.count)]
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -319,6 +319,13 @@ class SimulatedLock(Lock):
         self._disk.locked.discard(self._path)
 
 
+def full_database() -> sqlite3.Error:
+    """What SQLite raises when there is no space."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
 class SimulatedDatabase(Database):
     """SQLite in memory; a commit replaces the file's content in one step."""
 
@@ -333,9 +340,7 @@ class SimulatedDatabase(Database):
         self._disk.before(Operation("database", self._path))
         data = self.connection.serialize()
         if len(data) > self._disk.capacity - self._disk.used():
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
+            raise full_database()
         self.connection.commit()
         data = self.connection.serialize()
         number = 1 + max(self._disk.inodes, default=0)
@@ -417,6 +422,20 @@ def read_all(log: Log, wait: Callable[[], None]) -> dict[int, tuple[bytes, bytes
         offset = max(offset, records[-1][0] if records else 0) + 1
 
 
+def crashes(
+    start: SimulatedDisk, operations: list[Operation], random_: random.Random
+) -> Iterator[tuple[int, SimulatedDisk]]:
+    """(operations done, disk) of kills and power cuts at each of the operations after ``start``."""
+    for done in range(len(operations) + 1):
+        killed = start.after(operations[:done])
+        yield done, killed
+        yield done, killed.power_cut(None)
+        yield done, killed.power_cut(random_)
+        if done < len(operations) and operations[done].kind == "write":
+            size = len(operations[done].data)
+            yield done, killed.torn(operations[done], random_.randint(0, size))
+
+
 class Host:
     """A process with a storage in it, on a simulated disk."""
 
@@ -436,11 +455,13 @@ class Host:
         self.disk = SimulatedDisk() if disk is None else disk
         self.executor = SimulatedExecutor()
         self.calls: list[Callable[[], None]] = []
+        #: how work that is done reaches the loop
+        self.post: Callable[[Callable[[], None]], None] = self.calls.append
         self.wakes = 0
         self.errors: list[StorageError] = []
         self.storage = DiskStorage(
             "data",
-            post=self.calls.append,
+            post=lambda call: self.post(call),
             wake=self._wake,
             on_fatal=self.errors.append,
             filesystem=self.disk,
@@ -488,6 +509,11 @@ class Host:
     def run_calls(self) -> None:
         while self.calls:
             self.calls.pop(0)()
+
+    def checkpoint(self) -> None:
+        """Have everything durable, and in segments and the catalog."""
+        self.storage.ask_for_checkpoint()
+        self.commit()
 
     def commit(self) -> None:
         """Give it turns until everything is durable, the lanes are idle and it wants no more."""

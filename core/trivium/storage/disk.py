@@ -414,7 +414,8 @@ class DiskStorage(Storage):
         self._is_space_short = False
         self._wake()
 
-    def _want_checkpoint(self) -> None:
+    def ask_for_checkpoint(self) -> None:
+        """Have a checkpoint made, however little is in the journal."""
         self._is_wanted = True
         self._wake()
 
@@ -436,7 +437,7 @@ class DiskStorage(Storage):
         is_idle = self._checkpoint is None and not self._is_full
         if self._journal_bytes or (is_idle and self._segments.has_garbage(True)):
             self._is_space_short = True
-            self._want_checkpoint()
+            self.ask_for_checkpoint()
 
     def tidy(self) -> None:
         """See ``Storage.tidy``: a checkpoint drops the segments of a backlog that was consumed.
@@ -454,7 +455,7 @@ class DiskStorage(Storage):
         for log in self._changes.logs:
             log.count_changed()
         if self._segments.has_garbage(False):
-            self._want_checkpoint()
+            self.ask_for_checkpoint()
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Do a turn's part of a checkpoint."""
@@ -479,7 +480,7 @@ class DiskStorage(Storage):
                     # One after the other, until there is nothing more to gain, or all is encrypted
                     # with the key of today.
                     self._is_space_short |= checkpoint.is_space_short
-                    self._want_checkpoint()
+                    self.ask_for_checkpoint()
         elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
             if self.journal.synced < checkpoint.needed_batch:
                 if not self._is_busy:

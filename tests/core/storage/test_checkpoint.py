@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
-from tests.support.simulated import Host, Operation, SimulatedDisk
+from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.journal_files import FILE_HEADER_SIZE
@@ -455,7 +455,7 @@ def test_a_full_disk_only_puts_a_checkpoint_off(where: str) -> None:
         if full[0] and where == "segment" and ".segment.tmp" in operation.path:
             raise OSError(errno.ENOSPC, "no space left on device")
         if full[0] and operation.kind == "database":
-            raise _full_database()
+            raise full_database()
 
     host.disk.before = fail
     expected = dict(host.contents("l"))
@@ -480,12 +480,6 @@ def test_a_full_disk_only_puts_a_checkpoint_off(where: str) -> None:
     assert again.contents("l") == expected
     assert dict(again.storage.table("rows").items()) == {b"29": b"x"}
     assert again.storage.log_names() == ["l"]
-
-
-def _full_database() -> Exception:
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    return error
 
 
 def dump(disk: SimulatedDisk, path: str) -> list[str]:
@@ -914,7 +908,7 @@ def test_rows_that_did_not_fit_on_a_full_disk_are_written_later() -> None:
             failures[0] -= 1
             if failures[0] == 0:
                 failures.pop(0)
-                raise _full_database()
+                raise full_database()
 
     host.disk.before = fail
     for _ in range(20):

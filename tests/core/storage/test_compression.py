@@ -21,17 +21,12 @@ def host_of(disk: SimulatedDisk | None = None, compression: str = "zstd", seed: 
     return Host(disk, seed=seed, memory_size=0, compression=compression)
 
 
-def checkpoint(host: Host) -> None:
-    host.storage._journal_bytes = 1 << 40
-    host.commit()
-
-
 def filled(compression: str, record: bytes = b"the same again and again " * 10) -> Host:
     host = host_of(compression=compression)
     for number in range(40):
         host.storage.log("l").append(record + b"%d" % number, 1 + number % 2, b"n" * (number % 3))
     host.commit()
-    checkpoint(host)
+    host.checkpoint()
     return host
 
 
@@ -67,7 +62,7 @@ def test_what_does_not_shrink_is_stored_as_it_is() -> None:
         host = host_of(compression=compression)
         host.storage.log("l").append(random.Random(0).randbytes(20_000))
         host.commit()
-        checkpoint(host)
+        host.checkpoint()
         contents.append(bytes(host.disk.content(SEGMENT)))
     assert contents[0] == contents[1]
 

@@ -41,11 +41,6 @@ def host_of(
     )
 
 
-def checkpoint(host: Host) -> None:
-    host.storage._journal_bytes = 1 << 40
-    host.commit()
-
-
 def fill(host: Host) -> None:
     """Secrets in segment, catalog and journal."""
     for _ in range(2):
@@ -54,7 +49,7 @@ def fill(host: Host) -> None:
         host.storage.table("t").put(b"k%d" % len(host.storage.table("t")), b"secret value")
         host.commit()
         if len(host.storage.table("t")) == 1:
-            checkpoint(host)
+            host.checkpoint()
 
 
 def filled(keys: Keys, compression: str = "none") -> Host:
@@ -139,7 +134,7 @@ def test_checkpoints_rewrite_everything_with_another_key(
     assert contents(host) == expected
     # It asks for the turns itself.
     host.commit()
-    checkpoint(host)
+    host.checkpoint()
     assert key_ids(host.disk) == ids
     assert contents(host) == expected
     last = Keys(NEW) if ids == {key_id(NEW)} else Keys()
@@ -252,7 +247,7 @@ def test_no_salt_comes_twice() -> None:
     for life in range(4):
         host = host_of(Keys(OLD), disk, life)
         fill(host)
-        checkpoint(host)
+        host.checkpoint()
         for operation in host.disk.operations:
             if operation.data.startswith(b"TRIVJRNL"):
                 salts.append(operation.data[48:80])

@@ -255,7 +255,7 @@ def test_an_error_that_cannot_be_told_is_found_by_the_next_look() -> None:
     def post(call: Callable[[], None]) -> None:
         raise MemoryError
 
-    host.storage.completions._post = post
+    host.post = post
     host.step()
     assert host.errors == []
     host.storage.tidy()

@@ -25,13 +25,9 @@ def disk() -> SimulatedDisk:
     sparse.skip(1)
     sparse.append(b"")
     host.storage.table("t").put(b"k", b"vv")
-    host.storage._checkpoint_size = 1
-    host.commit()
-    host.storage._checkpoint_size = 1 << 30
-    host.commit()
+    host.checkpoint()
     dense.settle(1, 1)
-    host.storage._checkpoint_size = 1
-    host.commit()
+    host.checkpoint()
     return host.disk.copy()
 
 

@@ -396,8 +396,7 @@ def test_segments_without_catalog_and_journal_stop_the_start() -> None:
     host = Host()
     host.storage.log("l").append(b"kept")
     host.commit()
-    host.storage._journal_bytes = 1 << 40
-    host.commit()
+    host.checkpoint()
     disk = host.disk.copy()
     for path in list(disk.files):
         if path.startswith("data/journal/") or path.endswith(".sqlite"):

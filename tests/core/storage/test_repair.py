@@ -71,7 +71,7 @@ def written(
     for number in range(20):
         step(number)
         if number in (8, 15):
-            storage._journal_bytes = 1 << 40
+            storage.ask_for_checkpoint()
             host.commit()
     for number in range(20, 20 + tail):
         step(number)
@@ -212,8 +212,7 @@ def wide(size: int = 100) -> Host:
         host.storage.log(f"log {number}").skip(5)
         host.storage.table("t").put(b"%d" % number, b"v" * (number % 25 * size))
     for _ in range(2):
-        host.storage._journal_bytes = 1 << 40
-        host.commit()
+        host.checkpoint()
         for number in range(120):
             host.storage.log(f"log {number}").settle(0, 0)
     host.storage.close()
@@ -285,8 +284,7 @@ def test_a_log_without_its_row_goes_on_far_behind_its_last_chunk() -> None:
     for _ in range(3):
         host.storage.log("l").skip(1 << 21)
         host.storage.log("l").append(bytes(3000))
-        host.storage._journal_bytes = 1 << 40
-        host.commit()
+        host.checkpoint()
     disk = without_copy(host.disk.copy())
     disk.files.pop(CATALOG)
     repaired(disk)
@@ -358,8 +356,7 @@ def test_blocks_of_a_log_that_was_removed_do_not_pass_for_those_of_its_successor
         host.storage.drop_log("l")
         host.storage.log("l").append(record)
         host.storage.log("other").append(record)
-        host.storage._journal_bytes = 1 << 40
-        host.commit()
+        host.checkpoint()
     host.storage.close()
     without_copy(host.disk).files.pop(CATALOG)
     inspection = repaired(host.disk)

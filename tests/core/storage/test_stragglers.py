@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from tests.core.storage.test_checkpoint import _full_database
-from tests.support.simulated import Host, Operation, SimulatedDisk
+from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
 from trivium.storage.base import Log
 from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged
@@ -20,8 +19,7 @@ RECORDS = 3 * CHUNK_RECORDS
 
 def checkpoint(host: Host) -> None:
     host.storage.table("filler").put(b"key", b"")
-    host.storage._journal_bytes = 1 << 40
-    host.commit()
+    host.checkpoint()
 
 
 def host_of(disk: SimulatedDisk | None = None, seed: int = 0) -> Host:
@@ -104,7 +102,7 @@ def test_changes_while_a_file_is_rewritten(seed: int) -> None:
         host = straggling(kept)
         log = host.storage.log("l")
         host.storage.table("filler").put(b"key", b"")
-        host.storage._journal_bytes = 1 << 40
+        host.storage.ask_for_checkpoint()
         for _ in range(stop):
             host.storage.commit()
             host.step_one(random_)
@@ -132,7 +130,7 @@ def test_a_read_that_was_asked_for_before_the_move_finds_its_file() -> None:
     host = straggling({700})
     checkpoint_lane = host.executor.lanes["trivium-checkpoint"]
     journal = host.executor.lanes["trivium-journal"]
-    host.storage._journal_bytes = 1 << 40
+    host.storage.ask_for_checkpoint()
     log = host.storage.log("l")
     ready: list[int] = []
     log.load(700, 1, lambda: ready.append(1))
@@ -143,7 +141,7 @@ def test_a_read_that_was_asked_for_before_the_move_finds_its_file() -> None:
             journal.step()
             checkpoint_lane.step()
             host.run_calls()
-        host.storage._journal_bytes = 1 << 40
+        host.storage.ask_for_checkpoint()
     assert "0000000000000002.segment" in segments(host.disk)
     host.executor.lanes["trivium-reader"].step()
     host.run_calls()
@@ -192,7 +190,7 @@ def fill_the_disk_once(host: Host) -> None:
     def fail(operation: Operation) -> None:
         if full and operation.kind == "database":
             full.clear()
-            raise _full_database()
+            raise full_database()
 
     host.disk.before = fail
 
@@ -490,7 +488,7 @@ def test_what_is_left_is_counted_right_whatever_happens(seed: int) -> None:
             first = random_.randrange(log.first_offset, log.next_offset)
             log.settle(first, first + random_.choice((0, 1, 50)))
         if random_.random() < 0.1:
-            host.storage._journal_bytes = 1 << 40
+            host.storage.ask_for_checkpoint()
         if random_.random() < 0.05:
             host.storage.free_space()
         if random_.random() < 0.05:

@@ -1,0 +1,96 @@
+"""A query that copies a stream, and moments of it.
+
+``python -m tests.spark.queries URL CHECKPOINT PORT ROW`` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import trivium_spark
+
+#: rows of one Arrow batch: a task has many
+ARROW_ROWS = 1000
+#: rows of one micro-batch: some rounds have two
+BATCH_ROWS = 30_000
+
+Upstream = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def start(spark: SparkSession, url: str, checkpoint: Path, upstream: Upstream) -> StreamingQuery:
+    """The query from the source by ``upstream`` to the target."""
+    rows: DataFrame = (
+        spark.readStream.format("trivium")
+        .options(url=url, stream="source", startingOffsets="earliest")
+        .options(maxOffsetsPerTrigger=BATCH_ROWS)
+        .load()
+    )
+    return (
+        rows.select("value")
+        .mapInArrow(upstream, "value binary")
+        .writeStream.format("trivium")
+        .options(url=url, stream="copy", checkpointLocation=str(checkpoint))
+        .start()
+    )
+
+
+def telling(port: int, row: int) -> Upstream:
+    """Says so at ``port`` when it reaches ``row``."""
+
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from contextlib import suppress
+        from socket import create_connection
+
+        seen = 0
+        has_told = False
+        for batch in batches:
+            seen += batch.num_rows
+            if seen > row and not has_told:
+                has_told = True
+                with suppress(OSError):
+                    create_connection(("127.0.0.1", port)).close()
+            yield batch
+
+    return tell
+
+
+class Moment:
+    """A row that a task reaches, told to the test while the task goes on."""
+
+    def __init__(self, row: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._row = row
+
+    def upstream(self) -> Upstream:
+        return telling(self.port, self._row)
+
+    def wait(self, goes_on: Callable[[], bool]) -> None:
+        """Until a task has reached the row, or nothing goes on that could."""
+        self._listener.settimeout(1)
+        with self._listener:
+            while goes_on():
+                with suppress(TimeoutError):
+                    self._listener.accept()[0].close()
+                    return
+
+
+if __name__ == "__main__":
+    url, checkpoint, port, row = sys.argv[1:]
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
+        .getOrCreate()
+    )
+    session.dataSource.register(trivium_spark.TriviumDataSource)
+    query = start(session, url, Path(checkpoint), telling(int(port), int(row)))
+    query.awaitTermination()
