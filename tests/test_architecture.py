@@ -36,6 +36,8 @@ CORE = (
 FOLDERS: dict[str, set[str]] = {
     f"trivium.{name}": {f"trivium.{lower}" for lower in CORE[:at]} for at, name in enumerate(CORE)
 } | {
+    "trivium_amqp.codec": set(),
+    "trivium_mqtt.codec": set(),
     "trivium_native.client": {"trivium_native.wire"},
     "trivium_native.server": {"trivium_native.wire"},
     "trivium_native.wire": set(),

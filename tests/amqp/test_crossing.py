@@ -25,7 +25,7 @@ from trivium.messages.message import (
 )
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import Binding, Destination
-from trivium_amqp.properties import encode_properties
+from trivium_amqp.codec.properties import encode_properties
 
 #: A protocol of this test's own, whose property bytes are an index into ``neutral``.
 PROTOCOL = 203

@@ -9,8 +9,8 @@ from pamqp import commands
 from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from trivium_amqp import methods
-from trivium_amqp.errors import ConnectionException
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import ConnectionException
 
 TABLE: dict[str, Any] = {"k": 1}
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pamqp import decode
 
 from trivium.messages.message import HeaderValue
-from trivium_amqp.errors import ConnectionException
-from trivium_amqp.tables import decode_table, encode_table, with_fields
+from trivium_amqp.codec.errors import ConnectionException
+from trivium_amqp.codec.tables import decode_table, encode_table, with_fields
 
 
 def table(value: bytes) -> bytes:

@@ -23,8 +23,8 @@ from trivium.messages.message import (
 )
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import Binding
+from trivium_mqtt.codec.properties import MqttCodec, encode_neutral
 from trivium_mqtt.options import MqttOptions
-from trivium_mqtt.properties import MqttCodec, encode_neutral
 
 RECEIVED = (
     b"\x01\x01"

@@ -11,10 +11,8 @@ from trivium.messages.message import HeaderValue
 from trivium.queues.queue import LoadWaiter, Queue
 from trivium.queues.settings import STREAM, check_number, queue_type
 from trivium.routing.exchanges import ACCEPTED, Demand
-from trivium_amqp import methods
-from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
-from trivium_amqp.content import REPLY_TO_NAME
-from trivium_amqp.errors import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_IMPLEMENTED,
@@ -23,7 +21,9 @@ from trivium_amqp.errors import (
     ConnectionException,
     channel_exception,
 )
-from trivium_amqp.frames import content_frames, method_frame
+from trivium_amqp.codec.frames import content_frames, method_frame
+from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
+from trivium_amqp.content import REPLY_TO_NAME
 from trivium_amqp.replies import ConsumeOk, Reply
 from trivium_amqp.stream_cursor import OFFSET, open_cursor
 from trivium_amqp.transaction import REJECT, REQUEUE, Transaction

@@ -11,17 +11,18 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.queues.queue import Queue, QueueEntry
-from trivium_amqp import basic, methods, topology
-from trivium_amqp.consumer import AmqpConsumer
-from trivium_amqp.delivery_times import DeliveryTimes
-from trivium_amqp.errors import (
+from trivium_amqp import basic, topology
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     COMMAND_INVALID,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelException,
     ConnectionException,
 )
-from trivium_amqp.frames import method_frame
+from trivium_amqp.codec.frames import method_frame
+from trivium_amqp.consumer import AmqpConsumer
+from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Reply
 from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held

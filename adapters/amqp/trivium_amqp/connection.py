@@ -18,11 +18,9 @@ from trivium.runtime.adapter import DISCARDED_BYTES, Peer, Transport
 from trivium.runtime.broker import DEFAULT_VHOST, Broker
 from trivium.runtime.framed import FramedConnection
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_amqp import methods
 from trivium_amqp.channel import Channel, unknown_tag
-from trivium_amqp.consumer import AmqpConsumer
-from trivium_amqp.content import Repeated, Target
-from trivium_amqp.errors import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     CHANNEL_ERROR,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
@@ -34,7 +32,7 @@ from trivium_amqp.errors import (
     UnexpectedFrame,
     channel_exception,
 )
-from trivium_amqp.frames import (
+from trivium_amqp.codec.frames import (
     BODY,
     CHANNEL_MAX,
     CLOSE_OK_FRAME,
@@ -52,6 +50,8 @@ from trivium_amqp.frames import (
     U64,
     method_frame,
 )
+from trivium_amqp.consumer import AmqpConsumer
+from trivium_amqp.content import Repeated, Target
 from trivium_amqp.handshake import FOR_ANSWERS, Handshake
 from trivium_amqp.liveness import CLOSE_MS, Liveness
 from trivium_amqp.publisher import Publisher

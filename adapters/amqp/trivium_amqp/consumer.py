@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
-from trivium_amqp import methods
-from trivium_amqp.frames import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.frames import (
     BODY,
     CONTENT_HEADER,
     CONTENT_HEADER_SIZE,
@@ -25,7 +25,7 @@ from trivium_amqp.frames import (
     U64,
     content_frames,
 )
-from trivium_amqp.properties import encode_properties, first_value_at, with_headers
+from trivium_amqp.codec.properties import encode_properties, first_value_at, with_headers
 from trivium_amqp.stream_cursor import OFFSET, StreamCursor
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, d
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium.routing.exchanges import Exchange, Route
 from trivium.vhost.delays import MAX_COPIES_BYTES
-from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
-from trivium_amqp.frames import U32, U64
-from trivium_amqp.properties import (
+from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
+from trivium_amqp.codec.frames import U32, U64
+from trivium_amqp.codec.properties import (
     PERSISTENT,
     RETAIN_HEADER,
     BasicProperties,
@@ -22,7 +22,7 @@ from trivium_amqp.properties import (
     with_headers,
     without_header,
 )
-from trivium_amqp.tables import signed_int
+from trivium_amqp.codec.tables import signed_int
 
 if TYPE_CHECKING:
     from trivium_amqp.publisher import Publisher

@@ -6,8 +6,8 @@ from trivium.messages.message import PROTOCOL_AMQP, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
+from trivium_amqp.codec.properties import BasicPropertyCodec
 from trivium_amqp.connection import AmqpConnection
-from trivium_amqp.properties import BasicPropertyCodec
 
 register_codec(PROTOCOL_AMQP, BasicPropertyCodec())
 

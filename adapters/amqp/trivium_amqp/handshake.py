@@ -10,21 +10,21 @@ from trivium import __version__
 from trivium.errors import NotFound
 from trivium.messages.message import HeaderValue
 from trivium.runtime.framed import FOR_PROTOCOL
-from trivium_amqp import methods
-from trivium_amqp.errors import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
     NOT_ALLOWED,
     ConnectionException,
 )
-from trivium_amqp.frames import (
+from trivium_amqp.codec.frames import (
     CHANNEL_MAX,
     FRAME_MAX,
     HEARTBEAT_SECONDS,
     MIN_FRAME_MAX,
     method_frame,
 )
-from trivium_amqp.tables import decode_table
+from trivium_amqp.codec.tables import decode_table
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection

@@ -15,10 +15,8 @@ from trivium.errors import TopologyError
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
-from trivium_amqp import methods
-from trivium_amqp.consumer import cut_key, header_bytes
-from trivium_amqp.content import ContentHeader, Repeated, Target, read_header
-from trivium_amqp.errors import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     NO_ROUTE,
     NOT_IMPLEMENTED,
@@ -29,7 +27,7 @@ from trivium_amqp.errors import (
     UnexpectedFrame,
     channel_exception,
 )
-from trivium_amqp.frames import (
+from trivium_amqp.codec.frames import (
     BODY,
     CONFIRM_FRAME,
     CONFIRM_SIZE,
@@ -45,6 +43,8 @@ from trivium_amqp.frames import (
     content_frames,
     method_frame,
 )
+from trivium_amqp.consumer import cut_key, header_bytes
+from trivium_amqp.content import ContentHeader, Repeated, Target, read_header
 from trivium_amqp.transaction import Transaction
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.streams.records import BatchError, RecordBatch
 from trivium.streams.settings import parse_age
 from trivium.streams.stream import Partition, Stream, StreamReader
-from trivium_amqp.errors import (
+from trivium_amqp.codec.errors import (
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelException,

@@ -17,9 +17,9 @@ from trivium.routing.exchanges import (
     HeadersExchange,
     valid_headers_match,
 )
-from trivium_amqp import methods
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
-from trivium_amqp.errors import (
+from trivium_amqp.codec import methods
+from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     PRECONDITION_FAILED,
     ChannelException,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.queues.queue import QueueEntry
+from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
 from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.content import ContentHeader, Target
-from trivium_amqp.errors import PRECONDITION_FAILED, ChannelException
 
 #: Bytes of bodies and properties that one transaction may hold in memory (128 MiB).
 MAX_BYTES: Final = 128 << 20

@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport
-from trivium_mqtt import packets
-from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
-from trivium_mqtt.packets import Connect, Disconnect, Subscribe, Unsubscribe
-from trivium_mqtt.reader import (
-    AUTHENTICATES,
-    FOR_AUTHENTICATION,
-    FOR_SESSION,
-    IS_CONNECTED,
-    Reader,
-)
-from trivium_mqtt.reasons import (
+from trivium_mqtt.codec import packets
+from trivium_mqtt.codec.packets import Connect, Disconnect, Subscribe, Unsubscribe
+from trivium_mqtt.codec.reasons import (
     BAD_AUTHENTICATION_METHOD,
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
@@ -43,6 +35,14 @@ from trivium_mqtt.reasons import (
     ProtocolError,
     Refused,
     RemoteError,
+)
+from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
+from trivium_mqtt.reader import (
+    AUTHENTICATES,
+    FOR_AUTHENTICATION,
+    FOR_SESSION,
+    IS_CONNECTED,
+    Reader,
 )
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.sessions import Sessions

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import PROTOCOL_MQTT, Address, Message
 from trivium.observability.metrics import ProtocolMetrics
-from trivium_mqtt.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, property_block
-from trivium_mqtt.wire import PACKET_IDS, VARINT_MAX, varint
+from trivium_mqtt.codec.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, property_block
+from trivium_mqtt.codec.wire import PACKET_IDS, VARINT_MAX, varint
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
 from trivium.routing.exchanges import ACCEPTED, Destination, Route
-from trivium_mqtt.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
-from trivium_mqtt.properties import (
+from trivium_mqtt.codec.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
+from trivium_mqtt.codec.properties import (
     IN_PUBLISH,
     MESSAGE_EXPIRY,
     TOPIC_ALIAS,
@@ -22,7 +22,7 @@ from trivium_mqtt.properties import (
     check_message_properties,
     read_properties,
 )
-from trivium_mqtt.reasons import (
+from trivium_mqtt.codec.reasons import (
     NO_MATCHING_SUBSCRIBERS,
     NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
@@ -34,8 +34,8 @@ from trivium_mqtt.reasons import (
     Refused,
     RemoteError,
 )
+from trivium_mqtt.codec.wire import read_varint, varint_size
 from trivium_mqtt.session import Delivery
-from trivium_mqtt.wire import read_varint, varint_size
 
 if TYPE_CHECKING:
     from trivium_mqtt.reader import Reader

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from trivium.messages.message import Message
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.framed import FramedConnection
-from trivium_mqtt import packets
+from trivium_mqtt.codec import packets
+from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.encoder import RETAIN
-from trivium_mqtt.wire import VARINT_MAX
 
 if TYPE_CHECKING:
     from trivium_mqtt.session import Session

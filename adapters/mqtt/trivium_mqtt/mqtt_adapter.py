@@ -6,11 +6,11 @@ from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import DEFAULT_VHOST, Broker
+from trivium_mqtt.codec.properties import MqttCodec
+from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
-from trivium_mqtt.properties import MqttCodec
 from trivium_mqtt.sessions import Sessions
-from trivium_mqtt.wire import VARINT_MAX
 
 
 class MqttAdapter(Adapter):

@@ -18,12 +18,12 @@ from trivium.messages.message import PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium_mqtt.codec.packets import PUBREL, acknowledgement
+from trivium_mqtt.codec.reasons import ProtocolError
+from trivium_mqtt.codec.wire import PACKET_IDS
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
-from trivium_mqtt.packets import PUBREL, acknowledgement
-from trivium_mqtt.reasons import ProtocolError
 from trivium_mqtt.session import NOTE_QOS, NOTE_RETAIN, NOTE_SHARED, SHARE_SIZE, Session
 from trivium_mqtt.store import SessionStore
-from trivium_mqtt.wire import PACKET_IDS
 
 if TYPE_CHECKING:
     from trivium.observability.metrics import ProtocolMetrics

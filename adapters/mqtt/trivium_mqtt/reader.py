@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER, Peer, Transport
 from trivium.runtime.framed import FOR_PROTOCOL
-from trivium_mqtt import packets
+from trivium_mqtt.codec import packets
+from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, MalformedPacket, ProtocolError, RemoteError
 from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
 from trivium_mqtt.link import Link
-from trivium_mqtt.reasons import PACKET_TOO_LARGE, MalformedPacket, ProtocolError, RemoteError
 from trivium_mqtt.session import Session
 
 if TYPE_CHECKING:

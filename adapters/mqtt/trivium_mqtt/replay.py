@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium.routing.exchanges import REJECTED
-from trivium_mqtt.properties import SUBSCRIPTION_ID
+from trivium_mqtt.codec.properties import SUBSCRIPTION_ID
+from trivium_mqtt.codec.wire import varint
 from trivium_mqtt.session import Session, Subscription, make_note
-from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
     from trivium.routing.retained import RetainedMessages, RetainedWalk

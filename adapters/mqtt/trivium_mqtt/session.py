@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import Message
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination
-from trivium_mqtt.packets import Will
-from trivium_mqtt.properties import SUBSCRIPTION_ID
-from trivium_mqtt.wire import varint
+from trivium_mqtt.codec.packets import Will
+from trivium_mqtt.codec.properties import SUBSCRIPTION_ID
+from trivium_mqtt.codec.wire import varint
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection

@@ -11,23 +11,23 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.encoder import PublishEncoder
-from trivium_mqtt.handover import Handover
-from trivium_mqtt.options import MqttOptions
-from trivium_mqtt.outgoing import Outgoing
-from trivium_mqtt.packets import NEVER, Will
-from trivium_mqtt.properties import (
+from trivium_mqtt.codec.packets import NEVER, Will
+from trivium_mqtt.codec.properties import (
     IN_PUBLISH,
     MESSAGE_EXPIRY,
     check_message_properties,
     read_properties,
 )
+from trivium_mqtt.codec.wire import varint
+from trivium_mqtt.encoder import PublishEncoder
+from trivium_mqtt.handover import Handover
+from trivium_mqtt.options import MqttOptions
+from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
 from trivium_mqtt.session import Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
 from trivium_mqtt.topic_cache import TopicCache
-from trivium_mqtt.wire import varint
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker

@@ -15,9 +15,9 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.reasons import TOPIC_FILTER_INVALID, RemoteError
+from trivium_mqtt.codec.reasons import TOPIC_FILTER_INVALID, RemoteError
+from trivium_mqtt.codec.wire import check_topic_filter
 from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
-from trivium_mqtt.wire import check_topic_filter
 
 PREFIX: Final = b"$share/"
 

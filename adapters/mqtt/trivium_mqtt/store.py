@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgpack
 
 from trivium.storage.base import Storage
-from trivium_mqtt.packets import Will
-from trivium_mqtt.wire import PACKET_IDS
+from trivium_mqtt.codec.packets import Will
+from trivium_mqtt.codec.wire import PACKET_IDS
 
 # options byte, subscription identifier
 _SUBSCRIPTION: Final = Struct(">BI")

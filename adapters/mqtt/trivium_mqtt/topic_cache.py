@@ -7,7 +7,7 @@ from typing import Final
 from trivium.messages.topics import key_of
 from trivium.routing.exchanges import Exchange, Route
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.wire import check_text, check_topic_name
+from trivium_mqtt.codec.wire import check_text, check_topic_name
 
 EXCHANGE: Final = "amq.topic"
 

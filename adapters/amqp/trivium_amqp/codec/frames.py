@@ -11,7 +11,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any, Final
 
-from trivium_amqp import methods
+from trivium_amqp.codec import methods
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 

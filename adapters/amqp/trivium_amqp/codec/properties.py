@@ -11,8 +11,8 @@ from typing import Final
 
 from trivium.messages.message import HeaderValue, Message, Properties, PropertyCodec
 from trivium.observability.metrics import ProtocolMetrics
-from trivium_amqp.frames import U16, U32, U64
-from trivium_amqp.tables import decode_table, encode_table, malformed, with_fields
+from trivium_amqp.codec.frames import U16, U32, U64
+from trivium_amqp.codec.tables import decode_table, encode_table, malformed, with_fields
 
 #: Property flags, highest first: the order of the list (4.2.6.1 and class basic).
 CONTENT_TYPE: Final = 0x8000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.messages.topics import MAX_LEVELS
-from trivium_mqtt.reasons import (
+from trivium_mqtt.codec.reasons import (
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any, Final
 
-from trivium_amqp.tables import decode_table, encode_table, malformed
+from trivium_amqp.codec.tables import decode_table, encode_table, malformed
 
 
 def _id(class_id: int, method_id: int) -> int:

@@ -17,14 +17,14 @@ from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, d
 from trivium.messages.message import PROTOCOL_MQTT, HeaderValue, Message, Properties, PropertyCodec
 from trivium.messages.topics import key_of, topic_of
 from trivium.observability.metrics import ProtocolMetrics
-from trivium_mqtt.reasons import (
+from trivium_mqtt.codec.reasons import (
     IMPLEMENTATION_SPECIFIC,
     TOPIC_ALIAS_INVALID,
     MalformedPacket,
     ProtocolError,
     RemoteError,
 )
-from trivium_mqtt.wire import (
+from trivium_mqtt.codec.wire import (
     binary,
     check_text,
     check_topic_name,

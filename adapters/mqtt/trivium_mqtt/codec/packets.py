@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from trivium_mqtt import properties
-from trivium_mqtt.properties import PacketProperties, read_properties
-from trivium_mqtt.reasons import (
+from trivium_mqtt.codec import properties
+from trivium_mqtt.codec.properties import PacketProperties, read_properties
+from trivium_mqtt.codec.reasons import (
     UNSUPPORTED_VERSION,
     MalformedPacket,
     ProtocolError,
     RemoteError,
 )
-from trivium_mqtt.wire import (
+from trivium_mqtt.codec.wire import (
     PACKET_IDS,
     binary,
     check_topic_name,

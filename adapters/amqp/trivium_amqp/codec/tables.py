@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from trivium.messages.message import HeaderValue
-from trivium_amqp.errors import SYNTAX_ERROR, ConnectionException
+from trivium_amqp.codec.errors import SYNTAX_ERROR, ConnectionException
 
 #: Tables and arrays inside one another; deeper ones are refused, which bounds the recursion.
 MAX_DEPTH: Final = 64
