@@ -39,7 +39,7 @@ def test_a_session_of_another_protocol_is_out_of_reach(server: Server, method: F
     assert isinstance(received, Channel.Close), received
     assert received.reply_code == 403
     assert "is private" in (received.reply_text or "")
-    assert (len(queue), queue.consumers) == (1, [])
+    assert (len(queue), len(queue.consumers)) == (1, 0)
 
 
 def test_nothing_is_published_into_a_session(server: Server, client: Client) -> None:

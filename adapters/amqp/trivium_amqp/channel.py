@@ -190,7 +190,7 @@ class Channel:
         waiting = self.waiting
         while waiting and (self.limit == 0 or self.held < self.limit):
             _, consumer = waiting.popitem(last=False)
-            consumer.queue.dispatch()
+            consumer.queue.serve(consumer)
 
     def forget_consumer(self, tag: str) -> AmqpConsumer | None:
         """Take a consumer off the channel; None when there is none with this tag."""

@@ -186,7 +186,7 @@ class AmqpConnection(FramedConnection):
             for consumer in consumers:
                 consumer.is_credited = False
                 if consumer.channel.limit == 0:
-                    consumer.queue.dispatch()
+                    consumer.queue.serve(consumer)
                 else:
                     consumer.channel.serve_waiting()
 

@@ -90,7 +90,7 @@ class AmqpConsumer(Consumer):
         """The client knows that it consumes, unless it has cancelled that already."""
         if self.channel.consumers.get(self.tag) is self:
             self.is_started = True
-            self.queue.dispatch()
+            self.queue.serve(self)
 
     def takes_delivery(self) -> bool:
         """See ``Consumer``."""

@@ -120,6 +120,10 @@ class StreamCursor(Queue):
         self._view = None
         self._partition.cancel(self._reader)
 
+    def serve(self, consumer: Consumer) -> None:
+        """See ``Queue``."""
+        self.dispatch()
+
     def dispatch(self) -> None:
         """Deliver while the consumer takes deliveries and there are records."""
         while True:

@@ -10,7 +10,6 @@ none.
 
 from __future__ import annotations
 
-from bisect import insort
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
+from trivium.queues.consumers import Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.lanes import Lane, QueueEntry
 from trivium.queues.returns import QueueReturns
@@ -53,28 +53,6 @@ class LoadWaiter:
         raise NotImplementedError
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Consumer:
-    """Receives entries of one queue. Adapters subclass it."""
-
-    #: entries are settled by being handed over (AMQP no-ack)
-    settles_on_delivery: bool = False
-    #: of several consumers that can take an entry, those with the highest priority get it
-    priority: int = 0
-
-    def takes_delivery(self) -> bool:
-        """Whether it has credit left and its connection takes output."""
-        raise NotImplementedError
-
-    def deliver(self, entry: QueueEntry) -> None:
-        """Take an entry. It is this consumer's until it calls ``settle``, ``reject`` or ``requeue``
-        of ``entry.queue``."""
-        raise NotImplementedError
-
-    def cancelled(self) -> None:
-        """The queue is gone; entries still held need not be settled any more."""
-
-
 class Queue(Destination):
     """See the module. A queue without ``logs`` (by priority, 0 first) is in memory."""
 
@@ -98,7 +76,7 @@ class Queue(Destination):
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
         #: the adapter whose private state this queue is (an MQTT session's backlog); "" for none
         self.adapter = adapter
-        self.consumers: list[Consumer] = []
+        self.consumers = Rotation()
         self.is_exclusively_consumed = False
         self.is_deleted = False
         self.unsettled = 0
@@ -118,7 +96,6 @@ class Queue(Destination):
         # After some time, and at a time.
         self._timeout = _Alarm(self)
         self._date = _Alarm(self)
-        self._turn = 0
         self._is_dirty = False
         # Entries became ready, by other ways than a publish: time and limits are yet to count.
         self._is_unchecked = False
@@ -196,7 +173,7 @@ class Queue(Destination):
                 self._hold(entry)
         elif not message.persistent:
             lane.skip(entry)
-        if self.consumers and entry.batch == 0 and lane.is_empty:
+        if len(self.consumers) and entry.batch == 0 and lane.is_empty:
             consumer = self._next_consumer()
             if consumer is not None:
                 self._hand_over(consumer, entry)
@@ -250,7 +227,7 @@ class Queue(Destination):
             if self.delay(entry):
                 return result
         if (
-            self.consumers
+            len(self.consumers)
             and entry.batch == 0
             and self._leaving < MAX_LEAVING
             and self._nothing_is_ready()
@@ -355,26 +332,24 @@ class Queue(Destination):
         there others wait their turn.
         """
         if self.is_exclusively_consumed or (
-            exclusive and (self.consumers or self.settings.single_active_consumer)
+            exclusive and (len(self.consumers) or self.settings.single_active_consumer)
         ):
             raise AccessRefused(
                 f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use"
             )
         self.is_exclusively_consumed = exclusive
-        insort(self.consumers, consumer, key=_descending_priority)
-        self.dispatch()
+        self.consumers.add(consumer)
+        self._deliver()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """Detach a consumer. What it holds stays its own until settled or returned.
 
         An auto-delete queue is deleted when its last consumer leaves.
         """
-        if consumer not in self.consumers:
+        if not self.consumers.remove(consumer):
             return
-        self.consumers.remove(consumer)
         self.is_exclusively_consumed = False
-        self._turn = 0
-        if self.consumers:
+        if len(self.consumers):
             self.dispatch_later()
         elif self.auto_delete:
             self.vhost.delete_queue(self)
@@ -384,27 +359,16 @@ class Queue(Destination):
     def touch(self) -> None:
         """The queue was used: its own expiry starts anew."""
         self._used_at = self._broker.elapsed_ms
-        if self.settings.expires >= 0 and not self.consumers:
+        if self.settings.expires >= 0 and not len(self.consumers):
             expires_at = self._used_at + self.settings.expires
             self._broker.timeouts.call_at(expires_at, self._timeout)
 
     def _next_consumer(self) -> Consumer | None:
-        consumers = self.consumers
-        count = len(consumers)
-        if count == 1 or self.settings.single_active_consumer:
-            first = consumers[0]
-            return first if first.takes_delivery() else None
-        best: Consumer | None = None
-        chosen = 0
-        for step in range(count):
-            index = (self._turn + step) % count
-            consumer = consumers[index]
-            if (best is None or consumer.priority > best.priority) and consumer.takes_delivery():
-                best = consumer
-                chosen = index
-        if best is not None:
-            self._turn = chosen + 1
-        return best
+        if self.settings.single_active_consumer:
+            # Nobody else is asked, so the first is the one that came first.
+            first = self.consumers.first()
+            return first if first is not None and first.takes_delivery() else None
+        return self.consumers.next()
 
     def _hand_over(self, consumer: Consumer, entry: QueueEntry) -> None:
         self.unsettled += 1
@@ -416,9 +380,18 @@ class Queue(Destination):
         ):
             self.settle(entry)
 
+    def serve(self, consumer: Consumer) -> None:
+        """``dispatch``, because ``consumer`` alone may take entries again."""
+        self.consumers.resume(consumer)
+        self._deliver()
+
     def dispatch(self) -> None:
         """Hand ready entries to consumers until there are none or nobody takes more."""
-        while self.consumers and not self._nothing_is_ready():
+        self.consumers.resume_all()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        while len(self.consumers) and not self._nothing_is_ready():
             consumer = self._next_consumer()
             if consumer is None:
                 break
@@ -684,7 +657,7 @@ class Queue(Destination):
         now = broker.now_ms
         elapsed = broker.elapsed_ms
         settings = self.settings
-        if settings.expires >= 0 and not self.consumers:
+        if settings.expires >= 0 and not len(self.consumers):
             expires_at = self._used_at + settings.expires
             if expires_at <= elapsed:
                 self.vhost.delete_queue(self)
@@ -763,8 +736,8 @@ class Queue(Destination):
         for lane in self._lanes:
             lane.deleted()
         self.ready_bytes = 0
-        consumers = self.consumers
-        self.consumers = []
+        consumers = self.consumers.all()
+        self.consumers.clear()
         for consumer in consumers:
             consumer.cancelled()
         self._call_load_waiters()
@@ -807,7 +780,3 @@ class _Alarm(Timed):
     def due(self) -> None:
         if self.queue is not None:
             self.queue.alarm()
-
-
-def _descending_priority(consumer: Consumer) -> int:
-    return -consumer.priority

@@ -373,7 +373,7 @@ class VirtualHost(StreamNamespace):
         """See ``QueueNamespace``."""
         if self.queues.get(queue.name) is not queue:
             return 0
-        if if_unused and queue.consumers:
+        if if_unused and len(queue.consumers):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
         if if_empty and (count or queue.delayed or queue.is_left_waiting):

@@ -197,16 +197,17 @@ class QueueSubscription(Subscription):
 
     def add_credit(self, amount: int) -> None:
         self._credit += amount
-        self._queue.dispatch()
+        self.resume()
 
     def resume(self) -> None:
-        self._queue.dispatch()
+        if self._consumer is not None:
+            self._queue.serve(self._consumer)
 
     def settle(self, first: int, last: int) -> None:
         queue = self._queue
         for entry in self._take_some(first, last):
             queue.settle(entry)
-        queue.dispatch()
+        self.resume()
 
     def give_back(self, first: int, last: int, requeue: bool) -> None:
         queue = self._queue
@@ -215,7 +216,7 @@ class QueueSubscription(Subscription):
                 queue.requeue(entry)
             else:
                 queue.reject(entry)
-        queue.dispatch()
+        self.resume()
 
     def unsettled(self) -> list[int]:
         return list(self._unsettled)
