@@ -16,7 +16,9 @@ from tests.support.mqtt import (
     text,
     unsubscribe,
 )
+from tests.support.server import RecordingDriver
 from trivium.config import Config, LimitsConfig, StorageConfig
+from trivium.runtime.adapter import Connection
 from trivium_mqtt.options import MqttOptions
 
 NO_LOCAL = 0x04
@@ -557,3 +559,87 @@ def test_subscription_of_qos_2_gets_qos_2_retained() -> None:
     assert client.take_bytes() == publish("t", b"x", 2, 1, retain=True)
     client.feed(pubrec(1))
     assert client.take() == [(0x62, b"\x00\x01")]
+
+
+# Very many filters in one packet
+
+
+class ShortTurns(RecordingDriver):
+    """A turn is long from its begin on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: who goes on in the next one
+        self.next: list[Connection] = []
+
+    def is_turn_long(self) -> bool:
+        return True
+
+    def next_turn(self, connection: Connection) -> None:
+        self.next.append(connection)
+
+
+def short_turns(version: int = 5) -> tuple[Client, ShortTurns]:
+    server = Server(options=MqttOptions(maximum_subscriptions=10))
+    driver = ShortTurns()
+    server.broker.driver = server.driver = driver
+    return server.open(version=version), driver
+
+
+def many(first: int, count: int, version: int) -> bytes:
+    options = b"\x00" if first == 0x82 else b""
+    body = b"\x00\x07" + (block(b"") if version == 5 else b"")
+    return packet(first, body + b"".join(text(f"t/{n}") + options for n in range(count)))
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("first", [0x82, 0xA2])
+def test_a_packet_with_many_filters_is_carried_out_a_part_in_each_turn(
+    version: int, first: int
+) -> None:
+    client, driver = short_turns(version)
+    if first == 0xA2:
+        for number in range(5):
+            client.subscribe(f"t/{number}")
+    client.feed(many(first, 5, version) + b"\xc0\x00")
+    session = client.connection.session
+    assert session is not None
+    for turn in range(1, 5):
+        assert session.subscriptions is not None
+        assert len(session.subscriptions) == (turn if first == 0x82 else 5 - turn)
+        assert client.take_bytes() == b""
+        assert client.transport.is_paused
+        assert driver.next == [client.connection]
+        driver.next.clear()
+        client.connection.next_turn()
+        client.feed()
+    assert [packet_type for packet_type, _ in client.take()] == [
+        0x90 if first == 0x82 else 0xB0,
+        0xD0,
+    ]
+    assert not client.transport.is_paused
+    assert driver.next == []
+
+
+def test_a_wrong_filter_behind_many_ends_the_connection_in_its_turn() -> None:
+    client, _ = short_turns(4)
+    client.feed(packet(0x82, b"\x00\x07" + text("a") + b"\x00" + text("#/a") + b"\x00"))
+    assert not client.is_closed
+    client.connection.next_turn()
+    assert client.is_closed
+
+
+def test_a_client_that_leaves_while_its_filters_are_taken_is_gone() -> None:
+    client, _ = short_turns()
+    client.feed(many(0x82, 5, 5))
+    client.lose()
+    client.connection.next_turn()
+    assert not client.server.vhost.exchange("amq.topic").bindings()
+
+
+@pytest.mark.parametrize("first", [0x82, 0xA2])
+def test_more_filters_than_a_session_may_have_are_not_looked_at(first: int) -> None:
+    client, _ = short_turns()
+    client.feed(many(first, 11, 5))
+    assert client.take_bytes() == b"\xe0\x01\x97"
+    assert client.is_closed

@@ -40,6 +40,7 @@ from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.reader import (
     AUTHENTICATES,
     FOR_AUTHENTICATION,
+    FOR_FILTERS,
     FOR_SESSION,
     IS_CONNECTED,
     Reader,
@@ -76,6 +77,8 @@ class MqttConnection(Reader):
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
+        # SUBSCRIBE or UNSUBSCRIBE, while it is not answered.
+        self._filters: _Filters | None = None
         self._next_turn: _NextTurn | None = None
         # Milliseconds without input after which the client is gone, 0 for any; and, until it is
         # connected, when it came.
@@ -104,9 +107,19 @@ class MqttConnection(Reader):
             if outgoing is not None:
                 outgoing.completed(packet.packet_id)
         elif first == packets.SUBSCRIBE:
-            self._take_subscribe(Subscribe(data, at, end, self._version))
+            most = self.sessions.options.maximum_subscriptions
+            subscribe = Subscribe(data, at, end, self._version, most)
+            self._take_filters(
+                _Filters(
+                    packets.SUBACK, subscribe.packet_id, subscribe.filters, subscribe.identifier
+                )
+            )
         elif first == packets.UNSUBSCRIBE:
-            self._take_unsubscribe(Unsubscribe(data, at, end, self._version))
+            most = self.sessions.options.maximum_subscriptions
+            unsubscribe = Unsubscribe(data, at, end, self._version, most)
+            self._take_filters(
+                _Filters(packets.UNSUBACK, unsubscribe.packet_id, unsubscribe.filters, 0)
+            )
         elif first == packets.PINGREQ:
             if at != end:
                 raise MalformedPacket("PINGREQ with a body (3.12.1)")
@@ -285,18 +298,48 @@ class MqttConnection(Reader):
 
     # Subscriptions
 
-    def _take_subscribe(self, packet: Subscribe) -> None:
+    def _take_filters(self, filters: _Filters) -> None:
+        """SUBSCRIBE or UNSUBSCRIBE: carry it out as far as this turn may last."""
+        self.attached()
+        self._check_answer(len(filters.filters))
+        self._filters = filters
+        self._go_on_with_filters()
+
+    def _go_on_with_filters(self) -> None:
+        filters = self._filters
+        if filters is None:
+            return
         session = self.attached()
-        self._check_answer(len(packet.filters))
-        codes = bytearray()
-        for topic_filter, options in packet.filters:
-            codes.append(self._subscribe(session, topic_filter, options, packet.identifier))
+        codes = filters.codes
+        begin = len(codes)
+        while len(codes) < len(filters.filters):
+            if len(codes) > begin and self.broker.driver.is_turn_long():
+                self.hold_input(FOR_FILTERS)
+                self.broker.driver.next_turn(self)
+                return
+            topic_filter, options = filters.filters[len(codes)]
+            if filters.answer == packets.SUBACK:
+                code = self._subscribe(session, topic_filter, options, filters.identifier)
+            else:
+                code = self._unsubscribe(session, topic_filter)
+            codes.append(code)
+        self._filters = None
         self.answer(
             self.sessions.batch_of(session) if min(codes) < 0x80 else ACCEPTED,
-            packets.suback(packets.SUBACK, self._version, packet.packet_id, bytes(codes)),
+            packets.suback(filters.answer, self._version, filters.packet_id, bytes(codes)),
             0,
         )
         self.replay()
+        self.continue_input(FOR_FILTERS)
+
+    def next_turn(self) -> None:
+        """See ``Connection``."""
+        if not self.is_closed:
+            try:
+                self._go_on_with_filters()
+            except RemoteError as error:
+                self.fail(error)
+        super().next_turn()
 
     def _check_answer(self, codes: int) -> None:
         """Raise RemoteError unless SUBACK or UNSUBACK may be so long (MQTT-3.1.2-24).
@@ -368,18 +411,6 @@ class MqttConnection(Reader):
             self._next_turn = next_turn
         self.broker.timeouts.call_at(self.broker.elapsed_ms, next_turn)
 
-    def _take_unsubscribe(self, packet: Unsubscribe) -> None:
-        session = self.attached()
-        self._check_answer(len(packet.filters))
-        codes = bytearray()
-        for topic_filter in packet.filters:
-            codes.append(self._unsubscribe(session, topic_filter))
-        self.answer(
-            self.sessions.batch_of(session),
-            packets.suback(packets.UNSUBACK, self._version, packet.packet_id, bytes(codes)),
-            0,
-        )
-
     def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
         """Remove one subscription; its code in UNSUBACK (3.11.3)."""
         if self.sessions.unsubscribe(session, topic_filter):
@@ -429,6 +460,7 @@ class MqttConnection(Reader):
             self.session = None
             self.sessions.disconnected(session, expiry)
         self.drop_input()
+        self._filters = None
         self._aside = None
         self._incoming = None
         self._waiting = None
@@ -484,6 +516,22 @@ class MqttConnection(Reader):
                 self.close()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
             self._end(KEEP_ALIVE_TIMEOUT)
+
+
+class _Filters:
+    """The filters of a SUBSCRIBE or UNSUBSCRIBE, and the codes of those that were taken.
+
+    There may be very many of them, each with retained messages to be looked for.
+    """
+
+    def __init__(
+        self, answer: int, packet_id: int, filters: list[tuple[bytes, int]], identifier: int
+    ) -> None:
+        self.answer = answer
+        self.packet_id = packet_id
+        self.filters = filters
+        self.identifier = identifier
+        self.codes = bytearray()
 
 
 class _NextTurn(Timed):

@@ -12,6 +12,7 @@ from typing import Final
 from trivium_mqtt.codec import properties
 from trivium_mqtt.codec.properties import PacketProperties, read_properties
 from trivium_mqtt.codec.reasons import (
+    QUOTA_EXCEEDED,
     UNSUPPORTED_VERSION,
     MalformedPacket,
     ProtocolError,
@@ -243,9 +244,9 @@ class Disconnect:
 
 
 class Subscribe:
-    """SUBSCRIBE (3.8): pairs of topic filter and options byte."""
+    """SUBSCRIBE (3.8): pairs of topic filter and options byte, ``most`` of them."""
 
-    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+    def __init__(self, data: bytes, at: int, end: int, version: int, most: int) -> None:
         self.packet_id = _packet_id(data, at, end)
         at += 2
         self.identifier = 0
@@ -268,25 +269,32 @@ class Subscribe:
             if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
                 raise MalformedPacket("subscription options are not valid (MQTT-3.8.3-4, -5)")
             self.filters.append((topic_filter, options))
+            _check_count(len(self.filters), most)
         if not self.filters:
             raise ProtocolError("SUBSCRIBE without a topic filter (MQTT-3.8.3-2)")
 
 
 class Unsubscribe:
-    """UNSUBSCRIBE (3.10)."""
+    """UNSUBSCRIBE (3.10), of ``most`` filters."""
 
-    def __init__(self, data: bytes, at: int, end: int, version: int) -> None:
+    def __init__(self, data: bytes, at: int, end: int, version: int, most: int) -> None:
         self.packet_id = _packet_id(data, at, end)
         at += 2
         if version == V5:
             at = read_properties(data, at, end, properties.IN_UNSUBSCRIBE).end
-        self.filters: list[bytes] = []
+        self.filters: list[tuple[bytes, int]] = []
         while at < end:
             topic_filter = read_text(data, at, end)
             at += 2 + len(topic_filter)
-            self.filters.append(topic_filter)
+            self.filters.append((topic_filter, 0))
+            _check_count(len(self.filters), most)
         if not self.filters:
             raise ProtocolError("UNSUBSCRIBE without a topic filter (MQTT-3.10.3-2)")
+
+
+def _check_count(filters: int, most: int) -> None:
+    if filters > most:
+        raise RemoteError(QUOTA_EXCEEDED, "more filters than a session may have")
 
 
 def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
