@@ -18,6 +18,7 @@ from tests.support.mqtt import (
 from tests.support.server import move_to
 from tests.support.simulated import Host
 from tests.support.steps import steps
+from trivium_mqtt.shares import MAX_LOOKS
 
 KEPT = b"\x11\x00\x00\x10\x00"
 ONE_AT_A_TIME = b"\x21\x00\x01"
@@ -454,6 +455,38 @@ def test_how_many_share_a_filter_makes_no_difference_to_one_that_comes_or_leaves
         return found + steps(client.leave)
 
     assert comes_and_leaves(800) < 1.2 * comes_and_leaves(200)
+
+
+@pytest.mark.pure
+def test_how_many_share_a_filter_makes_no_difference_to_a_message_that_none_takes_now() -> None:
+    def waits(count: int) -> int:
+        server = Server()
+        for number in range(count):
+            client = server.open(f"c{number}", 5, properties=ONE_AT_A_TIME)
+            client.subscribe("$share/g/t", 1)
+        sender = server.open("s", 5)
+        for _ in range(count):
+            sender.feed(numbered(1))
+        return steps(lambda: sender.feed(numbered(1)))
+
+    assert waits(2 * MAX_LOOKS) < 1.2 * waits(MAX_LOOKS)
+
+
+def test_of_very_many_members_each_is_looked_at_though_others_take_nothing() -> None:
+    server = Server()
+    count = 2 * MAX_LOOKS + 10
+    clients = [server.open(f"c{number}", 5, properties=ONE_AT_A_TIME) for number in range(count)]
+    for client in clients:
+        client.subscribe("$share/g/t", 1)
+    sender = server.open("s", 5)
+    sender.feed(numbered(count))
+    for client in clients:
+        assert len(client.take()) == 1
+    free = clients[-1]
+    free.feed(puback(1))
+    for _ in range(3):
+        sender.feed(numbered(1))
+    assert len(free.take()) == 1
 
 
 def test_members_take_turns_whoever_has_left() -> None:

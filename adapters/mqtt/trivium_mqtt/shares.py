@@ -21,6 +21,10 @@ from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, ma
 
 PREFIX: Final = b"$share/"
 
+#: Members that are looked at for one message, beginning behind those looked at for the one before.
+#: Where so many in a row take nothing now, it waits with one of these, if any can keep it.
+MAX_LOOKS: Final = 256
+
 #: Shares that a session is known to have been in; it may come to and leave any number of them.
 MAX_REMEMBERED: Final = 256
 
@@ -70,8 +74,12 @@ class Share(Destination):
         members = self.members
         count = len(members)
         second: Delivery | None = None
+        begin = self._turn
         for step in range(count):
-            index = (self._turn + step) % count
+            if step >= MAX_LOOKS and (second is not None or message.mode == 0):
+                self._turn = begin + step
+                break
+            index = (begin + step) % count
             member = members[index]
             session = member.session
             if to_kept and not session.is_kept:
