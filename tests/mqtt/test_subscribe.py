@@ -19,6 +19,7 @@ from tests.support.mqtt import (
 from tests.support.server import RecordingDriver
 from trivium.config import Config, LimitsConfig, StorageConfig
 from trivium.runtime.adapter import Connection
+from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
 
 NO_LOCAL = 0x04
@@ -602,7 +603,9 @@ def test_a_packet_with_many_filters_is_carried_out_a_part_in_each_turn(
         for number in range(5):
             client.subscribe(f"t/{number}")
     client.feed(many(first, 5, version) + b"\xc0\x00")
-    session = client.connection.session
+    connection = client.connection
+    assert isinstance(connection, MqttConnection)
+    session = connection.session
     assert session is not None
     for turn in range(1, 5):
         assert session.subscriptions is not None
