@@ -6,18 +6,15 @@ import struct
 import zlib
 from array import array
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import zstandard
 
-from trivium.storage.chunks import Chunk, list_made
+from trivium.storage.chunks import Chunk, NumberedLog, list_made
 from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.executor import TimeSlice
 from trivium.storage.journal import checksum_of_parts
-
-if TYPE_CHECKING:
-    from trivium.storage.log import DiskLog
 
 _BLOCK_MAGIC: Final = b"BLCK"
 #: magic, log, first offset, end offset, records, flags, body length, checksum of the body
@@ -47,7 +44,7 @@ class ChunkImage:
     """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
 
     def __init__(
-        self, log: DiskLog, chunk: Chunk, records: list[bytes], notes: dict[int, bytes] | None
+        self, log: NumberedLog, chunk: Chunk, records: list[bytes], notes: dict[int, bytes] | None
     ) -> None:
         self.log = log
         self.chunk = chunk
@@ -105,7 +102,7 @@ class ChunkImage:
         return [head, _CHECKSUM.pack(zlib.crc32(head)), *body]
 
 
-def image_of(log: DiskLog, chunk: Chunk) -> ChunkImage:
+def image_of(log: NumberedLog, chunk: Chunk) -> ChunkImage:
     """The image of a chunk that lies in no segment yet."""
     records = [record for record in chunk.records or () if record is not None]
     assert len(records) == chunk.slots
@@ -137,7 +134,7 @@ def block_header(data: bytes) -> tuple[int, int, int, int, int, int, int] | None
 class Place:
     """Where the block of a chunk lies and what it holds, as it is known in this turn."""
 
-    def __init__(self, log: DiskLog, chunk: Chunk) -> None:
+    def __init__(self, log: NumberedLog, chunk: Chunk) -> None:
         self.log = log
         self.chunk = chunk
         self.first = chunk.first

@@ -513,3 +513,13 @@ class ChunkedLog(Log):
 
     def __len__(self) -> int:
         return self._count
+
+
+class NumberedLog(ChunkedLog):
+    """A log that a storage keeps: its number stands for it in files."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__()
+        self.number = number
+        self.name = name
+        self.is_dropped = False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.changes import NEXT_OFFSET, SETTLE, TRUNCATE, Changes
-from trivium.storage.chunks import Chunk, ChunkedLog
+from trivium.storage.chunks import Chunk, NumberedLog
 from trivium.storage.segments import Segments
 
 #: The journal has 16 bits for the size of a note.
@@ -18,18 +18,15 @@ MAX_RECORD: Final = 0xFFFF_FFFF
 COPY_COST: Final = 20
 
 
-class DiskLog(ChunkedLog):
+class DiskLog(NumberedLog):
     """A log whose changes are recorded."""
 
     def __init__(self, number: int, name: str, changes: Changes, segments: Segments) -> None:
-        super().__init__()
-        self.number = number
-        self.name = name
+        super().__init__(number, name)
         self._changes = changes
         self._segments = segments
         #: whether it is in ``Changes.logs``
         self._is_changed = False
-        self.is_dropped = False
         #: whether offsets were given out that no record in the journal shows
         self._has_skipped = False
         #: chunks in segments that have lost records since the last checkpoint

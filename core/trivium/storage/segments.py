@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.storage.blocks import BLOCK_HEADER_SIZE, Place
-from trivium.storage.chunks import Chunk, list_made
+from trivium.storage.chunks import Chunk, NumberedLog, list_made
 from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.executor import Completions, Lane, Work
@@ -24,9 +24,6 @@ from trivium.storage.segment_files import (
     read_file_header,
     segment_name,
 )
-
-if TYPE_CHECKING:
-    from trivium.storage.log import DiskLog
 
 #: A file is rewritten when one in so many of its bytes would be written, or fewer: small beside
 #: what becomes free, or, when the disk is short, not more than that.
@@ -70,7 +67,7 @@ class LoadWork(Work):
     """Reads chunks back from their segment files."""
 
     def __init__(
-        self, segments: Segments, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]
+        self, segments: Segments, log: NumberedLog, chunks: list[Chunk], ready: Callable[[], None]
     ) -> None:
         super().__init__(segments.completions)
         self._segments = segments
@@ -152,7 +149,7 @@ class Segments:
         #: that are gone; bytes of all blocks in it, and those that would be written if it was
         #: rewritten, and how many of these are in chunks whose ``live_size`` is an estimate
         self.chunks: dict[int, int] = {}
-        self._members: dict[int, list[tuple[DiskLog, Chunk]]] = {}
+        self._members: dict[int, list[tuple[NumberedLog, Chunk]]] = {}
         self.sizes: dict[int, int] = {}
         self.live: dict[int, int] = {}
         self._guessed: dict[int, int] = {}
@@ -208,7 +205,7 @@ class Segments:
             if name not in used:
                 self.filesystem.remove(f"{self._directory}/{name}")
 
-    def add(self, log: DiskLog, chunk: Chunk) -> None:
+    def add(self, log: NumberedLog, chunk: Chunk) -> None:
         """The catalog names a chunk in the file where it lies."""
         segment = chunk.segment
         if segment not in self.chunks:
@@ -274,14 +271,14 @@ class Segments:
         """A block is damaged: it stays where it is, and so does its file."""
         self._unreadable.add((place.segment, place.position))
 
-    def stragglers(self, is_space_short: bool) -> list[tuple[DiskLog, Chunk]]:
+    def stragglers(self, is_space_short: bool) -> list[tuple[NumberedLog, Chunk]]:
         """Chunks to be written anew, so that files go in which little is left, or which are not
         encrypted with the key for what is written.
 
         They are bounded in number and in bytes: what is left waits for the next call. When space is
         short more files are worth it, those come first that gain most, and there is room for them.
         """
-        found: list[tuple[DiskLog, Chunk]] = []
+        found: list[tuple[NumberedLog, Chunk]] = []
         size = 0
         looked_at = 0
         room = sys.maxsize
@@ -336,7 +333,7 @@ class Segments:
             return True
         return bool(self.stragglers(is_space_short))
 
-    def load(self, log: DiskLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
+    def load(self, log: NumberedLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
         """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""
         self.loads += 1
         self._lane.submit(LoadWork(self, log, chunks, ready))
