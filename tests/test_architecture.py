@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,17 +25,21 @@ ALLOWED = {
     "trivium_native": {"trivium", "trivium_native"},
     "trivium_spark": {"trivium", "trivium_native", "trivium_spark"},
 }
-#: The folders of the core, and its modules that are in none, from the bottom to the top: each may
-#: import those before it, also for types only.
-CORE = (
-    "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
-    "streams", "groups", "vhost", "security", "config", "observability", "runtime", "cli",
-    "__main__",
-)  # fmt: skip
+#: The parts of a package, folders and modules, from the bottom to the top: each may import those
+#: before it, also for types only.
+ORDER = {
+    "trivium": (
+        "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
+        "streams", "groups", "vhost", "security", "config", "observability", "runtime", "cli",
+        "__main__",
+    ),
+    "trivium.storage": (
+        "errors", "base", "files", "journal", "segments", "contents", "catalog", "memory",
+        "checkpoint", "disk", "repair",
+    ),
+}  # fmt: skip
 #: folder of a package -> the other folders of it that it may import, also for types only
 FOLDERS: dict[str, set[str]] = {
-    f"trivium.{name}": {f"trivium.{lower}" for lower in CORE[:at]} for at, name in enumerate(CORE)
-} | {
     "trivium_amqp.codec": set(),
     "trivium_mqtt.codec": set(),
     "trivium_native.client": {"trivium_native.wire"},
@@ -107,22 +111,37 @@ def test_dependencies_point_inwards(package: str, module: str, file: Path) -> No
     assert ours <= ALLOWED[package]
 
 
-def folder_of(module: str) -> str:
-    """The folder that a module, or a name in it, is in; its package for those in none."""
-    parts = module.split(".")
-    folder = ".".join(parts[:2])
-    return folder if folder in FOLDERS else parts[0]
+def parts_in(package: str, names: Iterable[str]) -> set[str]:
+    """The parts of ``package`` that names of modules, or of what is in them, belong to."""
+    start = f"{package}."
+    return {name[len(start) :].split(".")[0] for name in names if name.startswith(start)}
 
 
-@pytest.mark.parametrize(
-    ("module", "file"), [(m, f) for _, m, f in MODULES if folder_of(m) in FOLDERS]
-)
-def test_folders_have_a_direction(module: str, file: Path) -> None:
-    folder = folder_of(module)
+@pytest.mark.parametrize(("module", "file"), [(m, f) for _, m, f in MODULES])
+@pytest.mark.parametrize("package", list(ORDER))
+def test_parts_import_lower_ones_only(package: str, module: str, file: Path) -> None:
+    order = ORDER[package]
+    for part in parts_in(package, [module]):
+        # The package itself has its version.
+        used = parts_in(package, imports(file)) - {"__version__"}
+        assert used <= set(order[: order.index(part) + 1])
+
+
+@pytest.mark.parametrize("package", list(ORDER))
+def test_every_part_has_its_place(package: str) -> None:
+    (top, *rest) = package.split(".")
+    folder = PACKAGES[top].joinpath(*rest)
+    parts = {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert parts - {"__pycache__", "__init__"} == set(ORDER[package])
+
+
+@pytest.mark.parametrize("folder", list(FOLDERS))
+def test_folders_of_adapters_have_a_direction(folder: str) -> None:
     package = folder.split(".")[0]
-    used = {folder_of(name) for name in imports(file) if name.split(".")[0] == package}
-    # The package itself has its version.
-    assert used - {package} <= FOLDERS[folder] | {folder}
+    for _, module, file in MODULES:
+        if module.startswith(f"{folder}."):
+            used = {f"{package}.{part}" for part in parts_in(package, imports(file))}
+            assert used <= FOLDERS[folder] | {folder}, module
 
 
 def test_every_folder_is_packaged() -> None:
@@ -133,12 +152,6 @@ def test_every_folder_is_packaged() -> None:
         for path in folder.rglob("*.py")
     }
     assert set(settings["tool"]["setuptools"]["packages"]) == folders
-
-
-def test_every_part_of_the_core_has_its_place() -> None:
-    core = PACKAGES["trivium"]
-    parts = {path.stem for path in core.iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert parts - {"__pycache__", "__init__", "py"} == set(CORE)
 
 
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes

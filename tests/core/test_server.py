@@ -20,7 +20,7 @@ from trivium.runtime.broker import Broker
 from trivium.runtime.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, FramedConnection
 from trivium.runtime.server import SocketDriver
 from trivium.storage.errors import StorageFailed
-from trivium.storage.filesystem import RealFile
+from trivium.storage.files.filesystem import RealFile
 
 
 class LineConnection(FramedConnection):

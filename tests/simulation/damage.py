@@ -12,10 +12,10 @@ from typing import Final
 
 from tests.support.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
-from trivium.storage.encryption import Keys
-from trivium.storage.inspected_journal import UNKNOWN
-from trivium.storage.inspection import COMES_BACK, Inspection, Loss
-from trivium.storage.repair import repair
+from trivium.storage.files.encryption import Keys
+from trivium.storage.repair.inspected_journal import UNKNOWN
+from trivium.storage.repair.inspection import COMES_BACK, Inspection, Loss
+from trivium.storage.repair.repair import repair
 from trivium.streams.records import batch_span
 
 #: how often each is taken

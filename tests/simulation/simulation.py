@@ -29,8 +29,8 @@ from tests.simulation.reference import DEAD, KINDS, POLICIES, Reference, backlog
 from tests.simulation.stream_model import STREAMS
 from tests.simulation.world import START_MS, Crash, Faults, World
 from tests.support.simulated import SimulatedDisk
-from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
+from trivium.storage.files.encryption import Keys
 
 #: Ways to end a life, and how often each is taken.
 ENDINGS = {

@@ -13,7 +13,7 @@ import trivium_amqp
 from tests.support.server import Server
 from tests.support.simulated import SYNCS, Host, Operation, SimulatedDisk
 from trivium.runtime.adapter import Adapter
-from trivium.storage.encryption import Keys
+from trivium.storage.files.encryption import Keys
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 from trivium_native.server.adapter import NativeAdapter

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 from tests.support.core import drain, message, open_broker
 from trivium.storage.disk import DiskStorage
-from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError
+from trivium.storage.files.encryption import Keys
 
 
 class DirectoryWriter:

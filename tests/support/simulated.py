@@ -15,10 +15,10 @@ from typing import Literal
 
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.disk import DiskStorage
-from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageError, StorageLocked
-from trivium.storage.executor import Executor, Lane, Work
-from trivium.storage.filesystem import Database, File, FileSystem, Lock
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.executor import Executor, Lane, Work
+from trivium.storage.files.filesystem import Database, File, FileSystem, Lock
 
 #: of a file as a whole, and of the write before it
 SYNCS = ("sync", "sync_range")

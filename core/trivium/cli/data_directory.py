@@ -12,19 +12,19 @@ from typing import Final
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import read_environment
 from trivium.messages.message import RecordError, decode_record
-from trivium.storage.directory import LOCK_FILE, is_data_directory
-from trivium.storage.encryption import find_keys
+from trivium.storage.contents.log import DiskLog
 from trivium.storage.errors import (
     StorageError,
     StorageKeyError,
     StorageLocked,
     StorageVersionMismatch,
 )
-from trivium.storage.filesystem import WornFileSystem
-from trivium.storage.inspected_journal import UNKNOWN
-from trivium.storage.inspection import Inspection, Loss
-from trivium.storage.log import DiskLog
-from trivium.storage.repair import REPORT_FILE, repair
+from trivium.storage.files.directory import LOCK_FILE, is_data_directory
+from trivium.storage.files.encryption import find_keys
+from trivium.storage.files.filesystem import WornFileSystem
+from trivium.storage.repair.inspected_journal import UNKNOWN
+from trivium.storage.repair.inspection import Inspection, Loss
+from trivium.storage.repair.repair import REPORT_FILE, repair
 from trivium.streams.records import BatchError, RecordBatch
 
 _QUEUE: Final = re.compile(r"queue/(\d+):(.*)", re.DOTALL)

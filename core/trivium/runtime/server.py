@@ -285,7 +285,7 @@ class Server(Driver):
         if config.mode == "memory":
             return MemoryStorage()
         from trivium.storage.disk import DiskStorage
-        from trivium.storage.encryption import find_keys
+        from trivium.storage.files.encryption import find_keys
 
         try:
             keys = find_keys(config.key_file, config.key_env, os.environ)

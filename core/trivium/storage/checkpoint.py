@@ -22,22 +22,22 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.blocks import ChunkImage, Place, image_of
-from trivium.storage.catalog import Catalog, CatalogChanges
-from trivium.storage.catalog_copy import CatalogCopy
-from trivium.storage.changes import Changes
-from trivium.storage.chunks import Chunk, list_made
-from trivium.storage.encryption import Keys
+from trivium.storage.catalog.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog.catalog_copy import CatalogCopy
+from trivium.storage.contents.changes import Changes
+from trivium.storage.contents.log import DiskLog
+from trivium.storage.contents.row_backlog import RowBacklog, RowPortion
+from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.executor import Completions, TimeSlice, Work
-from trivium.storage.filesystem import FileSystem
-from trivium.storage.journal import SPARE_SUFFIX, JournalWriter
-from trivium.storage.journal_files import file_name
-from trivium.storage.log import DiskLog
-from trivium.storage.row_backlog import RowBacklog, RowPortion
-from trivium.storage.segment_files import SegmentWriter
-from trivium.storage.segments import Segments
-from trivium.storage.table import DiskTable
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.executor import Completions, TimeSlice, Work
+from trivium.storage.files.filesystem import FileSystem
+from trivium.storage.journal.journal import SPARE_SUFFIX, JournalWriter
+from trivium.storage.journal.journal_files import file_name
+from trivium.storage.segments.blocks import ChunkImage, Place, image_of
+from trivium.storage.segments.chunks import Chunk, list_made
+from trivium.storage.segments.segment_files import SegmentWriter
+from trivium.storage.segments.segments import Segments
 
 _logger: Final = logging.getLogger(__name__)
 

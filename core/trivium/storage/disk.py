@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
-from trivium.storage.catalog import Catalog, CatalogChanges
-from trivium.storage.catalog_copy import CatalogCopy
-from trivium.storage.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
+from trivium.storage.catalog.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog.catalog_copy import CatalogCopy
 from trivium.storage.checkpoint import ROWS, Checkpoint
-from trivium.storage.directory import (
+from trivium.storage.contents.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
+from trivium.storage.contents.log import DiskLog
+from trivium.storage.contents.recovery import Recovered
+from trivium.storage.contents.row_backlog import RowBacklog
+from trivium.storage.contents.table import DiskTable
+from trivium.storage.errors import StorageDamaged, StorageError, StorageFailed
+from trivium.storage.files.directory import (
     CATALOG_COPY_FILE,
     CATALOG_FILE,
     FORMAT_VERSION,
@@ -33,18 +38,13 @@ from trivium.storage.directory import (
     mark_directory_format,
     read_directory_format,
 )
-from trivium.storage.encryption import Keys
-from trivium.storage.errors import StorageDamaged, StorageError, StorageFailed
-from trivium.storage.executor import Completions, Executor, ThreadExecutor, Work
-from trivium.storage.filesystem import FileSystem, RealFileSystem
-from trivium.storage.journal import FsyncPolicy, JournalWriter
-from trivium.storage.journal_files import STARTED, STOPPED
-from trivium.storage.log import DiskLog
-from trivium.storage.recovery import Recovered
-from trivium.storage.row_backlog import RowBacklog
-from trivium.storage.segment_files import segment_number
-from trivium.storage.segments import Segments
-from trivium.storage.table import DiskTable
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.executor import Completions, Executor, ThreadExecutor, Work
+from trivium.storage.files.filesystem import FileSystem, RealFileSystem
+from trivium.storage.journal.journal import FsyncPolicy, JournalWriter
+from trivium.storage.journal.journal_files import STARTED, STOPPED
+from trivium.storage.segments.segment_files import segment_number
+from trivium.storage.segments.segments import Segments
 
 #: Names are stored with 16 bits of length.
 MAX_NAME: Final = 65_535

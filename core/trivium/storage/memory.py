@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from mypy_extensions import mypyc_attr
 
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
-from trivium.storage.chunks import ChunkedLog
+from trivium.storage.segments.chunks import ChunkedLog
 
 
 class MemoryTable(Table):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
 from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
-from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
-from trivium.storage.journal_files import FILE_HEADER_SIZE
+from trivium.storage.journal.journal_files import FILE_HEADER_SIZE
+from trivium.storage.segments.chunks import CHUNK_RECORDS
 
 CATALOG = "data/catalog.sqlite"
 COPY = "data/catalog-copy.sqlite"

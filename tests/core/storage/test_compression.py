@@ -9,10 +9,10 @@ import pytest
 import zstandard
 
 from tests.support.simulated import Host, SimulatedDisk
-from trivium.storage.blocks import BLOCK_HEADER_SIZE
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.inspection import Inspection
-from trivium.storage.segment_files import FILE_HEADER_SIZE
+from trivium.storage.repair.inspection import Inspection
+from trivium.storage.segments.blocks import BLOCK_HEADER_SIZE
+from trivium.storage.segments.segment_files import FILE_HEADER_SIZE
 
 SEGMENT = "data/segments/0000000000000001.segment"
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.core.storage.model import Scenario, assert_equal
 from tests.support.simulated import Host, SimulatedDisk
-from trivium.storage.encryption import Keys, find_keys, key_id, read_keys
 from trivium.storage.errors import StorageDamaged, StorageKeyError
-from trivium.storage.inspection import MAYBE_LOST, Inspection
-from trivium.storage.repair import repair
+from trivium.storage.files.encryption import Keys, find_keys, key_id, read_keys
+from trivium.storage.repair.inspection import MAYBE_LOST, Inspection
+from trivium.storage.repair.repair import repair
 
 OLD = bytes(range(32))
 NEW = bytes(range(1, 33))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.simulated import Host, Operation, Recorder
-from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageFailed
-from trivium.storage.executor import Completions, ThreadLane, TimeSlice, Work
+from trivium.storage.files.executor import Completions, ThreadLane, TimeSlice, Work
+from trivium.storage.segments.chunks import CHUNK_RECORDS
 
 
 class Clock:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trivium.storage.errors import StorageLocked
-from trivium.storage.filesystem import RealFileSystem
+from trivium.storage.files.filesystem import RealFileSystem
 
 SYSTEM = RealFileSystem()
 

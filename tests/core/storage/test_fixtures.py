@@ -13,8 +13,8 @@ from tests.core.storage.fixtures.make import HERE, contents, keys_of
 from tests.support.directory_writer import DirectoryWriter
 from tests.support.simulated import Host, SimulatedDisk
 from trivium.cli.data_directory import check_record
-from trivium.storage.filesystem import RealFileSystem
-from trivium.storage.inspection import Inspection
+from trivium.storage.files.filesystem import RealFileSystem
+from trivium.storage.repair.inspection import Inspection
 
 FIXTURES = sorted(path.parent for path in HERE.glob("*/expected.json"))
 

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.simulated import Host, Recorder
 from trivium.storage.base import Log, Storage
-from trivium.storage.chunks import CHUNK_BYTES, CHUNK_RECORDS
 from trivium.storage.memory import MemoryStorage
+from trivium.storage.segments.chunks import CHUNK_BYTES, CHUNK_RECORDS
 
 EVERYTHING = 1 << 40
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.simulated import SYNCS, Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
-from trivium.storage.journal import PIECE_SIZE, FsyncPolicy
-from trivium.storage.journal_files import (
+from trivium.storage.journal.journal import PIECE_SIZE, FsyncPolicy
+from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
     MARK,

@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.simulated import Host, SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageError, StorageVersionMismatch
-from trivium.storage.inspected_journal import UNKNOWN
-from trivium.storage.inspection import COMES_BACK, LOST, MAYBE_LOST, Inspection, Loss
-from trivium.storage.journal_files import BATCH_HEADER_SIZE, FILE_HEADER_SIZE
-from trivium.storage.repair import repair
+from trivium.storage.journal.journal_files import BATCH_HEADER_SIZE, FILE_HEADER_SIZE
+from trivium.storage.repair.inspected_journal import UNKNOWN
+from trivium.storage.repair.inspection import COMES_BACK, LOST, MAYBE_LOST, Inspection, Loss
+from trivium.storage.repair.repair import repair
 
 CATALOG = "data/catalog.sqlite"
 COPY = "data/catalog-copy.sqlite"

@@ -8,11 +8,11 @@ import pytest
 
 from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
 from trivium.storage.base import Log
-from trivium.storage.chunks import CHUNK_RECORDS
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.inspection import Inspection
-from trivium.storage.segment_files import FILE_HEADER_SIZE
-from trivium.storage.segments import needed_size
+from trivium.storage.repair.inspection import Inspection
+from trivium.storage.segments.chunks import CHUNK_RECORDS
+from trivium.storage.segments.segment_files import FILE_HEADER_SIZE
+from trivium.storage.segments.segments import needed_size
 
 RECORDS = 3 * CHUNK_RECORDS
 

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.changes import Changes
-from trivium.storage.chunks import list_made
-from trivium.storage.executor import Completions, TimeSlice, Work
-from trivium.storage.table import DiskTable
+from trivium.storage.contents.changes import Changes
+from trivium.storage.contents.table import DiskTable
+from trivium.storage.files.executor import Completions, TimeSlice, Work
+from trivium.storage.segments.chunks import list_made
 
 #: Keys that are sorted in one go, which takes about half a millisecond with the interpreter lock.
 _RUN: Final = 2000

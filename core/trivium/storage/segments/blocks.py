@@ -10,11 +10,11 @@ from typing import Final
 
 import zstandard
 
-from trivium.storage.chunks import Chunk, NumberedLog, list_made
-from trivium.storage.encryption import TAG_SIZE, FileCipher
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.executor import TimeSlice
-from trivium.storage.journal import checksum_of_parts
+from trivium.storage.files.encryption import TAG_SIZE, FileCipher
+from trivium.storage.files.executor import TimeSlice
+from trivium.storage.journal.journal import checksum_of_parts
+from trivium.storage.segments.chunks import Chunk, NumberedLog, list_made
 
 _BLOCK_MAGIC: Final = b"BLCK"
 #: magic, log, first offset, end offset, records, flags, body length, checksum of the body

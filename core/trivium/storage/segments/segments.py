@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.blocks import BLOCK_HEADER_SIZE, Place
-from trivium.storage.chunks import Chunk, NumberedLog, list_made
-from trivium.storage.encryption import Keys
 from trivium.storage.errors import StorageDamaged, StorageError
-from trivium.storage.executor import Completions, Lane, Work
-from trivium.storage.filesystem import FileSystem
-from trivium.storage.segment_files import (
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.executor import Completions, Lane, Work
+from trivium.storage.files.filesystem import FileSystem
+from trivium.storage.segments.blocks import BLOCK_HEADER_SIZE, Place
+from trivium.storage.segments.chunks import Chunk, NumberedLog, list_made
+from trivium.storage.segments.segment_files import (
     ENCRYPTED_HEADER_SIZE,
     BlockReader,
     read_file_header,

@@ -13,10 +13,10 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.catalog import Catalog, CatalogChanges
-from trivium.storage.encryption import Keys
+from trivium.storage.catalog.catalog import Catalog, CatalogChanges
 from trivium.storage.errors import StorageDamaged, StorageFailed
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.filesystem import FileSystem
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.blocks import image_of
-from trivium.storage.catalog import Catalog, CatalogChanges
-from trivium.storage.catalog_copy import ROLLBACK_SUFFIX, remove_database
-from trivium.storage.directory import mark_directory_format
+from trivium.storage.catalog.catalog import Catalog, CatalogChanges
+from trivium.storage.catalog.catalog_copy import ROLLBACK_SUFFIX, remove_database
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.filesystem import FileSystem
-from trivium.storage.inspection import Inspection
-from trivium.storage.journal import FsyncPolicy, JournalWriter
-from trivium.storage.journal_files import FILE_HEADER_SIZE
-from trivium.storage.segment_files import SegmentWriter
+from trivium.storage.files.directory import mark_directory_format
+from trivium.storage.files.filesystem import FileSystem
+from trivium.storage.journal.journal import FsyncPolicy, JournalWriter
+from trivium.storage.journal.journal_files import FILE_HEADER_SIZE
+from trivium.storage.repair.inspection import Inspection
+from trivium.storage.segments.blocks import image_of
+from trivium.storage.segments.segment_files import SegmentWriter
 
 REPORT_FILE: Final = "report.txt"
 _RECORD_DIRECTORY: Final = "records"

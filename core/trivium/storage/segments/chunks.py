@@ -523,3 +523,7 @@ class NumberedLog(ChunkedLog):
         self.number = number
         self.name = name
         self.is_dropped = False
+
+    def note_changed(self, chunk: Chunk) -> None:
+        """A chunk in a segment has lost records."""
+        raise NotImplementedError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.changes import NEXT_OFFSET, SETTLE, TRUNCATE, Changes
-from trivium.storage.chunks import Chunk, NumberedLog
-from trivium.storage.segments import Segments
+from trivium.storage.contents.changes import NEXT_OFFSET, SETTLE, TRUNCATE, Changes
+from trivium.storage.segments.chunks import Chunk, NumberedLog
+from trivium.storage.segments.segments import Segments
 
 #: The journal has 16 bits for the size of a note.
 MAX_NOTE: Final = 65_535
@@ -204,7 +204,7 @@ class DiskLog(NumberedLog):
                 self._segments.count(chunk)
 
     def note_changed(self, chunk: Chunk) -> None:
-        """A chunk in a segment has lost records."""
+        """See ``NumberedLog``."""
         chunk.changed = True
         self._changed_chunks.append(chunk)
         self.mark_once()

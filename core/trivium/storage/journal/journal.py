@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
-from trivium.storage.executor import TimeSlice
-from trivium.storage.filesystem import File, FileSystem
-from trivium.storage.journal_files import (
+from trivium.storage.files.encryption import PLAIN, SALT_SIZE, TAG_SIZE, FileCipher, Keys
+from trivium.storage.files.executor import TimeSlice
+from trivium.storage.files.filesystem import File, FileSystem
+from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     CLOSED,
     FILE_HEADER_SIZE,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
 
-from trivium.storage.catalog import SCHEMA, SEALED_SCHEMA, VERSION, is_right
-from trivium.storage.filesystem import Database
+from trivium.storage.catalog.catalog import SCHEMA, SEALED_SCHEMA, VERSION, is_right
+from trivium.storage.files.filesystem import Database
 
 #: SQLite's own choice; the catalog does not ask for another
 _PAGE_SIZE: Final = 4096

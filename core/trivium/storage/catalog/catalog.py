@@ -14,18 +14,18 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.storage.blocks import offsets_from_bytes, offsets_to_bytes
-from trivium.storage.chunks import Chunk
-from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
+from trivium.storage.contents.log import DiskLog
+from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
-from trivium.storage.executor import TimeSlice
-from trivium.storage.filesystem import Database, FileSystem
-from trivium.storage.log import DiskLog
-from trivium.storage.segments import Segments
-from trivium.storage.table import DiskTable
+from trivium.storage.files.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
+from trivium.storage.files.executor import TimeSlice
+from trivium.storage.files.filesystem import Database, FileSystem
+from trivium.storage.segments.blocks import offsets_from_bytes, offsets_to_bytes
+from trivium.storage.segments.chunks import Chunk
+from trivium.storage.segments.segments import Segments
 
 if TYPE_CHECKING:
-    from trivium.storage.recovery import Recovered
+    from trivium.storage.contents.recovery import Recovered
 
 VERSION: Final = 1
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trivium.storage.changes import (
+from trivium.storage.contents.changes import (
     APPEND,
     APPEND_RECORD,
     APPEND_SAME,
@@ -26,9 +26,11 @@ from trivium.storage.changes import (
     SETTLE,
     TRUNCATE,
 )
+from trivium.storage.contents.recovery import Recovered
+from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.filesystem import FileSystem, read_whole
-from trivium.storage.journal_files import (
+from trivium.storage.files.filesystem import FileSystem, read_whole
+from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     MARK,
     OLD_HEADER_SIZE,
@@ -39,8 +41,6 @@ from trivium.storage.journal_files import (
     find_marker,
     read_header,
 )
-from trivium.storage.recovery import Recovered
-from trivium.storage.table import DiskTable
 
 #: what is no change
 _UNREADABLE: Final = 0

@@ -12,7 +12,7 @@ import logging
 import struct
 from typing import Final
 
-from trivium.storage.changes import (
+from trivium.storage.contents.changes import (
     APPEND,
     APPEND_RECORD,
     APPEND_SAME,
@@ -29,10 +29,12 @@ from trivium.storage.changes import (
     TRUNCATE,
     Changes,
 )
-from trivium.storage.encryption import Keys
+from trivium.storage.contents.log import DiskLog
+from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.filesystem import FileSystem, read_whole
-from trivium.storage.journal_files import (
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.filesystem import FileSystem, read_whole
+from trivium.storage.journal.journal_files import (
     STOPPED,
     BatchPlace,
     JournalFile,
@@ -40,9 +42,7 @@ from trivium.storage.journal_files import (
     file_number,
     read_file,
 )
-from trivium.storage.log import DiskLog
-from trivium.storage.segments import Segments
-from trivium.storage.table import DiskTable
+from trivium.storage.segments.segments import Segments
 
 _logger: Final = logging.getLogger(__name__)
 

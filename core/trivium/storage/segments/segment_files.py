@@ -7,12 +7,12 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from trivium.storage.blocks import ChunkImage, Place, decode_block
-from trivium.storage.directory import number_in_name, numbered_name
-from trivium.storage.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.executor import TimeSlice
-from trivium.storage.filesystem import File, FileSystem
+from trivium.storage.files.directory import number_in_name, numbered_name
+from trivium.storage.files.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
+from trivium.storage.files.executor import TimeSlice
+from trivium.storage.files.filesystem import File, FileSystem
+from trivium.storage.segments.blocks import ChunkImage, Place, decode_block
 
 VERSION: Final = 1
 SUFFIX: Final = ".segment"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
-from trivium.storage.filesystem import FileSystem
+from trivium.storage.files.filesystem import FileSystem
 
 LOCK_FILE: Final = "lock"
 JOURNAL_DIRECTORY: Final = "journal"

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from trivium.storage.directory import number_in_name, numbered_name
-from trivium.storage.encryption import PLAIN, FileCipher, Keys
 from trivium.storage.errors import StorageDamaged, StorageVersionMismatch
+from trivium.storage.files.directory import number_in_name, numbered_name
+from trivium.storage.files.encryption import PLAIN, FileCipher, Keys
 
 VERSION: Final = 3
 _FILE_MAGIC: Final = b"TRIVJRNL"

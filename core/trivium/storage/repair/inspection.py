@@ -16,20 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from trivium.storage.blocks import (
-    BLOCK_HEADER_SIZE,
-    SPARSE,
-    Place,
-    block_body,
-    block_header,
-    block_name,
-    decode_block,
-    offsets_from_bytes,
-)
-from trivium.storage.catalog import Catalog
-from trivium.storage.changes import Changes
-from trivium.storage.chunks import Chunk
-from trivium.storage.directory import (
+from trivium.storage.catalog.catalog import Catalog
+from trivium.storage.contents.changes import Changes
+from trivium.storage.contents.log import DiskLog
+from trivium.storage.contents.recovery import Recovered
+from trivium.storage.errors import StorageDamaged, StorageFailed
+from trivium.storage.files.directory import (
     CATALOG_COPY_FILE,
     CATALOG_FILE,
     FORMAT_VERSION,
@@ -39,22 +31,30 @@ from trivium.storage.directory import (
     format_path,
     read_directory_format,
 )
-from trivium.storage.encryption import Keys
-from trivium.storage.errors import StorageDamaged, StorageFailed
-from trivium.storage.executor import Completions, Lane
-from trivium.storage.filesystem import FileSystem, read_whole
-from trivium.storage.inspected_journal import MARGIN, InspectedJournal
-from trivium.storage.journal_files import file_name
-from trivium.storage.log import DiskLog
-from trivium.storage.recovery import Recovered
-from trivium.storage.salvage import salvaged
-from trivium.storage.segment_files import (
+from trivium.storage.files.encryption import Keys
+from trivium.storage.files.executor import Completions, Lane
+from trivium.storage.files.filesystem import FileSystem, read_whole
+from trivium.storage.journal.journal_files import file_name
+from trivium.storage.repair.inspected_journal import MARGIN, InspectedJournal
+from trivium.storage.repair.salvage import salvaged
+from trivium.storage.segments.blocks import (
+    BLOCK_HEADER_SIZE,
+    SPARSE,
+    Place,
+    block_body,
+    block_header,
+    block_name,
+    decode_block,
+    offsets_from_bytes,
+)
+from trivium.storage.segments.chunks import Chunk
+from trivium.storage.segments.segment_files import (
     ENCRYPTED_HEADER_SIZE,
     FILE_HEADER_SIZE,
     read_file_header,
     segment_number,
 )
-from trivium.storage.segments import Segments
+from trivium.storage.segments.segments import Segments
 
 #: says what is wrong with a record of a log, "" for nothing; gets the log's name, the record, and
 #: how many offsets it spans

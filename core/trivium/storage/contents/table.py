@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trivium.storage.base import Table
-from trivium.storage.changes import Changes
+from trivium.storage.contents.changes import Changes
 
 
 class DiskTable(Table):

@@ -10,8 +10,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from trivium.storage.log import DiskLog
-    from trivium.storage.table import DiskTable
+    from trivium.storage.contents.log import DiskLog
+    from trivium.storage.contents.table import DiskTable
 
 #: a record of a log
 APPEND: Final = 1

@@ -1,0 +1,1 @@
+"""The catalog: what checkpoints have written and where, kept twice."""

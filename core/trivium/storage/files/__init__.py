@@ -1,0 +1,1 @@
+"""The disk as the storage sees it: files, the data directory, encryption, threads."""

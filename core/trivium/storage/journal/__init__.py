@@ -1,0 +1,1 @@
+"""The journal: batches written one behind the other, and made durable."""

@@ -1,0 +1,1 @@
+"""Chunks of records, and the segment files in which checkpoints put them."""
