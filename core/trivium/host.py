@@ -13,7 +13,7 @@ from trivium.storage.base import Storage
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Host:
-    """See the module; ``trivium.runtime.broker`` implements it."""
+    """What a part is given of its broker; ``trivium.runtime.broker`` implements it."""
 
     def __init__(self, storage: Storage) -> None:
         #: milliseconds since the epoch, as of the start of this turn

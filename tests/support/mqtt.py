@@ -81,7 +81,7 @@ class Server(BaseServer):
 
 
 class Client(BaseClient):
-    """See ``Server.connect``."""
+    """A client of ``Server.connect``."""
 
     def __init__(self, server: Server, is_loopback: bool) -> None:
         super().__init__(server, "mqtt", is_loopback, StrictTransport())

@@ -181,7 +181,6 @@ class GetReply(Reply):
         self._no_ack = no_ack
 
     def leave(self, connection: AmqpConnection) -> bool:
-        """See ``Reply``."""
         channel = self.channel
         if channel.is_closing or connection.channels.get(channel.number) is not channel:
             return True
@@ -224,7 +223,6 @@ class _Loaded(LoadWaiter):
         self._reply = reply
 
     def loaded(self) -> None:
-        """See ``LoadWaiter``."""
         self._reply.is_loading = False
         channel = self._reply.channel
         channel.connection.replies.advance(channel.number)

@@ -26,7 +26,7 @@ PREFETCH = 256
 
 
 class AmqpClient:
-    """See `trivium.cli.clients.Client`."""
+    """An AMQP client for the command line."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection

@@ -138,7 +138,6 @@ class AmqpConnection(FramedConnection):
     # Input
 
     def feed(self, data: bytes) -> None:
-        """See ``Connection``."""
         if self._state == _CLOSING:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES:
@@ -164,7 +163,6 @@ class AmqpConnection(FramedConnection):
             self.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
 
     def take_frames(self, data: bytes, at: int) -> int:
-        """See ``FramedConnection``."""
         try:
             if self._state == _GREETING:
                 at = self._greeting(data)
@@ -175,7 +173,6 @@ class AmqpConnection(FramedConnection):
         return len(data) if self._is_garbled else at
 
     def frames_taken(self) -> None:
-        """See ``FramedConnection``."""
         if self.unconfirmed:
             for publisher in self.unconfirmed:
                 publisher.flush_confirms()
@@ -495,7 +492,6 @@ class AmqpConnection(FramedConnection):
     # From the broker
 
     def batch_durable(self, batch: int) -> None:
-        """See ``DurabilityWaiter``."""
         self.replies.advance_all()
         if self._awaiting:
             for number, publisher in list(self._awaiting.items()):
@@ -509,7 +505,6 @@ class AmqpConnection(FramedConnection):
             self.transport.close()
 
     def flushed(self) -> None:
-        """See ``Connection``."""
         if self.held_for & FOR_ANSWERS and self._state == _RUNNING:
             self._unread = 0
             self.continue_input(FOR_ANSWERS)
@@ -520,7 +515,6 @@ class AmqpConnection(FramedConnection):
                 queue.dispatch()
 
     def take_output(self) -> list[bytes]:
-        """See ``Connection``."""
         self.metrics.bytes_sent += self.output_size
         self._liveness.sent_at = self.broker.elapsed_ms
         self._unread = 0 if self.is_writable else self._unread + self.output_size
@@ -560,7 +554,6 @@ class AmqpConnection(FramedConnection):
         return min(liveness.heartbeat_at(), liveness.dead_at(self.heard_at))
 
     def tick(self, now: float) -> None:
-        """See ``Connection``."""
         if self._state == _RUNNING:
             self._check_timeouts(now)
 
@@ -577,13 +570,12 @@ class AmqpConnection(FramedConnection):
             channel.check_timeout(now)
 
     def blocked(self, reason: str) -> None:
-        """See ``Connection``; only those who publish are stopped, as soon as they do."""
+        """Only those who publish are stopped, as soon as they do."""
         self.is_blocked = True
         self._block_reason = reason
         self.forget_repeated()
 
     def unblocked(self) -> None:
-        """See ``Connection``."""
         self.is_blocked = False
         if self._is_told:
             self._is_told = False
@@ -626,12 +618,11 @@ class AmqpConnection(FramedConnection):
         self.continue_input(FOR_ANSWERS)
 
     def internal_error(self) -> None:
-        """See ``Connection``; what follows in the stream is not known any more."""
+        """What follows in the stream is not known any more."""
         self.fail(ConnectionException(INTERNAL_ERROR, "internal error"), 0)
         self._is_garbled = True
 
     def shutdown(self) -> None:
-        """See ``Connection``."""
         if self._state == _GREETING:
             self.close()
         elif self._state != _CLOSING:
@@ -655,7 +646,6 @@ class AmqpConnection(FramedConnection):
             self.vhost.delete_queues_of(self)
 
     def lost(self) -> None:
-        """See ``Connection``."""
         self.metrics.connections_closed += 1
         self._liveness.stop()
         self.drop_input()

@@ -93,7 +93,6 @@ class AmqpConsumer(Consumer):
             self.queue.serve(self)
 
     def takes_delivery(self) -> bool:
-        """See ``Consumer``."""
         if not self.is_started:
             return False
         if self.limit != 0 and self.held >= self.limit:
@@ -109,7 +108,6 @@ class AmqpConsumer(Consumer):
         return True
 
     def deliver(self, entry: QueueEntry) -> None:
-        """See ``Consumer``."""
         channel = self.channel
         tag = channel.delivery_tag + 1
         channel.delivery_tag = tag
@@ -218,7 +216,6 @@ class AmqpConsumer(Consumer):
         )
 
     def cancelled(self) -> None:
-        """See ``Consumer``."""
         self.channel.consumer_cancelled(self.tag)
 
 

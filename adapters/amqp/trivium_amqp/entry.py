@@ -21,10 +21,9 @@ class AmqpAdapter(Adapter):
         self._broker: Broker | None = None
 
     def start(self, broker: Broker) -> None:
-        """See ``Adapter``; this protocol has no durable state of its own."""
+        """This protocol has no durable state of its own."""
         self._broker = broker
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
-        """See ``Adapter``."""
         assert self._broker is not None
         return AmqpConnection(self.metrics, self._broker, transport, peer)

@@ -31,7 +31,6 @@ class Liveness(Timed):
         self.sent_at = now
 
     def due(self) -> None:
-        """See ``Timed``."""
         connection = self._connection
         if connection is not None:
             next_at = connection.look()

@@ -43,7 +43,7 @@ class ConsumeOk(Reply):
         self._consumer = consumer
 
     def leave(self, connection: AmqpConnection) -> bool:
-        """See ``Reply``. It is sent at the latest when nothing is before it."""
+        """The reply is sent at the latest when nothing is before it."""
         super().leave(connection)
         self._consumer.start()
         return True

@@ -111,11 +111,10 @@ class StreamCursor(Queue):
     # As a queue
 
     def add_consumer(self, consumer: Consumer, exclusive: bool = False) -> None:
-        """See ``Queue``. There is but one."""
+        """There is but one consumer."""
         self._consumer = consumer
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """See ``Queue``."""
         self._consumer = None
         self._view = None
         self._partition.cancel(self._reader)
@@ -169,13 +168,13 @@ class StreamCursor(Queue):
         self._offset = base + view.span
 
     def settle(self, entry: QueueEntry) -> None:
-        """See ``Queue``. Nothing is taken from a stream."""
+        """Nothing is taken from a stream."""
 
     def reject(self, entry: QueueEntry) -> None:
-        """See ``Queue``. As ``settle``."""
+        """Nothing is taken from a stream."""
 
     def requeue(self, entry: QueueEntry, was_delivered: bool = True) -> None:
-        """See ``Queue``. As ``settle``."""
+        """Nothing is given back to a stream either."""
 
 
 def open_cursor(

@@ -23,7 +23,7 @@ REFUSED = 0x80
 
 
 class MqttClient:
-    """See `trivium.cli.clients.Client`."""
+    """An MQTT client for the command line."""
 
     def __init__(self, client: aiomqtt.Client) -> None:
         self._client = client

@@ -67,7 +67,7 @@ MAX_STEPS: Final = 1024
 
 
 class MqttConnection(Reader):
-    """See the module."""
+    """A client's connection, from CONNECT to its end."""
 
     def __init__(
         self, adapter: MqttAdapter, sessions: Sessions, transport: Transport, peer: Peer
@@ -86,7 +86,6 @@ class MqttConnection(Reader):
         self._began_at = self.heard_at
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
-        """See ``Reader``."""
         if self._state != IS_CONNECTED:
             self._take_connect(first, data, at, end)
             return
@@ -384,7 +383,6 @@ class MqttConnection(Reader):
         return session.replays is None or len(replays) < MAX_REPLAYS
 
     def replay(self) -> None:
-        """See ``Reader``."""
         session = self.session
         replays = None if session is None else session.replays
         if session is None or replays is None:
@@ -491,23 +489,20 @@ class MqttConnection(Reader):
         self._end(SESSION_TAKEN_OVER)
 
     def internal_error(self) -> None:
-        """See ``Connection``."""
         if self._state == IS_CONNECTED:
             self._end(UNSPECIFIED_ERROR)
         else:
             self._refuse_connect(SERVER_UNAVAILABLE)
 
     def shutdown(self) -> None:
-        """See ``Connection``."""
         self._end(SERVER_SHUTTING_DOWN)
 
     def lost(self) -> None:
-        """See ``Connection``."""
         self.metrics.connections_closed += 1
         self._abandon()
 
     def tick(self, now: float) -> None:
-        """See ``Connection``: keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
+        """Keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
         elapsed = self.broker.elapsed_ms
         if self._state != IS_CONNECTED:
             limit = self.broker.config.limits.handshake_seconds * 1000

@@ -25,8 +25,11 @@ LOOK_AGAIN_MS: Final = 1000
 
 
 class Handover(Consumer):
-    """See the module. ``sent`` has the offsets of QoS 2 messages that nobody else may have, with
-    their packet identifiers; ``shares`` the identities of the shares, None when not known."""
+    """The consumer of an ended session's queue.
+
+    ``sent`` has the offsets of QoS 2 messages that nobody else may have, with their packet
+    identifiers; ``shares`` the identities of the shares, None when not known.
+    """
 
     def __init__(
         self,
@@ -65,11 +68,9 @@ class Handover(Consumer):
             broker.timeouts.call_at(broker.elapsed_ms + LOOK_AGAIN_MS, self._next_turn)
 
     def takes_delivery(self) -> bool:
-        """See ``Consumer``."""
         return self._credit > 0
 
     def deliver(self, entry: QueueEntry) -> None:
-        """See ``Consumer``."""
         self._credit -= 1
         sessions = self._sessions
         note = entry.note
@@ -83,7 +84,7 @@ class Handover(Consumer):
         broker.timeouts.call_at(broker.elapsed_ms, self._next_turn)
 
     def cancelled(self) -> None:
-        """See ``Consumer``: the queue is gone, so this is done."""
+        """The queue is gone, so this is done."""
         sessions = self._sessions
         for packet_id in self._sent.values():
             sessions.store.delete_outgoing(self._client_id, packet_id)

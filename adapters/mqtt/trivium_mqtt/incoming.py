@@ -53,7 +53,10 @@ _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
 
 class Incoming:
-    """See the module. The connection compares the next packet with ``prefix`` and ``live_part``."""
+    """What one client publishes.
+
+    The connection compares the next packet with ``prefix`` and ``live_part``.
+    """
 
     def __init__(self, connection: Reader) -> None:
         #: the last usual packet up to the end of its topic; None while there was none

@@ -35,7 +35,7 @@ class _Waiting:
 
 
 class Link(FramedConnection):
-    """See the module; ``MqttConnection`` is what comes in."""
+    """A connection's way out; ``MqttConnection`` is what comes in."""
 
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
         super().__init__(sessions.metrics, sessions.broker, transport, peer)
@@ -85,7 +85,6 @@ class Link(FramedConnection):
         self.answer(self.broker.storage.batch, data, 0)
 
     def batch_durable(self, batch: int) -> None:
-        """See ``DurabilityWaiter``."""
         if self._output_after and batch >= self._output_after:
             self._output_after = 0
             self.mark_dirty()
@@ -164,7 +163,7 @@ class Link(FramedConnection):
         return packet
 
     def take_output(self) -> list[bytes]:
-        """See ``Connection``. While the socket is full, output stays here, where it is bounded."""
+        """While the socket is full, output stays here, where it is bounded."""
         if self.keeps_output or self._output_after:
             self._is_dirty = False
             return []
@@ -172,7 +171,7 @@ class Link(FramedConnection):
         return super().take_output()
 
     def close(self) -> None:
-        """See ``Connection``. Output that waits for the disk is written first."""
+        """Output that waits for the disk is written first."""
         if self._output_after and not self.is_closed:
             self.is_closed = True
             self._closes_after_output = True

@@ -25,7 +25,6 @@ class MqttAdapter(Adapter):
         self._sessions: Sessions | None = None
 
     def start(self, broker: Broker) -> None:
-        """See ``Adapter``."""
         register_codec(PROTOCOL_MQTT, MqttCodec())
         self.maximum_packet = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
         vhost = broker.vhost(DEFAULT_VHOST)
@@ -33,12 +32,10 @@ class MqttAdapter(Adapter):
         self._sessions.restore()
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
-        """See ``Adapter``."""
         assert self._sessions is not None
         self.metrics.connections_opened += 1
         return MqttConnection(self, self._sessions, transport, peer)
 
     def tick(self, now: float) -> None:
-        """See ``Adapter``."""
         if self._sessions is not None:
             self._sessions.tick()

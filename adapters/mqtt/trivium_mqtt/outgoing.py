@@ -48,7 +48,7 @@ RELEASE_DURABLY: Final = 3
 
 
 class Outgoing(Consumer):
-    """See the module."""
+    """What one session is sent at QoS 1 and 2, and what of it is not acknowledged yet."""
 
     def __init__(
         self,
@@ -214,7 +214,6 @@ class Outgoing(Consumer):
     # Consumer
 
     def takes_delivery(self) -> bool:
-        """See ``Consumer``."""
         connection = self._connection
         return (
             connection is not None
@@ -227,7 +226,6 @@ class Outgoing(Consumer):
         )
 
     def deliver(self, entry: QueueEntry) -> None:
-        """See ``Consumer``."""
         connection = self._connection
         assert connection is not None
         message = entry.message
@@ -279,7 +277,7 @@ class Outgoing(Consumer):
         self._send(entry, packet_id, dup, connection)
 
     def cancelled(self) -> None:
-        """See ``Consumer``: the queue was deleted. A session that goes on gets another."""
+        """The queue was deleted. A session that goes on gets another."""
         self.detach()
         self.session.outgoing = None
 

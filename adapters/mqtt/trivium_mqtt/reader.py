@@ -39,7 +39,7 @@ FOR_FILTERS: Final = FOR_PROTOCOL << 4
 
 
 class Reader(Link):
-    """See the module."""
+    """A connection's way in; ``MqttConnection`` completes it."""
 
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
         super().__init__(sessions, transport, peer)
@@ -94,7 +94,6 @@ class Reader(Link):
     # Input
 
     def take_frames(self, data: bytes, at: int) -> int:
-        """See ``FramedConnection``."""
         try:
             return self._take_packets(data, at)
         except RemoteError as error:
@@ -102,7 +101,6 @@ class Reader(Link):
             return len(data)
 
     def frames_taken(self) -> None:
-        """See ``FramedConnection``."""
         session = self.session
         if session is not None:
             outgoing = session.outgoing
@@ -204,15 +202,13 @@ class Reader(Link):
         return outgoing.acknowledged_run(data, at, end)
 
     def blocked(self, reason: str) -> None:
-        """See ``Connection``.
+        """MQTT has no word for it, so publishes are set aside, unanswered.
 
-        MQTT has no word for it, so publishes are left unanswered: they are set aside, while pings
-        and acknowledgements of what the client receives go on, until there are too many.
+        Pings and acknowledgements of what the client receives go on, until too many wait.
         """
         self._is_blocked = True
 
     def unblocked(self) -> None:
-        """See ``Connection``."""
         self._is_blocked = False
         aside = self._aside
         if aside is not None:
@@ -237,7 +233,6 @@ class Reader(Link):
         return (0 if self._aside is None else len(self._aside)) + size <= MAX_ASIDE
 
     def flushed(self) -> None:
-        """See ``Connection``."""
         self.continue_input(FOR_OUTPUT)
         session = self.session
         if session is not None:

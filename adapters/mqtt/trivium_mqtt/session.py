@@ -73,7 +73,7 @@ class Subscription:
 
 
 class Session(Destination):
-    """See the module. Containers appear when they are needed: most sessions are idle."""
+    """A client's session. Containers appear when they are needed: most sessions are idle."""
 
     def __init__(self, sessions: Sessions, client_id: bytes, expiry: int) -> None:
         self.sessions = sessions
@@ -112,7 +112,6 @@ class Session(Destination):
         raise AssertionError("a session takes messages through its deliveries")
 
     def combine(self, bindings: list[Binding]) -> Destination:
-        """See ``Destination``."""
         subscriptions: list[Subscription] = []
         for binding in bindings:
             subscription = binding.options
@@ -152,7 +151,6 @@ class Delivery(Destination):
         self.is_plain = not identifiers and not retain_as_published and not share
 
     def accept(self, message: Message) -> int:
-        """See ``Destination``."""
         session = self.session
         if self.is_plain and 0 < message.mode <= self.qos:
             outgoing = session.outgoing
@@ -176,7 +174,6 @@ class Delivery(Destination):
         return outgoing.put(message, note)
 
     def target_queue(self) -> Destination | None:
-        """See ``Destination``."""
         outgoing = self.session.outgoing
         return None if outgoing is None else outgoing.queue
 

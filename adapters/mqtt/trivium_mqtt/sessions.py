@@ -43,7 +43,7 @@ QUEUE_PREFIX = "amq.mqtt-session."
 
 
 class Sessions:
-    """See the module. ``restore`` must be called once before anything else."""
+    """A virtual host's sessions. ``restore`` must be called once before anything else."""
 
     def __init__(
         self, broker: Broker, vhost: VirtualHost, options: MqttOptions, metrics: ProtocolMetrics

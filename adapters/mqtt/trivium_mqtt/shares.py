@@ -66,7 +66,6 @@ class Share(Destination):
         self._turn = 0
 
     def accept(self, message: Message) -> int:
-        """See ``Destination``."""
         return self.give(message, False)
 
     def give(self, message: Message, to_kept: bool) -> int:
@@ -112,7 +111,6 @@ class Share(Destination):
             self.members.append(member)
 
     def target_queue(self) -> Destination | None:
-        """See ``Destination``."""
         if len(self.members) != 1:
             return None
         (member,) = self.members

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Bag(Generic[T]):
-    """See the module. A value is in it once at most; adding it again is the caller's mistake."""
+    """Such values. A value is in it once at most; adding it again is the caller's mistake."""
 
     __slots__ = ("_places", "items")
 

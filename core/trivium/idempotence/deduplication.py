@@ -178,7 +178,7 @@ class Window(Timed):
         self._order.clear()
 
     def due(self) -> None:
-        """See ``Timed``: forget what has expired."""
+        """Forget what has expired."""
         order = self._order
         now = self._broker.now_ms
         while order and 0 < order[0].expires <= now:
@@ -265,7 +265,7 @@ class DeduplicatedRoute(Route):
         self._identity = identity
 
     def publish(self, message: Message) -> int:
-        """See ``Route``. What nobody got, or somebody refused, may come again."""
+        """What nobody got, or somebody refused, may come again."""
         answer = self._window.answer(self._identity)
         if answer != REJECTED:
             return answer
@@ -275,7 +275,6 @@ class DeduplicatedRoute(Route):
         return result
 
     def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
-        """See ``Route``."""
         if wanted is None and self._window.answer(self._identity) != REJECTED:
             return []
         refused = super().offer(message, wanted)

@@ -105,7 +105,7 @@ class DeadLetter(Timed):
         self.is_done = False
 
     def due(self) -> None:
-        """See ``Timed``: try again."""
+        """Try again."""
         self.queue.vhost.dead_letters.retry(self)
 
 
@@ -166,7 +166,7 @@ class DeadLetters(Timed):
             broker.timeouts.call_at(broker.elapsed_ms + delay, self)
 
     def due(self) -> None:
-        """See ``Timed``: a turn has begun, whose end will go on."""
+        """A turn has begun, whose end will go on."""
 
     def _publish(self, letter: DeadLetter) -> int:
         """Publish one, or leave it for later; for how many it counts, at least 1."""

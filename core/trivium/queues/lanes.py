@@ -53,7 +53,7 @@ class QueueEntry:
 
 
 class Lane:
-    """See the module. ``log`` is None in memory."""
+    """The messages of one priority in a queue. ``log`` is None in memory."""
 
     def __init__(
         self,

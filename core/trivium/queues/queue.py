@@ -54,7 +54,7 @@ class LoadWaiter:
 
 
 class Queue(Destination):
-    """See the module. A queue without ``logs`` (by priority, 0 first) is in memory."""
+    """A queue. One without ``logs`` (by priority, 0 first) is in memory."""
 
     def __init__(
         self,
@@ -143,7 +143,6 @@ class Queue(Destination):
     # Publishing
 
     def target_queue(self) -> Destination | None:
-        """See ``Destination``."""
         return self
 
     @property
@@ -153,7 +152,6 @@ class Queue(Destination):
         return settings.overflow == REJECT_PUBLISH_DLX and settings.dead_letter_exchange is not None
 
     def accept(self, message: Message) -> int:
-        """See ``Destination``."""
         return self.put(message, b"")
 
     def put(self, message: Message, note: bytes) -> int:
@@ -183,7 +181,6 @@ class Queue(Destination):
         return result
 
     def has_room(self, messages: int, size: int) -> bool:
-        """See ``Destination``."""
         return self.settings.overflow == DROP_HEAD or not self._is_over_limit(messages, size)
 
     def put_special(self, message: Message, note: bytes) -> int:

@@ -105,7 +105,7 @@ class Connection(DurabilityWaiter):
         """Called about once a second with the monotonic clock in seconds: time-outs, heartbeats."""
 
     def batch_durable(self, batch: int) -> None:
-        """See ``DurabilityWaiter``."""
+        """Every batch up to and including ``batch`` is durable: answers that waited may go."""
 
     def flushed(self) -> None:
         """Output was written and the socket takes more. Queues that were held may deliver again."""

@@ -239,11 +239,9 @@ class Broker(Host):
         self.driver.request_turn()
 
     def request_turn(self) -> None:
-        """See ``Host``."""
         self.driver.request_turn()
 
     def add_unflushed(self, item: EndOfTurn) -> None:
-        """See ``Host``."""
         self._unflushed.append(item)
         self.driver.request_turn()
 
@@ -325,7 +323,6 @@ class Broker(Host):
 
     @property
     def is_behind(self) -> bool:
-        """See ``Host``."""
         return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
 
     def _check_backlog(self) -> None:

@@ -78,7 +78,6 @@ class FramedConnection(Connection):
             self.broker.driver.next_turn(self)
 
     def feed(self, data: bytes) -> None:
-        """See ``Connection``."""
         self.heard_at = self.broker.elapsed_ms
         self.metrics.bytes_received += len(data)
         pieces = self._pieces
@@ -135,7 +134,7 @@ class FramedConnection(Connection):
         self.broker.driver.go_on(self)
 
     def take_waiting(self) -> None:
-        """See ``Connection``: take what waits, if there may be a whole frame in it."""
+        """Take what waits, if there may be a whole frame in it."""
         data = self._read
         if data:
             self._read = b""
@@ -159,17 +158,13 @@ class FramedConnection(Connection):
 
     @property
     def waits_for_turn(self) -> bool:
-        """See ``Connection``."""
         return self.held_for & FOR_TURN != 0 and not self.is_closed
 
     def next_turn(self) -> None:
-        """See ``Connection``."""
         self.continue_input(FOR_TURN)
 
     def wait_for_subscribers(self) -> None:
-        """See ``Connection``."""
         self.hold_input(FOR_SUBSCRIBERS)
 
     def subscribers_ready(self) -> None:
-        """See ``Connection``."""
         self.continue_input(FOR_SUBSCRIBERS)

@@ -80,7 +80,7 @@ class Slowdown(Timed):
 
 
 class Pacing:
-    """See the module. One for a broker."""
+    """Which publishers wait for which subscribers. One for a broker."""
 
     def __init__(self, broker: Broker) -> None:
         #: subscribers above their mark that this feed has given something

@@ -389,7 +389,7 @@ class Server(Driver):
             self.stop_for(error)
 
     async def wait_failed(self) -> BaseException:
-        """See ``Broker.wait_failed``. Cancelling it leaves ``failed`` as it is."""
+        """Wait for ``failed``, as ``Broker.wait_failed``. Cancelling leaves ``failed`` as it is."""
         return await asyncio.shield(self.failed)
 
     def socket_gone(self, driver: SocketDriver) -> None:
@@ -476,7 +476,7 @@ class Server(Driver):
             self.feed_failed(connection, changes, error)
 
     def go_on(self, connection: Connection) -> None:
-        """See ``Driver``. Others may be fed just now, and it is not their fault."""
+        """Others may be fed just now, and what it raises is not their fault."""
         changes = self.broker.storage.changes
         try:
             connection.take_waiting()
@@ -484,7 +484,6 @@ class Server(Driver):
             self.feed_failed(connection, changes, error)
 
     def next_turn(self, connection: Connection) -> None:
-        """See ``Driver``."""
         self._loop.call_soon(self.begin_next_turn, connection)
 
     def begin_next_turn(self, connection: Connection) -> None:
@@ -510,7 +509,6 @@ class Server(Driver):
         self._loop.call_soon_threadsafe(self.call, work)
 
     def request_turn(self) -> None:
-        """See ``Driver``."""
         if not self._is_turn_requested:
             self._loop.call_soon(self._end_turn)
             self._is_turn_requested = True
@@ -533,7 +531,6 @@ class Server(Driver):
             self.stop_for(error)
 
     def wake_at(self, at: int) -> None:
-        """See ``Driver``."""
         if at == self._wakes_at:
             return
         self._wakes_at = at
@@ -554,7 +551,6 @@ class Server(Driver):
         self.request_turn()
 
     def write(self, connection: Connection, output: list[bytes]) -> None:
-        """See ``Driver``."""
         if output:
             driver = connection.transport
             assert isinstance(driver, SocketDriver)
@@ -563,8 +559,6 @@ class Server(Driver):
                 connection.flushed()
 
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        """See ``Driver``."""
-
         def attempt() -> bool:
             try:
                 return work()
@@ -579,20 +573,16 @@ class Server(Driver):
         self._loop.run_in_executor(None, attempt).add_done_callback(finished)
 
     def memory_limit(self) -> int:
-        """See ``Driver``."""
         return total_memory_bytes()
 
     def resident_memory(self) -> int:
-        """See ``Driver``."""
         return resident_bytes()
 
     def release_memory(self) -> None:
-        """See ``Driver``."""
         if self._releasing is None or self._releasing.done():
             self._releasing = self._loop.run_in_executor(None, release_free_memory)
 
     def free_disk(self) -> int:
-        """See ``Driver``."""
         config = self.broker.config.storage
         if config.mode == "memory":
             return -1

@@ -315,7 +315,6 @@ class DiskStorage(Storage):
         self._catalog_copy.write(changes)
 
     def table(self, name: str) -> Table:
-        """See ``Storage.table``."""
         found = self._tables.get(name)
         if found is None:
             found = DiskTable(self._next_table, name, self._changes)
@@ -325,7 +324,6 @@ class DiskStorage(Storage):
         return found
 
     def log(self, name: str) -> Log:
-        """See ``Storage.log``."""
         found = self._logs.get(name)
         if found is None:
             found = DiskLog(self._next_log, name, self._changes, self._segments)
@@ -336,7 +334,6 @@ class DiskStorage(Storage):
         return found
 
     def drop_log(self, name: str) -> None:
-        """See ``Storage.drop_log``."""
         found = self._logs.pop(name, None)
         if found is not None:
             found.drop()
@@ -344,16 +341,13 @@ class DiskStorage(Storage):
             self._changes.dropped.append(found.number)
 
     def log_names(self) -> list[str]:
-        """See ``Storage.log_names``."""
         return list(self._logs)
 
     def wait(self, waiter: DurabilityWaiter) -> int:
-        """See ``Storage.wait``."""
         self._waiters[waiter] = None
         return self.batch
 
     def commit(self) -> None:
-        """See ``Storage.commit``."""
         if self._failure is not None or self._is_closed:
             return
         if not self._is_busy and (self._changes.parts or self._waiters):
@@ -421,7 +415,6 @@ class DiskStorage(Storage):
 
     @property
     def pending_bytes(self) -> int:
-        """See ``Storage.pending_bytes``."""
         size = self._checkpoint_size
         in_memory = self._older_bytes + self._journal_bytes - 2 * size
         in_journal = self._before_rows + self._behind_rows - MAX_CHECKPOINTS * size
@@ -429,18 +422,17 @@ class DiskStorage(Storage):
 
     @property
     def changes(self) -> int:
-        """See ``Storage.changes``."""
         return len(self._changes.parts)
 
     def free_space(self) -> None:
-        """See ``Storage.free_space``: a checkpoint drops journal files and segments."""
+        """A checkpoint drops journal files and segments."""
         is_idle = self._checkpoint is None and not self._is_full
         if self._journal_bytes or (is_idle and self._segments.has_garbage(True)):
             self._is_space_short = True
             self.ask_for_checkpoint()
 
     def tidy(self) -> None:
-        """See ``Storage.tidy``: a checkpoint drops the segments of a backlog that was consumed.
+        """A checkpoint drops the segments of a backlog that was consumed.
 
         A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go;
         it looks once for what its last batches have made useless.
@@ -527,7 +519,6 @@ class DiskStorage(Storage):
         self.ask_for_turn()
 
     def fail(self, error: BaseException) -> None:
-        """See ``Storage.fail``."""
         if self._failure is not None:
             return
         self._failure = self._failed(error)
@@ -544,7 +535,7 @@ class DiskStorage(Storage):
         return failure
 
     def close(self) -> None:
-        """See ``Storage.close``. Raises StorageError when the disk refuses, or did before.
+        """Raises StorageError when the disk refuses, or did before.
 
         It blocks; another thread than the loop's may call it once no turns are made any more.
         """

@@ -17,19 +17,15 @@ class MemoryTable(Table):
         self._rows: dict[bytes, bytes] = {}
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``Table.get``."""
         return self._rows.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See ``Table.put``."""
         self._rows[key] = value
 
     def delete(self, key: bytes) -> None:
-        """See ``Table.delete``."""
         self._rows.pop(key, None)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """See ``Table.items``."""
         return iter(self._rows.items())
 
     def __len__(self) -> int:
@@ -57,25 +53,21 @@ class MemoryStorage(Storage):
         self._logs: dict[str, MemoryLog] = {}
 
     def table(self, name: str) -> Table:
-        """See ``Storage.table``."""
         found = self._tables.get(name)
         if found is None:
             found = self._tables[name] = MemoryTable()
         return found
 
     def log(self, name: str) -> Log:
-        """See ``Storage.log``."""
         found = self._logs.get(name)
         if found is None:
             found = self._logs[name] = MemoryLog()
         return found
 
     def drop_log(self, name: str) -> None:
-        """See ``Storage.drop_log``."""
         self._logs.pop(name, None)
 
     def log_names(self) -> list[str]:
-        """See ``Storage.log_names``."""
         return list(self._logs)
 
     def commit(self) -> None:

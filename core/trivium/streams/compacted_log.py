@@ -25,23 +25,20 @@ class CompactedLog(Log):
         self.first_offset = log.first_offset
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        """See ``Log.append``."""
         offset = self.active.append(record, count, note)
         self._update()
         return offset
 
     def join(self, first: int, end: int, record: bytes) -> bool:
-        """See ``Log.join``."""
         return self.active.join(first, end, record)
 
     def truncate(self, before: int) -> None:
-        """See ``Log.truncate``."""
         self.clean.truncate(before)
         self.active.truncate(before)
         self._update()
 
     def offset_of_newest(self, size: int) -> int:
-        """See ``Log.offset_of_newest``. Where both are needed, what is active does not count."""
+        """Where both are needed, what is active does not count."""
         found = self.active.offset_of_newest(size)
         return self.clean.offset_of_newest(size) if found < 0 else found
 
@@ -56,17 +53,15 @@ class CompactedLog(Log):
         return self.active
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
-        """See ``Log.read``. Does not read on from one into the other."""
+        """Does not read on from one into the other."""
         log = self._place(offset)
         return [] if log is None else log.read(offset, max_records, max_bytes)
 
     def is_loaded(self, offset: int) -> bool:
-        """See ``Log.is_loaded``."""
         log = self._place(offset)
         return log is not None and log.is_loaded(offset)
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
-        """See ``Log.load``."""
         log = self._place(offset)
         (self.clean if log is None else log).load(offset, max_bytes, ready)
 

@@ -188,7 +188,7 @@ class Compaction(Timed):
         self._broker.request_turn()
 
     def due(self) -> None:
-        """See ``Timed``: begin a round, or go on with it."""
+        """Begin a round, or go on with it."""
         if self._is_loading or self._partition.stream.is_deleted:
             return
         if self._phase == _IDLE and not self._begin():

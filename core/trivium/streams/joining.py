@@ -120,7 +120,7 @@ class BatchJoiner(LogOwner):
             self._join(run, len(run.messages))
 
     def join_records(self) -> int:
-        """See ``LogOwner``. What readers may not see yet is left in small batches."""
+        """What readers may not see yet is left in small batches."""
         self._close()
         mark = self._partition.high_watermark
         joined = 0
@@ -220,7 +220,7 @@ class RecoveredJoins(Timed):
         self._call_after(0)
 
     def due(self) -> None:
-        """See ``Timed``: a step."""
+        """A step."""
         if not self._joiners[0].join_recovered():
             self._joiners.popleft()
         if self._joiners:

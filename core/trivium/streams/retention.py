@@ -61,7 +61,7 @@ class Retention(Timed):
             self._call_after(PERIOD_MS)
 
     def due(self) -> None:
-        """See ``Timed``: a step of the work."""
+        """A step of the work."""
         if not self._is_limited or self._is_loading or self._partition.stream.is_deleted:
             return
         if self._remove_beyond_length():

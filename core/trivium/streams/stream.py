@@ -178,7 +178,6 @@ class Partition(DurabilityWaiter):
         storage.wait(self)
 
     def batch_durable(self, batch: int) -> None:
-        """See ``DurabilityWaiter``."""
         marks = self._marks
         mark = self.high_watermark
         while marks and marks[0][0] <= batch:
@@ -356,7 +355,7 @@ class Stream(Destination):
         return sum(each.high_watermark - each.first_offset for each in self.partitions)
 
     def accept(self, message: Message) -> int:
-        """See ``Destination``. A stream keeps every message, whatever its delivery mode."""
+        """A stream keeps every message, whatever its delivery mode."""
         self.published += 1
         if self.is_deleted:
             return ACCEPTED

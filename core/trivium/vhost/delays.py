@@ -74,7 +74,6 @@ class Delays(Consumer):
     # Consumer
 
     def takes_delivery(self) -> bool:
-        """See ``Consumer``."""
         now = self._broker.elapsed_ms
         if self._routed_at != now:
             self._routed_at = now
@@ -90,7 +89,7 @@ class Delays(Consumer):
             self._queue.dispatch()
 
     def deliver(self, entry: QueueEntry) -> None:
-        """See ``Consumer``: its time has come."""
+        """Its time has come."""
         self._routed += 1
         queue = entry.queue
         left = self._route(entry)
@@ -131,7 +130,7 @@ class Delays(Consumer):
         return route.offer(message, earlier)
 
     def cancelled(self) -> None:
-        """See ``Consumer``: never, for nobody can delete the queue."""
+        """Never, for nobody can delete the queue."""
 
 
 class _Resume(Timed):

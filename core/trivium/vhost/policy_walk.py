@@ -33,7 +33,7 @@ class PolicyWaiter:
 
 
 class PolicyWalk(Timed):
-    """See the module. One for a virtual host."""
+    """The walk over what the policies may match. One for a virtual host."""
 
     def __init__(self, vhost: VirtualHost) -> None:
         self._vhost = vhost

@@ -370,7 +370,6 @@ class VirtualHost(StreamNamespace):
         return [queue_log_name(self.name, queue_name, n) for n in range(highest + 1)]
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
-        """See ``QueueNamespace``."""
         if self.queues.get(queue.name) is not queue:
             return 0
         if if_unused and len(queue.consumers):
@@ -642,7 +641,6 @@ class VirtualHost(StreamNamespace):
         return found
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
-        """See ``QueueNamespace``."""
         first = self.route(exchange, keys[0])
         if len(keys) == 1:
             return first.resolve(message)

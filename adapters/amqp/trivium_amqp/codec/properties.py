@@ -206,7 +206,6 @@ class BasicPropertyCodec(PropertyCodec):
     """The neutral form of AMQP messages. Their property bytes were validated on the way in."""
 
     def decode(self, header: bytes) -> Properties:
-        """See ``PropertyCodec``."""
         basic = decode_properties(header)
         expiration = None if basic.expiration is None else parse_expiration(basic.expiration)
         correlation_id = basic.correlation_id

@@ -296,7 +296,7 @@ class MqttCodec(PropertyCodec):
     """Decodes ``Message.header`` of messages that came by MQTT."""
 
     def decode(self, header: bytes) -> Properties:
-        """See ``PropertyCodec``. ``header`` was checked when it arrived."""
+        """``header`` was checked when it arrived."""
         neutral = Properties()
         if not header:
             return neutral

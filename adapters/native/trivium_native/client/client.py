@@ -90,7 +90,7 @@ async def connect(
 
 
 class Client:
-    """See ``connect``. Every method raises the errors of ``trivium_native.wire.errors``."""
+    """A connected client. Every method raises the errors of ``trivium_native.wire.errors``."""
 
     def __init__(self, link: Link, window: int) -> None:
         self._link = link

@@ -25,7 +25,7 @@ from trivium_native.wire.frames import DEFAULT_PORT
 
 
 class NativeClient:
-    """See `trivium.cli.clients.Client`."""
+    """A native client for the command line."""
 
     def __init__(self, client: native.Client) -> None:
         self._client = client
@@ -65,15 +65,12 @@ class NativeClient:
                         return
 
     async def set_policy(self, policy: PolicyDefinition) -> None:
-        """See `trivium.cli.policies.Administrator`."""
         await self._client.set_policy(PolicyInfo(**asdict(policy)))
 
     async def delete_policy(self, name: str) -> None:
-        """See `trivium.cli.policies.Administrator`."""
         await self._client.delete_policy(name)
 
     async def policies(self) -> list[PolicyDefinition]:
-        """See `trivium.cli.policies.Administrator`."""
         return [PolicyDefinition(**asdict(policy)) for policy in await self._client.policies()]
 
     async def _read(

@@ -53,7 +53,10 @@ def connect(url: str | Target, *, timeout: float = DEFAULT_TIMEOUT, name: str = 
 
 
 class SyncClient:
-    """See ``connect``. Every method raises the errors of ``trivium_native.wire.errors``."""
+    """A connected client that blocks.
+
+    Every method raises the errors of ``trivium_native.wire.errors``.
+    """
 
     def __init__(self, target: Target, timeout: float, name: str) -> None:
         self._protocol = ClientProtocol(target, name=name)

@@ -65,7 +65,7 @@ MAX_UNCONFIRMED: Final = 65_536
 
 
 class NativeConnection(FramedConnection):
-    """See the module."""
+    """A client's connection, from HELLO to its end."""
 
     __deletable__ = ("_requests", "_transactions")
 
@@ -277,7 +277,6 @@ class NativeConnection(FramedConnection):
     # Frames
 
     def take_frames(self, data: bytes, at: int) -> int:
-        """See ``FramedConnection``."""
         cutter = self._cutter
         size = len(data)
         try:
@@ -301,7 +300,6 @@ class NativeConnection(FramedConnection):
         return at
 
     def frames_taken(self) -> None:
-        """See ``FramedConnection``."""
         self._send_confirms()
 
     def _handle(self, frame: Frame) -> None:

@@ -33,7 +33,7 @@ class DiskLog(NumberedLog):
         self._changed_chunks: list[Chunk] = []
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        """See ``Log.append``. Raises ValueError when a size is out of range."""
+        """Raises ValueError when a size is out of range."""
         if len(record) > MAX_RECORD or len(note) > MAX_NOTE or not 0 < count <= MAX_RECORD:
             raise ValueError("a record, its note or its count is out of range")
         offset = super().append(record, count, note)
@@ -44,14 +44,12 @@ class DiskLog(NumberedLog):
         return offset
 
     def skip(self, count: int = 1) -> int:
-        """See ``Log.skip``."""
         self._has_skipped = True
         if not self._is_changed:
             self.mark()
         return super().skip(count)
 
     def settle(self, first: int, last: int) -> None:
-        """See ``Log.settle``."""
         if last >= self.next_offset:
             # Replayed on a later state it must not reach what has been appended since.
             last = self.next_offset - 1
@@ -61,7 +59,6 @@ class DiskLog(NumberedLog):
                 self.mark()
 
     def truncate(self, before: int) -> None:
-        """See ``Log.truncate``."""
         if before > self.next_offset:
             before = self.next_offset
         if self._remove_ended(before):
@@ -168,7 +165,6 @@ class DiskLog(NumberedLog):
         return chunks, limit - left
 
     def joinable_from(self) -> int:
-        """See ``Log.joinable_from``."""
         index = self._first_not_fixed()
         return self._chunks[index].first if index < len(self._chunks) else self.next_offset
 
@@ -219,7 +215,6 @@ class DiskLog(NumberedLog):
             self.note_changed(chunk)
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
-        """See ``Log.load``."""
         first = self._first_unloaded(offset)
         chunks: list[Chunk] = []
         if first is not None:

@@ -20,21 +20,17 @@ class DiskTable(Table):
         self._changed: set[bytes] = set()
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``Table.get``."""
         return self._rows.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See ``Table.put``."""
         self.restore(key, value)
         self._changes.put(self.number, key, value)
 
     def delete(self, key: bytes) -> None:
-        """See ``Table.delete``."""
         if self.restore_deleted(key):
             self._changes.delete(self.number, key)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """See ``Table.items``."""
         return iter(self._rows.items())
 
     def __len__(self) -> int:

@@ -158,7 +158,6 @@ class ThreadLane(Lane):
         self._due = 0.0
 
     def submit(self, work: Work) -> None:
-        """See ``Lane.submit``."""
         if self._worker is None:
             worker = threading.Thread(target=self._main, name=self._name, daemon=True)
             worker.start()
@@ -167,12 +166,11 @@ class ThreadLane(Lane):
         self._queue.put(work)
 
     def submit_later(self, work: Work, seconds: float) -> None:
-        """See ``Lane.submit_later``. To be called from work on this lane only."""
+        """To be called from work on this lane only."""
         self._later = work
         self._due = time.monotonic() + seconds
 
     def stop(self) -> None:
-        """See ``Lane.stop``."""
         if self._worker is not None:
             self._queue.put(None)
             self._worker.join()
@@ -200,9 +198,7 @@ class ThreadExecutor(Executor):
     """Threads and the system's clock."""
 
     def lane(self, name: str) -> Lane:
-        """See ``Executor.lane``."""
         return ThreadLane(name)
 
     def now(self) -> float:
-        """See ``Executor.now``."""
         return time.monotonic()

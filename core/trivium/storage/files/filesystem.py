@@ -171,7 +171,6 @@ class RealFile(File):
         self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o640)
 
     def write(self, parts: list[bytes], position: int, sync: bool) -> None:
-        """See ``File.write``."""
         if len(parts) <= _MAX_PARTS:
             self._write(parts, position, sync)
             return
@@ -202,7 +201,6 @@ class RealFile(File):
             _sync(self._descriptor)
 
     def read(self, position: int, size: int) -> bytes:
-        """See ``File.read``."""
         parts: list[bytes] = []
         while size > 0:
             part = os.pread(self._descriptor, size, position)
@@ -214,15 +212,12 @@ class RealFile(File):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self) -> int:
-        """See ``File.size``."""
         return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        """See ``File.truncate``."""
         os.ftruncate(self._descriptor, size)
 
     def allocate(self, size: int) -> None:
-        """See ``File.allocate``."""
         try:
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as error:
@@ -230,16 +225,13 @@ class RealFile(File):
                 raise
 
     def sync(self) -> None:
-        """See ``File.sync``."""
         _sync(self._descriptor)
 
     def forget(self, position: int, size: int) -> None:
-        """See ``File.forget``."""
         if _HAS_ADVICE:
             os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """See ``File.close``."""
         os.close(self._descriptor)
 
 
@@ -247,7 +239,6 @@ class WornFile(RealFile):
     """A file on a disk with bad blocks, which read as zeros."""
 
     def read(self, position: int, size: int) -> bytes:
-        """See ``File.read``."""
         try:
             return super().read(position, size)
         except OSError as error:
@@ -273,7 +264,6 @@ class RealLock(Lock):
             raise StorageLocked(f"{Path(path).parent} is in use by another process") from None
 
     def release(self) -> None:
-        """See ``Lock.release``."""
         os.close(self._descriptor)
 
 
@@ -296,11 +286,9 @@ class RealDatabase(Database):
             raise sqlite3.DatabaseError("the schema is no text") from None
 
     def commit(self) -> None:
-        """See ``Database.commit``."""
         self.connection.commit()
 
     def close(self) -> None:
-        """See ``Database.close``."""
         self.connection.rollback()
         self.connection.close()
 
@@ -309,7 +297,6 @@ class RealFileSystem(FileSystem):
     """The operating system's."""
 
     def make_directory(self, path: str) -> None:
-        """See ``FileSystem.make_directory``."""
         target = Path(path)
         if target.is_dir():
             return
@@ -318,19 +305,15 @@ class RealFileSystem(FileSystem):
         self.sync_directory(str(target.parent))
 
     def names(self, directory: str) -> list[str]:
-        """See ``FileSystem.names``."""
         return sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
 
     def exists(self, path: str) -> bool:
-        """See ``FileSystem.exists``."""
         return Path(path).exists()
 
     def create(self, path: str) -> File:
-        """See ``FileSystem.create``."""
         return RealFile(path, os.O_CREAT | os.O_TRUNC)
 
     def open(self, path: str) -> File:
-        """See ``FileSystem.open``."""
         try:
             return self._open(path)
         except IsADirectoryError:
@@ -340,15 +323,12 @@ class RealFileSystem(FileSystem):
         return RealFile(path, 0)
 
     def rename(self, old: str, new: str) -> None:
-        """See ``FileSystem.rename``."""
         Path(old).replace(new)
 
     def remove(self, path: str) -> None:
-        """See ``FileSystem.remove``."""
         Path(path).unlink(missing_ok=True)
 
     def sync_directory(self, path: str) -> None:
-        """See ``FileSystem.sync_directory``."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -356,7 +336,6 @@ class RealFileSystem(FileSystem):
             os.close(descriptor)
 
     def free(self, path: str) -> int:
-        """See ``FileSystem.free``."""
         try:
             found = os.statvfs(path)
         except OSError:
@@ -364,11 +343,9 @@ class RealFileSystem(FileSystem):
         return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> Lock:
-        """See ``FileSystem.lock``."""
         return RealLock(path)
 
     def open_database(self, path: str) -> Database:
-        """See ``FileSystem.open_database``."""
         return RealDatabase(path)
 
 

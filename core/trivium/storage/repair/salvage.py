@@ -45,7 +45,6 @@ class SalvagedDatabase(Database):
         self.is_whole = is_whole
 
     def close(self) -> None:
-        """See ``Database.close``."""
         self.connection.close()
 
 

@@ -323,7 +323,6 @@ class ChunkedLog(Log):
         self._open: Chunk | None = None
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        """See ``Log.append``."""
         offset = self.next_offset
         chunk = self._open
         if chunk is None:
@@ -341,7 +340,6 @@ class ChunkedLog(Log):
         return offset
 
     def skip(self, count: int = 1) -> int:
-        """See ``Log.skip``."""
         offset = self.next_offset
         self.next_offset = offset + count
         if self._count == 0:
@@ -349,15 +347,12 @@ class ChunkedLog(Log):
         return offset
 
     def settle(self, first: int, last: int) -> None:
-        """See ``Log.settle``."""
         self._remove(first, last)
 
     def truncate(self, before: int) -> None:
-        """See ``Log.truncate``."""
         self._remove_ended(before)
 
     def join(self, first: int, end: int, record: bytes) -> bool:
-        """See ``Log.join``."""
         if first < self.first_offset:
             return False
         chunks = self._chunks
@@ -453,7 +448,7 @@ class ChunkedLog(Log):
         return low
 
     def offset_of_newest(self, size: int) -> int:
-        """See ``Log.offset_of_newest``. Takes a step per chunk, and one per record of the last."""
+        """Takes a step per chunk, and one per record of the last."""
         left = size
         for index in range(len(self._chunks) - 1, -1, -1):
             chunk = self._chunks[index]
@@ -473,7 +468,6 @@ class ChunkedLog(Log):
         return -1
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
-        """See ``Log.read``."""
         found: list[tuple[int, bytes, bytes]] = []
         if max_records <= 0:
             return found
@@ -500,7 +494,6 @@ class ChunkedLog(Log):
         return found
 
     def is_loaded(self, offset: int) -> bool:
-        """See ``Log.is_loaded``."""
         return self._first_unloaded(offset) is None
 
     def _first_unloaded(self, offset: int) -> Chunk | None:
