@@ -16,6 +16,7 @@ import pytest
 
 from bench.servers import Mosquitto, RabbitMq, Server
 from interop.brokers import TriviumProcess, compiled_build
+from tests.support.reaper import start_reaper
 
 BUILDS = ("interpreted", "compiled")
 
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    start_reaper()
     config.addinivalue_line("markers", "one_build: slow, so not repeated with the compiled broker")
 
 

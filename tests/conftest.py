@@ -12,6 +12,8 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from tests.support.reaper import start_reaper
+
 #: Kills that a run of all crash tests makes at least.
 LEAST_KILLS: Final = 50
 HERE: Final = Path(__file__).parent
@@ -22,6 +24,10 @@ CRASH_TESTS: Final = {
 # A deadline is a timed assertion, which a busy machine misses.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    start_reaper()
 
 
 def count_kills(config: pytest.Config) -> tuple[int, bool]:
