@@ -114,6 +114,11 @@ class TriviumProcess:
         if is_compiled:
             self._environment["PYTHONPATH"] = str(COMPILED)
 
+    @property
+    def url(self) -> str:
+        """Of the native protocol."""
+        return f"trivium://{LOOPBACK}:{self.ports['native']}"
+
     def launch(self) -> None:
         """Start, and wait for nothing."""
         places = [

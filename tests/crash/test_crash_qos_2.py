@@ -5,48 +5,13 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import subprocess
-import sys
-from pathlib import Path
+from typing import Self
 
-import pytest
-
+from interop.brokers import TriviumProcess
 from tests.support.mqtt import connect, pubcomp, publish, pubrec, pubrel, split_first, subscribe
-
-pytestmark = pytest.mark.crash
 
 PUBLISHED = 0
 RECEIVED = 1
-
-
-class Broker:
-    """A broker process on a data directory."""
-
-    def __init__(self, data: Path) -> None:
-        options = ["--mqtt", "0", "--amqp", "off", "--native", "off", "--http", "off"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trivium", "serve", "--data", str(data), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        self.port = int(line.split("mqtt=")[1].split()[0].rpartition(":")[2])
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.end()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.end() == 0
-
-    def end(self) -> int:
-        code = self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
 
 
 class Peer:
@@ -57,6 +22,12 @@ class Peer:
         self.socket = socket.socket()
         self.buffer = b""
         self.present = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
 
     def connect(self, port: int) -> None:
         self.socket.close()
@@ -153,22 +124,21 @@ def exchange(publisher: Publisher, subscriber: Subscriber, enough: int) -> None:
             peer.handle()
 
 
-def test_qos_2_is_exactly_once_over_kills(tmp_path: Path) -> None:
+def test_qos_2_is_exactly_once_over_kills(broker: TriviumProcess) -> None:
     total = 1200
+    port = broker.ports["mqtt"]
     publisher = Publisher(total)
     subscriber = Subscriber()
-    broker = Broker(tmp_path / "data")
-    try:
-        subscriber.connect(broker.port)
+    with publisher, subscriber:
+        subscriber.connect(port)
         subscriber.send(subscribe("t", 2))
         assert subscriber.wait_packet() == (0x90, b"\x00\x01\x02")
-        publisher.connect(broker.port)
+        publisher.connect(port)
         for enough in (1, 137, 333, 790, total):
             exchange(publisher, subscriber, enough)
-            broker.kill()
-            broker = Broker(tmp_path / "data")
-            publisher.connect(broker.port)
-            subscriber.connect(broker.port)
+            broker.restart()
+            publisher.connect(port)
+            subscriber.connect(port)
             assert publisher.present == subscriber.present == 1
             publisher.resume()
         while publisher.under_way:
@@ -176,9 +146,3 @@ def test_qos_2_is_exactly_once_over_kills(tmp_path: Path) -> None:
         while subscriber.received:
             subscriber.handle()
         assert subscriber.payloads == [b"%d" % number for number in range(total)]
-        broker.stop()
-    finally:
-        if broker.process.poll() is None:
-            broker.kill()
-        publisher.socket.close()
-        subscriber.socket.close()

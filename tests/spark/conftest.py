@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trivium_spark
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from trivium_native.sync import SyncClient, connect
 
 
@@ -38,13 +38,15 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "broker")
+def broker(tmp_path: Path) -> Iterator[TriviumProcess]:
+    process = TriviumProcess(tmp_path, restartable=True, protocols=("native",))
+    process.start()
     yield process
-    process.close()
+    if process.is_running:
+        process.kill()
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[SyncClient]:
+def client(broker: TriviumProcess) -> Iterator[SyncClient]:
     with connect(broker.url) as connected:
         yield connected

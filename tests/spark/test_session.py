@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructType
 
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, Publication
@@ -30,7 +30,7 @@ from trivium_spark.session import Session, StreamGone
 
 
 @pytest.fixture
-def session(broker: BrokerProcess) -> Iterator[Session]:
+def session(broker: TriviumProcess) -> Iterator[Session]:
     with Session(broker.url, 60) as made:
         yield made
 
@@ -48,7 +48,7 @@ def payloads(session: Session, wanted: OffsetRange) -> list[bytes]:
 
 
 def test_everything_goes_on_after_a_crash_of_the_broker(
-    broker: BrokerProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, session: Session
 ) -> None:
     incarnation = client.declare_stream("s", 1)
     session.publish(messages(b"0", b"1"))
@@ -64,7 +64,7 @@ def test_everything_goes_on_after_a_crash_of_the_broker(
 
 
 def test_crash_in_the_middle_of_publishing_loses_nothing(
-    broker: BrokerProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, session: Session
 ) -> None:
     incarnation = client.declare_stream("s", 1)
     half_way = threading.Event()
@@ -96,7 +96,7 @@ def test_many_and_large_messages_are_cut_into_requests(
     assert payloads(session, OffsetRange("s", 0, incarnation, 0, len(sent))) == sent
 
 
-def test_broker_that_stays_away_is_an_error(broker: BrokerProcess) -> None:
+def test_broker_that_stays_away_is_an_error(broker: TriviumProcess) -> None:
     broker.kill()
     with (
         Session(broker.url, 0) as session,
@@ -115,10 +115,10 @@ def test_broker_that_stays_away_is_an_error(broker: BrokerProcess) -> None:
     ],
 )
 def test_what_waiting_does_not_mend_is_an_error_at_once(
-    broker: BrokerProcess, url: str, kind: type[Exception], named: str
+    broker: TriviumProcess, url: str, kind: type[Exception], named: str
 ) -> None:
     with (
-        Session(url.format(f"127.0.0.1:{broker.port}"), 3600) as session,
+        Session(url.format(f"127.0.0.1:{broker.ports['native']}"), 3600) as session,
         pytest.raises(kind, match=named),
     ):
         session.snapshot(["s"])
@@ -197,14 +197,14 @@ def test_commit_that_fails_is_a_warning(
     assert client.committed("g", "s")[0].committed is None
 
 
-def reader(broker: BrokerProcess, group: str = "g") -> TriviumStreamReader:
+def reader(broker: TriviumProcess, group: str = "g") -> TriviumStreamReader:
     given = {"url": broker.url, "stream": "s", "group": group, "startingOffsets": "earliest"}
     options = parse_read_options(given, is_streaming=True)
     return TriviumStreamReader(options, StructType().add("value", BinaryType()))
 
 
 def test_of_two_queries_with_one_group_the_older_one_ends(
-    broker: BrokerProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, session: Session
 ) -> None:
     client.declare_stream("s", 1)
     session.publish(messages(b"0", b"1"))
@@ -227,14 +227,14 @@ def test_of_two_queries_with_one_group_the_older_one_ends(
     newer.stop()
 
 
-def read_of(broker: BrokerProcess, streams: str, **more: str) -> TriviumStreamReader:
+def read_of(broker: TriviumProcess, streams: str, **more: str) -> TriviumStreamReader:
     given = {"url": broker.url, "stream": streams, "startingOffsets": "earliest", **more}
     options = parse_read_options(given, is_streaming=True)
     return TriviumStreamReader(options, StructType().add("value", BinaryType()))
 
 
 def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_back(
-    broker: BrokerProcess,
+    broker: TriviumProcess,
     client: SyncClient,
     session: Session,
     caplog: pytest.LogCaptureFixture,
@@ -271,7 +271,7 @@ def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_ba
 
 
 def test_a_batch_that_begins_beyond_the_end_is_a_loss(
-    broker: BrokerProcess,
+    broker: TriviumProcess,
     client: SyncClient,
     session: Session,
     caplog: pytest.LogCaptureFixture,
@@ -307,7 +307,7 @@ def test_a_limit_of_the_broker_is_an_error_at_once(
 
 
 def test_a_query_that_is_stopped_leaves_its_group(
-    broker: BrokerProcess, client: SyncClient
+    broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     query = reader(broker)
@@ -319,7 +319,7 @@ def test_a_query_that_is_stopped_leaves_its_group(
 
 
 def test_queries_with_groups_of_their_own_do_not_mind_each_other(
-    broker: BrokerProcess, client: SyncClient
+    broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     queries = [reader(broker, group) for group in ("g", "h")]
@@ -331,7 +331,7 @@ def test_queries_with_groups_of_their_own_do_not_mind_each_other(
 
 
 def test_a_group_stays_held_over_a_crash_of_the_broker(
-    broker: BrokerProcess, client: SyncClient
+    broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     older, newer = reader(broker), reader(broker)

@@ -22,9 +22,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from tests.spark.queries import ARROW_ROWS, BATCH_ROWS, Moment, Upstream, start
-from trivium_native.sync import SyncClient
+from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication
 
 #: Spark starts slowly on a busy machine; each round waits for events, which may take that long.
@@ -86,7 +86,7 @@ def disordered() -> Upstream:
     return disorder
 
 
-def finish(spark: SparkSession, broker: BrokerProcess, checkpoint: Path) -> None:
+def finish(spark: SparkSession, broker: TriviumProcess, checkpoint: Path) -> None:
     """A last run of the query, without failures."""
     query = start(spark, broker.url, checkpoint, disordered())
     query.processAllAvailable()
@@ -136,7 +136,7 @@ def both(first: Upstream, second: Upstream) -> Upstream:
 
 
 def test_a_task_whose_input_fails_once_writes_each_row_once(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
 ) -> None:
     declare(client)
     fill(client, range(ROWS))
@@ -147,7 +147,7 @@ def test_a_task_whose_input_fails_once_writes_each_row_once(
 
 
 def test_a_query_that_is_stopped_in_a_batch_writes_each_row_once(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path, small: None
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path, small: None
 ) -> None:
     declare(client)
     fill(client, range(ROWS))
@@ -160,7 +160,7 @@ def test_a_query_that_is_stopped_in_a_batch_writes_each_row_once(
 
 
 def test_each_row_is_written_once_through_rounds_of_failures(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path, small: None
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path, small: None
 ) -> None:
     declare(client)
     random_ = random.Random(SEED)
@@ -168,7 +168,7 @@ def test_each_row_is_written_once_through_rounds_of_failures(
     # First those that no other test has.
     events = ["kill the broker", "kill the worker", "fail for good", "stop", "fail", "nothing"]
     for number in range(ROUNDS):
-        with broker.connect() as current:
+        with connect(broker.url) as current:
             fill(current, range(number * ROWS, (number + 1) * ROWS))
         event = events[number % len(events)]
         row = random_.randrange(BATCH_ROWS // 2)
@@ -192,16 +192,16 @@ def test_each_row_is_written_once_through_rounds_of_failures(
                 query.processAllAvailable()
                 assert event != "fail for good"
         query.stop()
-        with broker.connect() as current:
+        with connect(broker.url) as current:
             found = written(current)
         assert len(set(found)) == len(found), (number, event)
     finish(spark, broker, checkpoint)
-    with broker.connect() as current:
+    with connect(broker.url) as current:
         assert written(current) == list(range(ROUNDS * ROWS))
 
 
 def test_a_driver_that_is_killed_writes_each_row_once(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
 ) -> None:
     declare(client)
     fill(client, range(ROWS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from trivium.messages.message import Properties
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication
@@ -63,20 +64,20 @@ class Reading:
 
 
 @pytest.fixture
-def reading(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Reading:
+def reading(spark: SparkSession, broker: TriviumProcess, tmp_path: Path) -> Reading:
     return Reading(
         spark, tmp_path / "checkpoint", url=broker.url, stream="s", startingOffsets="earliest"
     )
 
 
-def load(spark: SparkSession, broker: BrokerProcess, **options: str) -> DataFrame:
+def load(spark: SparkSession, broker: TriviumProcess, **options: str) -> DataFrame:
     return (
         spark.read.format("trivium").options(**{"url": broker.url, "stream": "s", **options}).load()
     )
 
 
 def test_values_are_what_was_published(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     client.bind_stream("s", "amq.topic", "#")
@@ -117,7 +118,7 @@ def test_values_are_what_was_published(
 
 
 def test_batch_read_of_a_range(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     publish(client, "s", range(20))
@@ -128,7 +129,7 @@ def test_batch_read_of_a_range(
 
 
 def test_batch_read_of_records_that_do_not_exist(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     publish(client, "s", range(3))
@@ -139,7 +140,7 @@ def test_batch_read_of_records_that_do_not_exist(
 
 
 def test_query_that_selects_columns(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 1)
     publish(client, "s", range(3))
@@ -148,7 +149,7 @@ def test_query_that_selects_columns(
     assert sorted(frame.collect()) == [Row(offset=n, topic="s") for n in range(3)]
 
 
-def test_wrong_options_are_named(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_wrong_options_are_named(spark: SparkSession, broker: TriviumProcess) -> None:
     with pytest.raises(AnalysisException, match="OptionError: unknown option failondatalos;"):
         load(spark, broker, failOnDataLos="false")
     with pytest.raises(AnalysisException, match="OptionError: unknown option group"):
@@ -205,7 +206,7 @@ def test_first_batch_that_failed_is_repeated_from_where_it_began(
 
 
 def test_broker_killed_between_micro_batches(
-    reading: Reading, broker: BrokerProcess, client: SyncClient
+    reading: Reading, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 2)
     publish(client, "s", range(50))
@@ -222,21 +223,28 @@ def test_broker_killed_between_micro_batches(
 
 
 def test_broker_away_while_a_micro_batch_runs(
-    reading: Reading, broker: BrokerProcess, client: SyncClient
+    reading: Reading, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("s", 2)
     publish(client, "s", range(50))
 
     def restart() -> None:
-        # The tasks of the batch start while there is no broker.
         broker.kill()
-        threading.Timer(1.0, broker.start).start()
+        away = socket.create_server(("127.0.0.1", broker.ports["native"]))
+
+        def come_back() -> None:
+            # Once a task of the batch has found no broker.
+            with away:
+                away.accept()[0].close()
+            broker.start()
+
+        threading.Thread(target=come_back).start()
 
     reading.before_batch = restart
     assert sorted(reading.run()) == list(range(50))
 
 
-def test_broker_that_stays_away_ends_the_query(reading: Reading, broker: BrokerProcess) -> None:
+def test_broker_that_stays_away_ends_the_query(reading: Reading, broker: TriviumProcess) -> None:
     reading.options["retryTimeout"] = "0.2"
     with connect(broker.url) as client:
         client.declare_stream("s", 1)
@@ -329,7 +337,7 @@ def test_progress_shows_the_latest_offset(reading: Reading, client: SyncClient) 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_compressed_stream_is_read_like_any_other(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, codec: str
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, codec: str
 ) -> None:
     client.declare_stream("s", 1, {"x-compression": codec})
     client.bind_stream("s", "amq.topic", "#")

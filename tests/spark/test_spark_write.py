@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication, Record
 
@@ -28,7 +28,7 @@ def records(client: SyncClient, stream: str) -> list[Record]:
 
 
 def test_batch_write_to_an_exchange(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("all", 1)
     client.bind_stream("all", "amq.topic", "#")
@@ -53,7 +53,7 @@ def test_batch_write_to_an_exchange(
 
 
 def test_batch_write_to_a_stream(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:
     client.declare_stream("target", 2)
     frame = spark.range(5000).selectExpr("CAST(id AS STRING) AS value", "CAST(id AS STRING) AS key")
@@ -63,7 +63,7 @@ def test_batch_write_to_a_stream(
     assert all(record.key == record.payload for record in written)
 
 
-def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: TriviumProcess) -> None:
     frame = spark.range(1).selectExpr("'x' AS value")
     with pytest.raises(Exception, match="messages were not published: no binding wants"):
         frame.write.format("trivium").mode("append").options(url=broker.url, stream="no").save()
@@ -81,21 +81,21 @@ def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: Broker
     ],
 )
 def test_wrong_rows_are_refused(
-    spark: SparkSession, broker: BrokerProcess, columns: str, named: str
+    spark: SparkSession, broker: TriviumProcess, columns: str, named: str
 ) -> None:
     frame = spark.range(1).selectExpr(*columns.split(", "))
     with pytest.raises(Exception, match=f"OptionError: {named}"):
         frame.write.format("trivium").mode("append").option("url", broker.url).save()
 
 
-def test_overwrite_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_overwrite_is_refused(spark: SparkSession, broker: TriviumProcess) -> None:
     frame = spark.range(1).selectExpr("'a' AS topic", "'a' AS value")
     with pytest.raises(Exception, match="OptionError: messages cannot be overwritten"):
         frame.write.format("trivium").mode("overwrite").option("url", broker.url).save()
 
 
 def test_update_mode_is_refused_by_spark(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
 ) -> None:
     client.declare_stream("source", 1)
     frame = (
@@ -114,7 +114,7 @@ def test_update_mode_is_refused_by_spark(
 
 
 def test_streaming_write_goes_on_after_a_crash_of_the_broker(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+    spark: SparkSession, broker: TriviumProcess, tmp_path: Path
 ) -> None:
     def publish(numbers: range) -> None:
         with connect(broker.url) as client:
@@ -155,7 +155,7 @@ def test_streaming_write_goes_on_after_a_crash_of_the_broker(
 
 
 def test_a_micro_batch_that_is_repeated_is_written_once(
-    spark: SparkSession, broker: BrokerProcess, client: SyncClient, tmp_path: Path
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
 ) -> None:
     client.declare_stream("source", 2)
     client.declare_stream("copy", 1)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from tests.spark.broker_process import BrokerProcess
+from interop.brokers import TriviumProcess
 from trivium_native.errors import ConnectionFailed
-from trivium_native.sync import SyncClient
+from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
 from trivium_spark import forget_query, writer
 from trivium_spark.errors import TriviumSparkError
@@ -34,7 +34,7 @@ def stream(client: SyncClient) -> str:
 
 
 @pytest.fixture
-def options(broker: BrokerProcess, stream: str) -> WriteOptions:
+def options(broker: TriviumProcess, stream: str) -> WriteOptions:
     return parse_write_options({"url": broker.url, "stream": stream}, is_streaming=True)
 
 
@@ -195,7 +195,7 @@ def test_requests_stay_within_what_the_broker_takes(
 def test_where_there_are_no_rows_the_broker_is_not_asked(
     publisher: RowPublisher,
     driver: TriviumStreamWriter,
-    broker: BrokerProcess,
+    broker: TriviumProcess,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker.kill()
@@ -219,7 +219,7 @@ def test_what_is_aborted_is_discarded_but_not_what_is_committed(
 
 
 def test_an_abort_does_not_wait_for_a_broker_that_is_away(
-    publisher: RowPublisher, driver: TriviumStreamWriter, broker: BrokerProcess
+    publisher: RowPublisher, driver: TriviumStreamWriter, broker: TriviumProcess
 ) -> None:
     part = publisher.stage(rows("a"), Place("q", 0, 0))
     broker.kill()
@@ -247,7 +247,7 @@ def test_outside_of_a_query_there_is_no_exactly_once() -> None:
 
 
 def test_it_goes_on_after_a_crash_of_the_broker(
-    broker: BrokerProcess,
+    broker: TriviumProcess,
     publisher: RowPublisher,
     driver: TriviumStreamWriter,
     client: SyncClient,
@@ -263,12 +263,12 @@ def test_it_goes_on_after_a_crash_of_the_broker(
     broker.kill()
     broker.start()
     driver.commit([part], 0)
-    with broker.connect() as again:
+    with connect(broker.url) as again:
         assert written(again) == numbers(12)
 
 
 def test_a_query_leaves_one_producer_which_can_be_forgotten(
-    broker: BrokerProcess, publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
+    broker: TriviumProcess, publisher: RowPublisher, driver: TriviumStreamWriter, client: SyncClient
 ) -> None:
     parts = [publisher.stage(rows(f"{n}"), Place("q", 6, n)) for n in range(20)]
     driver.commit(parts, 6)
