@@ -70,6 +70,19 @@ BROKEN_INSIDE = {
     # paho has no other way to say where its identifiers begin.
     "test_crash_mqtt.py": {"_last_mid"},
 }
+#: test module -> how often it sleeps
+SLEEPS = {
+    # The moment of a kill is drawn; nothing is waited for.
+    "kills.py": 1,
+    "test_crash_amqp.py": 1,
+    # That time passes is what is tested, with brokers whose clocks are not ours.
+    "test_across.py": 1,
+    "test_paho_v5.py": 3,
+    "test_pika.py": 1,
+    "test_pika_extensions.py": 1,
+    # pika's way of waiting for an event.
+    "test_stop.py": 1,
+}
 #: what `import trivium` and `trivium --help` must not pay for
 HEAVY = {
     "aiohttp", "asyncio", "email", "http", "importlib.metadata", "logging", "msgpack", "numpy",
@@ -196,6 +209,20 @@ def test_no_test_module_is_imported(file: Path) -> None:
         for part in name.split(".")
     }
     assert not [part for part in parts if part.startswith("test_")]
+
+
+@pytest.mark.parametrize("file", TEST_FILES, ids=TEST_IDS)
+def test_tests_wait_for_events(file: Path) -> None:
+    """And do not sleep; ``asyncio.sleep(0)`` lets tasks begin, which takes no time."""
+    found = [
+        node.lineno
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sleep"
+        and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+    ]
+    assert len(found) <= SLEEPS.get(file.name, 0), found
 
 
 @pytest.mark.parametrize("file", TEST_FILES, ids=TEST_IDS)

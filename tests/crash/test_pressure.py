@@ -30,11 +30,10 @@ BATCH = 16
 
 
 def wait_for(what: Callable[[], bool], said: str) -> None:
-    """Wait until something has become so."""
+    """Ask until something has become so; ``what`` waits for an answer each time."""
     deadline = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < deadline, said
-        time.sleep(0.01)
 
 
 def readiness(port: int) -> str:
@@ -148,7 +147,7 @@ def use_up_the_disk(ports: dict[str, int]) -> None:
         publisher.add_on_connection_unblocked_callback(lambda *_: told.append("go on"))
 
         def is_told(times: int) -> bool:
-            publisher.process_data_events(0)
+            publisher.process_data_events(1)
             return len(told) == times
 
         consumer.queue_declare("q", durable=True)
