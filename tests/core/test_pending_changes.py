@@ -6,6 +6,7 @@ from tests.support.core import open_broker
 from tests.support.simulated import Host
 from trivium.idempotence.deduplication import EXCHANGE, QUEUE
 from trivium.storage.memory import MemoryStorage
+from trivium.vhost.pending_changes import FORGET_AT_ONCE
 
 
 def test_a_change_is_pending_until_its_batch_is_durable() -> None:
@@ -26,6 +27,35 @@ def test_a_change_is_pending_until_its_batch_is_durable() -> None:
     broker.end_turn()
     host.commit()
     assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (0, 0)
+
+
+def test_what_has_become_durable_is_forgotten_a_part_at_a_time() -> None:
+    host = Host()
+    vhost = open_broker(host.storage).vhosts["/"]
+    count = 100
+    for number in range(count):
+        vhost.declare_queue(f"q{number}", durable=True)
+    host.commit()
+    for number in range(count):
+        assert vhost.changes.newest == 0
+        assert vhost.changes.batch_of(QUEUE, f"q{number}") == 0
+        before = len(vhost.changes)
+        vhost.delete_queue(vhost.queue(f"q{number}"))
+        assert 0 <= before - len(vhost.changes) < FORGET_AT_ONCE
+        assert vhost.changes.batch_of(QUEUE, f"q{number}") == host.storage.batch
+        host.commit()
+    assert len(vhost.changes) < FORGET_AT_ONCE
+
+
+def test_what_changes_again_and_again_is_there_once() -> None:
+    host = Host()
+    vhost = open_broker(host.storage).vhosts["/"]
+    for _ in range(3):
+        for _ in range(100):
+            vhost.delete_queue(vhost.declare_queue("q", durable=True))
+        assert vhost.changes.batch_of(QUEUE, "q") == host.storage.batch
+        host.commit()
+        assert vhost.changes.batch_of(QUEUE, "q") == 0
 
 
 def test_every_kind_of_durable_change_is_noted_and_others_are_not() -> None:

@@ -6,7 +6,13 @@ one who made the change waits for its batch; this is for the others who ask mean
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Final
+
 from trivium.storage.base import Storage
+
+#: Changes that are let go of as another is noted: more than one, so that they become fewer.
+FORGET_AT_ONCE: Final = 2
 
 
 class PendingChanges:
@@ -17,7 +23,13 @@ class PendingChanges:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._batches: dict[tuple[str, str], int] = {}
+        # What was noted and when, oldest first.
+        self._order: deque[tuple[tuple[str, str], int]] = deque()
         self._newest = 0
+
+    def __len__(self) -> int:
+        """Places of which a change is kept, also some that are durable."""
+        return len(self._batches)
 
     @property
     def newest(self) -> int:
@@ -28,11 +40,25 @@ class PendingChanges:
         """This was made or deleted in the current batch."""
         storage = self._storage
         if storage.is_durable:
-            if not self.newest:
-                self._batches.clear()
-            self._newest = storage.batch
-            self._batches[kind, name] = storage.batch
+            batch = storage.batch
+            place = (kind, name)
+            self._newest = batch
+            self._batches[place] = batch
+            self._order.append((place, batch))
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of some that are durable; all of a hundred thousand at once would take long."""
+        order = self._order
+        for _ in range(FORGET_AT_ONCE):
+            place, batch = order[0]
+            if batch > self._storage.durable:
+                return
+            order.popleft()
+            if self._batches.get(place) == batch:
+                del self._batches[place]
 
     def batch_of(self, kind: str, name: str) -> int:
         """The batch that makes the last change of this durable; 0 when that is not pending."""
-        return self._batches.get((kind, name), 0) if self.newest else 0
+        batch = self._batches.get((kind, name), 0)
+        return batch if batch > self._storage.durable else 0
