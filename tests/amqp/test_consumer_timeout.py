@@ -156,6 +156,25 @@ def test_what_basic_get_took_counts() -> None:
     assert timed_out(patient.wait(late(10))) == 10_000
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_the_time_for_acknowledgements(
+    step: int,
+) -> None:
+    server = Server(config=Config(limits=LimitsConfig(consumer_timeout_seconds=10)))
+    client = server.open(heartbeat=0)
+    client.declare("q")
+    client.feed(publish_frames("q"))
+    client.consume("q", "c")
+    client.take()
+    server.advance(5)
+    server.step_clock(step)
+    server.advance(4)
+    assert client.take() == []
+    server.step_clock(step)
+    server.advance(late(10) - 9)
+    assert timed_out(client.take()) == 10_000
+
+
 def test_what_needs_no_acknowledgement_does_not_count() -> None:
     patient = start(seconds=10)
     patient.client.consume("q", "c", no_ack=True)

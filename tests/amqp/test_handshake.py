@@ -384,6 +384,36 @@ def test_4_2_7_two_missed_heartbeats_end_the_connection(server: Server, interval
     assert client.transport.is_aborted
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_heartbeats(
+    server: Server, step: int
+) -> None:
+    client = server.open(heartbeat=10)
+    server.step_clock(step)
+    server.advance(4.999)
+    assert client.take_bytes() == b""
+    server.advance(0.001)
+    assert client.take_bytes() == HEARTBEAT
+    server.step_clock(step)
+    server.advance(14.999)
+    assert not client.transport.is_aborted
+    server.advance(0.001)
+    assert client.transport.is_aborted
+
+
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_the_time_for_a_handshake(
+    server: Server, step: int
+) -> None:
+    silent = server.connect()
+    server.step_clock(step)
+    server.advance(9)
+    assert not silent.is_closed
+    server.step_clock(step)
+    server.advance(2)
+    assert silent.is_closed
+
+
 @pytest.mark.pure
 def test_a_connection_that_is_gone_is_not_kept_until_its_next_heartbeat(server: Server) -> None:
     client = server.open(heartbeat=60)

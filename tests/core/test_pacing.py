@@ -181,6 +181,22 @@ def test_it_waits_for_a_moment_at_most_and_is_read_again(source: str, target: st
     assert world.dropped == 0
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_moment_shorter_or_longer(step: int) -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    publisher = world.client("amqp")
+    subscriber.fill()
+    publish_until_paused(publisher, RUNS["amqp"])
+    world.step_clock(step)
+    world.advance((MOMENT_MS - 1) / 1000)
+    assert is_paused(publisher)
+    subscriber.transport.waiting -= PROGRESS
+    world.advance(0.001)
+    assert not is_paused(publisher)
+    assert world.dropped == 0
+
+
 @pytest.mark.parametrize(("source", "target"), ROADS)
 def test_a_subscriber_that_does_not_read_is_dropped_from_and_slows_nobody(
     source: str, target: str

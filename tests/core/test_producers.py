@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.core import open_broker
 from tests.support.server import move_to
 from trivium.idempotence.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
@@ -80,6 +82,20 @@ def test_a_producer_is_forgotten_after_a_week_without_use() -> None:
     assert producers.open(b"idle") == (0, 0)
     assert producers.check(b"busy", 0, 10) == 0
     assert producers.open(b"opened") == (2, 9)
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_of_the_wall_clock_changes_idle_time_by_no_more_than_itself(step: int) -> None:
+    broker = open_broker()
+    producers = made(broker=broker)
+    producers.open(b"p")
+    broker.now_ms += step
+    broker.clock_offset += step
+    broker.end_turn()
+    pass_hours(broker, IDLE_HOURS - 1)
+    assert producers.check(b"p", 0, 0) == 0
+    pass_hours(broker, 4)
+    assert producers.check(b"p", 0, 0) == FENCED
 
 
 def test_idle_time_goes_on_over_a_restart() -> None:

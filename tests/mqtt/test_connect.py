@@ -346,6 +346,30 @@ def test_keep_alive_is_counted_from_the_last_byte_and_not_from_the_look_behind_i
     assert client.is_closed
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_keep_alive(step: int) -> None:
+    server = Server()
+    client = server.open("c", 4, keep_alive=10)
+    server.step_clock(step)
+    server.advance(14)
+    assert not client.is_closed
+    server.step_clock(step)
+    server.advance(2)
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_the_time_for_connect(step: int) -> None:
+    server = Server()
+    silent = server.connect()
+    server.step_clock(step)
+    server.advance(9)
+    assert not silent.is_closed
+    server.step_clock(step)
+    server.advance(2)
+    assert silent.is_closed
+
+
 def test_keep_alive_zero_turns_it_off() -> None:
     server = Server()
     client = server.open("c", 4)

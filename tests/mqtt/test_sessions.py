@@ -165,14 +165,6 @@ def test_mqtt_3_1_2_23_session_expires() -> None:
     assert client.connack[1][0] == 0
 
 
-def step_clock(server: Server, seconds: int) -> None:
-    """Somebody sets the wall clock."""
-    server.broker.now_ms += seconds * 1000
-    server.broker.clock_offset += seconds * 1000
-    server.broker.tick(server.broker.elapsed_ms / 1000)
-    server.settle()
-
-
 @pytest.mark.parametrize("step", [3600, -3600])
 def test_a_step_of_the_wall_clock_moves_neither_the_end_of_a_session_nor_its_will(
     step: int,
@@ -182,7 +174,7 @@ def test_a_step_of_the_wall_clock_moves_neither_the_end_of_a_session_nor_its_wil
     listener.subscribe("will/#")
     will = ("will/c", b"gone", 0, False)
     server.open("c", 5, properties=expiry(60), will=will, will_properties=delay(30)).lose()
-    step_clock(server, step)
+    server.step_clock(step)
     server.advance(29)
     assert listener.take_bytes() == b""
     server.advance(2)
@@ -190,7 +182,7 @@ def test_a_step_of_the_wall_clock_moves_neither_the_end_of_a_session_nor_its_wil
     server.advance(27)
     assert server.open("c", 5, clean=False, properties=expiry(60)).connack[1][0] == 1
     server.open("c", 5, clean=False, properties=expiry(60)).lose()
-    step_clock(server, step)
+    server.step_clock(step)
     server.advance(61)
     assert server.open("c", 5, clean=False).connack[1][0] == 0
 

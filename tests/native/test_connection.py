@@ -266,6 +266,32 @@ def test_two_silent_heartbeats_close(server: Server) -> None:
     assert not without.is_closed
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_heartbeats(
+    server: Server, step: int
+) -> None:
+    client = server.open(10)
+    server.step_clock(step)
+    server.advance(19)
+    assert not client.is_closed
+    server.step_clock(step)
+    server.advance(2)
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_wall_clock_makes_no_difference_to_the_time_for_a_handshake(
+    server: Server, step: int
+) -> None:
+    silent = server.connect()
+    server.step_clock(step)
+    server.advance(9)
+    assert not silent.is_closed
+    server.step_clock(step)
+    server.advance(2)
+    assert silent.is_closed
+
+
 def test_close_from_the_client_is_not_answered(server: Server) -> None:
     client = server.open()
     assert client.send(frames.CLOSE, 0, msgpack.packb([0, ""])) == []

@@ -196,6 +196,14 @@ class Server:
                 return
         raise AssertionError("there is no end of what is due")
 
+    def step_clock(self, seconds: float) -> None:
+        """Somebody sets the wall clock, which the turn of each second notices."""
+        broker = self.broker
+        broker.now_ms += round(seconds * 1000)
+        broker.clock_offset += round(seconds * 1000)
+        broker.tick(broker.elapsed_ms / 1000)
+        self.settle()
+
     # Disk
 
     def sync(self) -> None:
