@@ -657,3 +657,15 @@ def test_connection_close_class_and_method_name_the_culprit(client: Client) -> N
     closed = client.take()[-1]
     assert isinstance(closed, Connection.Close)
     assert (closed.class_id, closed.method_id) == (60, 10)
+
+
+def test_consumers_that_are_acknowledged_to_at_once_take_turns(client: Client) -> None:
+    client.declare("q")
+    client.call(Basic.Qos(prefetch_count=2))
+    for tag in ("one", "two"):
+        client.consume("q", tag)
+    client.feed(publish_frames("q") * 6)
+    assert len(bodies(client.take())) == 4
+    client.send(Basic.Ack(4, multiple=True))
+    found = [each for each in client.take() if isinstance(each, Basic.Deliver)]
+    assert [each.consumer_tag for each in found] == ["one", "two"]

@@ -405,6 +405,38 @@ def test_a_slow_consumer_is_held_and_resumed(server: Server, client: Client) -> 
     assert payloads(client.take()) == [b"1", b"2"]
 
 
+def test_slow_consumers_of_one_connection_take_turns_when_they_are_resumed(
+    server: Server, client: Client
+) -> None:
+    fill(server, 0)
+    for number in range(3):
+        consume(client, number, credit=1000)
+    client.connection.is_writable = False
+    server.open().send(frames.PUBLISH, 1, publish(*[entry(b"%d" % n) for n in range(9)]))
+    client.connection.resume_writing()
+    server.settle()
+    assert [each.subscription for each in deliveries(client.take())] == [0, 1, 2] * 3
+
+
+@pytest.mark.pure
+def test_slow_consumers_are_resumed_in_linear_steps() -> None:
+    def resumes(count: int) -> int:
+        server = Server(None, CONFIG)
+        fill(server, 0)
+        client = server.open()
+        for number in range(count):
+            consume(client, number, credit=1)
+        client.connection.is_writable = False
+        server.open().send(frames.PUBLISH, 1, publish(*[entry(b"x")] * (2 * count)))
+        client.connection.resume_writing()
+        server.settle()
+        assert len(deliveries(client.take())) == count
+        client.connection._is_held = True
+        return steps(client.connection.flushed)
+
+    assert resumes(400) < 4 * 1.2 * resumes(100)
+
+
 def test_one_turn_is_bounded_and_the_next_goes_on(server: Server, client: Client) -> None:
     queue = server.vhost.declare_queue("q")
     server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(queue, b"#"))

@@ -180,8 +180,12 @@ class AmqpConnection(FramedConnection):
         if self._credited:
             consumers = self._credited
             self._credited = []
+            # All of them first, so that those of one queue take turns.
             for consumer in consumers:
                 consumer.is_credited = False
+                if consumer.channel.limit == 0:
+                    consumer.queue.consumers.resume(consumer)
+            for consumer in consumers:
                 if consumer.channel.limit == 0:
                     consumer.queue.serve(consumer)
                 else:

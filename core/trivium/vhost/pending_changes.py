@@ -51,10 +51,9 @@ class PendingChanges:
         """Let go of some that are durable; all of a hundred thousand at once would take long."""
         order = self._order
         for _ in range(FORGET_AT_ONCE):
-            place, batch = order[0]
-            if batch > self._storage.durable:
+            if not order or order[0][1] > self._storage.durable:
                 return
-            order.popleft()
+            place, batch = order.popleft()
             if self._batches.get(place) == batch:
                 del self._batches[place]
 

@@ -146,7 +146,11 @@ class NativeConnection(FramedConnection):
         if self._is_held:
             self._is_held = False
             self.answer_fetches()
-            for subscription in list(self.subscriptions.values()):
+            subscriptions = list(self.subscriptions.values())
+            # All of them first, so that those of one queue take turns.
+            for subscription in subscriptions:
+                subscription.stand_by()
+            for subscription in subscriptions:
                 subscription.resume()
             self.continue_input(BEHIND_CLIENT)
 

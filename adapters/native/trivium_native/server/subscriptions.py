@@ -31,8 +31,11 @@ class Subscription:
     def add_credit(self, amount: int) -> None:
         """The client takes more."""
 
+    def stand_by(self) -> None:
+        """The connection takes output again; once all of its subscriptions know, ``resume``."""
+
     def resume(self) -> None:
-        """The connection takes output again."""
+        """The connection takes output again: deliver what there is."""
 
     def settle(self, first: int, last: int) -> None:
         """Deliveries ``first`` to ``last`` are done with. Raises UnknownDelivery for none."""
@@ -198,6 +201,10 @@ class QueueSubscription(Subscription):
     def add_credit(self, amount: int) -> None:
         self._credit += amount
         self.resume()
+
+    def stand_by(self) -> None:
+        if self._consumer is not None:
+            self._queue.consumers.resume(self._consumer)
 
     def resume(self) -> None:
         if self._consumer is not None:
