@@ -8,9 +8,11 @@ from decimal import Decimal
 import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
-from tests.support.amqp import Client, assert_channel_closed, names
+from tests.support.amqp import Client, Server, assert_channel_closed, names, publish_frames
+from tests.support.steps import calls
 from trivium.messages.message import Address, Message
 from trivium.routing.exchanges import Binding
+from trivium_amqp.content import MAX_COPIES
 
 SECOND = datetime.fromtimestamp(1, UTC)
 
@@ -514,3 +516,31 @@ def test_an_exchange_that_ignores_keys_is_asked_once_for_all_copies(client: Clie
     # Once more for the route of the first key, which is kept.
     assert asked <= 2
     assert client.counts("q") == (1, 0)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_routing_keys_in_headers_are_looked_up_so_often_at_each_exchange(name: str) -> None:
+    """Keys and exchanges multiply, and both are the client's."""
+
+    def looks(exchanges: int, keys: int) -> int:
+        client = Server().open()
+        for number in range(exchanges):
+            client.exchange(f"x{number}", "topic")
+            if number:
+                client.call(Exchange.Bind(0, f"x{number}", f"x{number - 1}", "#"))
+        headers = {name: [f"{key}" for key in range(keys)]}
+        frames = publish_frames("k", exchange="x0", headers=headers)
+        return calls("match", lambda: client.feed(frames))
+
+    most = looks(8, MAX_COPIES)
+    assert looks(16, MAX_COPIES) <= 2.2 * most
+    assert looks(8, MAX_COPIES + 1) == looks(8, 8 * MAX_COPIES) == looks(8, 0)
+
+
+@pytest.mark.parametrize("split", [0, 600, MAX_COPIES + 1])
+def test_more_routing_keys_in_headers_than_that_are_406(client: Client, split: int) -> None:
+    keys = [f"{key}" for key in range(MAX_COPIES + 1)]
+    client.publish("q", b"m", headers={"CC": keys[:split], "BCC": keys[split:]})
+    text = f"PRECONDITION_FAILED - headers 'CC' and 'BCC' have more than {MAX_COPIES} routing keys"
+    assert_channel_closed(client.take()[0], 406, text)

@@ -33,6 +33,8 @@ REPLY_TO_NAME: Final = b"amq.rabbitmq.reply-to"
 #: Headers with further routing keys; the second one does not reach consumers.
 CC: Final = "CC"
 BCC: Final = "BCC"
+#: Routing keys in both together: each counts at every exchange on the way.
+MAX_COPIES: Final = 1024
 
 
 class Target:
@@ -150,6 +152,11 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
     if BCC in basic.headers:
         copies += _routing_keys(basic, BCC)
         header = without_header(header, BCC)
+    if len(copies) > MAX_COPIES:
+        raise ChannelException(
+            PRECONDITION_FAILED,
+            f"headers 'CC' and 'BCC' have more than {MAX_COPIES} routing keys",
+        )
     delayed = b""
     if delay:
         if sum([len(key) + 5 for key in copies]) > MAX_COPIES_BYTES:
