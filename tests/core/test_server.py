@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import trivium.runtime.server
+from trivium.common.turns import EndOfTurn
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
 from trivium.observability.metrics import ProtocolMetrics
@@ -21,6 +22,7 @@ from trivium.runtime.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, Fram
 from trivium.runtime.server import SocketDriver
 from trivium.storage.errors import StorageFailed
 from trivium.storage.files.filesystem import RealFile
+from trivium.storage.memory import MemoryStorage
 
 
 class LineConnection(FramedConnection):
@@ -531,3 +533,39 @@ async def test_an_end_that_is_told_before_much_input_was_fed_waits_for_it() -> N
         assert isinstance(driver, SocketDriver)
         assert driver.eof_received()
         assert await reader.read(-1) == MUCH
+
+
+class Endless(EndOfTurn):
+    """Asks for a turn in each."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.turns = 0
+
+    def flush_turn(self) -> None:
+        self.turns += 1
+        self.broker.add_unflushed(self)
+
+
+async def test_no_turn_is_made_while_another_thread_closes_the_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    turns: list[int] = []
+
+    async def go_round() -> None:
+        for _ in range(10):
+            turns.append(endless.turns)
+            await asyncio.sleep(0)
+
+    class Closing(MemoryStorage):
+        def close(self) -> None:
+            asyncio.run_coroutine_threadsafe(go_round(), loop).result(60)
+
+    monkeypatch.setattr(trivium.runtime.server, "MemoryStorage", Closing)
+    config = Config(listen={}, storage=StorageConfig(mode="memory"))
+    async with Broker(config) as broker:
+        endless = Endless(broker)
+        broker.add_unflushed(endless)
+    assert turns[0] > 0
+    assert turns == turns[:1] * 10

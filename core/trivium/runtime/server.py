@@ -240,6 +240,7 @@ class Server(Driver):
         self._http: HttpServer | None = None
         self._is_turn_requested = False
         self._has_begun = False
+        self._is_over = False
         self._began_at = 0.0
         self._closing: list[SocketDriver] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -379,6 +380,8 @@ class Server(Driver):
         if self._storage is None:
             return
         self._end_turn()
+        # From here on the storage belongs to another thread.
+        self._is_over = True
         try:
             await self._loop.run_in_executor(None, self._storage.close)
         except StorageError:
@@ -506,7 +509,12 @@ class Server(Driver):
 
     def _post(self, work: Callable[[], None]) -> None:
         """From any thread: ``call`` something of the storage."""
-        self._loop.call_soon_threadsafe(self.call, work)
+        self._loop.call_soon_threadsafe(self._posted, work)
+
+    def _posted(self, work: Callable[[], None]) -> None:
+        # Whoever closes the storage does what is left.
+        if not self._is_over:
+            self.call(work)
 
     def request_turn(self) -> None:
         if not self._is_turn_requested:
@@ -514,7 +522,7 @@ class Server(Driver):
             self._is_turn_requested = True
 
     def _end_turn(self) -> None:
-        if self.failed.done():
+        if self.failed.done() or self._is_over:
             return
         try:
             self.begin_turn()
