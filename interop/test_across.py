@@ -1,4 +1,4 @@
-"""Between protocols: the table of docs/architecture.md, row by row, with real clients."""
+"""Between protocols: the table of docs/amqp.md, row by row, with real clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Dependencies point inwards, protocol code does no I/O, and importing stays cheap."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -165,6 +166,14 @@ def test_every_folder_is_packaged() -> None:
         for path in folder.rglob("*.py")
     }
     assert set(settings["tool"]["setuptools"]["packages"]) == folders
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_the_document_has_the_parts_in_their_order(package: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tables = re.findall(r"\| part \|.*\n\| --- .*\n((?:\|.*\n)+)", text)
+    parts = [tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) for table in tables]
+    assert ORDER[package] in parts
 
 
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes

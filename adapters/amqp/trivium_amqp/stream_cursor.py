@@ -120,7 +120,6 @@ class StreamCursor(Queue):
         self._partition.cancel(self._reader)
 
     def serve(self, consumer: Consumer) -> None:
-        """See ``Queue``."""
         self.dispatch()
 
     def dispatch(self) -> None:

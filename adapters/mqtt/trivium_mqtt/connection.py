@@ -332,7 +332,6 @@ class MqttConnection(Reader):
         self.continue_input(FOR_FILTERS)
 
     def next_turn(self) -> None:
-        """See ``Connection``."""
         if not self.is_closed:
             try:
                 self._go_on_with_filters()

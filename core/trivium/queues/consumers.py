@@ -95,7 +95,7 @@ def _priority(row: Row) -> int:
 
 
 class Rotation:
-    """See the module."""
+    """The consumers of one queue in the order in which they are asked."""
 
     def __init__(self) -> None:
         self._places: dict[Consumer, Place] = {}

@@ -118,7 +118,7 @@ class Broker(Host):
     """One broker in this process.
 
     ``async with Broker(Config(...)) as broker:`` runs it on the current event loop, with listeners
-    as configured; ``broker.listeners`` then maps each protocol to its ``host:port``.
+    as configured; ``Broker.listeners`` then maps each protocol to its ``host:port``.
     """
 
     def __init__(self, config: Config | None = None) -> None:

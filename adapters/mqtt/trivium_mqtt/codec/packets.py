@@ -1,6 +1,6 @@
 """Decoding the packets that a client sends, other than PUBLISH, and encoding the answers.
 
-PUBLISH is decoded where it is routed (``trivium_mqtt.publishing``), because that is the hot path.
+PUBLISH is decoded where it is routed (``trivium_mqtt.incoming``), because that is the hot path.
 Decoders take the packet's body as ``data[at:end]`` and raise RemoteError. Section numbers are those
 of MQTT 5; MQTT 3.1.1 has the same ones for the same packets.
 """

@@ -200,7 +200,6 @@ class DiskLog(NumberedLog):
                 self._segments.count(chunk)
 
     def note_changed(self, chunk: Chunk) -> None:
-        """See ``NumberedLog``."""
         chunk.changed = True
         self._changed_chunks.append(chunk)
         self.mark_once()
