@@ -164,11 +164,11 @@ def test_a_wrong_policy_of_the_configuration_is_one_clear_line() -> None:
         Config(policies={"p": PolicyConfig(pattern="q", definition={"max-lenght": 3})})
 
 
-def documented(document: str, row: str, cell: int = 1, prefix: str = "") -> set[str]:
-    """What stands in backquotes, after ``prefix``, in a cell of the table row that begins so."""
+def documented(document: str, item: str, prefix: str = "") -> set[str]:
+    """What stands in backquotes, after ``prefix``, in the item of a list that begins so."""
     text = Path(__file__).parents[2].joinpath("docs", document).read_text(encoding="utf-8")
-    (line,) = re.findall(rf"^\| {row} \|.*\|$", text, flags=re.MULTILINE)
-    return set(re.findall(rf"`{prefix}([a-z-]+)`", line.split("|")[cell + 1]))
+    (found,) = re.findall(rf"^- \*\*{item}\*\*: (.*(?:\n  .*)*)", text, flags=re.MULTILINE)
+    return set(re.findall(rf"`{prefix}([a-z-]+)`", found))
 
 
 @pytest.mark.parametrize(
