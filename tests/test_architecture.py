@@ -2,6 +2,7 @@
 
 import ast
 import re
+import re
 import subprocess
 import sys
 import tomllib
@@ -147,6 +148,14 @@ def test_every_part_has_its_place(package: str) -> None:
     folder = PACKAGES[top].joinpath(*rest)
     parts = {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
     assert parts - {"__pycache__", "__init__"} == set(ORDER[package])
+
+
+def test_the_core_asks_for_no_protocol_by_name() -> None:
+    """What it must know of one, the protocol's codec tells (``PropertyCodec``)."""
+    for package, module, file in MODULES:
+        if package == "trivium" and module != "trivium.messages.message":
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(r"\bPROTOCOL_(MQTT|AMQP|NATIVE)\b", text), module
 
 
 @pytest.mark.parametrize("folder", list(FOLDERS))

@@ -17,7 +17,7 @@ from typing import Final
 from trivium.common.timers import Timed
 from trivium.errors import PreconditionFailed
 from trivium.host import Host
-from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message
+from trivium.messages.message import HeaderValue, Message, codec_of
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination, Route
 from trivium.storage.base import Table
 
@@ -75,7 +75,8 @@ def exchange_settings(arguments: Mapping[str, HeaderValue], what: str) -> Settin
 
 
 def deduplication_id(message: Message, header: str) -> bytes | None:
-    """The id of a message: text, bytes or an integer in the header, or a native message's own id.
+    """The id of a message: text, bytes or an integer in the header, or its own id where the
+    protocol has one for that.
 
     None when it has none, and for what the broker publishes itself (dead letters): a message that
     comes back to where it was is no repetition.
@@ -84,7 +85,7 @@ def deduplication_id(message: Message, header: str) -> bytes | None:
         return None
     properties = message.properties()
     value = properties.header(header)
-    if value is None and message.protocol == PROTOCOL_NATIVE:
+    if value is None and codec_of(message.protocol).identifies_messages:
         value = properties.message_id
     if isinstance(value, str):
         identity = value.encode("utf-8", "surrogatepass")

@@ -106,6 +106,11 @@ class Properties:
 class PropertyCodec:
     """Turns one protocol's property bytes into the neutral form. Adapters subclass it."""
 
+    #: the header with the further routing keys that a message was published with; "" for none
+    copies_header: str = ""
+    #: whether ``message_id`` tells a message from others, where no header for that does
+    identifies_messages: bool = False
+
     def decode(self, header: bytes) -> Properties:
         """Decode ``Message.header`` as this protocol's adapter stored it."""
         raise NotImplementedError
@@ -117,6 +122,11 @@ class _NoProperties(PropertyCodec):
 
 
 _codecs: dict[int, PropertyCodec] = {PROTOCOL_NONE: _NoProperties()}
+
+
+def codec_of(protocol: int) -> PropertyCodec:
+    """The codec of messages whose ``protocol`` is the given number."""
+    return _codecs.get(protocol, _codecs[PROTOCOL_NONE])
 
 
 def register_codec(protocol: int, codec: PropertyCodec) -> None:
@@ -220,7 +230,7 @@ class Message:
         found = self._properties
         if found is None:
             # A protocol whose adapter is not installed any more has no properties to show.
-            found = _codecs.get(self.protocol, _codecs[PROTOCOL_NONE]).decode(self.header)
+            found = codec_of(self.protocol).decode(self.header)
             if self.annotations is not None:
                 found = _annotated(found, self.annotations)
             self._properties = found

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.timers import Timed
 from trivium.host import Host
-from trivium.messages.message import PROTOCOL_AMQP, Address, HeaderValue, Message
+from trivium.messages.message import Address, HeaderValue, Message, codec_of
 from trivium.routing.exchanges import REJECTED, Destination
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ EXPIRED: Final = "expired"
 REJECTED_REASON: Final = "rejected"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
-
-#: The header with further routing keys that an AMQP message was published with.
-COPIES_HEADER: Final = "CC"
 
 #: Largest count in ``x-death``: AMQP has signed integers of 64 bits.
 MAX_COUNT: Final = (1 << 63) - 1
@@ -284,7 +281,7 @@ def _dead_letter(
     annotations = dict(message.annotations or {})
     if settings.dead_letter_routing_key is not None:
         if len(keys) > 1:
-            annotations[COPIES_HEADER] = None
+            annotations[codec_of(message.protocol).copies_header] = None
         keys = [settings.dead_letter_routing_key.encode()]
     if not deaths:
         annotations["x-first-death-reason"] = reason
@@ -311,10 +308,9 @@ def _dead_letter(
 
 
 def _copies(message: Message) -> list[bytes]:
-    """The further routing keys of a message, without those of the header BCC, which is gone."""
-    if message.protocol != PROTOCOL_AMQP:
-        return []
-    found = message.properties().header(COPIES_HEADER)
+    """The further routing keys of a message, as far as its header still tells them."""
+    name = codec_of(message.protocol).copies_header
+    found = message.properties().header(name) if name else None
     keys: list[bytes] = []
     if isinstance(found, list):
         for key in found:

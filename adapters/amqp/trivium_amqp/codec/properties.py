@@ -205,6 +205,10 @@ def _bytes(value: HeaderValue) -> bytes | None:
 class BasicPropertyCodec(PropertyCodec):
     """The neutral form of AMQP messages. Their property bytes were validated on the way in."""
 
+    def __init__(self) -> None:
+        # Those of BCC are gone when a message leaves its publisher.
+        self.copies_header = "CC"
+
     def decode(self, header: bytes) -> Properties:
         basic = decode_properties(header)
         expiration = None if basic.expiration is None else parse_expiration(basic.expiration)

@@ -181,5 +181,8 @@ def has_text_keys(value: object) -> bool:
 class NativeCodec(PropertyCodec):
     """Decodes the header of messages that came by this protocol."""
 
+    def __init__(self) -> None:
+        self.identifies_messages = True
+
     def decode(self, header: bytes) -> Properties:
         return decode_properties(header)
