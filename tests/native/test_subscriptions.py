@@ -431,7 +431,9 @@ def test_slow_consumers_are_resumed_in_linear_steps() -> None:
         client.connection.resume_writing()
         server.settle()
         assert len(deliveries(client.take())) == count
-        client.connection._is_held = True
+        client.connection.is_writable = False
+        assert not client.connection.has_room()
+        client.connection.is_writable = True
         return steps(client.connection.flushed)
 
     assert resumes(400) < 4 * 1.2 * resumes(100)
