@@ -185,9 +185,9 @@ def example_rows() -> Rows:
 
 
 def on_page(table: str) -> bool:
-    """Whether the page has a row in its list of tables for one of the virtual host ``/``."""
+    """Whether the page has an item in its list of tables for one of the virtual host ``/``."""
     name = table.removesuffix("/") + "V" if table.endswith("//") else table
-    return f"\n| `{name}` | " in PAGE
+    return f"\n- `{name}`\n" in PAGE
 
 
 # Tables
@@ -252,7 +252,7 @@ def test_every_log_is_named_as_the_page_says(server: Server) -> None:
         "stream/V/S/I/P/compacted/G",
         "part/N:V/M:R/A",
     ):
-        assert f"\n| `{pattern}` | " in PAGE, pattern
+        assert f"\n- `{pattern}`\n" in PAGE, pattern
 
 
 def test_the_size_in_a_queue_logs_name_counts_characters() -> None:
