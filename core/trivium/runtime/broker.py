@@ -20,12 +20,13 @@ from trivium.config import Config
 from trivium.errors import NotFound
 from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
-from trivium.observability.metrics import ProtocolMetrics, Sample, render
+from trivium.observability.metrics import ProtocolMetrics, render
 from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.pacing import Pacing
+from trivium.runtime.samples import broker_samples
 from trivium.security.authenticator import Authenticator, RunInPool
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
@@ -365,92 +366,7 @@ class Broker(Host):
         protocols: dict[str, ProtocolMetrics] = {}
         for name, adapter in self.adapters.items():
             protocols[name] = adapter.metrics
-        vhosts = list(self.vhosts.values())
-        queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
-        streams = [stream for vhost in vhosts for stream in vhost.streams.values()]
-        return render(
-            protocols,
-            [
-                *process_samples(),
-                *self._pause_samples(),
-                Sample(
-                    "deduplicated_messages_total",
-                    "counter",
-                    "Repetitions that were acknowledged and dropped",
-                    sum(vhost.deduplication.duplicates for vhost in vhosts),
-                ),
-                Sample(
-                    "delayed_messages",
-                    "gauge",
-                    "Messages that are routed later",
-                    sum(len(vhost.delays) for vhost in vhosts),
-                ),
-                *[
-                    Sample(
-                        "dead_letters_lost_total",
-                        "counter",
-                        "Dead letters that nobody got",
-                        count,
-                        f'reason="{why}"',
-                    )
-                    for why, count in self.dead_letters.lost.counts.items()
-                ],
-                Sample("queues", "gauge", "Queues", len(queues)),
-                Sample("streams", "gauge", "Streams", len(streams)),
-                Sample(
-                    "stream_messages_total",
-                    "counter",
-                    "Messages put into streams",
-                    sum(stream.published for stream in streams),
-                ),
-                Sample(
-                    "retained_messages", "gauge", "Retained", sum(len(v.retained) for v in vhosts)
-                ),
-                Sample(
-                    "queue_messages",
-                    "gauge",
-                    "Messages in queues",
-                    sum(len(queue) for queue in queues),
-                    'state="ready"',
-                ),
-                Sample(
-                    "queue_messages",
-                    "gauge",
-                    "Messages in queues",
-                    sum(queue.unsettled for queue in queues),
-                    'state="unsettled"',
-                ),
-            ],
-        )
-
-    def _pause_samples(self) -> list[Sample]:
-        alarms = self.alarms
-        text = "Whether publishers are paused for it"
-        return [
-            Sample("alarm", "gauge", text, int(alarms.is_memory_short), 'resource="memory"'),
-            Sample("alarm", "gauge", text, int(alarms.is_disk_short), 'resource="disk"'),
-            Sample("memory_high_bytes", "gauge", "Mark of memory", alarms.memory_high),
-            Sample("disk_low_bytes", "gauge", "Mark of free disk", alarms.disk_low),
-            Sample("disk_free_bytes", "gauge", "Free disk, -1: unknown", self.driver.free_disk()),
-            Sample(
-                "storage_pending_bytes",
-                "gauge",
-                "Bytes that wait for the disk",
-                self.storage.pending_bytes,
-            ),
-            Sample(
-                "storage_pauses_total",
-                "counter",
-                "Times that publishers waited for the disk",
-                self.brief_pauses,
-            ),
-            Sample(
-                "publisher_waits_total",
-                "counter",
-                "Times that a publisher waited for live subscribers",
-                self.pacing.waits,
-            ),
-        ]
+        return render(protocols, [*process_samples(), *broker_samples(self)])
 
     def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         self.driver.run_blocking(work, done)

@@ -1,0 +1,99 @@
+"""What the broker's metrics are: each a ``Sample``, made when someone asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trivium.observability.metrics import Sample
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+
+def broker_samples(broker: Broker) -> list[Sample]:
+    """All of them."""
+    return [*_pauses(broker), *_messages(broker), *_contents(broker)]
+
+
+def _contents(broker: Broker) -> list[Sample]:
+    """What is there: queues, streams and what is in them."""
+    vhosts = list(broker.vhosts.values())
+    queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
+    streams = [stream for vhost in vhosts for stream in vhost.streams.values()]
+    ready = sum(len(queue) for queue in queues)
+    unsettled = sum(queue.unsettled for queue in queues)
+    retained = sum(len(vhost.retained) for vhost in vhosts)
+    text = "Messages in queues"
+    return [
+        Sample("queues", "gauge", "Queues", len(queues)),
+        Sample("streams", "gauge", "Streams", len(streams)),
+        Sample(
+            "stream_messages_total",
+            "counter",
+            "Messages put into streams",
+            sum(stream.published for stream in streams),
+        ),
+        Sample("retained_messages", "gauge", "Retained", retained),
+        Sample("queue_messages", "gauge", text, ready, 'state="ready"'),
+        Sample("queue_messages", "gauge", text, unsettled, 'state="unsettled"'),
+    ]
+
+
+def _messages(broker: Broker) -> list[Sample]:
+    """What became of messages that are out of the ordinary."""
+    vhosts = list(broker.vhosts.values())
+    return [
+        Sample(
+            "deduplicated_messages_total",
+            "counter",
+            "Repetitions that were acknowledged and dropped",
+            sum(vhost.deduplication.duplicates for vhost in vhosts),
+        ),
+        Sample(
+            "delayed_messages",
+            "gauge",
+            "Messages that are routed later",
+            sum(len(vhost.delays) for vhost in vhosts),
+        ),
+        *[
+            Sample(
+                "dead_letters_lost_total",
+                "counter",
+                "Dead letters that nobody got",
+                count,
+                f'reason="{why}"',
+            )
+            for why, count in broker.dead_letters.lost.counts.items()
+        ],
+    ]
+
+
+def _pauses(broker: Broker) -> list[Sample]:
+    """Why publishers wait, and how often they did."""
+    alarms = broker.alarms
+    text = "Whether publishers are paused for it"
+    return [
+        Sample("alarm", "gauge", text, int(alarms.is_memory_short), 'resource="memory"'),
+        Sample("alarm", "gauge", text, int(alarms.is_disk_short), 'resource="disk"'),
+        Sample("memory_high_bytes", "gauge", "Mark of memory", alarms.memory_high),
+        Sample("disk_low_bytes", "gauge", "Mark of free disk", alarms.disk_low),
+        Sample("disk_free_bytes", "gauge", "Free disk, -1: unknown", broker.driver.free_disk()),
+        Sample(
+            "storage_pending_bytes",
+            "gauge",
+            "Bytes that wait for the disk",
+            broker.storage.pending_bytes,
+        ),
+        Sample(
+            "storage_pauses_total",
+            "counter",
+            "Times that publishers waited for the disk",
+            broker.brief_pauses,
+        ),
+        Sample(
+            "publisher_waits_total",
+            "counter",
+            "Times that a publisher waited for live subscribers",
+            broker.pacing.waits,
+        ),
+    ]
