@@ -169,13 +169,17 @@ def wrong_names(text: str, package: str = "") -> list[str]:
 
 
 def wrong_members(text: str, file: Path) -> list[str]:
-    """``module.name`` in the backquotes of a module, of the modules beside it."""
-    wrong: list[str] = []
-    for module, name in re.findall(r"``([a-z]\w*)\.([A-Za-z_]\w*)(?:\([^`]*\))?``", text):
-        beside = [key for key, path in MODULES.items() if path == file.parent / f"{module}.py"]
-        if beside and name not in members(beside[0]):
-            wrong.append(f"{module}.{name}")
-    return wrong
+    """``module.name`` in the backquotes of a module, of the modules of its package."""
+    package = next((name.split(".")[0] for name, path in MODULES.items() if path == file), "")
+    named: dict[str, list[str]] = {}
+    for key in MODULES:
+        if key.startswith(f"{package}."):
+            named.setdefault(key.split(".")[-1], []).append(key)
+    return [
+        f"{module}.{name}"
+        for module, name in re.findall(r"``([a-z]\w*)\.([A-Za-z_]\w*)(?:\([^`]*\))?`", text)
+        if module in named and not any(name in members(key) for key in named[module])
+    ]
 
 
 def wrong_paths(text: str) -> list[str]:
