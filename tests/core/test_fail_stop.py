@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,25 @@ async def test_an_error_in_a_thread_that_only_decides_is_a_refusal_and_is_logged
         assert await reader.readexactly(1) == b"0"
         assert "Traceback" in caplog.text
         writer.close()
+
+
+async def test_an_error_while_memory_is_given_back_is_logged_and_it_is_tried_again(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ERROR
+
+    monkeypatch.setattr(trivium.runtime.server, "release_free_memory", fail)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with world.broker as broker:
+        for count in (1, 2):
+            broker.driver.release_memory()
+            reader, writer = await world.connect()
+            # The pool answers in order, and it has one thread.
+            writer.write(b"w")
+            assert await reader.readexactly(1) == b"0"
+            assert caplog.text.count("Traceback") == 2 * count
+            writer.close()
 
 
 async def test_an_error_in_a_feed_that_changed_nothing_costs_that_connection_alone(

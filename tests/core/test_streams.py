@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
+from tests.support.steps import Compared, comparisons
 from tests.support.storages import HeldStorage
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.messages.message import (
@@ -476,3 +477,36 @@ def test_a_stream_comes_back_with_its_records_and_bindings(
     assert restored.incarnation == stream.incarnation
     assert payloads(restored.partitions[0]) == [b"1"]
     assert again.route(again.exchange("amq.topic"), b"t").destinations == [restored]
+
+
+class ComparedReader(Compared, Reader):
+    """Counts how often it is compared with others."""
+
+    def __init__(self, number: int) -> None:
+        Reader.__init__(self)
+        Compared.__init__(self, number)
+
+
+def test_readers_of_one_partition_leave_with_few_comparisons() -> None:
+    vhost = open_vhost()
+    partition = vhost.declare_stream("s").partitions[0]
+    readers = [ComparedReader(number) for number in range(200)]
+    for reader in readers:
+        partition.wait(reader)
+
+    def leave() -> None:
+        for reader in reversed(readers):
+            partition.cancel(reader)
+
+    assert comparisons(leave) <= len(readers)
+
+
+def test_a_reader_that_waits_twice_is_told_once() -> None:
+    vhost = open_vhost()
+    stream = vhost.declare_stream("s")
+    reader = Reader()
+    for _ in range(2):
+        stream.partitions[0].wait(reader)
+    stream.accept(message(b"x"))
+    broker_of(vhost).end_turn()
+    assert reader.moved == 1

@@ -212,7 +212,7 @@ def test_the_number_of_waiting_fetches_is_bounded(client: Client) -> None:
 def test_a_lost_connection_waits_no_more(server: Server, client: Client) -> None:
     assert fetch(client, 4, max_wait_ms=1000) == []
     client.lose()
-    assert server.vhost.stream("s").partitions[0]._readers == []
+    assert server.vhost.stream("s").partitions[0]._readers == {}
     server.advance(1)
 
 

@@ -249,7 +249,7 @@ class Server(Driver):
         self._wakes_at = 0
         self._emptied = asyncio.Event()
         self._storage: Storage | None = None
-        self._releasing: asyncio.Future[None] | None = None
+        self._is_releasing = False
 
     async def start(self) -> None:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
@@ -587,8 +587,12 @@ class Server(Driver):
         return resident_bytes()
 
     def release_memory(self) -> None:
-        if self._releasing is None or self._releasing.done():
-            self._releasing = self._loop.run_in_executor(None, release_free_memory)
+        if not self._is_releasing:
+            self._is_releasing = True
+            self.run_blocking(_release, self._released)
+
+    def _released(self, is_right: bool) -> None:
+        self._is_releasing = False
 
     def free_disk(self) -> int:
         config = self.broker.config.storage
@@ -607,6 +611,11 @@ class Server(Driver):
     def _tick(self) -> None:
         self.broker.tick(self._loop.time())
         self._ticker = self.call_later(TICK_SECONDS, self._tick)
+
+
+def _release() -> bool:
+    release_free_memory()
+    return True
 
 
 def connection_limit(configured: int) -> int:

@@ -102,7 +102,7 @@ class Partition(DurabilityWaiter):
         self._joiner = BatchJoiner(self, log)
         self._codec = CODEC_NONE
         self._name = name
-        self._readers: list[StreamReader] = []
+        self._readers: dict[StreamReader, None] = {}
         # Messages of this turn; what their properties show, once one of them has any.
         self._messages: list[Message] = []
         self._described: list[Described] | None = None
@@ -189,8 +189,8 @@ class Partition(DurabilityWaiter):
         self.high_watermark = mark
         self._joiner.watermark_moved()
         if self._readers:
-            readers = self._readers
-            self._readers = []
+            readers = list(self._readers)
+            self._readers.clear()
             for reader in readers:
                 reader.watermark_moved(self)
 
@@ -219,13 +219,12 @@ class Partition(DurabilityWaiter):
         self.log.load(offset, max_bytes, ready)
 
     def wait(self, reader: StreamReader) -> None:
-        """Have ``reader`` told when the high watermark next moves. Once per call."""
-        self._readers.append(reader)
+        """Have ``reader`` told, once, when the high watermark next moves."""
+        self._readers[reader] = None
 
     def cancel(self, reader: StreamReader) -> None:
         """Take back ``wait``; nothing happens when the reader does not wait."""
-        if reader in self._readers:
-            self._readers.remove(reader)
+        self._readers.pop(reader, None)
 
     def offset_for_timestamp(self, timestamp: int, found: Callable[[int], None]) -> None:
         """Call ``found`` with the offset of the first record that arrived at or after a time.
@@ -249,8 +248,8 @@ class Partition(DurabilityWaiter):
         self._messages = []
         self._described = None
         self._marks.clear()
-        readers = self._readers
-        self._readers = []
+        readers = list(self._readers)
+        self._readers.clear()
         for reader in readers:
             reader.stream_deleted(self)
 
