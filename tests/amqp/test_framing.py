@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header
 from pamqp.base import Frame
-from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
+from pamqp.commands import Basic, Channel, Connection, Queue
 
 from tests.support.amqp import (
     PROTOCOL_HEADER,
@@ -22,6 +22,7 @@ from tests.support.amqp import (
     publish_frames,
     start_ok,
 )
+from tests.support.hostile import amqp_session
 from tests.support.steps import calls
 from trivium.config import Config, LimitsConfig
 
@@ -467,35 +468,7 @@ def test_header_too_large_for_the_consumers_frame_leaves_without_headers(server:
 # Streams of frames, however they are cut
 
 
-def session() -> bytes:
-    """A client's whole side of a conversation, with every kind of frame in it."""
-    acks = b"".join(frame.marshal(Basic.Ack(tag), 1) for tag in (1, 2, 3))
-    return b"".join(
-        (
-            PROTOCOL_HEADER,
-            frame.marshal(start_ok(), 0),
-            frame.marshal(Connection.TuneOk(10, 8192, 0), 0),
-            frame.marshal(Connection.Open("/"), 0),
-            frame.marshal(Channel.Open(), 1),
-            frame.marshal(Queue.Declare(queue="q", arguments={"note": [1, {"a": None}]}), 1),
-            frame.marshal(Confirm.Select(), 1),
-            frame.marshal(Basic.Qos(0, 5, False), 1),
-            frame.marshal(Basic.Consume(queue="q", consumer_tag="c"), 1),
-            publish_frames("q", b"same size", headers={"k": "v"}, delivery_mode=2) * 5,
-            bytes.fromhex("08 0000 00000000 ce"),
-            acks,
-            publish_frames("q", b"z" * 3000, chunk=1000),
-            publish_frames("missing", b"back", mandatory=True),
-            frame.marshal(Basic.Nack(4, False, False), 1),
-            frame.marshal(Basic.Reject(5, True), 1),
-            frame.marshal(Basic.Get(queue="q"), 1),
-            frame.marshal(Channel.Close(200, "", 0, 0), 1),
-            frame.marshal(Connection.Close(200, "", 0, 0), 0),
-        )
-    )
-
-
-SESSION = session()
+SESSION = amqp_session()
 
 
 def describe(received: object) -> object:

@@ -44,7 +44,7 @@ class End(Client):
         """The client has read everything that the socket held."""
         self.transport.waiting = 0
         self.connection.resume_writing()
-        self._server.settle()
+        self.server.settle()
 
 
 class World(Server):

@@ -6,84 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.hostile import mqtt_streams
 from tests.support.mqtt import (
     Client,
     Server,
-    acknowledge,
     connect,
-    packet,
-    puback,
-    pubcomp,
     publish,
-    pubrec,
-    pubrel,
     split,
-    subscribe,
-    text,
-    unsubscribe,
 )
 from tests.support.steps import calls
-
-TOPICS = ["a", "a/b", "$x", "a/+", "#", "", "ü", "a\x00"]
-
-
-@st.composite
-def packets(draw: st.DrawFn, version: int) -> bytes:
-    """One packet, mostly valid."""
-    number = draw(st.integers(0, 5))
-    topic = draw(st.sampled_from(TOPICS))
-    properties = b""
-    if version == 5:
-        properties = draw(
-            st.sampled_from(
-                [
-                    b"",
-                    b"",
-                    b"\x26" + text("a") + text("b"),
-                    b"\x02\x00\x00\x00\x05",
-                    b"\x23\x00\x01",
-                ]
-            )
-        )
-    kind = draw(st.integers(0, 9))
-    if kind <= 3:
-        return publish(
-            topic,
-            draw(st.binary(max_size=200)),
-            draw(st.integers(0, 2)),
-            number,
-            version,
-            draw(st.booleans()),
-            draw(st.booleans()),
-            properties,
-        )
-    if kind == 4:
-        options = draw(st.integers(0, 2))
-        return subscribe(topic, options, number, version)
-    if kind == 5:
-        return unsubscribe(topic, number, version)
-    if kind == 6:
-        first = draw(st.sampled_from([0x40, 0x50, 0x62, 0x70]))
-        return acknowledge(first, number)
-    if kind == 7:
-        return draw(st.sampled_from([b"\xc0\x00", b"\xe0\x00", b"\xf0\x00", connect("x", version)]))
-    if kind == 8:
-        return packet(draw(st.integers(0, 255)), draw(st.binary(max_size=20)))
-    return draw(st.sampled_from([puback, pubrec, pubrel, pubcomp]))(number)
-
-
-@st.composite
-def streams(draw: st.DrawFn) -> bytes:
-    """What a client sends in the life of its connection, with a few bytes changed at times."""
-    version = draw(st.sampled_from([3, 4, 5]))
-    data = bytearray(connect("x", version, draw(st.booleans())))
-    data += b"".join(draw(st.lists(packets(version), max_size=12)))
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(data) - 1))
-        data[at] = draw(st.integers(0, 255))
-    if draw(st.integers(0, 4)) == 0:
-        del data[draw(st.integers(0, len(data) - 1)) :]
-    return bytes(data)
 
 
 class Outcome:
@@ -113,7 +44,7 @@ class Outcome:
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(streams(), st.integers(1, 50))
+@given(mqtt_streams(), st.integers(1, 50))
 def test_a_stream_has_one_meaning_however_it_is_cut(data: bytes, size: int) -> None:
     whole = Outcome([data])
     by_byte = Outcome([data[at : at + 1] for at in range(len(data))])

@@ -47,12 +47,12 @@ class StrictTransport(Transport):
 class Client(BaseClient):
     """A client that has sent nothing yet."""
 
+    server: Server
     transport: StrictTransport
     connection: AmqpConnection
 
-    def __init__(self, server: Server, is_loopback: bool) -> None:
+    def __init__(self, server: BaseServer, is_loopback: bool = True) -> None:
         super().__init__(server, "amqp", is_loopback, StrictTransport())
-        self.server = server
 
     def take(self) -> list[Received]:
         """The frames that the server has written since the last look."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pika import frame, spec
 
+#: bytes of a frame around its payload (2.3.5)
+_FRAME_OVERHEAD = 8
 _WITH_CONTENT = (spec.Basic.Deliver, spec.Basic.GetOk, spec.Basic.Return)
 _CONNECTION_METHODS = tuple(
     method
@@ -27,10 +29,14 @@ class StrictClient:
 
     def take(self, data: bytes) -> None:
         """What was written in one go: whole frames."""
-        while data:
-            size, received = frame.decode_frame(data)
+        at = 0
+        while at < len(data):
+            size = _FRAME_OVERHEAD + int.from_bytes(data[at + 3 : at + 7])
+            if data.startswith(b"AMQP", at):
+                size = len(data) - at
+            _, received = frame.decode_frame(data[at : at + size])
             assert received is not None, "a frame is cut off"
-            data = data[size:]
+            at += size
             assert not self.is_closed, "a frame behind the end of the connection"
             assert not self.frame_max or size <= self.frame_max, f"{size} bytes (4.2.3)"
             if not isinstance(received, frame.ProtocolHeader):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Self
 
 from tests.support.mqtt_strict import StrictClient
 from tests.support.server import NOW_MS, Transport
@@ -59,17 +59,8 @@ class Server(BaseServer):
     def open(
         self, client_id: str = "c", version: int = 4, clean: bool = True, **fields: Any
     ) -> Client:
-        """A client that is connected; CONNACK, for which it may have to wait, is taken."""
-        client = self.connect()
-        client.version = version
-        client.feed(connect(client_id, version, clean, **fields))
-        if not client.transport.written:
-            self.sync()
-        answer = client.take_first()
-        assert answer[0] == 0x20, answer
-        assert answer[1][1] == 0, answer
-        client.connack = answer
-        return client
+        """A client that is connected."""
+        return self.connect().open(client_id, version, clean, **fields)
 
     def open_kept(self, client_id: str = "c", version: int = 4, **fields: Any) -> Client:
         """The same with a session that is kept, and durable."""
@@ -83,11 +74,26 @@ class Server(BaseServer):
 class Client(BaseClient):
     """A client of ``Server.connect``."""
 
-    def __init__(self, server: Server, is_loopback: bool) -> None:
+    server: Server
+
+    def __init__(self, server: BaseServer, is_loopback: bool = True) -> None:
         super().__init__(server, "mqtt", is_loopback, StrictTransport())
-        self.server = server
         self.version = 4
         self.connack: tuple[int, bytes] = (0, b"")
+
+    def open(
+        self, client_id: str = "c", version: int = 4, clean: bool = True, **fields: Any
+    ) -> Self:
+        """Send CONNECT, and take CONNACK, for which it may have to wait."""
+        self.version = version
+        self.feed(connect(client_id, version, clean, **fields))
+        if not self.transport.written:
+            self.server.sync()
+        answer = self.take_first()
+        assert answer[0] == 0x20, answer
+        assert answer[1][1] == 0, answer
+        self.connack = answer
+        return self
 
     def take(self) -> list[tuple[int, bytes]]:
         """All packets since the last look: first byte and body."""

@@ -121,6 +121,9 @@ class _Body:
                 case _:
                     value = (inner.text(), inner.text())
             assert identifier not in (0x0B, 0x21, 0x23, 0x27) or value != 0
+            if identifier == 0x08:
+                assert isinstance(value, bytes)
+                assert not set(b"+#") & set(value), "wildcard (MQTT-3.3.2-14)"
             found.append((identifier, value))
         self.at = stop
         return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 
@@ -24,11 +24,11 @@ CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_by
 class Client(BaseClient):
     """A client that has sent nothing yet."""
 
+    server: Server
     connection: NativeConnection
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: BaseServer) -> None:
         super().__init__(server, "native")
-        self.server = server
 
     def take(self) -> list[Received]:
         """The frames that came since the last look, cut without the code under test."""
@@ -39,6 +39,20 @@ class Client(BaseClient):
             found.append((kind, correlation, data[13 : 4 + length]))
             data = data[4 + length :]
         return found
+
+    def greet(self, heartbeat: int = 0) -> Self:
+        """Say HELLO."""
+        hello = {"protocol": "trivium", "version": 1, "heartbeat": heartbeat}
+        ((kind, correlation, _),) = self.send(frames.HELLO, 1, hello)
+        assert (kind, correlation) == (frames.HELLO, 1)
+        return self
+
+    def open(self, heartbeat: int = 0) -> Self:
+        """Say HELLO and who it is."""
+        self.greet(heartbeat)
+        fields = {"username": "guest", "password": b"guest"}
+        assert self.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+        return self
 
     def send(self, kind: int, correlation: int, body: bytes | dict[str, Any]) -> list[Received]:
         """Send one frame; what came back by the end of its turn."""
@@ -72,19 +86,11 @@ class Server(BaseServer):
 
     def greet(self, heartbeat: int = 0) -> Client:
         """A client that has said HELLO."""
-        client = self.connect()
-        hello = {"protocol": "trivium", "version": 1, "heartbeat": heartbeat}
-        ((kind, correlation, _),) = client.send(frames.HELLO, 1, hello)
-        assert (kind, correlation) == (frames.HELLO, 1)
-        return client
+        return self.connect().greet(heartbeat)
 
     def open(self, heartbeat: int = 0) -> Client:
         """A client that is in."""
-        client = self.greet(heartbeat)
-        assert client.send(frames.AUTH, 2, {"username": "guest", "password": b"guest"}) == [
-            (frames.OK, 2, b"\x80")
-        ]
-        return client
+        return self.connect().open(heartbeat)
 
 
 def frame(kind: int, correlation: int, body: bytes | dict[str, Any]) -> bytes:

@@ -251,7 +251,7 @@ class Client:
         transport: Transport | None = None,
     ) -> None:
         self.transport = transport or Transport()
-        self._server = server
+        self.server = server
         peer = Peer("127.0.0.1:1", is_loopback)
         self.connection = server.broker.adapters[protocol].connect(self.transport, peer)
         server.broker.add_connection(self.connection)
@@ -266,7 +266,7 @@ class Client:
         for data in pieces:
             if not self.connection.is_closed:
                 self.connection.feed(data)
-        self._server.after_input()
+        self.server.after_input()
 
     def take_bytes(self) -> bytes:
         """What the broker has written since the last look."""
@@ -277,6 +277,6 @@ class Client:
     def lose(self) -> None:
         """The network fails."""
         self.connection.is_closed = True
-        self._server.broker.remove_connection(self.connection)
+        self.server.broker.remove_connection(self.connection)
         self.connection.lost()
-        self._server.after_input()
+        self.server.after_input()
