@@ -183,18 +183,20 @@ def wrong_members(text: str, file: Path) -> list[str]:
 
 
 def wrong_paths(text: str) -> list[str]:
-    """Paths, from the top of the repository, of what is not there; names that no file has."""
+    """Paths, from the top of the repository, of what is not there; ends that no path has."""
     paths = re.findall(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text)
-    names = re.findall(r"`([\w-]+\.(?:py|md|toml|mjs))`", text)
+    ends = re.findall(r"`([\w./-]+\.(?:py|md|toml|mjs))`", text)
     return [path for path in paths if path not in MADE and not (ROOT / path).exists()] + [
-        name for name in names if name not in file_names()
+        end
+        for end in ends
+        if end not in paths and not any(f"/{path}".endswith(f"/{end}") for path in file_paths())
     ]
 
 
 @cache
-def file_names() -> set[str]:
-    folders = [ROOT.glob("*"), *((ROOT / folder).rglob("*.*") for folder in FOLDERS)]
-    return {file.name for files in folders for file in files}
+def file_paths() -> set[str]:
+    files = [*ROOT.glob("*.*"), *(f for folder in FOLDERS for f in (ROOT / folder).rglob("*.*"))]
+    return {str(file.relative_to(ROOT)) for file in files}
 
 
 def slug(heading: str) -> str:
@@ -234,6 +236,8 @@ def test_what_is_named_is_there(file: Path) -> None:
         ("core/trivium/hosts.py", ["core/trivium/hosts.py"]),
         ("`host.py`", []),
         ("`hosts.py`", ["hosts.py"]),
+        ("`queues/queue.py` there", []),
+        ("`queue/queue.py` there", ["queue/queue.py"]),
         ("``namespace.QueueNamespace``", []),
         ("``namespace.QueueNamespaces``", ["namespace.QueueNamespaces"]),
     ],
