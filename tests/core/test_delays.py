@@ -87,14 +87,9 @@ def test_messages_come_at_their_times_and_not_before(vhost: VirtualHost) -> None
 
 
 def test_the_driver_is_asked_to_wake_the_broker_in_time() -> None:
-    wakes: list[int] = []
-
-    class Driver(RecordingDriver):
-        def wake_at(self, at: int) -> None:
-            wakes.append(at)
-
+    driver = RecordingDriver()
     broker = Broker()
-    broker.open(HeldStorage(), Driver(), [])
+    broker.open(HeldStorage(), driver, [])
     vhost = broker.vhosts["/"]
     broker.end_turn()
     vhost.delays.add(delayed(vhost, delay=HOUR), [])
@@ -105,13 +100,13 @@ def test_the_driver_is_asked_to_wake_the_broker_in_time() -> None:
         "q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "retry"}
     )
     broker.end_turn()
-    assert wakes[-1] == broker.now_ms + HOUR
+    assert driver.wakes[-1] == broker.now_ms + HOUR
     give_up.put(message(b"m"), b"")
     entry = give_up.get()
     assert entry is not None
     give_up.reject(entry)
     broker.end_turn()
-    assert wakes[-1] == broker.now_ms + 50
+    assert driver.wakes[-1] == broker.now_ms + 50
 
 
 def test_it_is_routed_by_the_bindings_of_its_time(vhost: VirtualHost) -> None:
