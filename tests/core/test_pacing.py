@@ -1,4 +1,4 @@
-"""Publishers wait for live subscribers that read, and for no others (see ``trivium.pacing``)."""
+"""Publishers wait for live subscribers that read, and for no others."""
 
 from __future__ import annotations
 
@@ -120,6 +120,12 @@ RUNS = {
     "native": frames.encode_frame(
         frames.PUBLISH, 0, native.publish(*[native.entry(PAYLOAD, b"t", flags=0)] * RUN)
     ),
+}
+
+GOODBYES = {
+    "mqtt": b"\xe0\x00",
+    "amqp": frame.marshal(commands.Connection.Close(200, "", 0, 0), 0),
+    "native": frames.encode_frame(frames.CLOSE, 0, frames.pack([0, ""])),
 }
 
 ROADS = [
@@ -286,6 +292,22 @@ def test_whoever_publishes_to_others_does_not_wait() -> None:
     subscriber.fill()
     assert publish_until_paused(publisher, RUNS["mqtt"]) < 10
     assert publish_until_paused(other, mqtt.publish("other", PAYLOAD) * RUN) == 100
+
+
+@pytest.mark.parametrize("source", ["mqtt", "amqp", "native"])
+def test_nobody_waits_for_what_one_published_that_has_left(source: str) -> None:
+    world = World()
+    subscriber = world.subscriber("mqtt")
+    world.subscriber("mqtt", "other")
+    leaving = world.client(source)
+    publisher = world.client("mqtt")
+    subscriber.fill()
+    # Both in one turn.
+    leaving.connection.feed(RUNS[source] * 10 + GOODBYES[source])
+    publisher.connection.feed(mqtt.publish("other", PAYLOAD))
+    world.settle()
+    assert leaving.is_closed
+    assert not is_paused(publisher)
 
 
 def test_a_publisher_waits_for_the_last_of_its_subscribers() -> None:

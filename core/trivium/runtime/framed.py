@@ -96,17 +96,16 @@ class FramedConnection(Connection):
         self.needed = 0
         at = self.take_frames(data, at)
         size = len(data)
-        if self.is_closed:
-            return
-        if at < size:
-            self._read = data
-            self._taken = at
-            if self.held_for != FOR_TURN:
-                self._set_aside()
-        self.frames_taken()
+        if not self.is_closed:
+            if at < size:
+                self._read = data
+                self._taken = at
+                if self.held_for != FOR_TURN:
+                    self._set_aside()
+            self.frames_taken()
         if self.broker.pacing.reached:
             self.broker.pacing.fed(self)
-        if size >= CLOCK_BYTES:
+        if size >= CLOCK_BYTES and not self.is_closed:
             self._look_at_clock()
 
     def _set_aside(self) -> None:
