@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
-import msgpack
-
+from trivium.common.values import pack, unpack
 from trivium.storage.base import Storage
 from trivium_mqtt.codec.packets import Will
 from trivium_mqtt.codec.wire import PACKET_IDS
@@ -56,7 +55,7 @@ class SessionStore:
     def put_session(self, client_id: bytes, row: SessionRow) -> None:
         """Write a session's row."""
         if self._is_durable:
-            self._sessions.put(client_id, _pack([row.expiry, row.last_seen, row.inflight]))
+            self._sessions.put(client_id, pack([row.expiry, row.last_seen, row.inflight]))
 
     def delete_session(self, client_id: bytes) -> None:
         """Forget a session; its other rows are deleted one by one."""
@@ -66,7 +65,7 @@ class SessionStore:
     def sessions(self) -> Iterator[tuple[bytes, SessionRow]]:
         """All kept sessions."""
         for client_id, row in self._sessions.items():
-            expiry, last_seen, inflight = _unpack(row)
+            expiry, last_seen, inflight = unpack(row)
             pairs = [(offset, packet_id) for offset, packet_id in inflight]
             yield client_id, SessionRow(expiry, last_seen, pairs)
 
@@ -146,7 +145,7 @@ class SessionStore:
         """Keep a will; ``due`` is in ms since the epoch, 0 while its client is connected."""
         if self._is_durable:
             row = [will.topic, will.header, will.payload, will.qos, will.retain, will.delay, due]
-            self._wills.put(client_id, _pack(row))
+            self._wills.put(client_id, pack(row))
 
     def delete_will(self, client_id: bytes) -> None:
         """The will was published or withdrawn."""
@@ -156,7 +155,7 @@ class SessionStore:
     def wills(self) -> Iterator[tuple[bytes, Will, int]]:
         """All wills, with their clients and when they are due."""
         for client_id, row in self._wills.items():
-            topic, header, payload, qos, retain, delay, due = _unpack(row)
+            topic, header, payload, qos, retain, delay, due = unpack(row)
             yield client_id, Will(topic, header, payload, qos, retain, delay), due
 
     # Clock
@@ -179,12 +178,3 @@ def _key(client_id: bytes, rest: bytes) -> bytes:
 def _split(key: bytes) -> tuple[bytes, bytes]:
     at = 2 + (key[0] << 8 | key[1])
     return key[2:at], key[at:]
-
-
-def _pack(value: object) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
-
-
-def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, raw=False)

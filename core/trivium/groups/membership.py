@@ -26,9 +26,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
-
 from trivium.common.timers import Timed
+from trivium.common.values import pack, unpack
 from trivium.errors import Fenced, LimitExceeded, PreconditionFailed, ResourceLocked, StaleMember
 from trivium.groups.assignment import Assignment, assign
 from trivium.groups.offsets import Groups, check_group_name
@@ -312,18 +311,18 @@ class Memberships:
         if row is None:
             # A member of a forgotten group may still be about: its generations do not come again.
             return self._forgotten(), None
-        value: Any = msgpack.unpackb(row)
+        value: Any = unpack(row)
         return value[0], value[1]
 
     def _forgotten(self) -> int:
         row = self._table.get(_FORGOTTEN)
-        return 0 if row is None else int(msgpack.unpackb(row)[0])
+        return 0 if row is None else int(unpack(row)[0])
 
     def _put_row(self, group: str, generation: int, holder: str | None) -> None:
         key = group.encode()
         if self._table.get(key) is None and len(self._table) >= MAX_GROUPS:
             raise LimitExceeded(f"a virtual host has at most {MAX_GROUPS} groups with members")
-        self._table.put(key, msgpack.packb([generation, holder]))
+        self._table.put(key, pack([generation, holder]))
         self.batch = self._storage.batch
 
     def raise_generation(self, group: str) -> int:
@@ -340,7 +339,7 @@ class Memberships:
 
     def _forget(self, group: str) -> None:
         generation = max(self._row(group)[0], self._forgotten())
-        self._table.put(_FORGOTTEN, msgpack.packb([generation]))
+        self._table.put(_FORGOTTEN, pack([generation]))
         self._table.delete(group.encode())
 
     # Joining and leaving

@@ -17,11 +17,10 @@ docs/record-batch.md, sparse batches.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
-
-import msgpack
+from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium.common.values import pack, unpack
 from trivium.messages.message import Message
 from trivium.storage.base import Log
 from trivium.streams.compacted_log import CompactedLog
@@ -149,7 +148,7 @@ class Compaction(Timed):
         """The log of the partition as the last round left it."""
         row = self._table.get(self._key)
         if row is not None:
-            self._generation, self._clean_bytes = _unpack(row)
+            self._generation, self._clean_bytes = unpack(row)
             self._clean = self._storage.log(self._log_name(self._generation))
         # What a round had made when the process ended.
         self._storage.drop_log(self._log_name(self._generation + 1))
@@ -334,7 +333,7 @@ class Compaction(Timed):
         self._generation += 1
         self._clean = output.log
         self._clean_bytes = output.size
-        self._table.put(self._key, msgpack.packb([self._generation, self._clean_bytes]))
+        self._table.put(self._key, pack([self._generation, self._clean_bytes]))
         self._active.truncate(self._limit)
         self._partition.log = CompactedLog(output.log, self._active)
         self._end()
@@ -352,7 +351,3 @@ def _key_of(view: RecordBatch, row: int) -> bytes | None:
         return None
     key = view.binary(ROUTING_KEY, row)
     return b"r" + key if key else None
-
-
-def _unpack(row: bytes) -> Any:
-    return msgpack.unpackb(row)

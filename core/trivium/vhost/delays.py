@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgpack
-
 from trivium.common.timers import Timed
+from trivium.common.values import pack, unpack
 from trivium.messages.message import Message
 from trivium.queues.lanes import QueueEntry
 from trivium.queues.queue import Consumer, Queue
@@ -61,7 +60,7 @@ class Delays(Consumer):
         ``copies`` are routing keys beside its own, of MAX_COPIES_BYTES together.
         """
         queue = self._open() if self._queue is None else self._queue
-        return queue.put_special(message, msgpack.packb(copies) if copies else b"")
+        return queue.put_special(message, pack(copies) if copies else b"")
 
     def _open(self) -> Queue:
         storage = self._broker.storage
@@ -122,7 +121,7 @@ class Delays(Consumer):
             delayed.origin,
             insists=delayed.insists,
         )
-        copies: list[bytes] = msgpack.unpackb(entry.note) if entry.note else []
+        copies: list[bytes] = unpack(entry.note) if entry.note else []
         route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
         earlier = self._left.pop(entry, None)
         if earlier is None and message.retain and exchange.name == RETAINING_EXCHANGE:

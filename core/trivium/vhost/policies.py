@@ -8,12 +8,10 @@ durable and come back with the broker.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import msgpack
+from typing import Final
 
 from trivium.common.patterns import Pattern, PatternError
-from trivium.common.values import same
+from trivium.common.values import pack, same, unpack
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
 from trivium.queues.settings import POLICY_KEYS, check_strategy, check_value
@@ -103,7 +101,7 @@ class Policies:
         # In the order in which they are tried.
         self._ordered: list[Policy] = []
         for key, row in table.items():
-            pattern, definition, apply_to, priority = _unpack(row)
+            pattern, definition, apply_to, priority = unpack(row)
             name = key.decode()
             self._policies[name] = Policy(name, pattern, definition, apply_to, priority)
         self._order()
@@ -120,9 +118,7 @@ class Policies:
         if len(self._policies) >= MAX_POLICIES and policy.name not in self._policies:
             raise PreconditionFailed(f"a virtual host has at most {MAX_POLICIES} policies")
         self._policies[policy.name] = policy
-        row: bytes = msgpack.packb(
-            [policy.pattern, policy.definition, policy.apply_to, policy.priority]
-        )
+        row: bytes = pack([policy.pattern, policy.definition, policy.apply_to, policy.priority])
         self._table.put(policy.name.encode(), row)
         self._order()
 
@@ -155,7 +151,3 @@ class Policies:
 
 def _place(policy: Policy) -> tuple[int, str]:
     return -policy.priority, policy.name
-
-
-def _unpack(row: bytes) -> Any:
-    return msgpack.unpackb(row)
