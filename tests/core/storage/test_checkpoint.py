@@ -8,7 +8,7 @@ import random
 import sqlite3
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
@@ -98,6 +98,7 @@ def test_weaker_sync_still_recovers_whole_batches(fsync: str, seed: int) -> None
 
 @settings(max_examples=8)
 @given(st.integers(0, 1 << 32))
+@example(100_000)
 def test_many_lives_with_crashes_in_each(seed: int) -> None:
     scenario = scenario_of(seed, 60)
     random_ = random.Random(seed)
@@ -115,6 +116,22 @@ def test_many_lives_with_crashes_in_each(seed: int) -> None:
         for done, crashed in scenario.disks():
             at_least = scenario.acknowledged_after(done)
             recoveries.check(crashed.power_cut(random_), at_least)
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_an_offset_that_a_removal_covers_is_not_given_out_again(is_truncated: bool) -> None:
+    """Replayed on a checkpoint with a new record at the offset, it would remove that as well."""
+    host = host_of()
+    log = host.storage.log("l")
+    log.append(b"record")
+    log.skip(3)
+    if is_truncated:
+        log.truncate(4)
+    else:
+        log.settle(0, 3)
+    host.commit()
+    again = host_of(host.disk.power_cut(None))
+    assert again.storage.log("l").next_offset == 4
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -90,12 +90,18 @@ class DiskLog(NumberedLog):
             self.mark_once()
 
     def restore_settled(self, first: int, last: int) -> None:
-        """A settled range as the journal has it."""
+        """A settled range as the journal has it.
+
+        Its offsets were given out, if without a record. Were one given out again, the next start
+        could replay this on a checkpoint that has the new record, and remove it.
+        """
+        self.restore_next_offset(last + 1)
         if self._remove(first, last):
             self.mark_once()
 
     def restore_truncated(self, before: int) -> None:
-        """A truncation as the journal has it."""
+        """A truncation as the journal has it; see ``restore_settled``."""
+        self.restore_next_offset(before)
         if self._remove_ended(before):
             self.mark_once()
 
