@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pamqp import frame
-from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
+from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
 from tests.support.amqp import (
     Client,
@@ -217,6 +217,14 @@ def test_confirms_are_sent_before_the_channel_closes(setup: Setup) -> None:
     close = frame.marshal(Channel.Close(200, "", 0, 0), 1)
     setup.client.feed(publish_frames("memory") + close)
     assert names(setup.client.take()) == ["Basic.Ack", "Channel.CloseOk"]
+
+
+def test_confirms_are_sent_before_the_connection_closes(setup: Setup) -> None:
+    setup.client.call(Confirm.Select())
+    close = frame.marshal(Connection.Close(200, "", 0, 0), 0)
+    setup.client.feed(publish_frames("memory", b"x") + close)
+    setup.server.end_turn()
+    assert names(setup.client.take()) == ["Basic.Ack", "Connection.CloseOk"]
 
 
 def test_durable_after_close_is_not_confirmed_any_more(setup: Setup) -> None:

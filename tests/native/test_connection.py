@@ -419,3 +419,13 @@ def test_the_watcher_in_these_tests_sees_messages(server: Server) -> None:
     )
     received = client.send(frames.PUBLISH, 1, publish(entry(b"alive", b"safe")))
     assert payloads(received) == [b"alive"]
+
+
+def test_what_was_published_before_close_is_confirmed(server: Server) -> None:
+    client = server.open()
+    body = publish(entry(b"x"))
+    goodbye = frames.encode_frame(frames.CLOSE, 0, msgpack.packb([0, ""]))
+    client.feed(frames.encode_frame(frames.PUBLISH, 7, body) + goodbye)
+    server.settle()
+    assert [(kind, correlation) for kind, correlation, _ in client.take()] == [(frames.CONFIRM, 7)]
+    assert client.is_closed

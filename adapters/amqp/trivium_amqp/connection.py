@@ -344,6 +344,7 @@ class AmqpConnection(FramedConnection):
     def _connection_method(self, method: int, data: bytes, start: int, end: int) -> None:
         if method == methods.CONNECTION_CLOSE:
             methods.decode(method, data, start, end)
+            self._flush_confirms()
             self.release()
             self.replies.advance_all()
             if self.replies.are_waiting:
@@ -598,9 +599,12 @@ class AmqpConnection(FramedConnection):
             self._is_garbled = True
         self._send_close(error, method)
 
-    def _send_close(self, error: ConnectionException, method: int) -> None:
+    def _flush_confirms(self) -> None:
         for channel in self.channels.values():
             channel.publisher.flush_confirms()
+
+    def _send_close(self, error: ConnectionException, method: int) -> None:
+        self._flush_confirms()
         self.release()
         self.replies.drop()
         self._state = _CLOSING

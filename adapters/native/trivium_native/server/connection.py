@@ -324,6 +324,7 @@ class NativeConnection(FramedConnection):
                     raise Malformed("PING has a body")
                 self.send(encode_frame(frames.PONG, correlation))
             elif kind == frames.CLOSE:
+                self._send_confirms()
                 self.close()
             elif kind == frames.TX:
                 self._transactions.handle(frame)
