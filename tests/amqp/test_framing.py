@@ -133,6 +133,16 @@ def test_method_frame_without_a_method_is_501(client: Client) -> None:
     assert closed(client)[0] == 501
 
 
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_close_ok_after_a_frame_error_may_come_in_pieces(client: Client, cut: int) -> None:
+    close_ok = frame.marshal(Connection.CloseOk(), 0)
+    client.feed(b"\x09" + bytes(7))
+    for piece in (b"whatever", close_ok[:cut], close_ok[cut:]):
+        assert not client.transport.is_closed
+        client.feed(piece)
+    assert client.transport.is_closed
+
+
 def test_after_a_frame_error_input_is_ignored_until_close_ok(client: Client) -> None:
     client.feed(raw(4, 1, b""))
     client.take()

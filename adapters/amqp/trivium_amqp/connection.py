@@ -111,6 +111,8 @@ class AmqpConnection(FramedConnection):
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
         self._is_garbled = False
+        # The last bytes of input that cannot be followed.
+        self._garbled_end = b""
         # Bytes that came since connection.close was sent.
         self._discarded = 0
         # See the module.
@@ -146,7 +148,9 @@ class AmqpConnection(FramedConnection):
         if self._is_garbled:
             self.metrics.bytes_received += len(data)
             # The stream cannot be followed any more, but the client's last frame is known.
-            if data.endswith(CLOSE_OK_FRAME):
+            size = len(CLOSE_OK_FRAME)
+            self._garbled_end = (self._garbled_end + data[-size:])[-size:]
+            if self._garbled_end == CLOSE_OK_FRAME:
                 self.close()
             return
         super().feed(data)
