@@ -275,12 +275,10 @@ class Publisher:
             message.deliver_at = message.timestamp + header.delay
             return self._route_later(target, header, message)
         route = self._route_for(target, header, message)
-        result = route.publish(message)
-        if header.retain and target.exchange.name == RETAINING_EXCHANGE:
-            self._vhost.retained.keep(message)
-            if result == ACCEPTED:
-                result = self._storage.batch
-        elif not route.destinations:
+        result = self._vhost.publish(message, route)
+        if not route.destinations and not (
+            header.retain and target.exchange.name == RETAINING_EXCHANGE
+        ):
             self._metrics.messages_unroutable += 1
             if target.mandatory:
                 self._return(message)
@@ -326,7 +324,7 @@ class Publisher:
                 self._return(message)
                 return ACCEPTED
         message.header = header.delayed
-        return self._vhost.delays.add(message, header.copies)
+        return self._vhost.publish(message, target.route, header.copies)
 
     def _return(self, message: Message) -> None:
         """basic.return of an unroutable mandatory message; precedes its confirm."""

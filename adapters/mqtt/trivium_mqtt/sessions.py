@@ -423,14 +423,7 @@ class Sessions:
             deliver_at,
             insists=insists,
         )
-        if deliver_at:
-            self.vhost.delays.add(message, [])
-            return
-        if will.retain:
-            self.vhost.retained.keep(message)
-        if route.depends_on_message:
-            route = route.resolve(message)
-        route.publish(message)
+        self.vhost.publish(message, route.resolve(message))
 
 
 def _by_offset(item: tuple[Session, int, int, bool]) -> int:

@@ -15,7 +15,6 @@ from trivium.messages.message import Message
 from trivium.queues.lanes import QueueEntry
 from trivium.queues.queue import Consumer, Queue
 from trivium.routing.exchanges import Destination
-from trivium.routing.retained import RETAINING_EXCHANGE
 
 if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
@@ -124,8 +123,8 @@ class Delays(Consumer):
         copies: list[bytes] = unpack(entry.note) if entry.note else []
         route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
         earlier = self._left.pop(entry, None)
-        if earlier is None and message.retain and exchange.name == RETAINING_EXCHANGE:
-            vhost.retained.keep(message)
+        if earlier is None and message.retain:
+            vhost.keep_retained(message)
         return route.offer(message, earlier)
 
     def cancelled(self) -> None:

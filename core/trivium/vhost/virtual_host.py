@@ -45,6 +45,7 @@ from trivium.queues.settings import (
 )
 from trivium.routing.exchanges import (
     EXCHANGE_TYPES,
+    REJECTED,
     Binding,
     Destination,
     DirectExchange,
@@ -54,7 +55,7 @@ from trivium.routing.exchanges import (
     group_by_destination,
     make_exchange,
 )
-from trivium.routing.retained import RetainedMessages
+from trivium.routing.retained import RETAINING_EXCHANGE, RetainedMessages
 from trivium.storage.base import Log
 from trivium.streams.joining import RecoveredJoins
 from trivium.streams.namespace import StreamNamespace
@@ -621,6 +622,29 @@ class VirtualHost(StreamNamespace):
         key = self._binding_key(exchange, binding)
         if key is not None:
             self._binding_rows.delete(key)
+
+    # Publishing
+
+    def publish(self, message: Message, route: Route, copies: list[bytes] | None = None) -> int:
+        """Let a message in: ACCEPTED, the batch to wait for, or REJECTED.
+
+        All protocols publish by this. ``route`` is that of this very message (``Route.resolve``).
+        A delayed message is kept until its time, with its further routing keys (``copies``).
+        """
+        if message.deliver_at:
+            return self.delays.add(message, [] if copies is None else copies)
+        is_retained = message.retain and self.keep_retained(message)
+        result = route.publish(message)
+        if is_retained and result != REJECTED and self.broker.storage.is_durable:
+            return self.broker.storage.batch
+        return result
+
+    def keep_retained(self, message: Message) -> bool:
+        """Keep a message that asks to be retained, if its exchange keeps any; whether it does."""
+        if message.address.exchange != RETAINING_EXCHANGE:
+            return False
+        self.retained.keep(message)
+        return True
 
     # Routes
 

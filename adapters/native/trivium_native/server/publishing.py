@@ -19,7 +19,7 @@ from trivium.messages.message import (
 )
 from trivium.messages.topics import MAX_LEVELS
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.routing.exchanges import ACCEPTED, REJECTED, Demand, Route
+from trivium.routing.exchanges import REJECTED, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
@@ -285,7 +285,6 @@ class Publisher:
         Raises Rejected and Unroutable after everything else was published, but an idempotent
         request stops at the first that is one of them.
         """
-        storage = self._broker.storage
         metrics = self._metrics
         metrics.messages_received += len(messages)
         wait = 0
@@ -303,22 +302,15 @@ class Publisher:
                 unroutable.append(index)
                 if skip >= 0 and index in self._mandatory:
                     break
-            if not is_delayed:
-                result = route.publish(message)
-            elif is_routable or index not in self._mandatory:
-                result = self._vhost.delays.add(message, [])
-            else:
-                result = ACCEPTED
+                if is_delayed:
+                    continue
+            result = self._vhost.publish(message, route)
             if result == REJECTED:
                 rejected.append(index)
                 if skip >= 0:
                     break
             elif result:
                 wait = result
-            if message.retain and not is_delayed:
-                self._vhost.retained.keep(message)
-                if storage.is_durable:
-                    wait = storage.batch
         if rejected:
             raise Rejected("a destination refused messages", _indexes(rejected))
         if self._mandatory:
