@@ -166,7 +166,7 @@ class LimitsConfig:
     #: the same in bytes, instead of the share; 0 is not set
     memory_high_bytes: int = 0
     #: free bytes on the data directory's file system below which publishers are paused; 0 is off.
-    #: It is room for what is under way when the mark is passed: batches that are filled and
+    #: It is room for what is under way when the limit is passed: batches that are filled and
     #: written, the next journal file, and a checkpoint.
     disk_free_bytes: int = 512 * 1024 * 1024
     #: bytes of output that a subscriber may have waiting, beside what its socket holds, before

@@ -283,7 +283,7 @@ def test_unacknowledged_messages_come_back_redelivered_after_a_clean_stop() -> N
     assert redelivered(server.restart()) == [True, True, True, False]
 
 
-def test_what_a_crash_left_in_doubt_stays_so_over_clean_stops() -> None:
+def test_what_a_crash_flagged_as_redelivered_stays_so_over_clean_stops() -> None:
     server = Server(host=Host())
     client = server.open()
     for queue in ("q", "deleted"):
@@ -295,7 +295,7 @@ def test_what_a_crash_left_in_doubt_stays_so_over_clean_stops() -> None:
     client = server.open()
     client.declare("q", durable=True)
     client.publish("q", delivery_mode=2)
-    # Another queue of the same name has nothing in doubt.
+    # Another queue of the same name has nothing redelivered.
     client.ask(Queue.Delete(queue="deleted"))
     client.declare("deleted", durable=True)
     client.publish("deleted", delivery_mode=2)

@@ -79,8 +79,8 @@ class Site:
     def __init__(self, limits: LimitsConfig | None = None) -> None:
         self.probe = Probe()
         self.storage = PendingStorage()
-        marks = LimitsConfig(memory_high_fraction=0.5, disk_free_bytes=DISK)
-        self.broker = Broker(Config(limits=marks if limits is None else limits))
+        alarm_limits = LimitsConfig(memory_high_fraction=0.5, disk_free_bytes=DISK)
+        self.broker = Broker(Config(limits=alarm_limits if limits is None else limits))
         self.broker.open(self.storage, self.probe, [])
         self.client = Listener(self.broker)
         self.broker.add_connection(self.client)
@@ -115,7 +115,7 @@ class Site:
 # Marks
 
 
-def test_memory_alarm_begins_above_its_mark_and_ends_a_tenth_below() -> None:
+def test_memory_alarm_begins_above_its_limit_and_ends_a_tenth_below() -> None:
     alarms = Alarms(MEMORY, 0)
     states = []
     for resident in (MEMORY, MEMORY + 1, MEMORY, int(MEMORY * (1 - MARGIN)) + 1):
@@ -126,7 +126,7 @@ def test_memory_alarm_begins_above_its_mark_and_ends_a_tenth_below() -> None:
     assert not alarms.is_memory_short
 
 
-def test_disk_alarm_begins_below_its_mark_and_ends_a_tenth_above() -> None:
+def test_disk_alarm_begins_below_its_limit_and_ends_a_tenth_above() -> None:
     alarms = Alarms(0, DISK)
     states = []
     for free in (DISK, DISK - 1, DISK, int(DISK * (1 + MARGIN)) - 1):
@@ -137,7 +137,7 @@ def test_disk_alarm_begins_below_its_mark_and_ends_a_tenth_above() -> None:
     assert not alarms.is_disk_short
 
 
-def test_a_mark_of_zero_is_off_and_so_is_an_unknown_figure() -> None:
+def test_a_limit_of_zero_is_off_and_so_is_an_unknown_figure() -> None:
     alarms = Alarms(0, 0)
     assert alarms.check(1 << 60, 0) == USUAL_INTERVAL
     assert alarms.reason is None
@@ -162,7 +162,7 @@ def test_reasons_are_rabbitmqs() -> None:
     assert reasons == [None, "low on memory", "low on memory & disk", "low on disk"]
 
 
-def test_figures_near_a_mark_are_looked_at_more_often() -> None:
+def test_figures_near_a_limit_are_looked_at_more_often() -> None:
     high = MEMORY + NEAR_BYTES
     alarms = Alarms(high, DISK)
     assert alarms.check(MEMORY, PLENTY) == USUAL_INTERVAL
@@ -177,17 +177,17 @@ def test_each_alarm_logs_one_line_each_way(caplog: pytest.LogCaptureFixture) -> 
         for resident, free in ((MEMORY * 2, 0), (MEMORY * 3, 1), (0, PLENTY), (1, PLENTY)):
             alarms.check(resident, free)
     assert [record.getMessage() for record in caplog.records] == [
-        "memory: 2000000 bytes, mark 1000000: publishers are paused",
-        "free disk: 0 bytes, mark 500000: publishers are paused",
-        "memory: 0 bytes, mark 1000000: the alarm is over",
-        f"free disk: {PLENTY} bytes, mark 500000: the alarm is over",
+        "memory: 2000000 bytes, limit 1000000: publishers are paused",
+        "free disk: 0 bytes, limit 500000: publishers are paused",
+        "memory: 0 bytes, limit 1000000: the alarm is over",
+        f"free disk: {PLENTY} bytes, limit 500000: the alarm is over",
     ]
 
 
 # What the broker does
 
 
-def test_the_memory_mark_is_a_share_of_what_the_process_may_use_or_bytes() -> None:
+def test_the_memory_limit_is_a_share_of_what_the_process_may_use_or_bytes() -> None:
     assert Site().broker.alarms.memory_high == MEMORY
     assert Site(LimitsConfig(memory_high_bytes=7)).broker.alarms.memory_high == 7
     assert Site(LimitsConfig(memory_high_fraction=0)).broker.alarms.memory_high == 0
@@ -236,7 +236,7 @@ def test_an_alarm_makes_the_broker_unready() -> None:
     assert site.broker.unready() is None
 
 
-def test_alarms_and_marks_are_metrics() -> None:
+def test_alarms_and_limits_are_metrics() -> None:
     site = Site()
     site.look(0, 0)
     values = site.metrics()

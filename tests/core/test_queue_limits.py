@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-import trivium.queues.lanes
+import trivium.queues.sub_queues
 from tests.support.core import RecordingConsumer, broker_of, drain, message, open_vhost
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
@@ -544,7 +544,7 @@ def test_messages_behind_many_delayed_ones_are_found_after_a_restart() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
     queue = declare(vhost)
-    for _ in range(3 * trivium.queues.lanes.REFILL):
+    for _ in range(3 * trivium.queues.sub_queues.REFILL):
         put(queue, b"later", deliver_at=broker_of(vhost).now_ms + 3_600_000)
     put(queue, b"now")
     again = open_vhost(storage)

@@ -1,10 +1,10 @@
-"""Queues: order, competing consumers, settlement, the window over a long backlog."""
+"""Queues: order, competing consumers, settlement, the cache before a long backlog."""
 
 from __future__ import annotations
 
 import pytest
 
-import trivium.queues.lanes
+import trivium.queues.sub_queues
 from tests.support.core import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
 from tests.support.steps import steps
 from tests.support.storages import HeldStorage
@@ -82,7 +82,7 @@ def test_returned_messages_keep_their_position_and_are_redelivered(queue: Queue)
         queue.requeue(entry)
     again = queue.get()
     assert again is not None
-    assert (again.message.payload, again.is_redelivered, again.returns) == (b"0", True, 1)
+    assert (again.message.payload, again.is_redelivered, again.requeues) == (b"0", True, 1)
     assert drain(queue) == [b"2", b"3"]
 
 
@@ -203,16 +203,16 @@ def test_exactly_once_messages_wait_for_their_batch() -> None:
 
 
 @pytest.mark.pure
-def test_backlog_beyond_the_window_is_read_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.queues.lanes, "WINDOW", 4)
-    monkeypatch.setattr(trivium.queues.lanes, "REFILL", 3)
+def test_backlog_beyond_the_cache_is_read_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trivium.queues.sub_queues, "CACHED_ENTRIES", 4)
+    monkeypatch.setattr(trivium.queues.sub_queues, "REFILL", 3)
     queue = queue_of(HeldStorage())
     expected: list[bytes] = []
     for number in range(20):
         body = b"%d" % number
         queue.put(message(body, persistent=number % 3 != 0), b"note")
         expected.append(body)
-    assert len(queue._lane._ready) == 4
+    assert len(queue._sub_queue._ready) == 4
     assert len(queue) == 20
     assert drain(queue) == expected
     assert len(queue) == 0

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 
 from tests.support.core import message, open_broker
 from tests.support.simulated import Host
-from trivium.queues.lanes import QueueEntry
 from trivium.queues.queue import Queue
+from trivium.queues.sub_queues import QueueEntry
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.records import PAYLOAD, RecordBatch

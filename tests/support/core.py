@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.support.server import Server
 from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Address, Message
-from trivium.queues.lanes import QueueEntry
 from trivium.queues.namespace import QueueNamespace
 from trivium.queues.queue import Consumer, Queue
+from trivium.queues.sub_queues import QueueEntry
 from trivium.runtime.broker import Broker
 from trivium.storage.base import Storage
 from trivium.vhost.virtual_host import VirtualHost

@@ -281,7 +281,7 @@ class AmqpConnection(FramedConnection):
         vhost = self.vhost
         middle_at = len(head) + 8
         prefix_size = len(prefix)
-        while route.generation == vhost.generation:
+        while route.topology_version == vhost.topology_version:
             if data.startswith(prefix, position):
                 body_size = repeated.size
             elif data.startswith(head, position) and data.startswith(middle, position + middle_at):

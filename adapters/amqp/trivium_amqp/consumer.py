@@ -253,8 +253,8 @@ def entry_header(channel: Channel, entry: QueueEntry) -> bytes:
     """The property bytes of a delivery: those of its message, and x-delivery-count where the
     message comes from a quorum queue and was delivered before."""
     header = header_bytes(channel.connection, entry.message)
-    if entry.returns and entry.queue.arguments.get("x-queue-type") == "quorum":
-        counted = with_headers(header, {"x-delivery-count": entry.returns}, True)
+    if entry.requeues and entry.queue.arguments.get("x-queue-type") == "quorum":
+        counted = with_headers(header, {"x-delivery-count": entry.requeues}, True)
         if len(counted) <= channel.connection.frame_room - CONTENT_HEADER_SIZE:
             return counted
     return header

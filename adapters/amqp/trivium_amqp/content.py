@@ -44,7 +44,7 @@ class Target:
         self.exchange = exchange
         self.key = key
         self.mandatory = mandatory
-        #: valid while its generation is that of the virtual host
+        #: valid while its topology version is that of the virtual host
         self.route = route
 
 

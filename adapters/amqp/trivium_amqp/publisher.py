@@ -108,7 +108,7 @@ class Publisher:
     def begin(self, arguments: bytes) -> None:
         """basic.publish with these arguments; its content follows."""
         target = self._connection.targets.get(arguments)
-        if target is None or target.route.generation != self._vhost.generation:
+        if target is None or target.route.topology_version != self._vhost.topology_version:
             target = self._find_target(arguments)
         self._arguments = arguments
         self._target = target
@@ -166,7 +166,7 @@ class Publisher:
 
     def current(self, target: Target) -> Target:
         """``target`` as the topology is now. Raises NotFound when its exchange is gone."""
-        if target.route.generation == self._vhost.generation:
+        if target.route.topology_version == self._vhost.topology_version:
             return target
         exchange = self._vhost.exchange(target.exchange.name)
         return Target(
@@ -235,7 +235,7 @@ class Publisher:
         if transaction is not None:
             transaction.publish(target, header, body)
             return
-        if target.route.generation != self._vhost.generation:
+        if target.route.topology_version != self._vhost.topology_version:
             # The topology has changed since the method frame came.
             try:
                 target = self.current(target)
@@ -287,7 +287,7 @@ class Publisher:
     def route_of(self, target: Target, header: ContentHeader, body: bytes) -> Route:
         """Where ``route`` would bring a message at once."""
         if header.delay:
-            return Route(target.route.address, [], target.route.generation)
+            return Route(target.route.address, [], target.route.topology_version)
         if not header.copies and not target.route.depends_on_message:
             return target.route
         return self._route_for(target, header, self._message(target, header, body))

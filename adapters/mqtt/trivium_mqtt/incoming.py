@@ -91,7 +91,7 @@ class Incoming:
 
     def _current_route(self) -> Route:
         route = self._route
-        if route.generation != self._topics.vhost.generation:
+        if route.topology_version != self._topics.vhost.topology_version:
             route = self._topics.renew(self._topic, route)
             self._route = route
         return route
@@ -210,7 +210,7 @@ class Incoming:
         size = self.size
         skip = len(prefix)
         address = route.address
-        generation = route.generation
+        topology_version = route.topology_version
         now_ms = self._sessions.broker.now_ms
         client_id = connection.client_id
         is_v5 = self._is_v5
@@ -259,7 +259,11 @@ class Incoming:
                 if result > batch:
                     batch = result
                 acknowledgements.append(_PUBACK_HEAD + packet_id)
-            if at + size > end or not data.startswith(prefix, at) or vhost.generation != generation:
+            if (
+                at + size > end
+                or not data.startswith(prefix, at)
+                or vhost.topology_version != topology_version
+            ):
                 break
         count = len(acknowledgements)
         self._metrics.messages_received += count

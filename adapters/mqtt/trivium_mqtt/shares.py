@@ -1,8 +1,8 @@
 """Shared subscriptions (4.8.2): each message goes to one of the sessions that share a filter.
 
-Which one is decided when the message is routed: in turn, among those whose client is connected and
-takes more now; otherwise among those that can keep it. What a session got is its own from then on,
-until it ends: see ``handover``.
+Which one is decided when the message is routed: round robin, among those whose client is connected
+and takes more now; otherwise among those that can keep it. What a session got is its own from then
+on, until it ends: see ``handover``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Share(Destination):
         # Where in the list each session is.
         self._places: dict[Session, int] = {}
         self._metrics = metrics
-        self._turn = 0
+        self._next_index = 0
 
     def accept(self, message: Message) -> int:
         return self.give(message, False)
@@ -73,10 +73,10 @@ class Share(Destination):
         members = self.members
         count = len(members)
         second: Delivery | None = None
-        begin = self._turn
+        begin = self._next_index
         for step in range(count):
             if step >= MAX_LOOKS and (second is not None or message.mode == 0):
-                self._turn = begin + step
+                self._next_index = begin + step
                 break
             index = (begin + step) % count
             member = members[index]
@@ -90,7 +90,7 @@ class Share(Destination):
                 if connection.takes_output and (
                     at_qos_0 or (outgoing is not None and outgoing.takes_delivery())
                 ):
-                    self._turn = index + 1
+                    self._next_index = index + 1
                     return member.accept(message)
                 if second is None or second.session.connection is None:
                     second = member

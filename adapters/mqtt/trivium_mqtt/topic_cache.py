@@ -27,7 +27,11 @@ class TopicCache:
         """The route of ``topic``. Raises RemoteError when it is not a topic name."""
         found = self._routes.get(topic)
         if found is not None:
-            return found if found.generation == self.vhost.generation else self.renew(topic, found)
+            return (
+                found
+                if found.topology_version == self.vhost.topology_version
+                else self.renew(topic, found)
+            )
         check_text(topic)
         check_topic_name(topic)
         if len(self._routes) >= MAX_TOPICS:

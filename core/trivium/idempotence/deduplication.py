@@ -260,7 +260,7 @@ class DeduplicatedRoute(Route):
     """The route of a message with an id through an exchange that deduplicates."""
 
     def __init__(self, route: Route, window: Window, settings: Settings, identity: bytes) -> None:
-        super().__init__(route.address, route.destinations, route.generation)
+        super().__init__(route.address, route.destinations, route.topology_version)
         self._window = window
         self._settings = settings
         self._identity = identity

@@ -1,4 +1,4 @@
-"""The consumers of a queue, and whose turn it is.
+"""The consumers of a queue, and which of them is next: round robin within a priority.
 
 Those that may take an entry stand in a row for each priority. The first one of the highest row is
 asked: it takes the entry and goes to the end of its row, or takes none and stands aside until it,
@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 
 from mypy_extensions import mypyc_attr
 
-from trivium.queues.lanes import QueueEntry
+from trivium.queues.sub_queues import QueueEntry
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

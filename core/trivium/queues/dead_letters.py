@@ -22,8 +22,8 @@ from trivium.messages.message import Address, HeaderValue, Message, codec_of
 from trivium.routing.exchanges import REJECTED, Destination
 
 if TYPE_CHECKING:
-    from trivium.queues.lanes import QueueEntry
     from trivium.queues.queue import Queue
+    from trivium.queues.sub_queues import QueueEntry
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from trivium.idempotence.deduplication import Deduplication
 from trivium.messages.message import Message
 from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
-from trivium.queues.returns import Returns
+from trivium.queues.requeues import Requeues
 from trivium.routing.exchanges import Exchange, Route
 
 
@@ -21,7 +21,7 @@ class QueueNamespace:
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         storage = broker.storage
-        self.returns = Returns(storage.table(f"returns/{name}"))
+        self.requeues = Requeues(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:

@@ -1,9 +1,9 @@
 """Queues: first in, first out, each message to one consumer, gone when it is settled.
 
-The way of an entry: ``put`` records it in its lane and hands it to a consumer, or it becomes ready.
-The consumer settles it, rejects it or returns it (``requeue``), which puts it back at its old
-position, at once or after a delay that doubles each time. Settlements are collected and written as
-ranges once per turn. What is given up (rejected, expired, too many, too often returned) goes to
+The way of an entry: ``put`` records it in its sub-queue and hands it to a consumer, or it becomes
+ready. The consumer settles it, rejects it or requeues it, which puts it back at its old position,
+at once or after a delay that doubles each time. Settlements are collected and written as
+ranges once per turn. What is given up (rejected, expired, too many, too often requeued) goes to
 the dead letter exchange in the same batch as its settlement, so it is never in both places or in
 none.
 """
@@ -22,9 +22,9 @@ from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
 from trivium.queues.consumers import Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED_REASON, DeadLetter
-from trivium.queues.lanes import Lane, QueueEntry
-from trivium.queues.returns import QueueReturns
+from trivium.queues.requeues import QueueRequeues
 from trivium.queues.settings import DROP_HEAD, REJECT_PUBLISH_DLX, QueueSettings, settings_of
+from trivium.queues.sub_queues import QueueEntry, SubQueue
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.storage.base import DurabilityWaiter, Log
 
@@ -103,7 +103,7 @@ class Queue(Destination):
         self._is_late = False
         self._load_waiters: list[LoadWaiter] = []
         self._used_at = self._broker.elapsed_ms
-        # Entries that are not ready: delayed messages before a time, and returned ones that wait
+        # Entries that are not ready: delayed messages before a time, and requeued ones that wait
         # for their next try for some time.
         self._delayed: list[tuple[int, int, QueueEntry]] = []
         self._postponed: list[tuple[int, int, QueueEntry]] = []
@@ -111,15 +111,15 @@ class Queue(Destination):
         # Entries that are given up, on their way to the dead letter exchange.
         self._leaving = 0
         # By priority; a queue without priorities has just the one.
-        self._lanes: list[Lane] = []
+        self._sub_queues: list[SubQueue] = []
         #: how often stored messages came back; None while none ever has
-        self.returns: QueueReturns | None = None
-        if logs and vhost.returns.has(name):
-            self.returns = vhost.returns.of(name)
+        self.requeues: QueueRequeues | None = None
+        if logs and vhost.requeues.has(name):
+            self.requeues = vhost.requeues.of(name)
         for priority in range(self.settings.max_priority + 1):
             log = logs[priority] if logs else None
-            self._lanes.append(Lane(self, log, self._storage, priority))
-        self._lane = self._lanes[0]
+            self._sub_queues.append(SubQueue(self, log, self._storage, priority))
+        self._sub_queue = self._sub_queues[0]
         self._is_plain = True
         self.apply(self.settings)
 
@@ -132,7 +132,7 @@ class Queue(Destination):
     def _set_plain(self) -> None:
         settings = self.settings
         self._is_plain = (
-            len(self._lanes) == 1
+            len(self._sub_queues) == 1
             and settings.message_ttl < 0
             and not settings.has_limits
             and settings.delivery < 0
@@ -162,21 +162,21 @@ class Queue(Destination):
         if not self._is_plain or message.expires or message.insists:
             return self.put_special(message, note)
         self.published += 1
-        lane = self._lane
-        entry = QueueEntry(self, lane, message, note)
+        sub_queue = self._sub_queue
+        entry = QueueEntry(self, sub_queue, message, note)
         result = ACCEPTED
-        if message.persistent and lane.record(entry):
+        if message.persistent and sub_queue.record(entry):
             result = self._storage.batch
             if message.mode == EXACTLY_ONCE:
                 self._hold(entry)
         elif not message.persistent:
-            lane.skip(entry)
-        if len(self.consumers) and entry.batch == 0 and lane.is_empty:
+            sub_queue.skip(entry)
+        if len(self.consumers) and entry.batch == 0 and sub_queue.is_empty:
             consumer = self._next_consumer()
             if consumer is not None:
                 self._hand_over(consumer, entry)
                 return result
-        lane.append(entry)
+        sub_queue.append(entry)
         self.ready_bytes += len(message.payload)
         return result
 
@@ -202,24 +202,24 @@ class Queue(Destination):
                 self.vhost.dead_letters.add_refused(letter)
             return REJECTED
         self.published += 1
-        lane = self._lanes[min(message.priority, len(self._lanes) - 1)]
-        entry = QueueEntry(self, lane, message, note)
+        sub_queue = self._sub_queues[min(message.priority, len(self._sub_queues) - 1)]
+        entry = QueueEntry(self, sub_queue, message, note)
         result = ACCEPTED
         if mode != AT_MOST_ONCE if is_replaced else message.persistent:
-            if lane.record(entry):
+            if sub_queue.record(entry):
                 result = self._storage.batch
                 if mode == EXACTLY_ONCE:
                     self._hold(entry)
         else:
-            lane.skip(entry)
+            sub_queue.skip(entry)
         if identity is not None:
             window = self.vhost.deduplication.window(QUEUE, self.name)
             window.add(identity, settings.deduplication, entry.is_stored)
         self.set_expiry(entry)
         if message.deliver_at:
-            if entry.is_stored and lane.is_spilled:
+            if entry.is_stored and sub_queue.is_spilled:
                 # It will be read back with those before it, and must not be there twice.
-                lane.append(entry)
+                sub_queue.append(entry)
                 return result
             if self.delay(entry):
                 return result
@@ -233,7 +233,7 @@ class Queue(Destination):
             if consumer is not None:
                 self._hand_over(consumer, entry)
                 return result
-        lane.append(entry)
+        sub_queue.append(entry)
         self.ready_bytes += len(message.payload)
         if entry.expires:
             self._broker.dates.call_at(entry.expires, self._date)
@@ -299,10 +299,10 @@ class Queue(Destination):
                 return
             is_first = False
             entry: QueueEntry | None = None
-            for lane in self._lanes:
-                entry = lane.pop()
+            for sub_queue in self._sub_queues:
+                entry = sub_queue.pop()
                 # What is to be read first, or held, must not be spared for higher priorities.
-                if entry is not None or not lane.is_empty:
+                if entry is not None or not sub_queue.is_empty:
                     break
             if entry is None:
                 return
@@ -326,7 +326,7 @@ class Queue(Destination):
 
         Raises AccessRefused when there is an exclusive consumer, or ``exclusive`` is asked for
         while there are others, or of a queue with a single active consumer (as RabbitMQ does):
-        there others wait their turn.
+        there others wait until it leaves.
         """
         if self.is_exclusively_consumed or (
             exclusive and (len(self.consumers) or self.settings.single_active_consumer)
@@ -339,7 +339,7 @@ class Queue(Destination):
         self._deliver()
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """Detach a consumer. What it holds stays its own until settled or returned.
+        """Detach a consumer. What it holds stays its own until settled or requeued.
 
         An auto-delete queue is deleted when its last consumer leaves.
         """
@@ -408,13 +408,13 @@ class Queue(Destination):
         self._broker.timeouts.call_at(self._broker.elapsed_ms, self._timeout)
 
     def _check(self) -> None:
-        """Consumers have had their turn: what is ready is subject to limits and time."""
+        """Consumers have taken what they can: what is ready is subject to limits and time."""
         self._is_unchecked = False
         if self.settings.has_limits:
             self._drop_heads()
         now = self._broker.now_ms
-        for lane in self._lanes:
-            self._expire_heads(lane, now)
+        for sub_queue in self._sub_queues:
+            self._expire_heads(sub_queue, now)
 
     def get(self) -> QueueEntry | None:
         """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later.
@@ -433,31 +433,33 @@ class Queue(Destination):
     @property
     def is_loading(self) -> bool:
         """Whether ``get`` has to wait, for entries on disk or behind ones that have expired."""
-        return self._is_late or any(lane.is_loading for lane in self._lanes)
+        return self._is_late or any(sub_queue.is_loading for sub_queue in self._sub_queues)
 
     def await_load(self, waiter: LoadWaiter) -> None:
         """Call ``waiter``, once, when entries have come from the disk or the queue is deleted."""
         self._load_waiters.append(waiter)
 
     def _nothing_is_ready(self) -> bool:
-        if not self._lane.is_empty:
+        if not self._sub_queue.is_empty:
             return False
-        return len(self._lanes) == 1 or all(lane.is_empty for lane in self._lanes)
+        return len(self._sub_queues) == 1 or all(
+            sub_queue.is_empty for sub_queue in self._sub_queues
+        )
 
     def _pop_ready(self) -> QueueEntry | None:
-        for index in range(len(self._lanes) - 1, -1, -1):
-            lane = self._lanes[index]
+        for index in range(len(self._sub_queues) - 1, -1, -1):
+            sub_queue = self._sub_queues[index]
             while True:
                 if self._leaving >= MAX_LEAVING:
                     # Those that nobody takes may stay for ever, the others have soon gone.
                     self._is_late = not self.settings.keeps_dead_letters
                     return None
-                entry = lane.pop()
+                entry = sub_queue.pop()
                 if entry is None:
                     break
                 is_expired = 0 < entry.expires <= self._broker.now_ms
                 if is_expired and not self._may_give_up():
-                    lane.put_back(entry)
+                    sub_queue.put_back(entry)
                     self._is_late = True
                     return None
                 self.ready_bytes -= len(entry.message.payload)
@@ -465,7 +467,7 @@ class Queue(Destination):
                     return entry
                 self.unsettled += 1
                 self._expire(entry)
-            if lane.is_loading:
+            if sub_queue.is_loading:
                 # What comes must not be overtaken by lower priorities.
                 return None
         return None
@@ -497,9 +499,9 @@ class Queue(Destination):
         self.unsettled -= 1
         self.settled += 1
         if entry.is_stored and not self.is_deleted:
-            entry.lane.settle(entry.offset)
-            if entry.returns:
-                self.forget_returns(entry)
+            entry.sub_queue.settle(entry.offset)
+            if entry.requeues:
+                self.forget_requeues(entry)
             if not self._is_dirty:
                 self._is_dirty = True
                 self._broker.add_unflushed(_Settlements(self))
@@ -510,7 +512,7 @@ class Queue(Destination):
             self._give_up(entry, REJECTED_REASON)
 
     def requeue(self, entry: QueueEntry, was_delivered: bool = True) -> None:
-        """Return an entry. Call ``dispatch``, or ``dispatch_later``, once all of a kind are back.
+        """Put an entry back. Call ``dispatch``, or ``dispatch_later``, once all of a kind are back.
 
         ``was_delivered`` is False when the consumer certainly never saw it.
         """
@@ -521,23 +523,23 @@ class Queue(Destination):
             return
         if was_delivered:
             entry.is_redelivered = True
-            entry.returns += 1
+            entry.requeues += 1
             settings = self.settings
-            if 0 <= settings.delivery_limit < entry.returns:
+            if 0 <= settings.delivery_limit < entry.requeues:
                 self._give_up(entry, DELIVERY_LIMIT)
                 return
             delay = 0
             if settings.retry_delay > 0:
-                delay = settings.retry_delay << min(entry.returns - 1, MAX_DOUBLINGS)
+                delay = settings.retry_delay << min(entry.requeues - 1, MAX_DOUBLINGS)
                 delay = min(delay, settings.retry_delay_max)
             if entry.is_stored:
-                self._keep_returns(entry, self._broker.now_ms + delay if delay else 0)
+                self._keep_requeues(entry, self._broker.now_ms + delay if delay else 0)
             if delay:
                 self.postpone(entry, delay)
                 return
         self.unsettled -= 1
         self.ready_bytes += len(entry.message.payload)
-        entry.lane.put_back(entry)
+        entry.sub_queue.put_back(entry)
         self._is_unchecked = True
 
     def released(self) -> None:
@@ -545,23 +547,23 @@ class Queue(Destination):
         self._is_unchecked = True
         self.dispatch()
 
-    def _keep_returns(self, entry: QueueEntry, until: int) -> None:
-        if self.returns is None:
-            self.returns = self.vhost.returns.of(self.name)
-        self.returns.put(entry.lane.priority, entry.offset, entry.returns, until)
+    def _keep_requeues(self, entry: QueueEntry, until: int) -> None:
+        if self.requeues is None:
+            self.requeues = self.vhost.requeues.of(self.name)
+        self.requeues.put(entry.sub_queue.priority, entry.offset, entry.requeues, until)
 
-    def forget_returns(self, entry: QueueEntry) -> None:
-        """A stored entry that was returned is done with."""
-        if self.returns is not None:
-            self.returns.forget(entry.lane.priority, entry.offset)
+    def forget_requeues(self, entry: QueueEntry) -> None:
+        """A stored entry that was requeued is done with."""
+        if self.requeues is not None:
+            self.requeues.forget(entry.sub_queue.priority, entry.offset)
 
-    def restore_returns(self, entry: QueueEntry) -> int:
-        """Give an entry from before a restart its returns; until when it waits, 0 for not."""
-        assert self.returns is not None
-        found = self.returns.find(entry.lane.priority, entry.offset)
+    def restore_requeues(self, entry: QueueEntry) -> int:
+        """Give an entry from before a restart its requeues; until when it waits, 0 for not."""
+        assert self.requeues is not None
+        found = self.requeues.find(entry.sub_queue.priority, entry.offset)
         if found is None:
             return 0
-        entry.returns, until = found
+        entry.requeues, until = found
         entry.is_redelivered = True
         return until
 
@@ -582,13 +584,13 @@ class Queue(Destination):
         if entry.is_stored and not self.is_deleted:
             for until, known in _REASONS.items():
                 if known == reason:
-                    self._keep_returns(entry, until)
+                    self._keep_requeues(entry, until)
 
     def give_up_again(self, entry: QueueEntry, until: int) -> None:
         """An entry was given up before a restart, as its row says, and is still here."""
         self.unsettled += 1
         if self.settings.dead_letter_exchange is None:
-            self.forget_returns(entry)
+            self.forget_requeues(entry)
         self._give_up(entry, _REASONS.get(until, REJECTED_REASON))
 
     def left(self, entry: QueueEntry) -> None:
@@ -598,7 +600,7 @@ class Queue(Destination):
             self._set_plain()
             self.dispatch_later()
         if entry.is_stored:
-            self.forget_returns(entry)
+            self.forget_requeues(entry)
         entry.is_settled = False
         self.settle(entry)
 
@@ -614,13 +616,13 @@ class Queue(Destination):
     def flush_settlements(self) -> None:
         """Write the settlements of this turn."""
         self._is_dirty = False
-        for lane in self._lanes:
-            lane.flush()
+        for sub_queue in self._sub_queues:
+            sub_queue.flush()
 
     # Time
 
     def postpone(self, entry: QueueEntry, delay: int) -> None:
-        """Return an entry that a consumer cannot use within ``delay`` milliseconds."""
+        """Put back an entry that a consumer cannot use within ``delay`` milliseconds."""
         self.unsettled -= 1
         self._postpone(entry, delay)
 
@@ -677,11 +679,11 @@ class Queue(Destination):
         while waiting and waiting[0][0] <= until and self._may_give_up():
             entry = heappop(waiting)[2]
             self.ready_bytes += len(entry.message.payload)
-            entry.lane.put_back(entry)
+            entry.sub_queue.put_back(entry)
 
-    def _expire_heads(self, lane: Lane, now: int) -> None:
+    def _expire_heads(self, sub_queue: SubQueue, now: int) -> None:
         while self._leaving < MAX_LEAVING:
-            entry = lane.peek()
+            entry = sub_queue.peek()
             if entry is None or entry.expires == 0:
                 return
             if entry.expires > now:
@@ -689,7 +691,7 @@ class Queue(Destination):
                 return
             if not self._may_give_up():
                 return
-            lane.pop()
+            sub_queue.pop()
             self.ready_bytes -= len(entry.message.payload)
             self.unsettled += 1
             self._expire(entry)
@@ -698,9 +700,9 @@ class Queue(Destination):
 
     def __len__(self) -> int:
         """Messages that are ready, whether in memory or in the log."""
-        if len(self._lanes) == 1:
-            return len(self._lane)
-        return sum([len(lane) for lane in self._lanes])
+        if len(self._sub_queues) == 1:
+            return len(self._sub_queue)
+        return sum([len(sub_queue) for sub_queue in self._sub_queues])
 
     @property
     def delayed(self) -> int:
@@ -715,8 +717,8 @@ class Queue(Destination):
             self.settle(entry)
         self._delayed.clear()
         self._postponed.clear()
-        for lane in self._lanes:
-            lane.purge()
+        for sub_queue in self._sub_queues:
+            sub_queue.purge()
         self.ready_bytes = 0
         if count and not self._is_dirty:
             self._is_dirty = True
@@ -728,10 +730,10 @@ class Queue(Destination):
         self.is_deleted = True
         self._delayed.clear()
         self._postponed.clear()
-        if self.returns is not None:
-            self.returns.clear()
-        for lane in self._lanes:
-            lane.deleted()
+        if self.requeues is not None:
+            self.requeues.clear()
+        for sub_queue in self._sub_queues:
+            sub_queue.deleted()
         self.ready_bytes = 0
         consumers = self.consumers.all()
         self.consumers.clear()

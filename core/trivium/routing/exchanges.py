@@ -2,7 +2,7 @@
 
 A publish asks its exchange for the ``Route`` of its address. A route is the finished answer: the
 destinations, each once, in the order in which they were bound. Routes are cached and carry the
-generation of the virtual host they were made in; any change of topology raises the generation,
+topology version of the virtual host they were made in. Any change of topology raises that version,
 which makes every cached route stale at once without a walk.
 """
 
@@ -100,10 +100,12 @@ class Binding:
 class Route:
     """The destinations of one address through one exchange."""
 
-    def __init__(self, address: Address, destinations: list[Destination], generation: int) -> None:
+    def __init__(
+        self, address: Address, destinations: list[Destination], topology_version: int
+    ) -> None:
         self.address = address
         self.destinations = destinations
-        self.generation = generation
+        self.topology_version = topology_version
         #: whether ``resolve`` must be asked, with the message, for the route to publish by
         self.depends_on_message = False
 

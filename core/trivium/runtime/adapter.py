@@ -151,7 +151,7 @@ class Connection(DurabilityWaiter):
     def blocked(self, reason: str) -> None:
         """Publishers must stop. Called for every connection.
 
-        Memory or disk passed its mark, which ``reason`` says in words for the client. Without a
+        Memory or disk passed its limit, which ``reason`` says in words for the client. Without a
         reason the disk is behind: that lasts a moment, and clients need not be told.
         """
 

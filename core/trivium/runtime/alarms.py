@@ -1,7 +1,7 @@
-"""The marks of memory and disk, beyond which publishers must wait.
+"""The limits of memory and disk, beyond which publishers must wait.
 
-An alarm begins when a mark is passed and ends by itself once there is a tenth more room than the
-mark asks for, so that it does not come and go with every message. Nothing is measured here:
+An alarm begins when a limit is passed and ends by itself once there is a tenth more room than the
+limit asks for, so that it does not come and go with every message. Nothing is measured here:
 whoever drives the broker brings the figures.
 """
 
@@ -12,18 +12,18 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: Share of a mark by which an alarm must be undercut to end.
+#: Share of a limit by which an alarm must be undercut to end.
 MARGIN: Final = 0.1
-#: Seconds to the next look at the figures: usually, and when a mark is near. The rest of what
-#: arrives meanwhile must fit beyond the mark.
+#: Seconds to the next look at the figures: usually, and when a limit is near. The rest of what
+#: arrives meanwhile must fit beyond the limit.
 USUAL_INTERVAL: Final = 1.0
 NEAR_INTERVAL: Final = 0.1
-#: Room up to a mark that could be used up within the usual interval (1 GiB).
+#: Room up to a limit that could be used up within the usual interval (1 GiB).
 NEAR_BYTES: Final = 1 << 30
 
 
 class Alarms:
-    """What is short at the moment. A mark of 0 is off, and so is one without a figure."""
+    """What is short at the moment. A limit of 0 is off, and so is one without a figure."""
 
     def __init__(self, memory_high: int, disk_low: int) -> None:
         #: bytes of resident memory above which the memory alarm begins
@@ -41,26 +41,26 @@ class Alarms:
         return "low on disk" if self.is_disk_short else None
 
     def check(self, resident: int, free: int) -> float:
-        """Compare bytes of resident memory and of free disk (-1: unknown) with the marks.
+        """Compare bytes of resident memory and of free disk (-1: unknown) with the limits.
 
         The seconds after which to look again.
         """
         is_near = False
         if self.memory_high and resident >= 0:
             is_near = resident > self.memory_high - NEAR_BYTES
-            limit = self.memory_high * (1 - MARGIN) if self.is_memory_short else self.memory_high
-            was_short, self.is_memory_short = self.is_memory_short, resident > limit
+            allowed = self.memory_high * (1 - MARGIN) if self.is_memory_short else self.memory_high
+            was_short, self.is_memory_short = self.is_memory_short, resident > allowed
             _tell("memory", was_short, self.is_memory_short, resident, self.memory_high)
         if self.disk_low and free >= 0:
             is_near = is_near or free < self.disk_low + NEAR_BYTES
-            limit = self.disk_low * (1 + MARGIN) if self.is_disk_short else self.disk_low
-            was_short, self.is_disk_short = self.is_disk_short, free < limit
+            allowed = self.disk_low * (1 + MARGIN) if self.is_disk_short else self.disk_low
+            was_short, self.is_disk_short = self.is_disk_short, free < allowed
             _tell("free disk", was_short, self.is_disk_short, free, self.disk_low)
         return NEAR_INTERVAL if is_near else USUAL_INTERVAL
 
 
-def _tell(what: str, was_short: bool, is_short: bool, figure: int, mark: int) -> None:
+def _tell(what: str, was_short: bool, is_short: bool, figure: int, limit: int) -> None:
     if is_short and not was_short:
-        logger.warning("%s: %d bytes, mark %d: publishers are paused", what, figure, mark)
+        logger.warning("%s: %d bytes, limit %d: publishers are paused", what, figure, limit)
     elif was_short and not is_short:
-        logger.warning("%s: %d bytes, mark %d: the alarm is over", what, figure, mark)
+        logger.warning("%s: %d bytes, limit %d: the alarm is over", what, figure, limit)

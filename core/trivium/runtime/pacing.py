@@ -2,13 +2,13 @@
 
 What a live subscription gets is kept nowhere, so it is dropped once the subscriber's output is too
 large. A publisher at full speed would outrun any subscriber, also one that reads as fast as it can.
-So while the output of a subscriber whose socket is full is above its mark, and the socket goes on
-taking bytes, whoever publishes to it is not read: until the socket takes all of it, and for
-MOMENT_MS in a row at most, so that the publisher makes progress whatever the subscriber does. A
-subscriber whose socket takes nothing, or next to nothing, slows nobody: it is dropped from.
+So while the output of a subscriber whose socket is full is above its high-water mark, and the
+socket goes on taking bytes, whoever publishes to it is not read: until the socket takes all of it,
+and for MOMENT_MS in a row at most, so that the publisher makes progress whatever the subscriber
+does. A subscriber whose socket takes nothing, or next to nothing, slows nobody: it is dropped from.
 
 Nothing here costs anything per message. A subscriber is looked at when its output is above its
-mark, a publisher at the end of its feed.
+high-water mark, a publisher at the end of its feed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STALL_MS: Final = 400
 
 
 class Slowdown(Timed):
-    """One subscriber with a full socket, from when its output passed its mark."""
+    """One subscriber with a full socket, from when its output passed its high-water mark."""
 
     def __init__(self, broker: Broker, subscriber: Connection) -> None:
         #: it does not read: what comes for it is dropped until its socket takes output again
@@ -83,7 +83,7 @@ class Pacing:
     """Which publishers wait for which subscribers. One for a broker."""
 
     def __init__(self, broker: Broker) -> None:
-        #: subscribers above their mark that this feed has given something
+        #: subscribers above their high-water mark that this feed has given something
         self.reached: list[Slowdown] = []
         #: times that a publisher waited
         self.waits = 0
@@ -91,7 +91,7 @@ class Pacing:
         self._limit = broker.config.limits.live_burst_bytes
 
     def admits(self, subscriber: Connection) -> bool:
-        """Whether a live message may be added to output that is above its mark."""
+        """Whether a live message may be added to output that is above its high-water mark."""
         if subscriber.output_size >= self._limit or subscriber.is_closed:
             return False
         if subscriber.is_writable:

@@ -75,8 +75,8 @@ def _pauses(broker: Broker) -> list[Sample]:
     return [
         Sample("alarm", "gauge", text, int(alarms.is_memory_short), 'resource="memory"'),
         Sample("alarm", "gauge", text, int(alarms.is_disk_short), 'resource="disk"'),
-        Sample("memory_high_bytes", "gauge", "Mark of memory", alarms.memory_high),
-        Sample("disk_low_bytes", "gauge", "Mark of free disk", alarms.disk_low),
+        Sample("memory_high_bytes", "gauge", "Limit of memory", alarms.memory_high),
+        Sample("disk_low_bytes", "gauge", "Limit of free disk", alarms.disk_low),
         Sample("disk_free_bytes", "gauge", "Free disk, -1: unknown", broker.driver.free_disk()),
         Sample(
             "storage_pending_bytes",

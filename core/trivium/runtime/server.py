@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 HTTP: Final = "http"
 
-#: Bytes that may wait in a socket's buffer before its queues are held (256 KiB), and the mark
-#: below which they go on.
+#: Bytes that may wait in a socket's buffer before its queues are held (256 KiB), and below
+#: which they go on.
 WRITE_HIGH_WATER: Final = 256 * 1024
 WRITE_LOW_WATER: Final = 64 * 1024
 

@@ -129,7 +129,7 @@ class Compaction(Timed):
         self._settings = StreamSettings()
         # What the last round made, its number, and its size in bytes.
         self._clean: Log | None = None
-        self._generation = 0
+        self._log_number = 0
         self._clean_bytes = 0
         # The round that is under way.
         self._phase = _IDLE
@@ -148,14 +148,14 @@ class Compaction(Timed):
         """The log of the partition as the last round left it."""
         row = self._table.get(self._key)
         if row is not None:
-            self._generation, self._clean_bytes = unpack(row)
-            self._clean = self._storage.log(self._log_name(self._generation))
+            self._log_number, self._clean_bytes = unpack(row)
+            self._clean = self._storage.log(self._log_name(self._log_number))
         # What a round had made when the process ended.
-        self._storage.drop_log(self._log_name(self._generation + 1))
+        self._storage.drop_log(self._log_name(self._log_number + 1))
         return self._active if self._clean is None else CompactedLog(self._clean, self._active)
 
-    def _log_name(self, generation: int) -> str:
-        return f"{self._name}/compacted/{generation}"
+    def _log_name(self, number: int) -> str:
+        return f"{self._name}/compacted/{number}"
 
     def apply(self, settings: StreamSettings) -> None:
         """Put other settings in force; without compaction a round is given up."""
@@ -179,7 +179,7 @@ class Compaction(Timed):
         """The stream is gone."""
         self._give_up()
         if self._clean is not None:
-            self._storage.drop_log(self._log_name(self._generation))
+            self._storage.drop_log(self._log_name(self._log_number))
             self._table.delete(self._key)
 
     def _call_at(self, at: int) -> None:
@@ -227,7 +227,7 @@ class Compaction(Timed):
     def _give_up(self) -> None:
         """Forget the round."""
         if self._phase == _COPY:
-            self._storage.drop_log(self._log_name(self._generation + 1))
+            self._storage.drop_log(self._log_name(self._log_number + 1))
         self._end()
 
     def _end(self) -> None:
@@ -297,7 +297,7 @@ class Compaction(Timed):
 
     def _begin_copy(self) -> None:
         self._phase = _COPY
-        log = self._storage.log(self._log_name(self._generation + 1))
+        log = self._storage.log(self._log_name(self._log_number + 1))
         self._position = self._partition.log.first_offset
         self._output = _Output(log, self._position, self._settings.codec)
 
@@ -329,11 +329,11 @@ class Compaction(Timed):
         assert output is not None
         output.flush(self._limit)
         if self._clean is not None:
-            self._storage.drop_log(self._log_name(self._generation))
-        self._generation += 1
+            self._storage.drop_log(self._log_name(self._log_number))
+        self._log_number += 1
         self._clean = output.log
         self._clean_bytes = output.size
-        self._table.put(self._key, pack([self._generation, self._clean_bytes]))
+        self._table.put(self._key, pack([self._log_number, self._clean_bytes]))
         self._active.truncate(self._limit)
         self._partition.log = CompactedLog(output.log, self._active)
         self._end()

@@ -122,11 +122,11 @@ class BatchJoiner(LogOwner):
     def join_records(self) -> int:
         """What readers may not see yet is left in small batches."""
         self._close()
-        mark = self._partition.high_watermark
+        watermark = self._partition.high_watermark
         joined = 0
         for run in self._full:
-            if run.first < mark:
-                joined += self._join(run, min(mark - run.first, len(run.messages)))
+            if run.first < watermark:
+                joined += self._join(run, min(watermark - run.first, len(run.messages)))
         self._full.clear()
         return joined
 

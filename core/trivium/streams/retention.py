@@ -105,7 +105,7 @@ class Retention(Timed):
             log.load(first, STEP_BYTES, self._loaded)
             return
         age = self._settings.max_age
-        mark = self._partition.high_watermark
+        watermark = self._partition.high_watermark
         before = first
         batches = log.read(first, STEP_BATCHES, STEP_BYTES)
         for base, batch, _ in batches:
@@ -113,7 +113,7 @@ class Retention(Timed):
             if end >= log.next_offset:
                 # The newest batch; the next one that is appended has it looked at again.
                 break
-            if end > mark:
+            if end > watermark:
                 self._call_after(PERIOD_MS)
                 break
             expires = batch_max_timestamp(batch) + age

@@ -4,13 +4,13 @@ A message is put into a partition when it is published and waits there for the e
 all that a partition collected becomes one record batch (``trivium.streams.records``), one record
 of its log, which spans as many offsets as it has messages. Readers see a batch once it is durable:
 offsets below the partition's *high watermark*. Whoever reads up to it leaves a ``StreamReader``
-that is told when the mark moves.
+that is told when it moves.
 
 The partition of a message, in this order:
 
 - by its key, if it has one (property ``key``, or header ``x-key``);
-- round robin by turn, where the address says nothing: published through the default exchange (the
-  routing key is then the stream's own name) or with an empty routing key;
+- round robin, another one in each turn, where the address says nothing: published through the
+  default exchange (the routing key is then the stream's own name) or with an empty routing key;
 - by its routing key, so that what is published to one topic stays in order.
 
 "By" means: CRC-32 (as in zlib) of the bytes, modulo the number of partitions.
@@ -108,7 +108,7 @@ class Partition(DurabilityWaiter):
         self._described: list[Described] | None = None
         self._size = 0
         # (storage batch, next offset) of what is not durable yet, oldest first.
-        self._marks: deque[tuple[int, int]] = deque()
+        self._watermarks: deque[tuple[int, int]] = deque()
 
     @property
     def first_offset(self) -> int:
@@ -174,19 +174,19 @@ class Partition(DurabilityWaiter):
         if not storage.is_durable:
             self._move_watermark(next_offset)
             return
-        self._marks.append((storage.batch, next_offset))
+        self._watermarks.append((storage.batch, next_offset))
         storage.wait(self)
 
     def batch_durable(self, batch: int) -> None:
-        marks = self._marks
-        mark = self.high_watermark
-        while marks and marks[0][0] <= batch:
-            mark = marks.popleft()[1]
-        if mark > self.high_watermark and not self.stream.is_deleted:
-            self._move_watermark(mark)
+        coming = self._watermarks
+        watermark = self.high_watermark
+        while coming and coming[0][0] <= batch:
+            watermark = coming.popleft()[1]
+        if watermark > self.high_watermark and not self.stream.is_deleted:
+            self._move_watermark(watermark)
 
-    def _move_watermark(self, mark: int) -> None:
-        self.high_watermark = mark
+    def _move_watermark(self, watermark: int) -> None:
+        self.high_watermark = watermark
         self._joiner.watermark_moved()
         if self._readers:
             readers = list(self._readers)
@@ -203,9 +203,9 @@ class Partition(DurabilityWaiter):
         while ``is_loaded(offset)``.
         """
         found: list[tuple[int, bytes]] = []
-        mark = self.high_watermark
+        watermark = self.high_watermark
         for base, batch, _ in self.log.read(offset, READ_BATCHES, max_bytes):
-            if base >= mark:
+            if base >= watermark:
                 break
             found.append((base, batch))
         return found
@@ -247,7 +247,7 @@ class Partition(DurabilityWaiter):
         del self._retention
         self._messages = []
         self._described = None
-        self._marks.clear()
+        self._watermarks.clear()
         readers = list(self._readers)
         self._readers.clear()
         for reader in readers:
@@ -331,7 +331,8 @@ class Stream(Destination):
             Partition(self, index, self._log_name(index)) for index in range(partitions)
         ]
         self._dirty: list[Partition] = []
-        self._turn = 0
+        # The partition of what says nothing of its own in this turn.
+        self._next_index = 0
         self._memo: dict[tuple[int, bytes], Described] = {}
 
     def _log_name(self, index: int) -> str:
@@ -381,7 +382,7 @@ class Stream(Destination):
             address = message.address
             key = address.key
             if not address.exchange or not key:
-                return self._turn % len(self.partitions)
+                return self._next_index
         return partition_of(key, len(self.partitions))
 
     def _describe(self, message: Message) -> Described:
@@ -399,10 +400,10 @@ class Stream(Destination):
 
     def flush(self) -> None:
         """The turn ends: each partition that got messages writes its batch."""
-        self._turn += 1
         partitions = self._dirty
         self._dirty = []
         if not self.is_deleted:
+            self._next_index = (self._next_index + 1) % len(self.partitions)
             for partition in partitions:
                 partition.flush()
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.common.values import pack, unpack
 from trivium.messages.message import Message
-from trivium.queues.lanes import QueueEntry
 from trivium.queues.queue import Consumer, Queue
+from trivium.queues.sub_queues import QueueEntry
 from trivium.routing.exchanges import Destination
 
 if TYPE_CHECKING:

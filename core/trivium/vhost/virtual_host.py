@@ -63,10 +63,10 @@ from trivium.streams.settings import check_stream_arguments, stream_settings_of
 from trivium.streams.stream import MAX_PARTITIONS, Stream
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.vhost.delays import Delays
-from trivium.vhost.doubts import Doubts
 from trivium.vhost.pending_changes import PendingChanges
 from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
 from trivium.vhost.policy_walk import PolicyWalk
+from trivium.vhost.redelivered import RedeliveredOffsets
 
 #: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
 #: which publishes to ever new addresses can take.
@@ -115,7 +115,7 @@ class MessageRoute(Route):
     """The route of an address whose destinations also depend on the message (headers exchange)."""
 
     def __init__(self, vhost: VirtualHost, exchange: Exchange, address: Address) -> None:
-        super().__init__(address, [], vhost.generation)
+        super().__init__(address, [], vhost.topology_version)
         self.depends_on_message = True
         self._vhost = vhost
         self._exchange = exchange
@@ -138,7 +138,7 @@ class VirtualHost(StreamNamespace):
         super().__init__(broker, name, dead_letters, recovered_joins)
         self._default_delivery = default_delivery
         #: raised by every change that may change a route
-        self.generation = 1
+        self.topology_version = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable
         self.changes = PendingChanges(broker.storage)
         self._unknown = UnknownArguments()
@@ -155,7 +155,7 @@ class VirtualHost(StreamNamespace):
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
-        self._doubts = Doubts(storage.table(f"doubts/{name}"))
+        self._redelivered = RedeliveredOffsets(storage.table(f"doubts/{name}"))
         self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
         self._routes: dict[tuple[str, bytes], Route] = {}
         # By identity of the owner or destination, so that whoever goes finds its own at once.
@@ -225,7 +225,7 @@ class VirtualHost(StreamNamespace):
                 name.encode(), pack([kind, auto_delete, internal, made.arguments])
             )
             self.changes.note(EXCHANGE, name)
-        self.generation += 1
+        self.topology_version += 1
         return made
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
@@ -251,7 +251,7 @@ class VirtualHost(StreamNamespace):
         if exchange.as_destination is not None:
             self._unbind_everywhere(exchange.as_destination)
         self.deduplication.drop(EXCHANGE, name)
-        self.generation += 1
+        self.topology_version += 1
 
     # Queues
 
@@ -300,7 +300,7 @@ class VirtualHost(StreamNamespace):
         what = f"queue '{name}' in vhost '{self.name}'"
         self._unknown.note(what, wanted, KNOWN_ARGUMENTS)
         # An exclusive queue goes with its connection, so it has nothing to keep on disk.
-        is_kept = durable and owner is None
+        is_durable = durable and owner is None
         if name in self.queues:
             known = self.queue(name, owner if connection is None else connection, adapter)
             if (known.owner is None) != (owner is None):
@@ -308,7 +308,7 @@ class VirtualHost(StreamNamespace):
             require_same(
                 what,
                 [
-                    ("durable", known.durable, is_kept),
+                    ("durable", known.durable, is_durable),
                     ("auto_delete", known.auto_delete, auto_delete),
                 ],
             )
@@ -326,12 +326,12 @@ class VirtualHost(StreamNamespace):
             raise unnamed(queue_type(wanted))
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
-        if is_kept:
+        if is_durable:
             self._queue_rows.put(name.encode(), pack([auto_delete, wanted, adapter]))
             self.changes.note(QUEUE, name)
-        made = self._make_queue(name, is_kept, auto_delete, owner, wanted, adapter)
+        made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter)
         made.touch()
-        self.generation += 1
+        self.topology_version += 1
         return made
 
     def _make_queue(
@@ -347,7 +347,7 @@ class VirtualHost(StreamNamespace):
         if self._is_on_disk(durable, owner, arguments):
             for log_name in self._log_names(name, arguments):
                 log = self.broker.storage.log(log_name)
-                self._doubts.restore(log_name, log)
+                self._redelivered.restore(log_name, log)
                 logs.append(log)
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
@@ -390,10 +390,10 @@ class VirtualHost(StreamNamespace):
         if self._is_on_disk(queue.durable, queue.owner, queue.arguments):
             for log_name in self._log_names(queue.name, queue.arguments):
                 self.broker.storage.drop_log(log_name)
-                self._doubts.forget(log_name)
+                self._redelivered.forget(log_name)
         self._unbind_everywhere(queue)
         self.deduplication.drop(QUEUE, queue.name)
-        self.generation += 1
+        self.topology_version += 1
         queue.deleted()
         return count
 
@@ -442,7 +442,7 @@ class VirtualHost(StreamNamespace):
         self._stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
         self.changes.note(QUEUE, name)
         made = self._make_stream(name, partitions, incarnation, wanted)
-        self.generation += 1
+        self.topology_version += 1
         self.memberships.stream_changed(name)
         return made
 
@@ -475,7 +475,7 @@ class VirtualHost(StreamNamespace):
         self.changes.note(QUEUE, name)
         self._unbind_everywhere(stream)
         self.groups.forget(stream)
-        self.generation += 1
+        self.topology_version += 1
         stream.deleted()
         self.memberships.stream_changed(name)
 
@@ -504,7 +504,7 @@ class VirtualHost(StreamNamespace):
 
     def _policies_changed(self) -> None:
         # An alternate exchange may have come or gone.
-        self.generation += 1
+        self.topology_version += 1
         self.policy_walk.begin()
 
     def apply_policy_to_queue(self, queue: Queue) -> None:
@@ -542,7 +542,7 @@ class VirtualHost(StreamNamespace):
         key = self._binding_key(exchange, binding)
         if key is not None:
             self._binding_rows.put(key, b"")
-        self.generation += 1
+        self.topology_version += 1
 
     def unbind(self, exchange: Exchange, binding: Binding) -> bool:
         """Remove the binding that is the same as ``binding``; whether there was one.
@@ -555,7 +555,7 @@ class VirtualHost(StreamNamespace):
         if known is None:
             return False
         self._forget_binding(exchange, known)
-        self.generation += 1
+        self.topology_version += 1
         self._delete_if_unused(exchange)
         return True
 
@@ -652,7 +652,7 @@ class VirtualHost(StreamNamespace):
         """The route of ``key`` through ``exchange``, cached until the topology changes."""
         place = (exchange.name, key)
         found = self._routes.get(place)
-        if found is not None and found.generation == self.generation:
+        if found is not None and found.topology_version == self.topology_version:
             return found
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
@@ -708,7 +708,7 @@ class VirtualHost(StreamNamespace):
         destinations = [
             group[0].destination.combine(group) for group in group_by_destination(bindings)
         ]
-        return Route(addresses[0], destinations, self.generation)
+        return Route(addresses[0], destinations, self.topology_version)
 
     def _depends_on_message(self, exchange: Exchange) -> bool:
         visited: set[str] = set()

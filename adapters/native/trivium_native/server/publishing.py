@@ -209,7 +209,7 @@ class Publisher:
             route is not None
             and raw == self._raw_address
             and exchange_size == self._exchange_size
-            and route.generation == vhost.generation
+            and route.topology_version == vhost.topology_version
         ):
             return route
         key = raw[exchange_size:]

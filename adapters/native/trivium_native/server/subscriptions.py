@@ -188,7 +188,7 @@ class QueueSubscription(Subscription):
         encoded = entry_of(message, metrics)
         now = connection.broker.now_ms
         connection.send(
-            delivery_head(self.number, flags, message, entry.returns, self._tag, now, len(encoded))
+            delivery_head(self.number, flags, message, entry.requeues, self._tag, now, len(encoded))
         )
         connection.send(encoded)
 

@@ -198,7 +198,7 @@ class Rejected(TryLater):
 
 
 class Blocked(TryLater):
-    """Publishing is paused: memory or disk passed its mark."""
+    """Publishing is paused: memory or disk passed its limit."""
 
     code = 401
 

@@ -1,7 +1,7 @@
 """How often messages came back to their queues, kept over a restart.
 
-A message that is returned gets a row in a table: how often, and before when it is not tried again.
-The row goes with the message's settlement, in the same batch. Messages that are never returned cost
+A message that is requeued gets a row in a table: how often, and before when it is not tried again.
+The row goes with the message's settlement, in the same batch. Messages that are never requeued cost
 nothing.
 """
 
@@ -14,12 +14,12 @@ from trivium.storage.base import Table
 
 #: behind the queue's name in a key: priority, offset
 _PLACE: Final = Struct("<BQ")
-#: times returned, milliseconds since the epoch before which it is not tried again
+#: times requeued, milliseconds since the epoch before which it is not tried again
 _ROW: Final = Struct("<Iq")
 _MAX_COUNT: Final = 0xFFFF_FFFF
 
 
-class QueueReturns:
+class QueueRequeues:
     """The rows of one queue."""
 
     def __init__(self, table: Table, name: bytes) -> None:
@@ -32,11 +32,11 @@ class QueueReturns:
         self._rows[(priority, offset)] = (count, until)
 
     def find(self, priority: int, offset: int) -> tuple[int, int] | None:
-        """How often a message was returned, and until when it waits; None for never."""
+        """How often a message was requeued, and until when it waits; None for never."""
         return self._rows.get((priority, offset))
 
     def put(self, priority: int, offset: int, count: int, until: int) -> None:
-        """A message was returned."""
+        """A message was requeued."""
         self._rows[(priority, offset)] = (count, until)
         row = _ROW.pack(min(count, _MAX_COUNT), until)
         self._table.put(self._name + _PLACE.pack(priority, offset), row)
@@ -57,26 +57,26 @@ class QueueReturns:
             self.forget(priority, offset)
 
 
-class Returns:
+class Requeues:
     """The rows of one virtual host. ``table`` may already hold some: they are loaded."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._restored: dict[bytes, QueueReturns] = {}
+        self._restored: dict[bytes, QueueRequeues] = {}
         for key, row in table.items():
             name = key[: -_PLACE.size]
             priority, offset = _PLACE.unpack_from(key, len(name))
             count, until = _ROW.unpack(row)
             found = self._restored.get(name)
             if found is None:
-                found = self._restored[name] = QueueReturns(table, name)
+                found = self._restored[name] = QueueRequeues(table, name)
             found.restore(priority, offset, count, until)
 
-    def of(self, name: str) -> QueueReturns:
+    def of(self, name: str) -> QueueRequeues:
         """The rows of the queue called ``name``: those that were there at the start, once."""
         encoded = name.encode()
         found = self._restored.pop(encoded, None)
-        return QueueReturns(self._table, encoded) if found is None else found
+        return QueueRequeues(self._table, encoded) if found is None else found
 
     def has(self, name: str) -> bool:
         """Whether there are rows from before the start for the queue called ``name``."""

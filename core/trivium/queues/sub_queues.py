@@ -1,8 +1,9 @@
-"""A lane: the messages of one priority in a queue, first in, first out.
+"""A sub-queue: the messages of one priority in a queue, first in, first out.
 
-A lane on disk storage is a ``Log`` of message records plus the window of decoded entries that it
-keeps in memory. A lane in memory has no log, only the window. A backlog longer than the window
-stays in the log and is read back as consumers get there, so its length costs disk, not memory.
+A sub-queue on disk storage is a ``Log`` of message records plus a cache of decoded entries: the
+next ones to be delivered. A sub-queue in memory has no log and holds all its entries. A backlog
+longer than the cache stays in the log and is read back as consumers get there, so its length costs
+disk, not memory.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from trivium.storage.base import Log, Storage
 if TYPE_CHECKING:
     from trivium.queues.queue import Queue
 
-#: Entries of a disk lane that are kept decoded in memory; what is beyond waits in the log.
-WINDOW: Final = 8192
-#: Bytes of payload in that window, so that large messages do not make it a memory hog (32 MiB).
-WINDOW_BYTES: Final = 32 << 20
+#: Entries that a sub-queue on disk keeps decoded in memory; what is beyond waits in the log.
+CACHED_ENTRIES: Final = 8192
+#: Bytes of payload in that cache, so that large messages do not make it a memory hog (32 MiB).
+CACHED_BYTES: Final = 32 << 20
 #: Entries and bytes read back from the log at a time.
 REFILL: Final = 2048
 REFILL_BYTES: Final = 4 << 20
@@ -32,9 +33,9 @@ REFILL_BYTES: Final = 4 << 20
 class QueueEntry:
     """A message's place in one queue, from ``put`` until it is settled."""
 
-    def __init__(self, queue: Queue, lane: Lane, message: Message, note: bytes) -> None:
+    def __init__(self, queue: Queue, sub_queue: SubQueue, message: Message, note: bytes) -> None:
         self.queue = queue
-        self.lane = lane
+        self.sub_queue = sub_queue
         self.offset = 0
         self.message = message
         #: what the binding's adapter wanted remembered with this message in this queue
@@ -42,17 +43,17 @@ class QueueEntry:
         #: it was, or after a crash may have been, handed to a consumer before
         self.is_redelivered = False
         #: times that it was handed to a consumer and came back
-        self.returns = 0
+        self.requeues = 0
         #: milliseconds since the epoch; the message's own expiry or the queue's; 0 for never
         self.expires = 0
         #: batch that must be durable before delivery; 0 for none
         self.batch = 0
-        #: whether the lane's log holds a record of it
+        #: whether the sub-queue's log holds a record of it
         self.is_stored = False
         self.is_settled = False
 
 
-class Lane:
+class SubQueue:
     """The messages of one priority in a queue. ``log`` is None in memory."""
 
     def __init__(
@@ -70,11 +71,11 @@ class Lane:
         self._next_offset = 0
         self._ready: deque[QueueEntry] = deque()
         self._ready_bytes = 0
-        self._returned: list[tuple[int, QueueEntry]] = []
-        # The first offset that is in the log but not in the window; -1 when all is in the window.
+        self._requeued: list[tuple[int, QueueEntry]] = []
+        # The first offset that is in the log but not in the cache; -1 when all is in the cache.
         self._spill_from = -1
         self._spilled = 0
-        # Transient entries that came while the window was full; they have no record to read back.
+        # Transient entries that came while the cache was full; they have no record to read back.
         self._transient: deque[QueueEntry] = deque()
         #: whether a read from the log is under way
         self.is_loading = False
@@ -87,13 +88,13 @@ class Lane:
             self._spilled = len(log)
 
     def __len__(self) -> int:
-        """Entries that are ready, whether in the window or in the log."""
-        return len(self._ready) + len(self._returned) + self._spilled + len(self._transient)
+        """Entries that are ready, whether in the cache or in the log."""
+        return len(self._ready) + len(self._requeued) + self._spilled + len(self._transient)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is ready."""
-        return not self._ready and not self._returned and self._spill_from < 0
+        return not self._ready and not self._requeued and self._spill_from < 0
 
     @property
     def is_spilled(self) -> bool:
@@ -123,7 +124,9 @@ class Lane:
     def append(self, entry: QueueEntry) -> None:
         """Make a recorded entry ready, behind all others."""
         if self.log is not None and (
-            self._spill_from >= 0 or len(self._ready) >= WINDOW or self._ready_bytes >= WINDOW_BYTES
+            self._spill_from >= 0
+            or len(self._ready) >= CACHED_ENTRIES
+            or self._ready_bytes >= CACHED_BYTES
         ):
             if entry.is_stored:
                 self._spilled += 1
@@ -132,11 +135,11 @@ class Lane:
             if self._spill_from < 0:
                 self._spill_from = entry.offset
             return
-        self._append_window(entry)
+        self._append_cached(entry)
 
     def put_back(self, entry: QueueEntry) -> None:
         """Make an entry ready again, at its old position."""
-        heappush(self._returned, (entry.offset, entry))
+        heappush(self._requeued, (entry.offset, entry))
 
     def peek(self) -> QueueEntry | None:
         """The next entry; None when there is none, or none that may be delivered yet."""
@@ -144,8 +147,8 @@ class Lane:
         # What is read back may all be for later.
         while not ready and self._spill_from >= 0 and self._refill():
             pass
-        if self._returned and (not ready or self._returned[0][0] < ready[0].offset):
-            return self._returned[0][1]
+        if self._requeued and (not ready or self._requeued[0][0] < ready[0].offset):
+            return self._requeued[0][1]
         if ready and ready[0].batch <= self._storage.durable:
             return ready[0]
         return None
@@ -154,15 +157,15 @@ class Lane:
         """Take the entry that ``peek`` answers."""
         entry = self.peek()
         if entry is not None:
-            if self._returned and self._returned[0][1] is entry:
-                heappop(self._returned)
+            if self._requeued and self._requeued[0][1] is entry:
+                heappop(self._requeued)
             else:
                 self._ready.popleft()
                 self._ready_bytes -= len(entry.message.payload)
         return entry
 
     def _refill(self) -> bool:
-        """Read entries beyond the window back from the log, in order with transient ones.
+        """Read entries beyond the cache back from the log, in order with transient ones.
 
         False when they have to come from the disk first.
         """
@@ -178,7 +181,7 @@ class Lane:
         assert queue is not None
         for offset, record, note in records:
             while self._transient and self._transient[0].offset < offset:
-                self._append_window(self._transient.popleft())
+                self._append_cached(self._transient.popleft())
             entry = QueueEntry(queue, self, decode_record(record), note)
             entry.offset = offset
             entry.is_stored = True
@@ -188,8 +191,8 @@ class Lane:
                 # Its batch is not known any more; the one waited for last is as late as it can be.
                 entry.batch = queue.waiting_batch
             until = 0
-            if offset < self._recovered_to and queue.returns is not None:
-                until = queue.restore_returns(entry)
+            if offset < self._recovered_to and queue.requeues is not None:
+                until = queue.restore_requeues(entry)
             if entry.message.deliver_at and queue.delay(entry):
                 pass
             elif until < 0:
@@ -197,7 +200,7 @@ class Lane:
             elif until > queue.vhost.broker.now_ms:
                 queue.postpone_until(entry, until)
             else:
-                self._append_window(entry)
+                self._append_cached(entry)
                 if offset < self._recovered_to:
                     queue.ready_bytes += len(entry.message.payload)
             self._spill_from = offset + 1
@@ -206,10 +209,10 @@ class Lane:
             self._spill_from = -1
             self._spilled = 0
             while self._transient:
-                self._append_window(self._transient.popleft())
+                self._append_cached(self._transient.popleft())
         return True
 
-    def _append_window(self, entry: QueueEntry) -> None:
+    def _append_cached(self, entry: QueueEntry) -> None:
         self._ready.append(entry)
         self._ready_bytes += len(entry.message.payload)
 
@@ -247,14 +250,14 @@ class Lane:
         """Remove everything that is ready."""
         queue = self._queue
         assert queue is not None
-        ready = [*self._ready, *[entry for _, entry in self._returned]]
+        ready = [*self._ready, *[entry for _, entry in self._requeued]]
         for entry in ready:
             if entry.is_stored:
                 self._to_settle.append(entry.offset)
-                if entry.returns:
-                    queue.forget_returns(entry)
-        if queue.returns is not None and self._spill_from >= 0:
-            queue.returns.clear_from(self.priority, self._spill_from)
+                if entry.requeues:
+                    queue.forget_requeues(entry)
+        if queue.requeues is not None and self._spill_from >= 0:
+            queue.requeues.clear_from(self.priority, self._spill_from)
         if self.log is not None and self._spill_from >= 0:
             # Everything from here on is ready: what is unsettled was taken from before it.
             self.log.settle(self._spill_from, self.log.next_offset - 1)
@@ -271,7 +274,7 @@ class Lane:
         """Drop what is in memory."""
         self._ready.clear()
         self._ready_bytes = 0
-        self._returned.clear()
+        self._requeued.clear()
         self._transient.clear()
         self._spill_from = -1
         self._spilled = 0

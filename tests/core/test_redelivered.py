@@ -40,7 +40,7 @@ class Life:
         return len(self.host.storage.table("doubts//"))
 
 
-def test_doubt_survives_clean_stops_and_ends_with_its_messages() -> None:
+def test_a_redelivered_offset_survives_clean_stops_and_ends_with_its_messages() -> None:
     life = Life()
     life.put(b"1", b"2")
     life = life.end(is_clean=False).end(is_clean=True)
@@ -64,7 +64,7 @@ def test_another_crash_extends_it() -> None:
     assert life.flags() == [True, True]
 
 
-def test_clean_stops_and_empty_queues_leave_no_doubt() -> None:
+def test_clean_stops_and_empty_queues_leave_no_redelivered_offset() -> None:
     life = Life()
     life.put(b"1")
     life = life.end(is_clean=True)

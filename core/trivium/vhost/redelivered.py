@@ -1,7 +1,7 @@
 """What may have been delivered before a crash, remembered over clean stops.
 
-After an unclean start the storage says of each log up to where it is in doubt whether records were
-handed out: they are flagged as redelivered. The next start may be a clean one, of which the storage
+After an unclean start the storage says of each log below which offset records may have been handed
+out: they are flagged as redelivered. The next start may be a clean one, of which the storage
 says nothing, and the records may be there still. So there is a row for each such log, until a start
 finds nothing left before its offset.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from trivium.storage.base import Log, Table
 
 
-class Doubts:
+class RedeliveredOffsets:
     """The rows of one virtual host."""
 
     def __init__(self, table: Table) -> None:

@@ -47,8 +47,8 @@ def test_the_count_survives(is_clean: bool) -> None:
     vhost = open_vhost(Host(host.disk.power_cut(None)).storage)
     queue = vhost.queues["q"]
     first, second = taken(queue), taken(queue)
-    assert (first.message.payload, first.returns, first.is_redelivered) == (b"1", 3, True)
-    assert (second.message.payload, second.returns) == (b"2", 0)
+    assert (first.message.payload, first.requeues, first.is_redelivered) == (b"1", 3, True)
+    assert (second.message.payload, second.requeues) == (b"2", 0)
     assert second.is_redelivered != is_clean
     queue.requeue(first)
     queue.requeue(second)
@@ -62,7 +62,7 @@ def test_a_message_that_is_never_returned_has_no_row() -> None:
     queue.put(message(b"m"), b"")
     queue.requeue(taken(queue), was_delivered=False)
     assert drain(queue) == [b"m"]
-    assert (rows(storage), queue.returns) == (0, None)
+    assert (rows(storage), queue.requeues) == (0, None)
 
 
 def test_a_transient_message_has_no_row() -> None:
@@ -172,7 +172,7 @@ def test_a_retry_waits_on_after_a_restart() -> None:
     broker_of(again).now_ms = at
     broker_of(again).end_turn()
     entry = taken(queue)
-    assert entry.returns == 1
+    assert entry.requeues == 1
     # The next wait is twice as long, as without the restart.
     queue.requeue(entry)
     broker_of(again).now_ms = at + 119_999
@@ -180,7 +180,7 @@ def test_a_retry_waits_on_after_a_restart() -> None:
     assert queue.get() is None
     broker_of(again).now_ms = at + 120_000
     broker_of(again).end_turn()
-    assert taken(queue).returns == 2
+    assert taken(queue).requeues == 2
 
 
 def test_queues_with_similar_names_do_not_share_rows() -> None:
@@ -193,4 +193,4 @@ def test_queues_with_similar_names_do_not_share_rows() -> None:
         come_back(queue, count + 1)
     broker_of(vhost).end_turn()
     again = open_vhost(storage)
-    assert [taken(again.queues[name]).returns for name in names] == [1, 2, 3, 4]
+    assert [taken(again.queues[name]).requeues for name in names] == [1, 2, 3, 4]
