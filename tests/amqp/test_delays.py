@@ -63,7 +63,7 @@ def test_further_routing_keys_are_delayed_too(server: Server, client: Client) ->
 
 
 @pytest.mark.parametrize(("count", "is_accepted"), [(317, True), (318, False)])
-def test_so_many_routing_keys_that_they_do_not_fit_a_note_are_406(
+def test_so_many_routing_keys_that_they_do_not_fit_an_annotation_are_406(
     count: int, is_accepted: bool
 ) -> None:
     server = Server(host=Host())

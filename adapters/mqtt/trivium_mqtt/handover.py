@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.queues.queue import Consumer, Queue, QueueEntry
-from trivium_mqtt.session import NOTE_SHARED, SHARE_SIZE
+from trivium_mqtt.session import ANNOTATION_SHARED, SHARE_SIZE
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
@@ -73,12 +73,12 @@ class Handover(Consumer):
     def deliver(self, entry: QueueEntry) -> None:
         self._credit -= 1
         sessions = self._sessions
-        note = entry.note
+        annotation = entry.annotation
         if entry.offset in self._sent:
             sessions.metrics.messages_dropped += 1
             sessions.store.delete_outgoing(self._client_id, self._sent.pop(entry.offset))
-        elif note and note[0] & NOTE_SHARED:
-            sessions.shares.hand_on(note[1 : 1 + SHARE_SIZE], entry.message)
+        elif annotation and annotation[0] & ANNOTATION_SHARED:
+            sessions.shares.hand_on(annotation[1 : 1 + SHARE_SIZE], entry.message)
         self._queue.settle(entry)
         broker = sessions.broker
         broker.timeouts.call_at(broker.elapsed_ms, self._next_turn)

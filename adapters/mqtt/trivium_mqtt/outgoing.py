@@ -22,7 +22,13 @@ from trivium_mqtt.codec.packets import PUBREL, acknowledgement
 from trivium_mqtt.codec.reasons import ProtocolError
 from trivium_mqtt.codec.wire import PACKET_IDS
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
-from trivium_mqtt.session import NOTE_QOS, NOTE_RETAIN, NOTE_SHARED, SHARE_SIZE, Session
+from trivium_mqtt.session import (
+    ANNOTATION_QOS,
+    ANNOTATION_RETAIN,
+    ANNOTATION_SHARED,
+    SHARE_SIZE,
+    Session,
+)
 from trivium_mqtt.store import SessionStore
 
 if TYPE_CHECKING:
@@ -86,14 +92,14 @@ class Outgoing(Consumer):
 
     # Publishing
 
-    def put(self, message: Message, note: bytes) -> int:
+    def put(self, message: Message, annotation: bytes) -> int:
         """Enqueue for this session: ACCEPTED, or the batch that makes the message durable."""
         queue = self.queue
         if self._is_full():
             self._metrics.messages_dropped += 1
             self.session.missed += 1
             return ACCEPTED
-        result = queue.put(message, note)
+        result = queue.put(message, annotation)
         if result == REJECTED:
             self.session.missed += 1
         return result
@@ -231,7 +237,7 @@ class Outgoing(Consumer):
         message = entry.message
         if (
             message.mode == 1
-            and not entry.note
+            and not entry.annotation
             and not entry.is_redelivered
             and self._assigned is None
             and not message.header
@@ -285,20 +291,24 @@ class Outgoing(Consumer):
         self, entry: QueueEntry, packet_id: int, dup: int, connection: MqttConnection
     ) -> None:
         message = entry.message
-        note = entry.note
+        annotation = entry.annotation
         self._credit -= 1
-        if not note:
+        if not annotation:
             qos = message.mode
             first = _PUBLISH | qos << 1 | dup
             identifiers = b""
         else:
-            qos = note[0] & NOTE_QOS
+            qos = annotation[0] & ANNOTATION_QOS
             first = _PUBLISH | qos << 1 | dup
-            if note[0] & NOTE_RETAIN:
+            if annotation[0] & ANNOTATION_RETAIN:
                 first |= RETAIN
             identifiers = b""
             if self._is_v5:
-                identifiers = note[1 + SHARE_SIZE :] if note[0] & NOTE_SHARED else note[1:]
+                identifiers = (
+                    annotation[1 + SHARE_SIZE :]
+                    if annotation[0] & ANNOTATION_SHARED
+                    else annotation[1:]
+                )
         is_held = qos == 2 and entry.is_stored
         if connection.alias_maximum and not is_held:
             packet = connection.aliased(message, first, PACKET_IDS[packet_id], identifiers)
@@ -328,7 +338,7 @@ class Outgoing(Consumer):
             packet_id = data[at + 2] << 8 | data[at + 3]
             entry = inflight.get(packet_id)
             if entry is not None:
-                if entry.note or entry.message.mode != 1:
+                if entry.annotation or entry.message.mode != 1:
                     self.acknowledged(packet_id)
                 else:
                     del inflight[packet_id]
@@ -439,4 +449,4 @@ class Outgoing(Consumer):
 
 def effective_qos(entry: QueueEntry) -> int:
     """The QoS at which this session gets the entry."""
-    return entry.note[0] & NOTE_QOS if entry.note else entry.message.mode
+    return entry.annotation[0] & ANNOTATION_QOS if entry.annotation else entry.message.mode

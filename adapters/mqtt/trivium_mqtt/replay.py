@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trivium.routing.exchanges import REJECTED
 from trivium_mqtt.codec.properties import SUBSCRIPTION_ID
 from trivium_mqtt.codec.wire import varint
-from trivium_mqtt.session import Session, Subscription, make_note
+from trivium_mqtt.session import Session, Subscription, make_annotation
 
 if TYPE_CHECKING:
     from trivium.routing.retained import RetainedMessages, RetainedWalk
@@ -86,7 +86,10 @@ class Replay:
                     outgoing = session.sessions.outgoing(session)
                     if not outgoing.takes_retained():
                         break
-                    if outgoing.put(message, make_note(qos, True, b"", identifiers)) == REJECTED:
+                    if (
+                        outgoing.put(message, make_annotation(qos, True, b"", identifiers))
+                        == REJECTED
+                    ):
                         break
             self.after = walk.key
             self._has_next = False

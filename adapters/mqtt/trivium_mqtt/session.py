@@ -27,12 +27,12 @@ _RETAIN_AS_PUBLISHED: Final = 0x08
 #: Subscription identifiers that one message carries to one session at most.
 MAX_IDENTIFIERS: Final = 4096
 
-#: First byte of a queue entry's note: QoS in the two low bits, RETAIN flag, whether it came through
-#: a share, whose identity follows; then subscription identifier properties. An empty note is the
-#: message's own QoS, not retained, no share, no identifiers.
-NOTE_QOS: Final = 0x03
-NOTE_RETAIN: Final = 0x04
-NOTE_SHARED: Final = 0x08
+#: First byte of a queue entry's annotation: QoS in the two low bits, RETAIN flag, whether it came
+#: through a share, whose identity follows; then subscription identifier properties. An empty
+#: annotation is the message's own QoS, not retained, no share, no identifiers.
+ANNOTATION_QOS: Final = 0x03
+ANNOTATION_RETAIN: Final = 0x04
+ANNOTATION_SHARED: Final = 0x08
 #: Bytes of a share's identity.
 SHARE_SIZE: Final = 8
 
@@ -170,21 +170,21 @@ class Delivery(Destination):
         outgoing = session.outgoing
         if outgoing is None:
             outgoing = session.sessions.outgoing(session)
-        note = make_note(min(mode, self.qos), retain, self.share, self.identifiers)
-        return outgoing.put(message, note)
+        annotation = make_annotation(min(mode, self.qos), retain, self.share, self.identifiers)
+        return outgoing.put(message, annotation)
 
     def target_queue(self) -> Destination | None:
         outgoing = self.session.outgoing
         return None if outgoing is None else outgoing.queue
 
 
-def make_note(qos: int, retain: bool, share: bytes, identifiers: bytes) -> bytes:
-    """A queue entry's note: how this session gets the message (see NOTE_QOS)."""
+def make_annotation(qos: int, retain: bool, share: bytes, identifiers: bytes) -> bytes:
+    """A queue entry's annotation: how this session gets the message (see ANNOTATION_QOS)."""
     flags = qos
     if retain:
-        flags |= NOTE_RETAIN
+        flags |= ANNOTATION_RETAIN
     if share:
-        flags |= NOTE_SHARED
+        flags |= ANNOTATION_SHARED
     return bytes((flags,)) + share + identifiers
 
 
@@ -193,7 +193,7 @@ def make_delivery(
 ) -> Delivery:
     """The delivery that combines ``subscriptions``, to which ``share`` leads (empty for none)."""
     qos = 0
-    # A dict, because it is ordered; limited, because it goes into the queue entry's note.
+    # A dict, because it is ordered; limited, because it goes into the queue entry's annotation.
     identifiers: dict[bytes, None] = {}
     retain_as_published = False
     others: list[Subscription] = []

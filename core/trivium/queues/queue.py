@@ -154,16 +154,16 @@ class Queue(Destination):
     def accept(self, message: Message) -> int:
         return self.put(message, b"")
 
-    def put(self, message: Message, note: bytes) -> int:
+    def put(self, message: Message, annotation: bytes) -> int:
         """Enqueue: ACCEPTED, the batch that makes the message durable, or REJECTED.
 
-        ``note`` is kept with the entry, also over a restart.
+        ``annotation`` is kept with the entry, also over a restart.
         """
         if not self._is_plain or message.expires or message.insists:
-            return self.put_special(message, note)
+            return self.put_special(message, annotation)
         self.published += 1
         sub_queue = self._sub_queue
-        entry = QueueEntry(self, sub_queue, message, note)
+        entry = QueueEntry(self, sub_queue, message, annotation)
         result = ACCEPTED
         if message.persistent and sub_queue.record(entry):
             result = self._storage.batch
@@ -183,7 +183,7 @@ class Queue(Destination):
     def has_room(self, messages: int, size: int) -> bool:
         return self.settings.overflow == DROP_HEAD or not self._is_over_limit(messages, size)
 
-    def put_special(self, message: Message, note: bytes) -> int:
+    def put_special(self, message: Message, annotation: bytes) -> int:
         """``put`` for messages and queues that are out of the ordinary, delayed messages too."""
         settings = self.settings
         is_replaced = settings.delivery >= 0 and not message.insists
@@ -203,7 +203,7 @@ class Queue(Destination):
             return REJECTED
         self.published += 1
         sub_queue = self._sub_queues[min(message.priority, len(self._sub_queues) - 1)]
-        entry = QueueEntry(self, sub_queue, message, note)
+        entry = QueueEntry(self, sub_queue, message, annotation)
         result = ACCEPTED
         if mode != AT_MOST_ONCE if is_replaced else message.persistent:
             if sub_queue.record(entry):

@@ -33,13 +33,15 @@ REFILL_BYTES: Final = 4 << 20
 class QueueEntry:
     """A message's place in one queue, from ``put`` until it is settled."""
 
-    def __init__(self, queue: Queue, sub_queue: SubQueue, message: Message, note: bytes) -> None:
+    def __init__(
+        self, queue: Queue, sub_queue: SubQueue, message: Message, annotation: bytes
+    ) -> None:
         self.queue = queue
         self.sub_queue = sub_queue
         self.offset = 0
         self.message = message
         #: what the binding's adapter wanted remembered with this message in this queue
-        self.note = note
+        self.annotation = annotation
         #: it was, or after a crash may have been, handed to a consumer before
         self.is_redelivered = False
         #: times that it was handed to a consumer and came back
@@ -108,7 +110,7 @@ class SubQueue:
             entry.offset = self._next_offset
             self._next_offset += 1
             return False
-        entry.offset = log.append(entry.message.record(), 1, entry.note)
+        entry.offset = log.append(entry.message.record(), 1, entry.annotation)
         entry.is_stored = True
         return True
 
@@ -179,10 +181,10 @@ class SubQueue:
         records = log.read(self._spill_from, REFILL, REFILL_BYTES)
         queue = self._queue
         assert queue is not None
-        for offset, record, note in records:
+        for offset, record, annotation in records:
             while self._transient and self._transient[0].offset < offset:
                 self._append_cached(self._transient.popleft())
-            entry = QueueEntry(queue, self, decode_record(record), note)
+            entry = QueueEntry(queue, self, decode_record(record), annotation)
             entry.offset = offset
             entry.is_stored = True
             entry.is_redelivered = offset < log.recovered_offset

@@ -26,8 +26,8 @@ QUEUE_NAME: Final = "amq.delayed"
 FULL_DELAY: Final = 1000
 #: Messages routed in one millisecond, so that many of one time do not stop everything else.
 BURST: Final = 1024
-#: Bytes of the further routing keys of a message, with 5 more for each: they are kept in a note,
-#: which has at most 65,535 bytes.
+#: Bytes of the further routing keys of a message, with 5 more for each: they are kept in an
+#: annotation, which has at most 65,535 bytes.
 MAX_COPIES_BYTES: Final = 65_000
 
 
@@ -120,7 +120,7 @@ class Delays(Consumer):
             delayed.origin,
             insists=delayed.insists,
         )
-        copies: list[bytes] = unpack(entry.note) if entry.note else []
+        copies: list[bytes] = unpack(entry.annotation) if entry.annotation else []
         route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
         earlier = self._left.pop(entry, None)
         if earlier is None and message.retain:

@@ -375,10 +375,10 @@ def test_the_annotations_of_a_dead_letter(server: Server) -> None:
 def test_notes_of_a_session(server: Server) -> None:
     notes = [note for _, note in server.host.contents("queue/1://0/amq.mqtt-session.c").values()]
     assert notes == [bytes.fromhex("09c44acdce4a9d6eb5"), bytes.fromhex("020b05")]
-    assert notes == [example("note share"), example("note session")]
+    assert notes == [example("annotation share"), example("annotation session")]
 
 
 def test_notes_of_delayed_messages(server: Server) -> None:
     notes = [note for _, note in server.host.contents("queue/1://0/amq.delayed").values()]
     assert notes == [b"", bytes.fromhex("91c4026363")]
-    assert notes[1] == example("note delayed")
+    assert notes[1] == example("annotation delayed")
