@@ -98,7 +98,7 @@ def _publish(
     route = vhost.route(vhost.exchange(""), b"q")
     published: dict[int, int] = {}
     waiting = durable = total = 0
-    first_batch = storage.durable
+    first_write_batch = storage.durable
     longest = 0.0
     count = max(1, min(TURN, TURN_BYTES // len(payload)))
     start = turn = time.perf_counter()
@@ -112,7 +112,7 @@ def _publish(
                 route.publish(
                     Message(PROTOCOL_NONE, address, b"", payload, AT_LEAST_ONCE, True, stamp)
                 )
-            published[storage.batch] = published.get(storage.batch, 0) + count
+            published[storage.write_batch] = published.get(storage.write_batch, 0) + count
             waiting += count
         wakes.clear()
         broker.end_turn()
@@ -128,7 +128,7 @@ def _publish(
             done = published.pop(durable, 0)
             waiting -= done
             total += done
-    result = Result(total, storage.durable - first_batch, now - start, longest)
+    result = Result(total, storage.durable - first_write_batch, now - start, longest)
     if failures:
         raise failures[0]
     if is_killed:

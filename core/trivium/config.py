@@ -93,15 +93,15 @@ def join_address(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """When written batches are forced to the disk.
+    """When written write batches are forced to the disk.
 
-    `always`: before any acknowledgement. `every_n:N`: each N batches. `interval:MS`: each MS
+    `always`: before any acknowledgement. `every_n:N`: each N write batches. `interval:MS`: each MS
     milliseconds. `never`: left to the operating system. All but `always` weaken what an
     acknowledgement promises.
     """
 
     policy: Literal["always", "every_n", "interval", "never"] = "always"
-    #: batches for `every_n`, milliseconds for `interval`, 0 otherwise
+    #: write batches for `every_n`, milliseconds for `interval`, 0 otherwise
     amount: int = 0
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class LimitsConfig:
     #: the same in bytes, instead of the share; 0 is not set
     memory_high_bytes: int = 0
     #: free bytes on the data directory's file system below which publishers are paused; 0 is off.
-    #: It is room for what is under way when the limit is passed: batches that are filled and
+    #: It is room for what is under way when the limit is passed: write batches that are filled and
     #: written, the next journal file, and a checkpoint.
     disk_free_bytes: int = 512 * 1024 * 1024
     #: bytes of output that a subscriber may have waiting, beside what its socket holds, before

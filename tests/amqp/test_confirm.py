@@ -23,11 +23,11 @@ from trivium.storage.base import DurabilityWaiter
 
 
 class SlowStorage(HeldStorage):
-    """Batches begin when the test says so, and the times that somebody waits are counted."""
+    """Write batches begin when the test says so, and the times that somebody waits are counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch = 0
+        self.write_batch = 0
         self.registrations = 0
 
     def wait(self, waiter: DurabilityWaiter) -> int:
@@ -38,17 +38,17 @@ class SlowStorage(HeldStorage):
         pass
 
     def complete(self) -> None:
-        self.sync(self.batch)
+        self.sync(self.write_batch)
 
-    def new_batch(self) -> None:
-        """The batch so far is with the writer; the next one begins."""
-        self.batch += 1
+    def new_write_batch(self) -> None:
+        """The write batch so far is with the writer; the next one begins."""
+        self.write_batch += 1
 
     def sync(self, up_to: int) -> None:
-        """Everything up to this batch is durable."""
+        """Everything up to this write batch is durable."""
         self.durable = up_to
         for waiter in list(self.waiters):
-            waiter.batch_durable(up_to)
+            waiter.write_batch_durable(up_to)
 
 
 class Setup:
@@ -58,7 +58,7 @@ class Setup:
         self.client = self.server.open()
         self.client.declare("disk", durable=True)
         self.client.declare("memory")
-        self.storage.new_batch()
+        self.storage.new_write_batch()
 
     def publish(self, queue: str, count: int = 1, **properties: Any) -> None:
         self.client.feed(publish_frames(queue, b"12345678", **properties) * count)
@@ -120,7 +120,7 @@ def test_what_need_not_survive_is_confirmed_at_once(
     assert setup.acks() == [ack(6, True)]
 
 
-def test_persistent_message_in_a_durable_queue_waits_for_its_batch(setup: Setup) -> None:
+def test_persistent_message_in_a_durable_queue_waits_for_its_write_batch(setup: Setup) -> None:
     setup.publish("disk", 4, delivery_mode=2)
     assert setup.acks() == []
     setup.sync(0)
@@ -129,11 +129,11 @@ def test_persistent_message_in_a_durable_queue_waits_for_its_batch(setup: Setup)
     assert setup.acks() == [ack(4, True)]
 
 
-def test_one_ack_per_batch_and_one_registration(setup: Setup) -> None:
+def test_one_ack_per_write_batch_and_one_registration(setup: Setup) -> None:
     setup.publish("disk", 100, delivery_mode=2)
     setup.publish("disk", 50, delivery_mode=2)
     assert setup.storage.registrations == 1
-    setup.storage.new_batch()
+    setup.storage.new_write_batch()
     setup.publish("disk", 10, delivery_mode=2)
     setup.sync(1)
     assert setup.acks() == [ack(150, True)]
@@ -141,10 +141,10 @@ def test_one_ack_per_batch_and_one_registration(setup: Setup) -> None:
     assert setup.acks() == [ack(160, True)]
 
 
-def test_several_batches_may_become_durable_at_once(setup: Setup) -> None:
+def test_several_write_batches_may_become_durable_at_once(setup: Setup) -> None:
     for _ in range(3):
         setup.publish("disk", 2, delivery_mode=2)
-        setup.storage.new_batch()
+        setup.storage.new_write_batch()
     setup.sync(3)
     assert setup.acks() == [ack(6, True)]
 
@@ -172,14 +172,14 @@ def test_mixed_in_one_read(setup: Setup) -> None:
 def test_message_for_both_kinds_of_queue_waits(setup: Setup) -> None:
     for queue in ("disk", "memory"):
         setup.client.bind(queue, "amq.fanout", "")
-    setup.storage.new_batch()
+    setup.storage.new_write_batch()
     setup.client.publish("", exchange="amq.fanout", delivery_mode=2)
     assert setup.acks() == []
     setup.sync(2)
     assert setup.acks() == [ack(1, True)]
 
 
-def test_retained_message_waits_for_its_batch(setup: Setup) -> None:
+def test_retained_message_waits_for_its_write_batch(setup: Setup) -> None:
     setup.client.publish("a", exchange="amq.topic", headers={"x-retain": True})
     assert setup.acks() == []
     setup.sync(1)
@@ -258,19 +258,19 @@ def test_tx_publish_is_visible_after_commit_only(tx: Setup) -> None:
     assert tx.client.counts("memory") == (3, 0)
 
 
-def test_tx_commit_ok_waits_for_the_batch(tx: Setup) -> None:
+def test_tx_commit_ok_waits_for_the_write_batch(tx: Setup) -> None:
     tx.publish("disk", 2, delivery_mode=2)
     assert tx.client.call(Tx.Commit()) == []
     tx.sync(1)
     assert names(tx.client.take()) == ["Tx.CommitOk"]
 
 
-def test_tx_commit_of_acknowledgements_waits_for_the_batch(tx: Setup) -> None:
+def test_tx_commit_of_acknowledgements_waits_for_the_write_batch(tx: Setup) -> None:
     tx.publish("disk", delivery_mode=2)
     tx.client.call(Tx.Commit())
     tx.sync(1)
     tx.client.take()
-    tx.storage.new_batch()
+    tx.storage.new_write_batch()
     tx.client.get("disk", no_ack=False)
     tx.client.call(Basic.Ack(1))
     assert tx.client.call(Tx.Commit()) == []

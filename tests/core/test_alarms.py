@@ -311,7 +311,7 @@ def test_publishers_pause_until_a_stalled_writer_has_caught_up() -> None:
         queue.accept(message(b"%d" % published * (1 << 20)))
         broker.end_turn()
         published += 1
-    # One batch of a message is with the writer, the rest waits.
+    # One write batch of a message is with the writer, the rest waits.
     assert published <= 66
     while client.told == [""]:
         host.step()

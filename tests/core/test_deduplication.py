@@ -316,13 +316,13 @@ def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue]) -> None:
 # Durability
 
 
-def test_a_repetition_waits_for_the_batch_of_the_first() -> None:
+def test_a_repetition_waits_for_the_write_batch_of_the_first() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
     queue = declare(vhost, message_deduplication=True)
-    assert queue.put(sent("a"), b"") == storage.batch
+    assert queue.put(sent("a"), b"") == storage.write_batch
     broker_of(vhost).end_turn()
-    assert queue.put(sent("a"), b"") == storage.batch, "the first is not durable yet"
+    assert queue.put(sent("a"), b"") == storage.write_batch, "the first is not durable yet"
     broker_of(vhost).end_turn()
     storage.complete()
     assert queue.put(sent("a"), b"") == ACCEPTED
@@ -345,7 +345,7 @@ def test_ids_survive_a_crash_with_their_messages(level: str) -> None:
     host = Host()
     vhost = setup(host, level)
     start, done = host.disk.copy(), len(host.disk.operations)
-    assert publish(vhost, sent("a")) == host.storage.batch
+    assert publish(vhost, sent("a")) == host.storage.write_batch
     broker_of(vhost).end_turn()
     host.commit()
     seen: set[int] = set()

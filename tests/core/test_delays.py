@@ -201,11 +201,11 @@ def test_many_of_one_time_do_not_come_in_one_turn(vhost: VirtualHost) -> None:
     assert drain(queue) == [b"%d" % number for number in range(trivium.vhost.delays.BURST + 3)]
 
 
-def test_it_is_durable_with_its_batch_and_survives_a_crash_once() -> None:
+def test_it_is_durable_with_its_write_batch_and_survives_a_crash_once() -> None:
     host = Host()
     vhost = open_vhost(host.storage)
     bound(vhost)
-    assert vhost.delays.add(delayed(vhost, b"kept", HOUR), []) == host.storage.batch
+    assert vhost.delays.add(delayed(vhost, b"kept", HOUR), []) == host.storage.write_batch
     assert vhost.delays.add(delayed(vhost, b"gone", HOUR, mode=0), []) == ACCEPTED
     broker_of(vhost).end_turn()
     host.commit()

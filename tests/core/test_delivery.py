@@ -92,7 +92,7 @@ def test_a_policy_changes_the_mode_of_what_comes_later() -> None:
     vhost.set_policy(Policy("p", "q", {"delivery": "at-most-once"}))
     assert queue.put(sent(AT_LEAST_ONCE), b"") == ACCEPTED
     vhost.delete_policy("p")
-    assert queue.put(sent(AT_LEAST_ONCE), b"") == storage.batch
+    assert queue.put(sent(AT_LEAST_ONCE), b"") == storage.write_batch
 
 
 def test_the_private_queue_of_a_session_is_not_changed() -> None:
@@ -130,10 +130,10 @@ def test_a_transient_message_that_does_not_insist_waits_for_its_acknowledgement(
     assert queue.unsettled == 1
 
 
-def test_at_least_once_waits_for_its_batch_is_stored_and_settled_by_the_consumer() -> None:
+def test_at_least_once_waits_for_its_write_batch_is_stored_and_settled_by_the_consumer() -> None:
     storage = HeldStorage()
     queue = plain_queue(storage)
-    assert queue.put(sent(AT_LEAST_ONCE, insists=True), b"") == storage.batch
+    assert queue.put(sent(AT_LEAST_ONCE, insists=True), b"") == storage.write_batch
     assert stored(storage) == 1
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
@@ -144,12 +144,12 @@ def test_at_least_once_waits_for_its_batch_is_stored_and_settled_by_the_consumer
     assert stored(storage) == 0
 
 
-def test_exactly_once_is_not_delivered_before_its_batch_is_durable() -> None:
+def test_exactly_once_is_not_delivered_before_its_write_batch_is_durable() -> None:
     storage = HeldStorage()
     queue = plain_queue(storage)
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
-    assert queue.put(sent(EXACTLY_ONCE, insists=True), b"") == storage.batch
+    assert queue.put(sent(EXACTLY_ONCE, insists=True), b"") == storage.write_batch
     assert stored(storage) == 1
     broker_of(queue.vhost).end_turn()
     assert consumer.payloads == []

@@ -101,7 +101,7 @@ class Faulty(Connection):
             raise ERROR
         self.close()
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         raise ERROR
 
 
@@ -153,7 +153,7 @@ class Told(DurabilityWaiter):
     def __init__(self) -> None:
         self.is_told = asyncio.Event()
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         self.is_told.set()
 
 
@@ -244,7 +244,7 @@ async def test_an_error_at_the_end_of_a_turn_stops_the_broker_without_the_turn(
     await assert_nothing_half_done(world)
 
 
-async def test_an_error_of_who_waits_for_a_batch_stops_the_broker(
+async def test_an_error_of_who_waits_for_a_write_batch_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world.broker as broker:
@@ -435,7 +435,7 @@ async def test_what_others_have_changed_does_not_count(world: World) -> None:
         reader, writer = await world.connect()
         writer.write(b"e")
         await reader.readexactly(1)
-        # In the same turn, and whatever the batch holds already.
+        # In the same turn, and whatever the write batch holds already.
         broker.driver.request_turn()
         broker.storage.table("t").put(b"other", b"done")
         connection = next(iter(broker.connections))
@@ -457,7 +457,7 @@ async def test_an_error_in_the_next_turn_of_a_connection_costs_that_connection_a
         writer.close()
 
 
-async def test_an_error_in_the_next_turn_that_is_partly_in_the_batch_stops_the_broker(
+async def test_an_error_in_the_next_turn_that_is_partly_in_the_write_batch_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.adapter.waiting = b"px"
@@ -488,7 +488,7 @@ async def test_an_error_of_who_goes_on_because_of_another_costs_the_former_alone
 
 
 @pytest.mark.parametrize("data", [b"px", b"sx"])
-async def test_an_error_in_a_feed_that_is_partly_in_the_batch_stops_the_broker(
+async def test_an_error_in_a_feed_that_is_partly_in_the_write_batch_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     async with world.broker:
@@ -546,11 +546,11 @@ async def test_an_error_while_the_broker_stops_is_raised_and_commits_nothing(
     await assert_nothing_half_done(world)
 
 
-async def test_an_error_of_the_last_batch_is_raised_and_the_directory_is_released(
+async def test_an_error_of_the_last_write_batch_is_raised_and_the_directory_is_released(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Waiter(DurabilityWaiter):
-        def batch_durable(self, batch: int) -> None:
+        def write_batch_durable(self, write_batch: int) -> None:
             raise ERROR
 
     broker = await world.broker.__aenter__()
@@ -561,7 +561,7 @@ async def test_an_error_of_the_last_batch_is_raised_and_the_directory_is_release
     async def close_storage() -> None:
         broker.storage.wait(Waiter())
         storage = broker.storage
-        # No turn hands the batch over any more.
+        # No turn hands the write batch over any more.
         storage._is_busy = True  # type: ignore[attr-defined]
         await original()
 

@@ -522,7 +522,7 @@ def test_what_an_answer_said_is_on_the_disk_before_it_counts() -> None:
             vhost.memberships.join_exclusively("held", "one")
         holder = "one" if step >= 5 else ""
         host.commit()
-        assert vhost.memberships.batch <= host.storage.durable
+        assert vhost.memberships.write_batch <= host.storage.durable
         newest = max(one.generation for one in clients)
         told.append((len(host.disk.operations), newest, holder))
     random_ = random.Random(7)

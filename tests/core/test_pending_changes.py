@@ -9,24 +9,26 @@ from trivium.storage.memory import MemoryStorage
 from trivium.vhost.pending_changes import FORGET_AT_ONCE
 
 
-def test_a_change_is_pending_until_its_batch_is_durable() -> None:
+def test_a_change_is_pending_until_its_write_batch_is_durable() -> None:
     host = Host()
     broker = open_broker(host.storage)
     host.commit()
     vhost = broker.vhosts["/"]
-    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (0, 0)
+    assert (vhost.changes.newest, vhost.changes.write_batch_of(QUEUE, "q")) == (0, 0)
     queue = vhost.declare_queue("q", durable=True)
-    made = host.storage.batch
-    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (made, made)
-    assert vhost.changes.batch_of(EXCHANGE, "q") == vhost.changes.batch_of(QUEUE, "r") == 0
+    made = host.storage.write_batch
+    assert (vhost.changes.newest, vhost.changes.write_batch_of(QUEUE, "q")) == (made, made)
+    assert (
+        vhost.changes.write_batch_of(EXCHANGE, "q") == vhost.changes.write_batch_of(QUEUE, "r") == 0
+    )
     broker.end_turn()
     vhost.delete_queue(queue)
-    deleted = host.storage.batch
+    deleted = host.storage.write_batch
     assert deleted > made
-    assert vhost.changes.batch_of(QUEUE, "q") == deleted
+    assert vhost.changes.write_batch_of(QUEUE, "q") == deleted
     broker.end_turn()
     host.commit()
-    assert (vhost.changes.newest, vhost.changes.batch_of(QUEUE, "q")) == (0, 0)
+    assert (vhost.changes.newest, vhost.changes.write_batch_of(QUEUE, "q")) == (0, 0)
 
 
 def test_what_has_become_durable_is_forgotten_a_part_at_a_time() -> None:
@@ -38,11 +40,11 @@ def test_what_has_become_durable_is_forgotten_a_part_at_a_time() -> None:
     host.commit()
     for number in range(count):
         assert vhost.changes.newest == 0
-        assert vhost.changes.batch_of(QUEUE, f"q{number}") == 0
+        assert vhost.changes.write_batch_of(QUEUE, f"q{number}") == 0
         before = len(vhost.changes)
         vhost.delete_queue(vhost.queue(f"q{number}"))
         assert 0 <= before - len(vhost.changes) < FORGET_AT_ONCE
-        assert vhost.changes.batch_of(QUEUE, f"q{number}") == host.storage.batch
+        assert vhost.changes.write_batch_of(QUEUE, f"q{number}") == host.storage.write_batch
         host.commit()
     assert len(vhost.changes) < FORGET_AT_ONCE
 
@@ -53,9 +55,9 @@ def test_what_changes_again_and_again_is_there_once() -> None:
     for _ in range(3):
         for _ in range(100):
             vhost.delete_queue(vhost.declare_queue("q", durable=True))
-        assert vhost.changes.batch_of(QUEUE, "q") == host.storage.batch
+        assert vhost.changes.write_batch_of(QUEUE, "q") == host.storage.write_batch
         host.commit()
-        assert vhost.changes.batch_of(QUEUE, "q") == 0
+        assert vhost.changes.write_batch_of(QUEUE, "q") == 0
 
 
 def test_every_kind_of_durable_change_is_noted_and_others_are_not() -> None:
@@ -68,15 +70,19 @@ def test_every_kind_of_durable_change_is_noted_and_others_are_not() -> None:
     assert vhost.changes.newest == 0
     vhost.declare_stream("s")
     vhost.declare_exchange("e", "direct", durable=True)
-    batch = host.storage.batch
-    assert [vhost.changes.batch_of(*place) for place in ((QUEUE, "s"), (EXCHANGE, "e"))] == [
-        batch,
-        batch,
+    write_batch = host.storage.write_batch
+    assert [vhost.changes.write_batch_of(*place) for place in ((QUEUE, "s"), (EXCHANGE, "e"))] == [
+        write_batch,
+        write_batch,
     ]
     host.commit()
     vhost.delete_stream("s")
     vhost.delete_exchange("e")
-    assert vhost.changes.batch_of(QUEUE, "s") == vhost.changes.batch_of(EXCHANGE, "e") > batch
+    assert (
+        vhost.changes.write_batch_of(QUEUE, "s")
+        == vhost.changes.write_batch_of(EXCHANGE, "e")
+        > write_batch
+    )
 
 
 def test_nothing_is_pending_in_memory() -> None:

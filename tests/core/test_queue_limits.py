@@ -454,7 +454,7 @@ def test_a_dead_letter_that_a_full_queue_passes_on_is_not_lost(vhost: VirtualHos
     assert not any(broker_of(vhost).dead_letters.lost.counts.values())
 
 
-def test_a_dead_letter_moves_in_one_batch() -> None:
+def test_a_dead_letter_moves_in_one_write_batch() -> None:
     storage = HeldStorage()
     vhost = open_vhost(storage)
     declare(vhost, "dead")
@@ -463,11 +463,11 @@ def test_a_dead_letter_moves_in_one_batch() -> None:
     broker_of(vhost).end_turn()
     entry = queue.get()
     assert entry is not None
-    batch = storage.batch
+    write_batch = storage.write_batch
     queue.reject(entry)
     assert len(storage.log(queue_log_name("/", "dead"))) == 0
     broker_of(vhost).end_turn()
-    assert storage.batch == batch + 1
+    assert storage.write_batch == write_batch + 1
     assert (
         len(storage.log(queue_log_name("/", "q"))),
         len(storage.log(queue_log_name("/", "dead"))),

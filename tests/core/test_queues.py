@@ -184,12 +184,12 @@ def test_transient_messages_are_not_written() -> None:
     storage = HeldStorage()
     queue = queue_of(storage)
     fill(queue, 2, persistent=False)
-    assert queue.put(message(b"kept"), b"") == storage.batch
+    assert queue.put(message(b"kept"), b"") == storage.write_batch
     assert len(storage.log(queue_log_name("/", "q"))) == 1
     assert drain(queue) == [b"0", b"1", b"kept"]
 
 
-def test_exactly_once_messages_wait_for_their_batch() -> None:
+def test_exactly_once_messages_wait_for_their_write_batch() -> None:
     storage = HeldStorage()
     queue = queue_of(storage)
     consumer = RecordingConsumer()

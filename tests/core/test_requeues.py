@@ -91,7 +91,7 @@ def test_the_row_goes_with_the_settlement() -> None:
         assert rows(storage) == 0, end
 
 
-def test_row_and_settlement_are_in_the_same_batch() -> None:
+def test_row_and_settlement_are_in_the_same_write_batch() -> None:
     host = Host()
     vhost = open_vhost(host.storage)
     queue = declare(vhost)

@@ -101,13 +101,13 @@ def test_a_turn_makes_one_batch_per_partition(broker: Broker, stream: Stream) ->
     assert len(broker.storage.log(stream._log_name(0))) == 1
 
 
-def test_accept_returns_the_batch_that_makes_it_durable(
+def test_accept_returns_the_write_batch_that_makes_it_durable(
     broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
-    assert stream.accept(message(b"1")) == storage.batch
-    before = storage.batch
+    assert stream.accept(message(b"1")) == storage.write_batch
+    before = storage.write_batch
     broker.end_turn()
-    assert storage.batch == before + 1
+    assert storage.write_batch == before + 1
 
 
 def test_transient_messages_are_kept_too(broker: Broker, stream: Stream) -> None:
@@ -135,14 +135,14 @@ def test_readers_see_only_durable_records(
     assert payloads(partition) == [b"1"]
 
 
-def test_the_watermark_stops_at_the_durable_batch(
+def test_the_watermark_stops_at_the_durable_write_batch(
     broker: Broker, storage: HeldStorage, stream: Stream
 ) -> None:
     partition = stream.partitions[0]
     for n in range(3):
         stream.accept(message(b"%d" % n))
         broker.end_turn()
-    partition.batch_durable(storage.batch - 2)
+    partition.write_batch_durable(storage.write_batch - 2)
     assert payloads(partition) == [b"0", b"1"]
     storage.complete()
     assert payloads(partition) == [b"0", b"1", b"2"]

@@ -82,7 +82,7 @@ def test_what_reaches_only_memory_is_confirmed_at_once(memory: Server) -> None:
     assert confirms(memory.open().send(frames.PUBLISH, 1, publish(entry()))) == [(1, 1)]
 
 
-def test_what_reaches_a_durable_queue_is_confirmed_after_its_batch(disk: Server) -> None:
+def test_what_reaches_a_durable_queue_is_confirmed_after_its_write_batch(disk: Server) -> None:
     queue = add_queue(disk)
     client = disk.open()
     assert client.send(frames.PUBLISH, 1, publish(entry())) == []

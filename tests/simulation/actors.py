@@ -43,9 +43,9 @@ class Actor:
         return self.simulation.reference
 
     @property
-    def batch(self) -> int:
-        """The batch that takes what is done now."""
-        return self.simulation.world.storage.batch
+    def write_batch(self) -> int:
+        """The write batch that takes what is done now."""
+        return self.simulation.world.storage.write_batch
 
     @property
     def now(self) -> int:
@@ -58,7 +58,7 @@ class Actor:
         self.random.choices(actions, weights)[0]()
 
     def note(self, text: str) -> None:
-        self.simulation.note(f"{self.batch}: {self.name} {text}")
+        self.simulation.note(f"{self.write_batch}: {self.name} {text}")
 
     def connect(self) -> None:
         """Have a connection."""

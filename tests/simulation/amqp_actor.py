@@ -54,9 +54,9 @@ class AmqpActor(Actor):
 
     def forget(self) -> None:
         self.tag = 0
-        #: publishes without a confirm: batch, queue that may refuse it, message
+        #: publishes without a confirm: write batch, queue that may refuse it, message
         self.unconfirmed: dict[int, tuple[int, str, int]] = {}
-        #: replies to come, by channel: method and batch
+        #: replies to come, by channel: method and write batch
         self.replies: dict[int, deque[tuple[str, int]]] = {}
         #: deliveries that are not settled: queue and message
         self.unsettled: dict[tuple[int, int], tuple[str, int]] = {}
@@ -73,8 +73,10 @@ class AmqpActor(Actor):
         assert isinstance(self.wire, AmqpWire)
         return self.wire
 
-    def _ask(self, method: Frame, reply: str, channel: int = CONFIRMING, batch: int = -1) -> None:
-        self.replies[channel].append((reply, batch))
+    def _ask(
+        self, method: Frame, reply: str, channel: int = CONFIRMING, write_batch: int = -1
+    ) -> None:
+        self.replies[channel].append((reply, write_batch))
         self.amqp.send(method, channel)
 
     def unanswered(self) -> str:
@@ -110,9 +112,9 @@ class AmqpActor(Actor):
             modelled.get("priority", 0),
             modelled.get("lifetime", 0),
         )
-        batch = self.simulation.published(number, is_durable)
+        write_batch = self.simulation.published(number, is_durable)
         self.tag += 1
-        self.unconfirmed[self.tag] = (batch, target[1], number)
+        self.unconfirmed[self.tag] = (write_batch, target[1], number)
         self.amqp.publish(CONFIRMING, *target, payload_of(number, self.size()), **properties)
 
     def publish_later(self) -> None:
@@ -120,8 +122,8 @@ class AmqpActor(Actor):
         delay = self.random.choice((1, 1500, 9000))
         self.note(f"publishes {number} to {LATE} in {delay} ms")
         self.reference.delayed[number] = self.now + delay
-        batch = self.simulation.published(number, True)
-        self._publish_with(LATE, number, batch, {"x-delay": delay})
+        write_batch = self.simulation.published(number, True)
+        self._publish_with(LATE, number, write_batch, {"x-delay": delay})
 
     def publish_once(self) -> None:
         self.identified.append(self.simulation.new_message())
@@ -137,12 +139,14 @@ class AmqpActor(Actor):
             self.reference.known.add(number)
             self.reference.publish(number, "", ONCE, 1, self.now)
             self.simulation.published(number, True)
-        batch = self.simulation.batches[number]
-        self._publish_with(ONCE, number, batch, {"x-deduplication-header": str(number)})
+        write_batch = self.simulation.write_batches[number]
+        self._publish_with(ONCE, number, write_batch, {"x-deduplication-header": str(number)})
 
-    def _publish_with(self, queue: str, number: int, batch: int, headers: dict[str, Any]) -> None:
+    def _publish_with(
+        self, queue: str, number: int, write_batch: int, headers: dict[str, Any]
+    ) -> None:
         self.tag += 1
-        self.unconfirmed[self.tag] = (batch, queue, number)
+        self.unconfirmed[self.tag] = (write_batch, queue, number)
         payload = payload_of(number, 10)
         self.amqp.publish(CONFIRMING, "", queue, payload, delivery_mode=2, headers=headers)
 
@@ -155,10 +159,10 @@ class AmqpActor(Actor):
         for each in tags:
             if each not in self.unconfirmed:
                 self.simulation.fail(f"{self.name} got a confirm of {each} twice")
-            batch, queue, number = self.unconfirmed.pop(each)
+            write_batch, queue, number = self.unconfirmed.pop(each)
             kind = KINDS.get(queue)
             if is_taken:
-                self.simulation.acknowledged(batch)
+                self.simulation.acknowledged(write_batch)
             elif kind is None or not kind.rejects:
                 self.simulation.fail(f"{self.name} got a refusal of {number} by {queue}")
             else:
@@ -268,8 +272,8 @@ class AmqpActor(Actor):
             self.reference.settle(*place)
             self.simulation.holders.pop(place, None)
         self.transaction = []
-        batch = self.batch if is_durable else -1
-        self._ask(commands.Tx.Commit(), "Tx.CommitOk", TRANSACTIONAL, batch)
+        write_batch = self.write_batch if is_durable else -1
+        self._ask(commands.Tx.Commit(), "Tx.CommitOk", TRANSACTIONAL, write_batch)
 
     def roll_back(self) -> None:
         if self.replies[TRANSACTIONAL]:
@@ -295,7 +299,7 @@ class AmqpActor(Actor):
             arguments = dict(KINDS[name].arguments)
             durable = KINDS[name].durable
         declare = commands.Queue.Declare(queue=name, durable=durable, arguments=arguments)
-        self._ask(declare, "Queue.DeclareOk", batch=self.batch if durable else -1)
+        self._ask(declare, "Queue.DeclareOk", write_batch=self.write_batch if durable else -1)
 
     def declare_some(self) -> None:
         self.declare(self.random.choice([*KINDS, "s0"]))
@@ -311,12 +315,12 @@ class AmqpActor(Actor):
             self.note(f"binds {name} to {pattern}")
             self.reference.bindings.add((pattern, name))
             bind = commands.Queue.Bind(queue=name, exchange=TOPICS, routing_key=pattern)
-            self._ask(bind, "Queue.BindOk", batch=self.batch)
+            self._ask(bind, "Queue.BindOk", write_batch=self.write_batch)
         else:
             self.note(f"unbinds {name} from {pattern}")
             self.reference.bindings.discard((pattern, name))
             unbind = commands.Queue.Unbind(queue=name, exchange=TOPICS, routing_key=pattern)
-            self._ask(unbind, "Queue.UnbindOk", batch=self.batch)
+            self._ask(unbind, "Queue.UnbindOk", write_batch=self.write_batch)
 
     def delete(self, name: str | None = None) -> None:
         name = name or self.some(DELETABLE, self.exists)
@@ -324,8 +328,8 @@ class AmqpActor(Actor):
             self.note(f"deletes {name}")
             self.simulation.deleted(name)
             self.reference.delete_queue(name)
-            batch = self.batch if KINDS[name].durable else -1
-            self._ask(commands.Queue.Delete(queue=name), "Queue.DeleteOk", batch=batch)
+            write_batch = self.write_batch if KINDS[name].durable else -1
+            self._ask(commands.Queue.Delete(queue=name), "Queue.DeleteOk", write_batch=write_batch)
 
     # What comes
 

@@ -47,8 +47,8 @@ class Member:
     rebalance_ms: int
     joined: int
     generation: int
-    #: the batch of its generation
-    batch: int
+    #: the write batch of its generation
+    write_batch: int
     expires: int = 0
     held: dict[Place, Held] = field(default_factory=dict)
 
@@ -118,18 +118,18 @@ class GroupModel:
     # Members
 
     def join(
-        self, group: str, name: str, member: Member, batch: int, now: int
+        self, group: str, name: str, member: Member, write_batch: int, now: int
     ) -> tuple[int, Assigned]:
         """Generation and partitions of a new member. Raises Refused."""
         if group in self.holders:
             raise Refused(LOCKED)
         known = self.groups.setdefault(group, Group(STRATEGIES[group]))
         member.joined = member.generation = self._raise_generation(group)
-        member.batch = batch
+        member.write_batch = write_batch
         member.expires = now + member.session_ms
         known.members[name] = member
         self._reassign(known, now)
-        return self._give(group, name, batch, has_raised=True)
+        return self._give(group, name, write_batch, has_raised=True)
 
     def join_exclusively(self, group: str, name: str) -> int:
         """The generation of the holder."""
@@ -138,7 +138,7 @@ class GroupModel:
         return self._raise_generation(group)
 
     def heartbeat(
-        self, group: str, name: str, generation: int, owned: set[Place], batch: int, now: int
+        self, group: str, name: str, generation: int, owned: set[Place], write_batch: int, now: int
     ) -> tuple[int, Assigned]:
         """Generation and partitions of the member, or the holder. Raises Refused."""
         if self._is_holder(group, name, generation):
@@ -151,7 +151,7 @@ class GroupModel:
         for place, held in list(member.held.items()):
             if held.since <= generation and place not in owned:
                 del member.held[place]
-        return self._give(group, name, batch, has_raised=False)
+        return self._give(group, name, write_batch, has_raised=False)
 
     def leave(self, group: str, name: str, generation: int, now: int) -> None:
         """Raises Refused."""
@@ -266,7 +266,9 @@ class GroupModel:
             has[least].append(has[most].pop())
         found.update({place: name for name in readers for place in has[name]})
 
-    def _give(self, group: str, name: str, batch: int, has_raised: bool) -> tuple[int, Assigned]:
+    def _give(
+        self, group: str, name: str, write_batch: int, has_raised: bool
+    ) -> tuple[int, Assigned]:
         known = self.groups[group]
         member = known.members[name]
         wanted = [place for place, owner in known.target.items() if owner == name]
@@ -274,7 +276,7 @@ class GroupModel:
         if free:
             if not has_raised:
                 member.generation = self._raise_generation(group)
-                member.batch = batch
+                member.write_batch = write_batch
             for place in free:
                 member.held[place] = Held(member.generation)
         assigned = {

@@ -81,12 +81,12 @@ class Memberships:
         self.actor.note(f"joins {group} as {name} for {streams}, {session} and {rebalance} ms")
         assigned: Assigned = {}
         generation, refusal = 0, 0
-        batch = self.actor.batch
+        write_batch = self.actor.write_batch
         try:
             if not all(self.actor.exists(stream) for stream in streams):
                 raise Refused(NOT_FOUND)
-            member = Member(tuple(streams), session, rebalance, 0, 0, batch)
-            generation, assigned = self.model.join(group, name, member, batch, self.actor.now)
+            member = Member(tuple(streams), session, rebalance, 0, 0, write_batch)
+            generation, assigned = self.model.join(group, name, member, write_batch, self.actor.now)
         except Refused as refused:
             refusal = refused.code
         fields = {
@@ -105,7 +105,7 @@ class Memberships:
                 group, name, generation, owned=set(assigned), is_asked=True
             )
 
-        self.actor.ask("join", batch, frames.JOIN, fields, then, refusal)
+        self.actor.ask("join", write_batch, frames.JOIN, fields, then, refusal)
 
     def join_exclusively(self, group: str = "") -> None:
         group = group or self.random.choice(list(STRATEGIES))
@@ -119,7 +119,7 @@ class Memberships:
             self._retire(group, name)
             self.members[group, name] = Membership(group, name, generation, is_holder=True)
 
-        self.actor.ask("join exclusively", self.actor.batch, frames.JOIN, fields, then)
+        self.actor.ask("join exclusively", self.actor.write_batch, frames.JOIN, fields, then)
 
     def leave(self) -> None:
         member = self._some(former=0.1)
@@ -135,8 +135,8 @@ class Memberships:
         if self.members.get((member.group, member.name)) is member:
             self._retire(member.group, member.name)
         # That a member has left is not kept; that a holder has, is.
-        batch = self.actor.batch if is_holding else -1
-        self.actor.ask("leave", batch, frames.LEAVE, self._fields(member), refusal=refusal)
+        write_batch = self.actor.write_batch if is_holding else -1
+        self.actor.ask("leave", write_batch, frames.LEAVE, self._fields(member), refusal=refusal)
 
     def _some(self, former: float) -> Membership | None:
         if self.former and self.random.random() < former:
@@ -174,18 +174,18 @@ class Memberships:
         )
         owned = set(member.owned)
         assigned: Assigned = {}
-        generation, refusal, batch = 0, 0, -1
+        generation, refusal, write_batch = 0, 0, -1
         try:
             generation, assigned = self.model.heartbeat(
                 member.group,
                 member.name,
                 member.generation,
                 owned,
-                self.actor.batch,
+                self.actor.write_batch,
                 self.actor.now,
             )
             if not member.is_holder:
-                batch = self.model.groups[member.group].members[member.name].batch
+                write_batch = self.model.groups[member.group].members[member.name].write_batch
         except Refused as refused:
             refusal = refused.code
         fields = self._fields(member)
@@ -220,7 +220,7 @@ class Memberships:
             member.owned |= set(assigned)
             member.revoked = member.owned - set(assigned)
 
-        self.actor.ask("heartbeat", batch, frames.HEARTBEAT, fields, then, refusal)
+        self.actor.ask("heartbeat", write_batch, frames.HEARTBEAT, fields, then, refusal)
 
     def rebalance(self, fields: dict[str, str]) -> None:
         """The broker asks for a heartbeat."""
@@ -252,7 +252,7 @@ class Memberships:
         refusal = self.stream_refusal(fields, incarnation) or self.refusal(fields)
         if not refusal:
             self.apply(fields)
-        self.actor.ask("commit", self.actor.batch, frames.COMMIT, fields, refusal=refusal)
+        self.actor.ask("commit", self.actor.write_batch, frames.COMMIT, fields, refusal=refusal)
 
     def commit_fields(self) -> tuple[dict[str, Any], int] | None:
         """A commit of a member, or a former one, and the incarnation of its stream."""
@@ -316,4 +316,6 @@ class Memberships:
         except Refused as refused:
             refusal = refused.code
         fields = {"kind": "group", "name": group}
-        self.actor.ask("delete group", self.actor.batch, frames.DELETE, fields, refusal=refusal)
+        self.actor.ask(
+            "delete group", self.actor.write_batch, frames.DELETE, fields, refusal=refusal
+        )

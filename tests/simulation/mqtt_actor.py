@@ -30,7 +30,7 @@ class Sent:
         self.payload = payload
         self.retain = retain
         self.is_released = False
-        self.batch = -1
+        self.write_batch = -1
 
 
 class MqttActor(Actor):
@@ -45,7 +45,7 @@ class MqttActor(Actor):
         self.outgoing: dict[int, Sent] = {}
         #: QoS 2 messages under way from the broker, by packet identifier
         self.incoming: dict[int, int] = {}
-        #: batches of PUBRECs whose PUBREL did not come
+        #: write batches of PUBRECs whose PUBREL did not come
         self.received_in: dict[int, int] = {}
         #: QoS 2 messages that it got: each once
         self.completed: set[int] = set()
@@ -67,7 +67,8 @@ class MqttActor(Actor):
         ]
 
     def forget(self) -> None:
-        #: batches of what waits for an answer, by first byte of the answer and packet identifier
+        #: write batches of what waits for an answer, by first byte of the answer and packet
+        #: identifier
         self.waiting: dict[tuple[int, int], int] = {}
         #: QoS 1 messages that it did not acknowledge, by packet identifier
         self.unacknowledged: dict[int, int] = {}
@@ -114,12 +115,12 @@ class MqttActor(Actor):
             self.simulation.published_later(self.reference.end(self.name, self.now))
             self.simulation.session_ended(self.name)
         self.entering = (will, expiry)
-        self.simulation.see_handovers(self.batch)
+        self.simulation.see_handovers(self.write_batch)
         if self.entering is not None:
             self.simulation.counts["waits for a handover"] += 1
             self.note("waits until its former session is handed over")
 
-    def enter(self, batch: int) -> None:
+    def enter(self, write_batch: int) -> None:
         """No former session is in the way: the broker goes on with a connection that waits."""
         if self.entering is None:
             return
@@ -136,7 +137,7 @@ class MqttActor(Actor):
             self.incoming.clear()
             self.outgoing.clear()
             self.received_in.clear()
-        self.waiting[0x20, 0] = batch
+        self.waiting[0x20, 0] = write_batch
         expiry_ms = None if expiry == NEVER else 1000 * expiry
         self.reference.connect(self.name, will, self.now, expiry_ms)
         # What it does not know to be complete it sends again (MQTT-4.4.0-1).
@@ -216,7 +217,7 @@ class MqttActor(Actor):
         elif known[packet_id] != sent.number:
             self.simulation.fail(f"{self.name} used {packet_id} again too early")
         # The identifier is durable with the message, so in any case PUBREC waits for the disk.
-        self.waiting[0x50, packet_id] = self.simulation.batches[sent.number]
+        self.waiting[0x50, packet_id] = self.simulation.write_batches[sent.number]
         topic = sent.key.replace(".", "/")
         self.mqtt.publish(topic, sent.payload, 2, packet_id, retain=sent.retain, dup=dup)
 
@@ -230,8 +231,8 @@ class MqttActor(Actor):
         self.note(f"releases {packet_id}")
         sent.is_released = True
         if self.reference.sessions[self.name].incoming.pop(packet_id, None) is not None:
-            sent.batch = self.batch
-        self.waiting[0x70, packet_id] = sent.batch
+            sent.write_batch = self.write_batch
+        self.waiting[0x70, packet_id] = sent.write_batch
         self.mqtt.feed(mqtt.pubrel(packet_id))
 
     def subscribe(self, topic_filter: str = "", qos: int = 2) -> None:
@@ -243,7 +244,7 @@ class MqttActor(Actor):
         packet_id = self._next_packet_id()
         self.note(f"subscribes to {topic_filter} at QoS {qos}")
         self.reference.sessions[self.name].subscriptions[FILTERS[topic_filter]] = qos
-        self.waiting[0x90, packet_id] = self.batch
+        self.waiting[0x90, packet_id] = self.write_batch
         self.mqtt.subscribe(topic_filter, qos, packet_id, retained=False)
 
     def unsubscribe(self, topic_filter: str = "") -> None:
@@ -252,7 +253,7 @@ class MqttActor(Actor):
         self.note(f"unsubscribes from {topic_filter}")
         known = self.reference.sessions[self.name].subscriptions
         existed = known.pop(FILTERS[topic_filter], None) is not None
-        self.waiting[0xB0, packet_id] = self.batch if existed else -1
+        self.waiting[0xB0, packet_id] = self.write_batch if existed else -1
         self.mqtt.feed(mqtt.unsubscribe(topic_filter, packet_id, self.version))
 
     def leave(self) -> None:
@@ -280,7 +281,7 @@ class MqttActor(Actor):
             packet_id = self.unconfirmed.pop(0)
             number = self.incoming[packet_id]
             self.note(f"has received {number} as {packet_id}")
-            self.received_in.setdefault(packet_id, self.batch)
+            self.received_in.setdefault(packet_id, self.write_batch)
             self.reference.settle(self.backlog, number)
             self.simulation.holders.pop((self.backlog, number), None)
             self.mqtt.feed(mqtt.pubrec(packet_id))
@@ -301,11 +302,11 @@ class MqttActor(Actor):
                 self._answered(kind, int.from_bytes(data[:2]))
 
     def _answered(self, kind: int, packet_id: int) -> None:
-        batch = self.waiting.pop((kind, packet_id), None)
-        if batch is None:
+        write_batch = self.waiting.pop((kind, packet_id), None)
+        if write_batch is None:
             self.simulation.fail(f"{self.name} got {kind:#x} of {packet_id}")
             return
-        self.simulation.acknowledged(batch)
+        self.simulation.acknowledged(write_batch)
         if kind == 0x70:
             del self.outgoing[packet_id]
 
@@ -326,7 +327,7 @@ class MqttActor(Actor):
             self.incoming[packet_id] = number
             self.completed.add(number)
             self.unconfirmed.append(packet_id)
-            self.simulation.acknowledged(self.simulation.batches[number])
+            self.simulation.acknowledged(self.simulation.write_batches[number])
         else:
             self.unacknowledged[packet_id] = number
         self.simulation.received(self, self.backlog, number, first & 8 != 0)
@@ -362,13 +363,13 @@ class SharingActor(MqttActor):
         packet_id = self._next_packet_id()
         self.note(f"subscribes to {SHARED[0]}")
         self.reference.join_share(SHARED[1], self.name)
-        self.waiting[0x90, packet_id] = self.batch
+        self.waiting[0x90, packet_id] = self.write_batch
         self.mqtt.subscribe(SHARED[0], 1, packet_id, retained=False)
 
     def unsubscribe(self, topic_filter: str = "") -> None:
         packet_id = self._next_packet_id()
         self.note(f"unsubscribes from {SHARED[0]}")
         members = self.reference.shares.get(SHARED[1], set())
-        self.waiting[0xB0, packet_id] = self.batch if self.name in members else -1
+        self.waiting[0xB0, packet_id] = self.write_batch if self.name in members else -1
         self.reference.leave_shares(self.name)
         self.mqtt.feed(mqtt.unsubscribe(SHARED[0], packet_id, self.version))

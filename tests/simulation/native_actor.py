@@ -67,8 +67,8 @@ class Draft:
 @dataclass
 class Request:
     what: str
-    #: an answer says that this batch is durable
-    batch: int
+    #: an answer says that this write batch is durable
+    write_batch: int
     #: code of the ERROR that must come; 0 for none
     refusal: int
     #: takes the answer
@@ -135,7 +135,7 @@ class NativeActor(Actor):
     def ask(
         self,
         what: str,
-        batch: int,
+        write_batch: int,
         kind: int,
         data: Any,
         then: Callable[[bytes], None] | None = None,
@@ -143,7 +143,7 @@ class NativeActor(Actor):
         is_open: Callable[[list[Any]], bool] | None = None,
     ) -> None:
         """Send a request."""
-        request = Request(what, batch, refusal, then, is_open)
+        request = Request(what, write_batch, refusal, then, is_open)
         self.waiting[self.native.correlation + 1] = request
         self.native.request(kind, data)
 
@@ -164,7 +164,7 @@ class NativeActor(Actor):
         return Draft(number, *target, mode, is_retained, payload_of(number, self.size()))
 
     def model(self, draft: Draft, mode: int) -> int:
-        """The model takes a message; the batch to wait for."""
+        """The model takes a message; the write batch to wait for."""
         durable = self.reference.publish(
             draft.number, draft.exchange, draft.key, mode, self.now, retain=draft.is_retained
         )
@@ -172,9 +172,9 @@ class NativeActor(Actor):
 
     def publish(self, target: tuple[str, str] | None = None) -> None:
         drafts = [self.draft(target) for _ in range(self.random.choice((1, 1, 2, 5)))]
-        batch = max([self.model(draft, draft.mode) for draft in drafts])
+        write_batch = max([self.model(draft, draft.mode) for draft in drafts])
         data = native.publish(*[draft.encoded() for draft in drafts])
-        self.ask("publish", batch, frames.PUBLISH, data)
+        self.ask("publish", write_batch, frames.PUBLISH, data)
 
     def open_producer(self) -> None:
         epoch, sequence = self.reference.producers.get(self.name, (-1, 0))
@@ -184,14 +184,20 @@ class NativeActor(Actor):
         self.latest = None
         self.ask_fields(
             "producer",
-            self.batch,
+            self.write_batch,
             frames.PRODUCER,
             {"producer": self.name},
             {"epoch": epoch + 1, "sequence": sequence},
         )
 
     def ask_fields(
-        self, what: str, batch: int, kind: int, fields: Fields, expected: Fields, refusal: int = 0
+        self,
+        what: str,
+        write_batch: int,
+        kind: int,
+        fields: Fields,
+        expected: Fields,
+        refusal: int = 0,
     ) -> None:
         """Send a request whose answer must have these fields."""
 
@@ -200,7 +206,7 @@ class NativeActor(Actor):
             if {name: found[name] for name in expected} != expected:
                 self.simulation.fail(f"{self.name}: {what} {found}, not {expected}")
 
-        self.ask(what, batch, kind, fields, check, refusal)
+        self.ask(what, write_batch, kind, fields, check, refusal)
 
     def publish_once(self, target: tuple[str, str] | None = None) -> None:
         if self.producer is None:
@@ -214,8 +220,8 @@ class NativeActor(Actor):
         data = native.publish(*entries, producer=(self.name.encode(), epoch, sequence))
         self.producer = (epoch, sequence + len(drafts))
         self.reference.producers[self.name] = self.producer
-        self.latest = (self.batch, data)
-        self.ask("publish once", self.batch, frames.PUBLISH, data)
+        self.latest = (self.write_batch, data)
+        self.ask("publish once", self.write_batch, frames.PUBLISH, data)
 
     def publish_again(self) -> None:
         if self.latest is not None:
@@ -236,7 +242,7 @@ class NativeActor(Actor):
         if stream is None:
             return
         entries: list[bytes] = []
-        batch = -1
+        write_batch = -1
         for _ in range(self.random.randint(1, 6)):
             number, key = self.simulation.new_message(), self.random.choice(RECORD_KEYS)
             is_empty = self.random.random() < 0.15
@@ -244,11 +250,11 @@ class NativeActor(Actor):
             self.reference.publish(
                 number, "", stream, 1, self.now, record_key=key, is_empty=is_empty
             )
-            batch = self.simulation.published(number, True)
+            write_batch = self.simulation.published(number, True)
             payload = b"" if is_empty else payload_of(number, self.random.choice(KEYED_SIZES))
             properties = msgpack.packb({KEY_PROPERTY: key})
             entries.append(native.entry(payload, stream.encode(), b"", 5, properties))
-        self.ask("publish", batch, frames.PUBLISH, native.publish(*entries))
+        self.ask("publish", write_batch, frames.PUBLISH, native.publish(*entries))
 
     # Queues
 
@@ -311,7 +317,7 @@ class NativeActor(Actor):
         # The queue may have been deleted in the same turn.
         is_gone = (queue, message) in self.simulation.dropped
         refusal = UNKNOWN_DELIVERY if is_gone else 0
-        self.ask("settle", self.batch, kind, data, refusal=refusal)
+        self.ask("settle", self.write_batch, kind, data, refusal=refusal)
 
     # Streams
 
@@ -367,7 +373,7 @@ class NativeActor(Actor):
         except Refused as refused:
             refusal = refused.code
         fields = {"group": group, "stream": stream, "offsets": [[partition, offset]]}
-        self.ask("commit", self.batch, frames.COMMIT, fields, refusal=refusal)
+        self.ask("commit", self.write_batch, frames.COMMIT, fields, refusal=refusal)
 
     def ask_committed(self) -> None:
         stream = self.some_stream()
@@ -399,7 +405,7 @@ class NativeActor(Actor):
             self.reference.declare_queue(name)
             kind = KINDS[name]
             fields = {"kind": "queue", "durable": kind.durable, "arguments": kind.arguments}
-        self.ask("declare", self.batch, frames.DECLARE, {"name": name, **fields})
+        self.ask("declare", self.write_batch, frames.DECLARE, {"name": name, **fields})
 
     def bind(self, name: str | None = None, pattern: str = "", is_bind: bool = True) -> None:
         if name is None:
@@ -419,7 +425,7 @@ class NativeActor(Actor):
             "name": name,
             "pattern": pattern.encode(),
         }
-        self.ask("bind", self.batch, frames.BIND if is_bind else frames.UNBIND, fields)
+        self.ask("bind", self.write_batch, frames.BIND if is_bind else frames.UNBIND, fields)
 
     def set_policy(self, name: str = "", definition: Definition | None = None) -> None:
         """Set or delete the policy of a queue or stream."""
@@ -432,10 +438,10 @@ class NativeActor(Actor):
         self.reference.set_policy(name, definition, self.now)
         fields: dict[str, Any] = {"name": name}
         if definition is None:
-            self.ask("policy", self.batch, frames.DELETE_POLICY, fields, refusal=refusal)
+            self.ask("policy", self.write_batch, frames.DELETE_POLICY, fields, refusal=refusal)
         else:
             fields |= {"pattern": f"^{name}$", "definition": definition}
-            self.ask("policy", self.batch, frames.SET_POLICY, fields)
+            self.ask("policy", self.write_batch, frames.SET_POLICY, fields)
 
     def delete(self, stream: str | None = None) -> None:
         stream = stream or self.some_stream()
@@ -444,7 +450,7 @@ class NativeActor(Actor):
         self.note(f"deletes {stream}")
         self.reference.delete_stream(stream, self.now)
         self.simulation.stream_deleted(stream)
-        self.ask("delete", self.batch, frames.DELETE, {"kind": "stream", "name": stream})
+        self.ask("delete", self.write_batch, frames.DELETE, {"kind": "stream", "name": stream})
 
     # What comes
 
@@ -477,7 +483,7 @@ class NativeActor(Actor):
         request = self.waiting.pop(correlation)
         if request.refusal or not request.what.startswith(expected):
             self.simulation.fail(f"{self.name} got a wrong answer to {request.what}")
-        self.simulation.acknowledged(request.batch)
+        self.simulation.acknowledged(request.write_batch)
         if request.then is not None:
             request.then(body)
 

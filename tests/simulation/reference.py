@@ -1,8 +1,8 @@
-"""The broker as a few dictionaries: what must be there after each batch, whatever happens.
+"""The broker as a few dictionaries: what must be there after each write batch, whatever happens.
 
 Messages are numbers, rising in the order of their publishing. Only what outlives a connection is
-modelled; which consumer holds what is not. The state after each batch is kept, so a restart must
-show exactly the state after the last batch that it found.
+modelled; which consumer holds what is not. The state after each write batch is kept, so a restart
+must show exactly the state after the last write batch that it found.
 """
 
 from __future__ import annotations

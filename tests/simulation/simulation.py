@@ -1,7 +1,8 @@
 """A run from one seed: lives of a broker between crashes, and what each start must find.
 
-The reference model is changed when the broker is fed, and kept as it was after each batch. Clients
-note which batch an acknowledgement was about: no start may find less than the newest of those.
+The reference model is changed when the broker is fed, and kept as it was after each write batch.
+Clients note which write batch an acknowledgement was about: no start may find less than the newest
+of those.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Failure(AssertionError):
 
 
 def newest_known_synced(disk: SimulatedDisk) -> int:
-    """The newest batch that some other one in the journal says was synced before it.
+    """The newest write batch that some other one in the journal says was synced before it.
 
-    A batch of which a part is missing says nothing.
+    A write batch of which a part is missing says nothing.
     """
     newest = -1
     for path in disk.files:
@@ -88,9 +89,9 @@ class Simulation:
         self.seed = seed
         self.random = random.Random(seed)
         self.reference = Reference()
-        #: the model after each batch
+        #: the model after each write batch
         self.states: dict[int, Reference] = {-1: self.reference.copy()}
-        #: the newest batch that an acknowledgement was about
+        #: the newest write batch that an acknowledgement was about
         self.floor = -1
         #: queue and message that some consumer has seen
         self.delivered: set[tuple[str, int]] = set()
@@ -98,9 +99,9 @@ class Simulation:
         self.holders: dict[tuple[str, int], Actor] = {}
         #: went with their queue; may still be on their way to a consumer
         self.dropped: set[tuple[str, int]] = set()
-        #: by message: its place in the order of publishing, and its batch
+        #: by message: its place in the order of publishing, and its write batch
         self.ranks: dict[int, int] = {}
-        self.batches: dict[int, int] = {}
+        self.write_batches: dict[int, int] = {}
         #: streams deleted so far
         self.deletions = 0
         #: what the broker calls the incarnations of the model
@@ -212,19 +213,19 @@ class Simulation:
         self.fsync = self.random.choices(list(policies), list(policies.values()))[0]
         self.world = World(self.disk, seed, self.now, self.keys, self.compression, self.fsync)
         self.faults.dies_in = -1
-        found = self.world.recovered_batch
+        found = self.world.recovered_write_batch
         self.states = {found: self.reference.copy()}
         self.floor = found
         self.marks.clear()
         self.firsts.clear()
         self.dropped.clear()
         # Wills of clients that were cut off.
-        first = self.world.first_batch
+        first = self.world.first_write_batch
         for number in self._tick():
             self.note(f"{first}: will {number} is published")
             self.published(number, True)
-            self.batches[number] = first
-        if self.world.storage.batch != first:
+            self.write_batches[number] = first
+        if self.world.storage.write_batch != first:
             self.states[first] = self.reference.copy()
         self.note(f"start at batch {found}")
         for actor in self.actors:
@@ -315,10 +316,10 @@ class Simulation:
             self.session_ended(client)
         return found
 
-    def see_handovers(self, batch: int) -> None:
+    def see_handovers(self, write_batch: int) -> None:
         """What sessions that ended have left is with others once their queues are gone.
 
-        ``batch`` has that, and what connections begin that waited for it.
+        ``write_batch`` has that, and what connections begin that waited for it.
         """
         queues = self.world.broker.vhosts["/"].queues
         for client in list(self.reference.leaving):
@@ -326,21 +327,21 @@ class Simulation:
                 del self.reference.leaving[client]
         for actor in self.actors:
             if isinstance(actor, MqttActor) and actor.name not in self.reference.leaving:
-                actor.enter(batch)
+                actor.enter(write_batch)
 
     def turn(self) -> None:
         """End turns until nobody asks for more; after each, clients read what came."""
         storage = self.world.storage
         for _ in range(4):
-            batch = storage.batch
+            write_batch = storage.write_batch
             self.reference.end_turn(self.world.broker.now_ms)
             self.world.end_turn()
-            self.see_handovers(batch)
+            self.see_handovers(write_batch)
             for actor in self.actors:
                 if actor.wire is not None:
                     actor.receive()
-            if storage.batch != batch:
-                self.states[batch] = self.reference.copy()
+            if storage.write_batch != write_batch:
+                self.states[write_batch] = self.reference.copy()
             if not self.world.wants_turn:
                 return
 
@@ -360,10 +361,10 @@ class Simulation:
                 actor.wire.connection.shutdown()
                 actor.lose()
         self.world.end_turn()
-        batch = self.world.storage.batch
-        self.states[batch] = self.reference.copy()
+        write_batch = self.world.storage.write_batch
+        self.states[write_batch] = self.reference.copy()
         self.world.storage.close()
-        self.floor = batch
+        self.floor = write_batch
 
     def _lose_power_or_not(self, is_power_cut: bool) -> None:
         self.disk = self.disk.power_cut(self.random) if is_power_cut else self.disk.copy()
@@ -371,14 +372,14 @@ class Simulation:
     # Checks
 
     def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference, Reference]:
-        """What a start on ``disk`` finds: batch, and contents; what should be there, and before.
+        """What a start on ``disk`` finds: write batch, contents; what should be there, and before.
 
         The start publishes the wills of clients that were cut off.
         """
         world = World(disk, 0, self.now, self.keys, self.compression)
-        found = world.recovered_batch
-        batch = max(each for each in self.states if each <= found)
-        state = self.states[batch].restarted()
+        found = world.recovered_write_batch
+        write_batch = max(each for each in self.states if each <= found)
+        state = self.states[write_batch].restarted()
         expected = state.copy()
         expected.tick(self.now)
         contents = inspect(world, expected, self._clients(expected))
@@ -399,7 +400,7 @@ class Simulation:
         found, contents, expected, state = self._inspect(self.disk.copy())
         if found < self.floor:
             self.fail(f"batch {self.floor} was acknowledged, the start found {found}")
-        # What came to a queue in a batch that is lost, and comes again, is new there.
+        # What came to a queue in a write batch that is lost, and comes again, is new there.
         leaving = {number for numbers in state.leaving.values() for number in numbers}
         self.delivered = {
             (name, number)
@@ -439,14 +440,16 @@ class Simulation:
                 elif kind is not None and kind.delivery_limit >= 0:
                     state.move(number, self.now)
         self.reference = state
-        # Numbers of batches that are not there are used again by the next start.
-        self.states = {batch: each for batch, each in self.states.items() if batch <= found}
+        # Numbers of write batches that are not there are used again by the next start.
+        self.states = {
+            write_batch: each for write_batch, each in self.states.items() if write_batch <= found
+        }
 
     def _check_damaged(self, expected: Reference) -> None:
         """A file is damaged: either a start sees that, or nothing else is different.
 
-        The end of the journal is the exception: batches that no later one, and no mark, knows to be
-        synced. What a start refuses is repaired. ``expected`` is in it as it was.
+        The end of the journal is the exception: write batches that no later one, and no mark, knows
+        to be synced. What a start refuses is repaired. ``expected`` is in it as it was.
         """
         disk = self.disk.copy()
         known = newest_known_synced(disk)
@@ -457,7 +460,7 @@ class Simulation:
         self.counts[what.partition(" at ")[0]] += 1
         self.note(f"{path}: {what}")
         if not is_bit:
-            # What knew of a batch may have gone with it.
+            # What knew of a write batch may have gone with it.
             known = newest_known_synced(disk)
         damaged = disk.copy()
         try:
@@ -538,9 +541,9 @@ class Simulation:
 
     # What actors report
 
-    def acknowledged(self, batch: int) -> None:
-        """The broker said that what was done in ``batch`` is safe."""
-        self.floor = max(self.floor, batch)
+    def acknowledged(self, write_batch: int) -> None:
+        """The broker said that what was done in ``write_batch`` is safe."""
+        self.floor = max(self.floor, write_batch)
 
     def new_message(self) -> int:
         """The number of the next message."""
@@ -548,16 +551,16 @@ class Simulation:
         return self.next_number
 
     def published(self, number: int, is_durable: bool) -> int:
-        """A message was fed; the batch that its acknowledgement is about, -1 for none."""
+        """A message was fed; the write batch that its acknowledgement is about, -1 for none."""
         self._rank += 1
         self.ranks[number] = self._rank
-        self.batches[number] = self.world.storage.batch
-        return self.world.storage.batch if is_durable else -1
+        self.write_batches[number] = self.world.storage.write_batch
+        return self.world.storage.write_batch if is_durable else -1
 
     def published_later(self, numbers: list[int]) -> None:
         """The broker itself has published these now."""
         for number in numbers:
-            self.note(f"{self.world.storage.batch}: will {number} is published")
+            self.note(f"{self.world.storage.write_batch}: will {number} is published")
             self.published(number, True)
 
     def saw_offsets(self, stream: str, partition: int, first: int, mark: int) -> None:
@@ -568,7 +571,7 @@ class Simulation:
         # What a reader may see is durable.
         if mark:
             records = self.reference.streams[stream][partition].records
-            self.acknowledged(self.batches[records[mark - 1].number])
+            self.acknowledged(self.write_batches[records[mark - 1].number])
 
     def deleted(self, queue: str) -> None:
         """A queue is about to be deleted."""
@@ -614,7 +617,7 @@ class Simulation:
         entry = self.reference.queues[queue][number]
         if entry.mode == 2:
             # Held back until its publisher's acknowledgement is certain.
-            self.acknowledged(self.batches[number])
+            self.acknowledged(self.write_batches[number])
         holder = self.holders.get(place)
         if holder is not None:
             self.fail(f"{actor.name} got {number} of {queue}, which {holder.name} holds")

@@ -115,13 +115,15 @@ class Scenario:
         yield self.moments[-1], disk, False
 
     def check(self, disk: SimulatedDisk, moment: Moment, found_before: int | None = None) -> int:
-        """Start on ``disk`` and compare; the batch that the start found."""
+        """Start on ``disk`` and compare; the write batch that the start found."""
         world = World(disk, 1, moment.now)
-        found = world.recovered_batch
+        found = world.recovered_write_batch
         assert found >= moment.floor
         limit = found if found_before is None else min(found, found_before)
         states = self.simulation.states
-        state: Reference = states[max(batch for batch in states if batch <= limit)].restarted()
+        state: Reference = states[
+            max(write_batch for write_batch in states if write_batch <= limit)
+        ].restarted()
         clients = {
             actor.name: actor.version
             for actor in (self.mqtt, self.sender)

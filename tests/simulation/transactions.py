@@ -41,7 +41,7 @@ class Transaction:
     #: -1 without a producer
     sequence: int
     #: of its commit, if that was in this life of the broker
-    batch: int = -1
+    write_batch: int = -1
 
 
 class Transactions:
@@ -64,7 +64,7 @@ class Transactions:
     def restarted(self) -> None:
         """Whether the latest one was committed is for the broker to say."""
         if self.latest is not None:
-            self.latest.batch = -1
+            self.latest.write_batch = -1
 
     @property
     def known(self) -> dict[str, tuple[int, int]]:
@@ -77,7 +77,7 @@ class Transactions:
         self.known[name] = self.producer = (epoch + 1, sequence)
         self.actor.ask_fields(
             "transactional producer",
-            self.actor.batch,
+            self.actor.write_batch,
             frames.PRODUCER,
             {"producer": name, "transactional": True},
             {"epoch": epoch + 1, "sequence": sequence},
@@ -162,7 +162,7 @@ class Transactions:
         refusal = self._refusal(transaction, epoch)
         if not refusal and not self._is_known(transaction):
             self._apply(transaction, epoch)
-        self.actor.ask("transaction", transaction.batch, frames.TX, data, refusal=refusal)
+        self.actor.ask("transaction", transaction.write_batch, frames.TX, data, refusal=refusal)
 
     def _is_known(self, transaction: Transaction) -> bool:
         if transaction.sequence < 0:
@@ -218,4 +218,4 @@ class Transactions:
         if transaction.sequence >= 0:
             self.known[actor.name] = (epoch, transaction.sequence + 1)
             self.producer = self.known[actor.name]
-        transaction.batch = actor.batch if is_durable else -1
+        transaction.write_batch = actor.write_batch if is_durable else -1

@@ -85,10 +85,10 @@ class World(Server):
             compression=compression,
             fsync=fsync,
         )
-        #: the newest batch that the start found; it has written one of its own since
-        self.recovered_batch = host.storage.durable - 1
-        #: the batch with what the broker does as it starts
-        self.first_batch = host.storage.batch
+        #: the newest write batch that the start found; it has written one of its own since
+        self.recovered_write_batch = host.storage.durable - 1
+        #: the write batch with what the broker does as it starts
+        self.first_write_batch = host.storage.write_batch
         super().__init__(None, None, now_ms, host)
 
     def make_adapters(self) -> list[Adapter]:

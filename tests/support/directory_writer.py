@@ -45,7 +45,7 @@ class DirectoryWriter:
             self.broker.end_turn()
             while not self._posted.empty():
                 self._posted.get()()
-            is_done = self.storage.durable == self.storage.batch - 1
+            is_done = self.storage.durable == self.storage.write_batch - 1
             if is_done and not self._is_awake and self.storage._checkpoint is None:
                 return
             if not self._is_awake:

@@ -392,10 +392,10 @@ class SimulatedExecutor(Executor):
 
 class Recorder(DurabilityWaiter):
     def __init__(self) -> None:
-        self.batches: list[int] = []
+        self.write_batches: list[int] = []
 
-    def batch_durable(self, batch: int) -> None:
-        self.batches.append(batch)
+    def write_batch_durable(self, write_batch: int) -> None:
+        self.write_batches.append(write_batch)
 
 
 def load(log: Log, offset: int, wait: Callable[[], None]) -> None:

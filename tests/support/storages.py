@@ -10,27 +10,27 @@ from trivium.storage.memory import MemoryStorage
 
 
 class HeldStorage(MemoryStorage):
-    """Claims to be durable; batches become so when the test says."""
+    """Claims to be durable; write batches become so when the test says."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_durable = True
-        self.batch = 1
+        self.write_batch = 1
         self.waiters: list[DurabilityWaiter] = []
 
     def wait(self, waiter: DurabilityWaiter) -> int:
         self.waiters.append(waiter)
-        return self.batch
+        return self.write_batch
 
     def commit(self) -> None:
-        self.batch += 1
+        self.write_batch += 1
 
     def complete(self) -> None:
         """What was committed is on disk."""
-        self.durable = self.batch - 1
+        self.durable = self.write_batch - 1
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
-            waiter.batch_durable(self.durable)
+            waiter.write_batch_durable(self.durable)
 
 
 class BehindStorage(MemoryStorage):

@@ -291,7 +291,7 @@ def _transaction(channel: Channel) -> Transaction:
 
 
 def tx_commit(channel: Channel, arguments: list[Any]) -> None:
-    """tx.commit: all of it in one turn; the answer waits until that turn's batch is durable."""
+    """tx.commit: all of it in one turn; the answer waits until its write batch is durable."""
     transaction = _transaction(channel)
     # Before anything is applied: this raises where an exchange is gone.
     targets = [channel.publisher.current(target) for target, _, _ in transaction.publishes]
@@ -313,7 +313,9 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
         is_stored = is_stored or held[0].is_stored
         channel.settle([(tag, held)], action)
     channel.publisher.transaction = Transaction()
-    channel.reply_after(channel.broker.storage.batch if is_stored else 0, methods.TX_COMMIT_OK)
+    channel.reply_after(
+        channel.broker.storage.write_batch if is_stored else 0, methods.TX_COMMIT_OK
+    )
 
 
 def tx_rollback(channel: Channel, arguments: list[Any]) -> None:

@@ -79,10 +79,10 @@ class Channel:
         """Send a method behind everything that this channel is to send before."""
         self.connection.replies.send(self.number, method_frame(self.number, method, *arguments))
 
-    def reply_after(self, batch: int, method: int, *arguments: Any) -> None:
-        """``reply``, once ``batch`` is durable (0: at once)."""
+    def reply_after(self, write_batch: int, method: int, *arguments: Any) -> None:
+        """``reply``, once ``write_batch`` is durable (0: at once)."""
         frame = method_frame(self.number, method, *arguments)
-        self.connection.replies.put(self.number, Reply(frame, batch))
+        self.connection.replies.put(self.number, Reply(frame, write_batch))
 
     def method(self, method: int, data: bytes, start: int, end: int) -> None:
         """A method frame with the payload ``data[start:end]``."""
@@ -287,16 +287,16 @@ class Channel:
 
     # End
 
-    def fail(self, error: ChannelException, method: int, batch: int = 0) -> None:
+    def fail(self, error: ChannelException, method: int, write_batch: int = 0) -> None:
         """Send channel.close for an exception that ``method`` caused, and release everything.
 
-        The client hears of it once ``batch`` is durable.
+        The client hears of it once ``write_batch`` is durable.
         """
         self.publisher.flush_confirms()
         self.is_closing = True
         self.connection.replies.advance(self.number)
         self.reply_after(
-            batch,
+            write_batch,
             methods.CHANNEL_CLOSE,
             error.code,
             error.reply_text(),

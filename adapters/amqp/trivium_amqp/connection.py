@@ -122,7 +122,8 @@ class AmqpConnection(FramedConnection):
         # Consumers that have credit again, queues that wait until output is written.
         self._credited: list[AmqpConsumer] = []
         self._held: dict[int, Queue] = {}
-        # Publishers with something that waits for a batch, and the batch that we registered for.
+        # Publishers with something that waits for a write batch, and the write batch that we
+        # registered for.
         self._awaiting: dict[int, Publisher] = {}
         self._awaited = 0
         # Whether connection.close-ok waits for the answers before it.
@@ -486,25 +487,25 @@ class AmqpConnection(FramedConnection):
         """Dispatch ``queue`` once output has been written."""
         self._held[id(queue)] = queue
 
-    def await_batch(self, publisher: Publisher) -> None:
-        """Tell ``publisher`` when the current batch is durable."""
+    def await_write_batch(self, publisher: Publisher) -> None:
+        """Tell ``publisher`` when the current write batch is durable."""
         self._awaiting[publisher.number] = publisher
         self.await_durable()
 
     def await_durable(self) -> None:
-        """Have ``batch_durable`` called for the current batch."""
+        """Have ``write_batch_durable`` called for the current write batch."""
         storage = self.broker.storage
-        if self._awaited != storage.batch:
-            self._awaited = storage.batch
+        if self._awaited != storage.write_batch:
+            self._awaited = storage.write_batch
             storage.wait(self)
 
     # From the broker
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         self.replies.advance_all()
         if self._awaiting:
             for number, publisher in list(self._awaiting.items()):
-                if not publisher.batch_durable(batch):
+                if not publisher.write_batch_durable(write_batch):
                     del self._awaiting[number]
 
     def nothing_waits(self) -> None:

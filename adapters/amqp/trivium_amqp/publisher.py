@@ -1,9 +1,9 @@
 """Publishing on a channel: content is received, routed and confirmed.
 
 Confirms: a message that waits for nothing is confirmed at the end of the feed, all of them by one
-basic.ack with ``multiple``. One that waits for a batch is listed as (batch, last delivery tag);
-each batch that becomes durable gives one basic.ack. While something waits, what need not wait is
-confirmed singly, since ``multiple`` would cover the waiting ones.
+basic.ack with ``multiple``. One that waits for a write batch is listed as (write batch, last
+delivery tag); each write batch that becomes durable gives one basic.ack. While something waits,
+what need not wait is confirmed singly, since ``multiple`` would cover the waiting ones.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Publisher:
         self._last_header: ContentHeader | None = None
         self._last_arguments = b""
         # Confirms: of the latest publish, of what to confirm by the end of the feed, of what is
-        # confirmed; and batches with the last tag that waits for each.
+        # confirmed; and write batches with the last tag that waits for each.
         self._publish_tag = 0
         self._confirm_to = 0
         self._confirmed = 0
@@ -252,7 +252,7 @@ class Publisher:
                 pending[-1] = (result, tag)
             elif result > self._storage.durable:
                 pending.append((result, tag))
-                self._connection.await_batch(self)
+                self._connection.await_write_batch(self)
             else:
                 self._confirm(tag)
         elif result == REJECTED:
@@ -269,7 +269,7 @@ class Publisher:
         self._confirm_to = tag
 
     def route(self, target: Target, header: ContentHeader, body: bytes) -> int:
-        """Give a message to its destinations: ACCEPTED, REJECTED, or the batch to wait for."""
+        """Give a message to its destinations: ACCEPTED, REJECTED, or a write batch to wait for."""
         message = self._message(target, header, body)
         if header.delay:
             message.deliver_at = message.timestamp + header.delay
@@ -357,11 +357,11 @@ class Publisher:
             self._send_confirm(methods.BASIC_ACK, self._confirm_to, multiple)
             self._confirmed = self._confirm_to
 
-    def batch_durable(self, batch: int) -> bool:
-        """Confirm what waited for ``batch`` or an earlier one; whether more is waiting."""
+    def write_batch_durable(self, write_batch: int) -> bool:
+        """Confirm what waited for ``write_batch`` or an earlier one; whether more is waiting."""
         pending = self._pending
         tag = 0
-        while pending and pending[0][0] <= batch:
+        while pending and pending[0][0] <= write_batch:
             tag = pending.popleft()[1]
         if tag > 0:
             self._send_confirm(methods.BASIC_ACK, tag, 1)

@@ -21,15 +21,15 @@ _COST: Final = 64
 
 
 class Reply:
-    """Frames that may leave once ``batch`` is durable."""
+    """Frames that may leave once ``write_batch`` is durable."""
 
-    def __init__(self, data: bytes, batch: int = 0) -> None:
+    def __init__(self, data: bytes, write_batch: int = 0) -> None:
         self.data = data
-        self.batch = batch
+        self.write_batch = write_batch
 
     def leave(self, connection: AmqpConnection) -> bool:
         """Send it, unless it must wait: then False. It is first in its line."""
-        if self.batch > connection.broker.storage.durable:
+        if self.write_batch > connection.broker.storage.durable:
             return False
         connection.send(self.data)
         return True
@@ -85,7 +85,7 @@ class Replies:
             self._lines[channel] = line
         line.append(reply)
         connection.unread_limit -= len(reply.data) + _COST
-        if reply.batch:
+        if reply.write_batch:
             connection.await_durable()
 
     def advance(self, channel: int) -> None:
@@ -102,7 +102,7 @@ class Replies:
                 connection.nothing_waits()
 
     def advance_all(self) -> None:
-        """A batch has become durable."""
+        """A write batch has become durable."""
         for channel in list(self._lines):
             self.advance(channel)
 

@@ -40,8 +40,8 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
         channel.vhost.exchange(name)
     else:
         channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
-    batch = _batch_of(channel, durable and not passive, EXCHANGE, name)
-    _answer(channel, nowait, batch, methods.EXCHANGE_DECLARE_OK)
+    write_batch = _write_batch_of(channel, durable and not passive, EXCHANGE, name)
+    _answer(channel, nowait, write_batch, methods.EXCHANGE_DECLARE_OK)
 
 
 def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
@@ -49,16 +49,18 @@ def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
     name, if_unused, nowait = arguments
     _refuse_default(name)
     channel.vhost.delete_exchange(name, if_unused)
-    batch = _batch_of(channel, False, EXCHANGE, name)
-    _answer(channel, nowait, batch, methods.EXCHANGE_DELETE_OK)
+    write_batch = _write_batch_of(channel, False, EXCHANGE, name)
+    _answer(channel, nowait, write_batch, methods.EXCHANGE_DELETE_OK)
 
 
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
     exchange = _source(channel, source)
-    batch = _bind(channel, exchange, _exchange_destination(channel, destination), key, options)
-    _answer(channel, nowait, batch, methods.EXCHANGE_BIND_OK)
+    write_batch = _bind(
+        channel, exchange, _exchange_destination(channel, destination), key, options
+    )
+    _answer(channel, nowait, write_batch, methods.EXCHANGE_BIND_OK)
 
 
 def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -68,7 +70,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
     _refuse_default(source)
     if destination in channel.vhost.exchanges:
         _unbind(channel, _exchange_destination(channel, destination), source, key, options)
-    _answer(channel, nowait, channel.broker.storage.batch, methods.EXCHANGE_UNBIND_OK)
+    _answer(channel, nowait, channel.broker.storage.write_batch, methods.EXCHANGE_UNBIND_OK)
 
 
 def queue_declare(channel: Channel, arguments: list[Any]) -> None:
@@ -102,8 +104,10 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
     stream = channel.vhost.streams.get(name)
     if stream is not None:
         channel.last_queue = name
-        batch = _batch_of(channel, False, QUEUE, name)
-        _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
+        write_batch = _write_batch_of(channel, False, QUEUE, name)
+        _answer(
+            channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0
+        )
         return
     # Whoever answers a request may ask whether the requester still waits, though the queue of its
     # replies is not his.
@@ -133,14 +137,14 @@ def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
         )
     stream = vhost.declare_stream(name, 1, options, "queue")
     channel.last_queue = name
-    batch = _batch_of(channel, True, QUEUE, name)
-    _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
+    write_batch = _write_batch_of(channel, True, QUEUE, name)
+    _answer(channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
 
 
 def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_kept: bool) -> None:
-    batch = _batch_of(channel, is_kept, QUEUE, queue.name)
+    write_batch = _write_batch_of(channel, is_kept, QUEUE, queue.name)
     counts = (len(queue), len(queue.consumers))
-    _answer(channel, nowait, batch, methods.QUEUE_DECLARE_OK, queue.name, *counts)
+    _answer(channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, queue.name, *counts)
 
 
 def queue_bind(channel: Channel, arguments: list[Any]) -> None:
@@ -149,8 +153,8 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     if not name and not key:
         key = resolve_name(channel, name).encode()
     exchange = _source(channel, source)
-    batch = _bind(channel, exchange, _queue_destination(channel, name), key, options)
-    _answer(channel, nowait, batch, methods.QUEUE_BIND_OK)
+    write_batch = _bind(channel, exchange, _queue_destination(channel, name), key, options)
+    _answer(channel, nowait, write_batch, methods.QUEUE_BIND_OK)
 
 
 def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
@@ -162,7 +166,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
     name = resolve_name(channel, name)
     if name in channel.vhost.queues or name in channel.vhost.streams:
         _unbind(channel, _queue_destination(channel, name), source, key, options)
-    channel.reply_after(channel.broker.storage.batch, methods.QUEUE_UNBIND_OK)
+    channel.reply_after(channel.broker.storage.write_batch, methods.QUEUE_UNBIND_OK)
 
 
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
@@ -170,8 +174,8 @@ def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     name, nowait = arguments
     queue = resolve_queue(channel, name, "queue.purge")
     count = queue.purge()
-    batch = channel.broker.storage.batch if queue.durable else 0
-    _answer(channel, nowait, batch, methods.QUEUE_PURGE_OK, count)
+    write_batch = channel.broker.storage.write_batch if queue.durable else 0
+    _answer(channel, nowait, write_batch, methods.QUEUE_PURGE_OK, count)
 
 
 def queue_delete(channel: Channel, arguments: list[Any]) -> None:
@@ -186,8 +190,8 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     elif name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
         count = vhost.delete_queue(queue, if_unused, if_empty)
-    batch = _batch_of(channel, False, QUEUE, name)
-    _answer(channel, nowait, batch, methods.QUEUE_DELETE_OK, count)
+    write_batch = _write_batch_of(channel, False, QUEUE, name)
+    _answer(channel, nowait, write_batch, methods.QUEUE_DELETE_OK, count)
     channel.tell_cancels()
 
 
@@ -217,7 +221,7 @@ def _bind(
     key: bytes,
     options: dict[str, HeaderValue],
 ) -> int:
-    """Bind; the batch to wait for when the binding may be one that is kept over a restart, or 0."""
+    """Bind; the write batch to wait for where the binding may be kept over a restart, else 0."""
     if isinstance(exchange, HeadersExchange) and not valid_headers_match(options):
         given = options["x-match"]
         text = f"type {type_name(given)}; expected longstr"
@@ -226,7 +230,7 @@ def _bind(
         raise ChannelException(PRECONDITION_FAILED, f"Invalid x-match field {text}")
     channel.vhost.bind(exchange, Binding(destination, key, options))
     if exchange.durable and not (isinstance(destination, Queue) and not destination.durable):
-        return channel.broker.storage.batch
+        return channel.broker.storage.write_batch
     return 0
 
 
@@ -247,16 +251,22 @@ def _refuse_default(name: str) -> None:
         raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
-def _batch_of(channel: Channel, is_kept: bool, kind: str, name: str) -> int:
-    """The batch to wait for: this one where a change is kept on disk, else that of what others have
-    just changed about it."""
-    return channel.broker.storage.batch if is_kept else channel.vhost.changes.batch_of(kind, name)
+def _write_batch_of(channel: Channel, is_kept: bool, kind: str, name: str) -> int:
+    """The write batch to wait for.
+
+    This one where a change is kept on disk, else that of what others have just changed about it.
+    """
+    return (
+        channel.broker.storage.write_batch
+        if is_kept
+        else channel.vhost.changes.write_batch_of(kind, name)
+    )
 
 
-def _answer(channel: Channel, nowait: bool, batch: int, method: int, *arguments: Any) -> None:
-    """Answer, not before ``batch`` is durable (0: at once)."""
+def _answer(channel: Channel, nowait: bool, write_batch: int, method: int, *arguments: Any) -> None:
+    """Answer, not before ``write_batch`` is durable (0: at once)."""
     if not nowait:
-        channel.reply_after(batch, method, *arguments)
+        channel.reply_after(write_batch, method, *arguments)
 
 
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {

@@ -1,7 +1,7 @@
 """What a channel in transaction mode holds back until tx.commit (AMQP 0-9-1, 1.9).
 
-Commit applies everything within one turn, which is one batch of the storage: all of it is durable,
-or nothing is.
+Commit applies everything within one turn, which is one write batch of the storage: all of it is
+durable, or nothing is.
 """
 
 from __future__ import annotations

@@ -251,7 +251,9 @@ class MqttConnection(Reader):
         self.send(packets.connack(connect.version, known is not None, 0, block))
         storage = self.broker.storage
         if storage.is_durable and (
-            session.is_stored or connect.will is not None or sessions.ended_batch > storage.durable
+            session.is_stored
+            or connect.will is not None
+            or sessions.ended_write_batch > storage.durable
         ):
             # What it says of the session, that there is one or none, must be so after a crash. And
             # the broker must know of the will.
@@ -324,7 +326,7 @@ class MqttConnection(Reader):
             codes.append(code)
         self._filters = None
         self.answer(
-            self.sessions.batch_of(session) if min(codes) < 0x80 else ACCEPTED,
+            self.sessions.write_batch_of(session) if min(codes) < 0x80 else ACCEPTED,
             packets.suback(filters.answer, self._version, filters.packet_id, bytes(codes)),
             0,
         )
@@ -432,7 +434,9 @@ class MqttConnection(Reader):
             return
         reason = PACKET_ID_NOT_FOUND if found == NOT_FOUND and self.is_v5 else 0
         answer = packets.acknowledgement(packets.PUBREL, packet.packet_id, reason)
-        self.answer(self.broker.storage.batch if found == RELEASE_DURABLY else ACCEPTED, answer, 0)
+        self.answer(
+            self.broker.storage.write_batch if found == RELEASE_DURABLY else ACCEPTED, answer, 0
+        )
 
     # The end
 

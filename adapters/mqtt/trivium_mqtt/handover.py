@@ -1,9 +1,9 @@
 """What a session leaves to those that share its subscriptions (4.8.2).
 
 A session that ends may hold messages that a share gave to it. They go to other sessions of that
-share, in order, each in the batch of its settlement here; the rest goes with the session. A backlog
-may be long and on disk, so it is a few at a time, and goes on after a restart: until it is done,
-the queue is there without a session, and the client cannot have another.
+share, in order, each in the write batch of its settlement here; the rest goes with the session. A
+backlog may be long and on disk, so it is a few at a time, and goes on after a restart: until it is
+done, the queue is there without a session, and the client cannot have another.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Incoming:
         is_v5 = self._is_v5
         payload_at = skip + 3 if is_v5 else skip + 2
         is_plain = not route.depends_on_message and len(route.destinations) > 0
-        batch = ACCEPTED
+        write_batch = ACCEPTED
         room = connection.room()
         acknowledgements: list[bytes] = []
         is_refused = False
@@ -228,7 +228,7 @@ class Incoming:
                 if acknowledgements:
                     break
                 return self.take(data, at, after - self._remaining, after)
-            if is_v5 and room <= (len(acknowledgements) if batch else 0):
+            if is_v5 and room <= (len(acknowledgements) if write_batch else 0):
                 raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
             message = Message(
                 PROTOCOL_MQTT,
@@ -256,8 +256,8 @@ class Incoming:
                     break
                 acknowledgements.append(b"\x40\x03" + packet_id + bytes((QUOTA_EXCEEDED,)))
             else:
-                if result > batch:
-                    batch = result
+                if result > write_batch:
+                    write_batch = result
                 acknowledgements.append(_PUBACK_HEAD + packet_id)
             if (
                 at + size > end
@@ -269,7 +269,9 @@ class Incoming:
         self._metrics.messages_received += count
         if count:
             connection.answer(
-                batch, acknowledgements[0] if count == 1 else b"".join(acknowledgements), count
+                write_batch,
+                acknowledgements[0] if count == 1 else b"".join(acknowledgements),
+                count,
             )
         if is_refused:
             raise Refused
@@ -353,8 +355,8 @@ class Incoming:
             incoming = session.incoming
             if qos == EXACTLY_ONCE and incoming is not None and packet_id in incoming:
                 # A repetition: it was routed when it came first (4.3.3).
-                batch = self._sessions.batch_of(session)
-                connection.answer(batch, acknowledgement(PUBREC, packet_id, 0), 0)
+                write_batch = self._sessions.write_batch_of(session)
+                connection.answer(write_batch, acknowledgement(PUBREC, packet_id, 0), 0)
                 return end
         message = Message(
             PROTOCOL_MQTT,
@@ -391,14 +393,14 @@ class Incoming:
         """Route one message and acknowledge it."""
         sessions = self._sessions
         storage = sessions.broker.storage
-        batch = ACCEPTED
+        write_batch = ACCEPTED
         if message.deliver_at:
             result = sessions.vhost.delays.add(message, [])
         else:
             if message.retain:
                 sessions.vhost.retained.keep(message)
                 if storage.is_durable:
-                    batch = storage.batch
+                    write_batch = storage.write_batch
             if route.depends_on_message:
                 route = route.resolve(message)
             result = route.publish(message)
@@ -408,8 +410,8 @@ class Incoming:
             if qos > 0 and not self._is_v5:
                 raise Refused
             reason = QUOTA_EXCEEDED
-        elif result > batch:
-            batch = result
+        elif result > write_batch:
+            write_batch = result
         if not route.destinations and not message.deliver_at:
             self._metrics.messages_unroutable += 1
             reason = NO_MATCHING_SUBSCRIBERS
@@ -417,7 +419,7 @@ class Incoming:
             reason = 0
         connection = self._connection
         if qos == 1:
-            connection.answer(batch, acknowledgement(PUBACK, packet_id, reason), 1)
+            connection.answer(write_batch, acknowledgement(PUBACK, packet_id, reason), 1)
         elif qos == EXACTLY_ONCE:
             if reason < 0x80:
                 session = connection.attached()
@@ -426,8 +428,8 @@ class Incoming:
                 session.incoming.add(packet_id)
                 if session.is_kept and storage.is_durable:
                     sessions.store.put_incoming(session.client_id, packet_id)
-                    batch = storage.batch
-            connection.answer(batch, acknowledgement(PUBREC, packet_id, reason), 0)
+                    write_batch = storage.write_batch
+            connection.answer(write_batch, acknowledgement(PUBREC, packet_id, reason), 0)
 
     def release(self, packet_id: int) -> None:
         """PUBREL came: the identifier is free for another message."""
@@ -443,8 +445,8 @@ class Incoming:
             reason = PACKET_ID_NOT_FOUND
         # Were the release not durable, a new message with this identifier could be taken for a
         # repetition after a crash.
-        batch = self._sessions.batch_of(session)
-        connection.answer(batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
+        write_batch = self._sessions.write_batch_of(session)
+        connection.answer(write_batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
 
     def _read_properties(self, data: bytes, at: int, end: int) -> PacketProperties:
         """The properties at ``at``; the same bytes as last time are not decoded again."""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class _Waiting:
-    """Answers that may leave when a batch is durable."""
+    """Answers that may leave when a write batch is durable."""
 
-    __slots__ = ("answers", "batch", "publishes")
+    __slots__ = ("answers", "publishes", "write_batch")
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, write_batch: int) -> None:
+        self.write_batch = write_batch
         self.answers: list[bytes] = []
         self.publishes = 0
 
@@ -51,7 +51,7 @@ class Link(FramedConnection):
         self._waiting: list[_Waiting] | None = None
         # QoS 1 messages whose acknowledgement waits.
         self._unanswered = 0
-        # The batch that all output waits for, 0 for none; and whether closing waits with it.
+        # The write batch that all output waits for, 0 for none; and whether closing waits with it.
         self._output_after = 0
         self._closes_after_output = False
 
@@ -59,21 +59,21 @@ class Link(FramedConnection):
         """Write nothing before what was done in this turn is durable."""
         self._output_after = self.broker.storage.wait(self)
 
-    def answer(self, batch: int, data: bytes, publishes: int) -> None:
-        """Send ``data`` when ``batch`` is durable and everything answered before has left.
+    def answer(self, write_batch: int, data: bytes, publishes: int) -> None:
+        """Send ``data`` when ``write_batch`` is durable and everything answered before has left.
 
         ``publishes`` is the number of QoS 1 messages that it acknowledges.
         """
         waiting = self._waiting
         storage = self.broker.storage
         if waiting is None:
-            if batch <= storage.durable:
+            if write_batch <= storage.durable:
                 self.send(data)
                 return
             waiting = []
             self._waiting = waiting
-        if not waiting or waiting[-1].batch < batch:
-            waiting.append(_Waiting(batch))
+        if not waiting or waiting[-1].write_batch < write_batch:
+            waiting.append(_Waiting(write_batch))
             storage.wait(self)
         last = waiting[-1]
         last.answers.append(data)
@@ -82,10 +82,10 @@ class Link(FramedConnection):
 
     def send_durable(self, data: bytes) -> None:
         """Send ``data`` when what was written in this turn is durable."""
-        self.answer(self.broker.storage.batch, data, 0)
+        self.answer(self.broker.storage.write_batch, data, 0)
 
-    def batch_durable(self, batch: int) -> None:
-        if self._output_after and batch >= self._output_after:
+    def write_batch_durable(self, write_batch: int) -> None:
+        if self._output_after and write_batch >= self._output_after:
             self._output_after = 0
             self.mark_dirty()
             if self._closes_after_output:
@@ -93,7 +93,7 @@ class Link(FramedConnection):
         waiting = self._waiting
         if waiting is None or self.is_closed:
             return
-        while waiting and waiting[0].batch <= batch:
+        while waiting and waiting[0].write_batch <= write_batch:
             ready = waiting.pop(0)
             self._unanswered -= ready.publishes
             answers = ready.answers

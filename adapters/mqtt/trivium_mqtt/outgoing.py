@@ -46,7 +46,7 @@ _PUBACK: Final = 0x40
 _EXACTLY_ONCE: Final = 0x1_0000
 
 #: How to answer PUBREC: not at all, by PUBREL as for an unknown identifier, by PUBREL, by PUBREL
-#: once the current batch is durable.
+#: once the current write batch is durable.
 FINISHED: Final = 0
 NOT_FOUND: Final = 1
 RELEASE: Final = 2
@@ -93,7 +93,7 @@ class Outgoing(Consumer):
     # Publishing
 
     def put(self, message: Message, annotation: bytes) -> int:
-        """Enqueue for this session: ACCEPTED, or the batch that makes the message durable."""
+        """Enqueue for this session: ACCEPTED, or the write batch that makes the message durable."""
         queue = self.queue
         if self._is_full():
             self._metrics.messages_dropped += 1

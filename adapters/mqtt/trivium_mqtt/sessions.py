@@ -59,8 +59,8 @@ class Sessions:
         self.by_client: dict[bytes, Session] = {}
         #: of clients whose sessions have ended and left something to others
         self.handovers: dict[bytes, Handover] = {}
-        #: the batch in which a session with rows ended last
-        self.ended_batch = ACCEPTED
+        #: the write batch in which a session with rows ended last
+        self.ended_write_batch = ACCEPTED
         self._connected_kept = 0
         # (when, by ``elapsed_ms``, and client identifier) of wills and ends of sessions; stale
         # pairs are skipped.
@@ -220,7 +220,7 @@ class Sessions:
                 self.store.delete_incoming(client_id, packet_id)
         self.store.delete_session(client_id)
         if session.is_stored and self.broker.storage.is_durable:
-            self.ended_batch = self.broker.storage.batch
+            self.ended_write_batch = self.broker.storage.write_batch
         outgoing = session.outgoing
         if outgoing is None:
             return
@@ -377,13 +377,13 @@ class Sessions:
                 found.attach(connection, connection.is_v5, connection.receive_maximum)
         return found
 
-    def batch_of(self, session: Session) -> int:
-        """The batch that what the session knows now is durable with; ACCEPTED for none.
+    def write_batch_of(self, session: Session) -> int:
+        """The write batch that what the session knows now is durable with; ACCEPTED for none.
 
         Whoever says that something is so already must know that it stays so after a crash.
         """
         storage = self.broker.storage
-        return storage.batch if session.is_kept and storage.is_durable else ACCEPTED
+        return storage.write_batch if session.is_kept and storage.is_durable else ACCEPTED
 
     # Wills
 

@@ -1,4 +1,4 @@
-"""The durable side of MQTT sessions: rows in tables, in the batch of what they belong to.
+"""The durable side of MQTT sessions: rows in tables, in the write batch of what they belong to.
 
 Keys start with the client identifier and its length. With memory storage nothing is written, since
 nothing would ever be read.

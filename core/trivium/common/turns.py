@@ -10,5 +10,5 @@ class EndOfTurn:
     """Something that collects changes during a turn and writes them at its end."""
 
     def flush_turn(self) -> None:
-        """Write what was collected to the current batch. Must not start new work."""
+        """Write what was collected to the current write batch. Must not start new work."""
         raise NotImplementedError

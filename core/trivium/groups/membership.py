@@ -301,8 +301,8 @@ class Memberships:
         self._table = self._storage.table(f"memberships/{vhost.name}")
         self._groups: dict[str, GroupMembers] = {}
         self._count = 0
-        # The newest batch with a generation that someone may have been told.
-        self.batch = 0
+        # The newest write batch with a generation that someone may have been told.
+        self.write_batch = 0
 
     # Rows: generation, exclusive holder
 
@@ -323,10 +323,10 @@ class Memberships:
         if self._table.get(key) is None and len(self._table) >= MAX_GROUPS:
             raise LimitExceeded(f"a virtual host has at most {MAX_GROUPS} groups with members")
         self._table.put(key, pack([generation, holder]))
-        self.batch = self._storage.batch
+        self.write_batch = self._storage.write_batch
 
     def raise_generation(self, group: str) -> int:
-        """The next generation of a group, as of the current batch."""
+        """The next generation of a group, as of the current write batch."""
         generation, holder = self._row(group)
         self._put_row(group, generation + 1, holder)
         return generation + 1

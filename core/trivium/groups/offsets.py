@@ -1,7 +1,7 @@
 """Consumer groups: named readers of streams, and the offsets that they have committed.
 
 A committed offset is the next one that the group wants to read, per stream incarnation and
-partition. It is a row of a table, so it is durable with the batch of its commit.
+partition. It is a row of a table, so it is durable with the write batch of its commit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Groups:
                 )
 
     def commit(self, group: str, stream: Stream, offsets: list[tuple[int, int]]) -> None:
-        """Commit pairs of (partition, next offset to read) in the current batch: all or none.
+        """Commit pairs of (partition, next offset to read) in the current write batch: all or none.
 
         Going back is allowed: it is how a group reads again. Raises as ``check`` does. Whether the
         committer may do this at all is for ``Memberships.check_commit`` to say.

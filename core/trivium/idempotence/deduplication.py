@@ -2,8 +2,8 @@
 
 A publisher that got no answer sends its message again with the same id; what has the id already
 acknowledges it and drops it. The id of a message that is stored is a row of a table, written in the
-batch of the message: after a crash either both are there or neither. A window holds the latest ids,
-as many as its size says and for as long as its time says.
+write batch of the message: after a crash either both are there or neither. A window holds the
+latest ids, as many as its size says and for as long as its time says.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def deduplication_id(message: Message, header: str) -> bytes | None:
 class _Entry:
     """One id in a window."""
 
-    def __init__(self, identity: bytes, expires: int, batch: int, is_stored: bool) -> None:
+    def __init__(self, identity: bytes, expires: int, write_batch: int, is_stored: bool) -> None:
         self.identity = identity
         self.expires = expires
-        #: the batch that makes it durable; 0 when it is
-        self.batch = batch
+        #: the write batch that makes it durable; 0 when it is
+        self.write_batch = write_batch
         self.is_stored = is_stored
 
 
@@ -125,27 +125,29 @@ class Window(Timed):
         return len(self._entries)
 
     def answer(self, identity: bytes) -> int:
-        """What a repetition of an id is answered: ACCEPTED, or the batch to wait for, since the
-        first one must be durable before the second is acknowledged. REJECTED when it is new."""
+        """What a repetition of an id is answered: ACCEPTED, or the write batch to wait for.
+
+        The first one must be durable before the second is acknowledged. REJECTED when it is new.
+        """
         entry = self._entries.get(identity)
         if entry is None or 0 < entry.expires <= self._broker.now_ms:
             return REJECTED
         self._owner.duplicates += 1
         storage = self._broker.storage
-        return storage.batch if entry.batch > storage.durable else ACCEPTED
+        return storage.write_batch if entry.write_batch > storage.durable else ACCEPTED
 
     def add(self, identity: bytes, settings: Settings, is_stored: bool) -> None:
-        """The message with this id was taken; ``is_stored``: in the current batch."""
+        """The message with this id was taken; ``is_stored``: in the current write batch."""
         broker = self._broker
         is_stored = is_stored and broker.storage.is_durable
         now = broker.now_ms
         expires = now + settings.ttl if settings.ttl > 0 else 0
-        batch = broker.storage.batch if is_stored else 0
+        write_batch = broker.storage.write_batch if is_stored else 0
         known = self._entries.get(identity)
         if known is not None:
             # It has expired, and nobody has swept it yet.
             self._drop(known)
-        entry = _Entry(identity, expires, batch, is_stored)
+        entry = _Entry(identity, expires, write_batch, is_stored)
         self._entries[identity] = entry
         self._order.append(entry)
         if is_stored:

@@ -1,9 +1,9 @@
 """Idempotent producers: who publishes, in which epoch, and up to which sequence number.
 
 A producer names itself and numbers what it sends 0, 1, 2, ...; the numbers go on over its restarts.
-A row of a table has its current epoch and the next number, written in the batch of what bore the
-numbers: so "already have it" is as durable as that is. Opening a producer raises its epoch, which
-fences whoever still sends in the old one.
+A row of a table has its current epoch and the next number, written in the write batch of what bore
+the numbers: so "already have it" is as durable as that is. Opening a producer raises its epoch,
+which fences whoever still sends in the old one.
 
 There are two kinds, each with a table of its own. The numbers of the first count messages and have
 no gaps. Those of the second count transactions; since each is whole, numbers may be left out.
@@ -86,7 +86,7 @@ class Producers(Timed):
         return int(expected - sequence)
 
     def advance(self, producer: bytes, epoch: int, sequence: int) -> None:
-        """All below ``sequence`` is there, as of the current batch."""
+        """All below ``sequence`` is there, as of the current write batch."""
         hour = self._broker.now_ms // _HOUR_MS
         self._table.put(producer, _ROW.pack(epoch, sequence, hour))
 

@@ -1,9 +1,9 @@
 """Dead letters: messages that a queue gave up, on their way to its dead letter exchange.
 
-They are published at the end of a turn, before the batch is committed, so a message leaves its
-queue and enters the next one in the same batch. A turn publishes so many of them; the others stay
-unsettled in their queues until a later one. Each carries its history in the header ``x-death``, one
-entry per queue and reason with a count, the latest first, in the form of RabbitMQ.
+They are published at the end of a turn, before the write batch is committed, so a message leaves
+its queue and enters the next one in the same write batch. A turn publishes so many of them; the
+others stay unsettled in their queues until a later one. Each carries its history in the header
+``x-death``, one entry per queue and reason with a count, the latest first, in the form of RabbitMQ.
 
 A dead letter enters no queue that it left before without a client's doing: neither a rejection nor
 a new publish. What a publisher writes into ``x-death`` has no part in that.
@@ -47,7 +47,7 @@ COUNTED_BYTES: Final = 4096
 #: Milliseconds until they go on when too much waits for the disk.
 BEHIND_DELAY: Final = 10
 #: Destinations that one dead letter is given to by way of full queues that pass it on
-#: (``reject-publish-dlx``), since all of that is one batch.
+#: (``reject-publish-dlx``), since all of that is one write batch.
 MAX_STEPS: Final = 1024
 #: Milliseconds until a dead letter that must not be lost is tried again.
 RETRY_DELAY: Final = 1000

@@ -2,10 +2,9 @@
 
 The way of an entry: ``put`` records it in its sub-queue and hands it to a consumer, or it becomes
 ready. The consumer settles it, rejects it or requeues it, which puts it back at its old position,
-at once or after a delay that doubles each time. Settlements are collected and written as
-ranges once per turn. What is given up (rejected, expired, too many, too often requeued) goes to
-the dead letter exchange in the same batch as its settlement, so it is never in both places or in
-none.
+at once or after a delay that doubles each time. Settlements are collected and written as ranges
+once per turn. What is given up (rejected, expired, too many, too often requeued) goes to the dead
+letter exchange in the same write batch as its settlement, so it is never in both places or in none.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class Queue(Destination):
         self.delivered = 0
         self.settled = 0
         self.expired = 0
-        #: newest batch that held entries wait for
-        self.waiting_batch = 0
+        #: newest write batch that held entries wait for
+        self.waiting_write_batch = 0
         self.settings = settings_of(self.arguments, {})
         self._broker = vhost.broker
         self._storage = vhost.broker.storage
@@ -155,7 +154,7 @@ class Queue(Destination):
         return self.put(message, b"")
 
     def put(self, message: Message, annotation: bytes) -> int:
-        """Enqueue: ACCEPTED, the batch that makes the message durable, or REJECTED.
+        """Enqueue: ACCEPTED, the write batch that makes the message durable, or REJECTED.
 
         ``annotation`` is kept with the entry, also over a restart.
         """
@@ -166,12 +165,12 @@ class Queue(Destination):
         entry = QueueEntry(self, sub_queue, message, annotation)
         result = ACCEPTED
         if message.persistent and sub_queue.record(entry):
-            result = self._storage.batch
+            result = self._storage.write_batch
             if message.mode == EXACTLY_ONCE:
                 self._hold(entry)
         elif not message.persistent:
             sub_queue.skip(entry)
-        if len(self.consumers) and entry.batch == 0 and sub_queue.is_empty:
+        if len(self.consumers) and entry.write_batch == 0 and sub_queue.is_empty:
             consumer = self._next_consumer()
             if consumer is not None:
                 self._hand_over(consumer, entry)
@@ -207,7 +206,7 @@ class Queue(Destination):
         result = ACCEPTED
         if mode != AT_MOST_ONCE if is_replaced else message.persistent:
             if sub_queue.record(entry):
-                result = self._storage.batch
+                result = self._storage.write_batch
                 if mode == EXACTLY_ONCE:
                     self._hold(entry)
         else:
@@ -225,7 +224,7 @@ class Queue(Destination):
                 return result
         if (
             len(self.consumers)
-            and entry.batch == 0
+            and entry.write_batch == 0
             and self._leaving < MAX_LEAVING
             and self._nothing_is_ready()
         ):
@@ -262,9 +261,9 @@ class Queue(Destination):
     def _hold(self, entry: QueueEntry) -> None:
         """Keep consumers from seeing an entry before its publisher's acknowledgement is certain:
         after a crash the publisher sends it again, and that would be a duplicate."""
-        entry.batch = self._storage.batch
-        if self.waiting_batch != entry.batch:
-            self.waiting_batch = entry.batch
+        entry.write_batch = self._storage.write_batch
+        if self.waiting_write_batch != entry.write_batch:
+            self.waiting_write_batch = entry.write_batch
             self._storage.wait(self._release)
 
     def set_expiry(self, entry: QueueEntry) -> None:
@@ -492,7 +491,7 @@ class Queue(Destination):
     # Settlement
 
     def settle(self, entry: QueueEntry) -> None:
-        """The entry is done with. Durable with the current batch. Again makes no difference."""
+        """The entry is done with, durable with this write batch. Again makes no difference."""
         if entry.is_settled:
             return
         entry.is_settled = True
@@ -758,13 +757,13 @@ class _Settlements(EndOfTurn):
 
 
 class _Release(DurabilityWaiter):
-    """Lets the held entries of a queue go out once their batch is durable."""
+    """Lets the held entries of a queue go out once their write batch is durable."""
 
     def __init__(self, queue: Queue) -> None:
         #: None when it was deleted
         self.queue: Queue | None = queue
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         if self.queue is not None:
             self.queue.released()
 

@@ -1,8 +1,8 @@
 """How often messages came back to their queues, kept over a restart.
 
 A message that is requeued gets a row in a table: how often, and before when it is not tried again.
-The row goes with the message's settlement, in the same batch. Messages that are never requeued cost
-nothing.
+The row goes with the message's settlement, in the same write batch. Messages that are never
+requeued cost nothing.
 """
 
 from __future__ import annotations

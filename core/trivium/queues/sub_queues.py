@@ -48,8 +48,8 @@ class QueueEntry:
         self.requeues = 0
         #: milliseconds since the epoch; the message's own expiry or the queue's; 0 for never
         self.expires = 0
-        #: batch that must be durable before delivery; 0 for none
-        self.batch = 0
+        #: write batch that must be durable before delivery; 0 for none
+        self.write_batch = 0
         #: whether the sub-queue's log holds a record of it
         self.is_stored = False
         self.is_settled = False
@@ -151,7 +151,7 @@ class SubQueue:
             pass
         if self._requeued and (not ready or self._requeued[0][0] < ready[0].offset):
             return self._requeued[0][1]
-        if ready and ready[0].batch <= self._storage.durable:
+        if ready and ready[0].write_batch <= self._storage.durable:
             return ready[0]
         return None
 
@@ -190,8 +190,9 @@ class SubQueue:
             entry.is_redelivered = offset < log.recovered_offset
             queue.set_expiry(entry)
             if queue.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
-                # Its batch is not known any more; the one waited for last is as late as it can be.
-                entry.batch = queue.waiting_batch
+                # Its write batch is not known any more; the one waited for last is as late as it
+                # can be.
+                entry.write_batch = queue.waiting_write_batch
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
                 until = queue.restore_requeues(entry)

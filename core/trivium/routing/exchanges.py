@@ -27,7 +27,7 @@ from trivium.messages.topics import (
 )
 
 ACCEPTED: Final = 0
-"""Result of a publish that waits for nothing. A positive result is the batch to wait for."""
+"""Result of a publish that waits for nothing. A positive result is the write batch to wait for."""
 REJECTED: Final = -1
 """Result of a publish that a destination refused (length limit with reject-publish)."""
 
@@ -48,7 +48,7 @@ class Destination:
     name: str
 
     def accept(self, message: Message) -> int:
-        """Take one message: ACCEPTED, REJECTED, or the batch that makes it durable here."""
+        """Take one message: ACCEPTED, REJECTED, or the write batch that makes it durable here."""
         raise NotImplementedError
 
     def has_room(self, messages: int, size: int) -> bool:
@@ -114,7 +114,7 @@ class Route:
         return self
 
     def publish(self, message: Message) -> int:
-        """Give ``message`` to every destination: ACCEPTED, the batch to wait for, or REJECTED.
+        """Give ``message`` to every destination: ACCEPTED, a write batch to wait for, or REJECTED.
 
         With REJECTED the other destinations have taken the message all the same, as in RabbitMQ.
         """

@@ -1,7 +1,8 @@
 """Retained messages: the last message per address that asked to be kept, found by pattern.
 
-The rows live in a ``Table`` (so they are durable in the batch of their publish); a tree over the
-levels of the keys answers a new subscription, by a walk that goes on as the subscriber takes more.
+The rows live in a ``Table`` (so they are durable in the write batch of their publish); a tree over
+the levels of the keys answers a new subscription, by a walk that goes on as the subscriber takes
+more.
 """
 
 from __future__ import annotations

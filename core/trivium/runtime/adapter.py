@@ -69,9 +69,9 @@ class Connection(DurabilityWaiter):
       size to ``output_size``).
     - Never raise out of ``feed``: answer a bad frame in the protocol's own terms and ``close``.
       What is raised all the same is a fault of ours: it ends in ``internal_error``, or ends the
-      broker when the batch may hold a part of what was fed.
-    - To answer when the current batch is durable, register with ``broker.storage.wait(self)``
-      and answer in ``batch_durable``.
+      broker when the write batch may hold a part of what was fed.
+    - To answer when the current write batch is durable, register with ``broker.storage.wait(self)``
+      and answer in ``write_batch_durable``.
     """
 
     def __init__(self, broker: Broker, transport: Transport, peer: Peer) -> None:
@@ -104,8 +104,8 @@ class Connection(DurabilityWaiter):
     def tick(self, now: float) -> None:
         """Called about once a second with the monotonic clock in seconds: time-outs, heartbeats."""
 
-    def batch_durable(self, batch: int) -> None:
-        """Every batch up to and including ``batch`` is durable: answers that waited may go."""
+    def write_batch_durable(self, write_batch: int) -> None:
+        """Every write batch up to ``write_batch``, and it, is durable: answers may go."""
 
     def flushed(self) -> None:
         """Output was written and the socket takes more. Queues that were held may deliver again."""

@@ -2,8 +2,8 @@
 
 A *turn* is everything that happens between two looks at the sockets. Connections are fed, they
 change queues and fill their output, and ``end_turn`` closes it: what was collected is written to
-the storage's batch, the batch is committed, and each connection's output leaves with one write.
-This object does no I/O and knows no event loop; ``trivium.runtime.server`` drives it.
+the storage's write batch, the write batch is committed, and each connection's output leaves with
+one write. This object does no I/O and knows no event loop; ``trivium.runtime.server`` drives it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VHOST = "/"
 
-#: Bytes in the batch that is being filled above which publishers are paused until the disk has
-#: caught up (64 MiB); some three batches of that size can be in memory then.
+#: Bytes in the write batch that is being filled above which publishers are paused until the disk
+#: has caught up (64 MiB); some three write batches of that size can be in memory then.
 MAX_PENDING_BYTES: Final = 64 << 20
 
 
@@ -135,7 +135,7 @@ class Broker(Host):
         self.connections: set[Connection] = set()
         self.listeners: dict[str, str] = {}
         self.is_stopping = False
-        #: joins the small batches that a crash left
+        #: joins the small record batches that a crash left
         self.recovered_joins = RecoveredJoins(self)
         self.alarms = Alarms(0, 0)
         #: why publishers are paused: None they are not, empty for a moment only
@@ -256,7 +256,7 @@ class Broker(Host):
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether the end of this turn has changes to write that are not in the batch yet."""
+        """Whether the end of this turn has changes to write that are not in the write batch yet."""
         return bool(self._unflushed or self.dead_letters.are_new)
 
     def end_turn(self) -> None:

@@ -404,7 +404,8 @@ class Server(Driver):
     def stop_for(self, error: BaseException) -> None:
         """Stop the broker for an exception that nobody expected.
 
-        What it left half done is in memory, and perhaps in the batch, which is therefore dropped.
+        What it left half done is in memory, and perhaps in the write batch, which is therefore
+        dropped.
         """
         failure = InternalError(f"internal error: {error!r}")
         failure.__cause__ = error
@@ -415,7 +416,7 @@ class Server(Driver):
             raise error
 
     def feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
-        """``feed`` has raised; before it the batch was at ``changes`` (see ``Storage``)."""
+        """``feed`` has raised; before it the write batch was at ``changes`` (see ``Storage``)."""
         broker = self.broker
         is_alone = broker.storage.changes == changes and not broker.has_unwritten
         if not is_alone or not isinstance(error, Exception):

@@ -1,12 +1,13 @@
-"""The storage interface: batches, logs and tables.
+"""The storage interface: write batches, logs and tables.
 
-Everything that the core does between two turns of the loop belongs to one *batch*. A batch becomes
-durable as a whole or not at all. ``commit`` ends the turn; it hands the batch over when the storage
-can take it, and otherwise lets it go on filling (group commit). Whoever must not answer before its
-changes are durable registers with ``wait`` and is called once ``durable`` has reached that batch.
+Everything that the core does between two turns of the loop belongs to one *write batch*. A write
+batch becomes durable as a whole or not at all. ``commit`` ends the turn; it hands the write batch
+over when the storage can take it, and otherwise lets it go on filling (group commit). Whoever must
+not answer before its changes are durable registers with ``wait`` and is called once ``durable`` has
+reached that write batch.
 
-No caller may assume that a batch becomes durable on this machine, soon, or within the call that
-wrote it: an implementation may replicate batches to other machines first.
+No caller may assume that a write batch becomes durable on this machine, soon, or within the call
+that wrote it: an implementation may replicate write batches to other machines first.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DurabilityWaiter:
-    """Something that is told when a batch has become durable."""
+    """Something that is told when a write batch has become durable."""
 
-    def batch_durable(self, batch: int) -> None:
-        """Every batch up to and including ``batch`` is durable."""
+    def write_batch_durable(self, write_batch: int) -> None:
+        """Every write batch up to and including ``write_batch`` is durable."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
-    """A map from key to value, all in memory, whose changes are part of the current batch."""
+    """A map from key to value, all in memory, whose changes are part of the current write batch."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value under ``key``; None when there is none."""
@@ -80,7 +81,7 @@ class Log:
     owner: LogOwner | None = None
 
     def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        """Append to the current batch; the offset of the first of its ``count`` offsets.
+        """Append to the current write batch; the offset of the first of its ``count`` offsets.
 
         ``note`` (at most 65,535 bytes) is kept beside the record for this log alone. The same
         ``record`` object appended to several logs in a row is stored once.
@@ -92,14 +93,14 @@ class Log:
         raise NotImplementedError
 
     def settle(self, first: int, last: int) -> None:
-        """Remove the records that start at offsets ``first`` to ``last``, in the current batch.
+        """Remove the records that start at offsets ``first`` to ``last``, in this write batch.
 
         Offsets in between that hold no record are allowed.
         """
         raise NotImplementedError
 
     def truncate(self, before: int) -> None:
-        """Remove every record whose offsets all lie below ``before``, in the current batch."""
+        """Remove every record whose offsets all lie below ``before``, in this write batch."""
         raise NotImplementedError
 
     def join(self, first: int, end: int, record: bytes) -> bool:
@@ -148,9 +149,9 @@ class Log:
 class Storage:
     """One data directory, or none (memory)."""
 
-    #: the batch that is being filled; the first is 1
-    batch: int
-    #: the newest durable batch; with memory storage always ``batch``
+    #: the write batch that is being filled; the first is 1
+    write_batch: int
+    #: the newest durable write batch; with memory storage always ``write_batch``
     durable: int
     #: whether anything survives this process
     is_durable: bool
@@ -177,7 +178,7 @@ class Storage:
         raise NotImplementedError
 
     def drop_log(self, name: str) -> None:
-        """Remove a log with all its records, in the current batch."""
+        """Remove a log with all its records, in the current write batch."""
         raise NotImplementedError
 
     def log_names(self) -> list[str]:
@@ -185,7 +186,7 @@ class Storage:
         raise NotImplementedError
 
     def commit(self) -> None:
-        """End of a turn: hand the current batch over, if it holds anything and the writer is free.
+        """End of a turn: hand the write batch over, if it holds anything and the writer is free.
 
         Called by the broker only, once per turn. When the writer was busy the storage asks for a
         turn (see ``wake``) as soon as it is free.
@@ -193,16 +194,16 @@ class Storage:
         raise NotImplementedError
 
     def wait(self, waiter: DurabilityWaiter) -> int:
-        """Call ``waiter`` once the current batch is durable; the number of that batch.
+        """Call ``waiter`` once the current write batch is durable; the number of that write batch.
 
-        Registering again for the same batch adds nothing. With memory storage the waiter is not
-        called, since nothing is ever pending: compare ``durable`` first.
+        Registering again for the same write batch adds nothing. With memory storage the waiter is
+        not called, since nothing is ever pending: compare ``durable`` first.
         """
         raise NotImplementedError
 
     @property
     def changes(self) -> int:
-        """A number that differs once something was added to the current batch."""
+        """A number that differs once something was added to the current write batch."""
         return 0
 
     def fail(self, error: BaseException) -> None:

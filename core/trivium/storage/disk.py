@@ -264,7 +264,7 @@ class DiskStorage(Storage):
                 self.journal.follow(recovered.last_file)
             # Durable before anything is delivered, so that a crash from here on is known as one.
             self.durable = recovered.last_batch + 1
-            self.batch = self.durable + 1
+            self.write_batch = self.durable + 1
             self.journal.write(self.durable, [], STARTED, True, self.executor.now())
             if version == UNMARKED:
                 # From now on it is noticed if the journal or the catalog is not there.
@@ -345,15 +345,15 @@ class DiskStorage(Storage):
 
     def wait(self, waiter: DurabilityWaiter) -> int:
         self._waiters[waiter] = None
-        return self.batch
+        return self.write_batch
 
     def commit(self) -> None:
         if self._failure is not None or self._is_closed:
             return
         if not self._is_busy and (self._changes.parts or self._waiters):
-            work = BatchWork(self, self.batch, self._changes.take(), self._waiters)
+            work = BatchWork(self, self.write_batch, self._changes.take(), self._waiters)
             self._waiters = {}
-            self.batch += 1
+            self.write_batch += 1
             self._is_busy = True
             self._journal_lane.submit(work)
         if not self._segments.make_room(0):
@@ -379,7 +379,7 @@ class DiskStorage(Storage):
             self._has_logs = False
             self._before_rows += self._behind_rows
             self._behind_rows = 0
-            self._checkpoint_lane.submit(self._rows.take(self._changes, self.batch - 1))
+            self._checkpoint_lane.submit(self._rows.take(self._changes, self.write_batch - 1))
         takes_logs = self._are_logs_due() or not self._has_logs
         if takes_logs:
             self._older_bytes += self._journal_bytes
@@ -438,12 +438,12 @@ class DiskStorage(Storage):
         it looks once for what its last batches have made useless.
         """
         self.completions.check()
-        is_idle = self.batch == self._seen_batch and not self._changes.parts
-        self._seen_batch = self.batch
-        is_due = is_idle and self._checkpoint is None and self._tidied_batch != self.batch
+        is_idle = self.write_batch == self._seen_batch and not self._changes.parts
+        self._seen_batch = self.write_batch
+        is_due = is_idle and self._checkpoint is None and self._tidied_batch != self.write_batch
         if not is_due:
             return
-        self._tidied_batch = self.batch
+        self._tidied_batch = self.write_batch
         for log in self._changes.logs:
             log.count_changed()
         if self._segments.has_garbage(False):
@@ -453,7 +453,7 @@ class DiskStorage(Storage):
         """Do a turn's part of a checkpoint."""
         if not checkpoint.is_complete:
             if checkpoint.step():
-                last = self.batch if self._changes.parts else self.batch - 1
+                last = self.write_batch if self._changes.parts else self.write_batch - 1
                 checkpoint.complete(last, list(self._tables.values()))
             if not checkpoint.must_wait:
                 self._wake()
@@ -515,7 +515,7 @@ class DiskStorage(Storage):
             self._waiters = {**work.waiters, **self._waiters}
             return
         for waiter in work.waiters:
-            waiter.batch_durable(work.number)
+            waiter.write_batch_durable(work.number)
         self.ask_for_turn()
 
     def fail(self, error: BaseException) -> None:
@@ -560,7 +560,7 @@ class DiskStorage(Storage):
         self._catalog.close()
 
     def _stop_cleanly(self) -> None:
-        number = self.batch
+        number = self.write_batch
         try:
             for log in self._logs.values():
                 log.record_skipped()
@@ -572,11 +572,11 @@ class DiskStorage(Storage):
             self._failure = self._failed(error)
             return
         self.durable = number
-        self.batch = number + 1
+        self.write_batch = number + 1
         waiters = self._waiters
         self._waiters = {}
         for waiter in waiters:
-            waiter.batch_durable(number)
+            waiter.write_batch_durable(number)
 
 
 def _encoded(name: str) -> bytes:

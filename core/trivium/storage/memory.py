@@ -1,4 +1,4 @@
-"""Storage that keeps nothing beyond the process: every batch counts as durable at once."""
+"""Storage that keeps nothing beyond the process: every write batch counts as durable at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MemoryStorage(Storage):
     """Tables and logs of one process' life."""
 
     def __init__(self) -> None:
-        self.batch = 0
+        self.write_batch = 0
         self.durable = 0
         self.is_durable = False
         self.was_clean = True
@@ -74,7 +74,7 @@ class MemoryStorage(Storage):
         """Nothing is ever pending."""
 
     def wait(self, waiter: DurabilityWaiter) -> int:
-        """The current batch, which is durable already."""
+        """The current write batch, which is durable already."""
         return self.durable
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ readers to have seen it.
 
 A round begins when as much has come since the last one as that one kept. It looks at what has come
 (all but the newest batch) and notes the last offset of each key; then it copies what is to stay,
-of the last round's log and of what has come, into a new log; and in one batch of the storage it
+of the last round's log and of what has come, into a new log; and in one write batch it
 puts that in place of both. So a crash leaves the state before or after, and readers see offsets and
 order unchanged. Work is done a bounded piece at a time, for one partition at a time.
 
@@ -324,7 +324,7 @@ class Compaction(Timed):
         return _COPY_COST if output.size == written else STEP_RECORDS
 
     def _finish(self) -> None:
-        """Put the new log in place of what it was made of: all in the batch of this turn."""
+        """Put the new log in place of what it was made of: all in the write batch of this turn."""
         output = self._output
         assert output is not None
         output.flush(self._limit)

@@ -107,7 +107,7 @@ class Partition(DurabilityWaiter):
         self._messages: list[Message] = []
         self._described: list[Described] | None = None
         self._size = 0
-        # (storage batch, next offset) of what is not durable yet, oldest first.
+        # (write batch, next offset) of what is not durable yet, oldest first.
         self._watermarks: deque[tuple[int, int]] = deque()
 
     @property
@@ -174,13 +174,13 @@ class Partition(DurabilityWaiter):
         if not storage.is_durable:
             self._move_watermark(next_offset)
             return
-        self._watermarks.append((storage.batch, next_offset))
+        self._watermarks.append((storage.write_batch, next_offset))
         storage.wait(self)
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         coming = self._watermarks
         watermark = self.high_watermark
-        while coming and coming[0][0] <= batch:
+        while coming and coming[0][0] <= write_batch:
             watermark = coming.popleft()[1]
         if watermark > self.high_watermark and not self.stream.is_deleted:
             self._move_watermark(watermark)
@@ -374,7 +374,7 @@ class Stream(Destination):
                 self._broker.add_unflushed(_StreamEnd(self))
             self._dirty.append(partition)
         storage = self._broker.storage
-        return storage.batch if storage.is_durable else ACCEPTED
+        return storage.write_batch if storage.is_durable else ACCEPTED
 
     def _choose(self, message: Message, described: Described) -> int:
         key = described.key

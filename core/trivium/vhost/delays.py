@@ -1,8 +1,9 @@
 """Delayed messages: published now, routed when their time has come.
 
 One queue per virtual host keeps them, which no client can reach. A message whose time has come is
-routed as if it had been published then, in the batch in which it leaves that queue. So whatever it
-reaches (queues, streams, live subscriptions, retained messages) knows nothing of delays.
+routed as if it had been published then, in the write batch in which it leaves that queue. So
+whatever it reaches (queues, streams, live subscriptions, retained messages) knows nothing of
+delays.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Delays(Consumer):
             self._open()
 
     def add(self, message: Message, copies: list[bytes]) -> int:
-        """Keep ``message`` until its ``deliver_at``: ACCEPTED, or the batch that makes it durable.
+        """Keep ``message`` until its ``deliver_at``: ACCEPTED, or the write batch to wait for.
 
         ``copies`` are routing keys beside its own, of MAX_COPIES_BYTES together.
         """

@@ -1,7 +1,7 @@
 """Durable changes of the topology that may not be on disk yet, by name.
 
 Whoever is told that something is there, or is not, must not find it otherwise after a crash. The
-one who made the change waits for its batch; this is for the others who ask meanwhile.
+one who made the change waits for its write batch; this is for the others who ask meanwhile.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class PendingChanges:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._batches: dict[tuple[str, str], int] = {}
+        self._write_batches: dict[tuple[str, str], int] = {}
         # What was noted and when, oldest first.
         self._order: deque[tuple[tuple[str, str], int]] = deque()
         self._newest = 0
 
     def __len__(self) -> int:
         """Places of which a change is kept, also some that are durable."""
-        return len(self._batches)
+        return len(self._write_batches)
 
     @property
     def newest(self) -> int:
-        """The batch that makes the last change durable; 0 when it is."""
+        """The write batch that makes the last change durable; 0 when it is."""
         return self._newest if self._newest > self._storage.durable else 0
 
     def note(self, kind: str, name: str) -> None:
-        """This was made or deleted in the current batch."""
+        """This was made or deleted in the current write batch."""
         storage = self._storage
         if storage.is_durable:
-            batch = storage.batch
+            write_batch = storage.write_batch
             place = (kind, name)
-            self._newest = batch
-            self._batches[place] = batch
-            self._order.append((place, batch))
+            self._newest = write_batch
+            self._write_batches[place] = write_batch
+            self._order.append((place, write_batch))
             self._forget()
 
     def _forget(self) -> None:
@@ -53,11 +53,11 @@ class PendingChanges:
         for _ in range(FORGET_AT_ONCE):
             if not order or order[0][1] > self._storage.durable:
                 return
-            place, batch = order.popleft()
-            if self._batches.get(place) == batch:
-                del self._batches[place]
+            place, write_batch = order.popleft()
+            if self._write_batches.get(place) == write_batch:
+                del self._write_batches[place]
 
-    def batch_of(self, kind: str, name: str) -> int:
-        """The batch that makes the last change of this durable; 0 when that is not pending."""
-        batch = self._batches.get((kind, name), 0)
-        return batch if batch > self._storage.durable else 0
+    def write_batch_of(self, kind: str, name: str) -> int:
+        """The write batch of the last change of this; 0 when that is not pending."""
+        write_batch = self._write_batches.get((kind, name), 0)
+        return write_batch if write_batch > self._storage.durable else 0

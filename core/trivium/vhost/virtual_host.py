@@ -1,6 +1,6 @@
 """A virtual host: the exchanges, queues, streams and bindings of one namespace, and their routes.
 
-What is durable is written to tables in the batch of the change and restored from them. All
+What is durable is written to tables in the write batch of the change and restored from them. All
 methods that clients can cause to fail raise a ``TopologyError`` whose text is fit for the client.
 """
 
@@ -626,7 +626,7 @@ class VirtualHost(StreamNamespace):
     # Publishing
 
     def publish(self, message: Message, route: Route, copies: list[bytes] | None = None) -> int:
-        """Let a message in: ACCEPTED, the batch to wait for, or REJECTED.
+        """Let a message in: ACCEPTED, the write batch to wait for, or REJECTED.
 
         All protocols publish by this. ``route`` is that of this very message (``Route.resolve``).
         A delayed message is kept until its time, with its further routing keys (``copies``).
@@ -636,7 +636,7 @@ class VirtualHost(StreamNamespace):
         is_retained = message.retain and self.keep_retained(message)
         result = route.publish(message)
         if is_retained and result != REJECTED and self.broker.storage.is_durable:
-            return self.broker.storage.batch
+            return self.broker.storage.write_batch
         return result
 
     def keep_retained(self, message: Message) -> bool:

@@ -68,7 +68,7 @@ class Scenario:
                 self._note_acknowledged()
             if self.random.random() < 0.1:
                 self._load(self.random.choice(LOGS))
-        while self.host.storage.durable < self.host.storage.batch - 1:
+        while self.host.storage.durable < self.host.storage.write_batch - 1:
             self.host.step()
             self._note_acknowledged()
 
@@ -82,16 +82,16 @@ class Scenario:
 
     def turn(self) -> None:
         storage = self.host.storage
-        batch = storage.batch
+        batch = storage.write_batch
         storage.wait(self._waiter)
         storage.commit()
-        if storage.batch != batch:
+        if storage.write_batch != batch:
             self.states[batch] = copy.deepcopy(self.model)
 
     def _note_acknowledged(self) -> None:
-        if self._waiter.batches and self._waiter.batches[-1] > self.acknowledged[-1][1]:
+        if self._waiter.write_batches and self._waiter.write_batches[-1] > self.acknowledged[-1][1]:
             done = len(self.host.disk.operations) - self._first_operation
-            self.acknowledged.append((done, self._waiter.batches[-1]))
+            self.acknowledged.append((done, self._waiter.write_batches[-1]))
 
     def acknowledged_after(self, operations: int) -> int:
         return max(batch for done, batch in self.acknowledged if done <= operations)

@@ -889,7 +889,7 @@ def test_a_crash_between_the_portions_of_rows_loses_nothing_and_brings_nothing_b
         log.settle(number, number)
         if number == 30:
             host.storage.drop_log("gone")
-        states[host.storage.batch] = (
+        states[host.storage.write_batch] = (
             dict(table.items()),
             list(host.contents("l")),
             sorted(host.storage.log_names()),

@@ -25,7 +25,7 @@ from trivium.storage.errors import (
 
 def test_the_first_batch_is_1() -> None:
     storage = Host().storage
-    assert (storage.batch, storage.durable, storage.was_clean) == (1, 0, True)
+    assert (storage.write_batch, storage.durable, storage.was_clean) == (1, 0, True)
 
 
 def test_a_batch_is_durable_once_it_is_synced() -> None:
@@ -35,11 +35,11 @@ def test_a_batch_is_durable_once_it_is_synced() -> None:
     batch = host.storage.wait(waiter)
     host.storage.wait(waiter)
     host.storage.commit()
-    assert (host.storage.batch, host.storage.durable) == (batch + 1, batch - 1)
-    assert waiter.batches == []
+    assert (host.storage.write_batch, host.storage.durable) == (batch + 1, batch - 1)
+    assert waiter.write_batches == []
     host.step()
     assert host.storage.durable == batch
-    assert waiter.batches == [batch]
+    assert waiter.write_batches == [batch]
     assert host.wakes == 1
 
 
@@ -48,26 +48,26 @@ def test_a_batch_fills_while_another_is_written() -> None:
     log = host.storage.log("l")
     log.append(b"1")
     host.storage.commit()
-    filling = host.storage.batch
+    filling = host.storage.write_batch
     log.append(b"2")
     host.storage.commit()
     log.append(b"3")
     host.storage.commit()
-    assert host.storage.batch == filling
+    assert host.storage.write_batch == filling
     host.step()
     host.storage.commit()
-    assert host.storage.batch == filling + 1
+    assert host.storage.write_batch == filling + 1
     host.step()
     assert host.storage.durable == filling
     host.storage.commit()
-    assert host.storage.batch == filling + 1
+    assert host.storage.write_batch == filling + 1
 
 
 def test_only_commit_seals_a_batch() -> None:
     host = Host()
     host.storage.log("l").append(b"x")
     host.step()
-    assert host.storage.durable == host.storage.batch - 1
+    assert host.storage.durable == host.storage.write_batch - 1
     assert not any(lane.queue for lane in host.executor.lanes.values())
 
 
@@ -76,22 +76,22 @@ def test_a_waiter_on_an_empty_batch_is_called() -> None:
     waiter = Recorder()
     batch = host.storage.wait(waiter)
     host.commit()
-    assert waiter.batches == [batch]
+    assert waiter.write_batches == [batch]
 
 
 def test_a_waiter_may_wait_again_when_it_is_called() -> None:
     host = Host()
 
     class Again(Recorder):
-        def batch_durable(self, batch: int) -> None:
-            super().batch_durable(batch)
-            if len(self.batches) < 3:
+        def write_batch_durable(self, batch: int) -> None:
+            super().write_batch_durable(batch)
+            if len(self.write_batches) < 3:
                 host.storage.wait(self)
 
     waiter = Again()
     host.storage.wait(waiter)
     host.commit()
-    assert waiter.batches == [1, 2, 3]
+    assert waiter.write_batches == [1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["write", "sync_range"])
@@ -121,7 +121,7 @@ def test_a_write_or_sync_error_is_final(kind: str) -> None:
     host.step()
     with pytest.raises(StorageFailed):
         host.storage.close()
-    assert waiter.batches == []
+    assert waiter.write_batches == []
     assert host.storage.durable == durable
     assert len(host.disk.operations) == done
     again = Host(host.disk.power_cut(None), seed=1)
@@ -217,7 +217,7 @@ def test_close_makes_everything_durable_and_calls_the_waiters() -> None:
     batch = host.storage.wait(waiter)
     host.storage.close()
     host.storage.close()
-    assert waiter.batches == [batch]
+    assert waiter.write_batches == [batch]
     assert len(Host(host.disk.power_cut(None), seed=1).storage.log("l")) == 2
 
 
@@ -362,7 +362,7 @@ def test_a_real_disk_and_real_threads(tmp_path: Path, fsync: str) -> None:
             expected.pop(offset, None)
         loop.turn_until(loop.storage.wait(waiter))
     loop.storage.close()
-    assert waiter.batches == list(range(1, 51))
+    assert waiter.write_batches == list(range(1, 51))
     again = RealLoop(directory)
     assert again.storage.was_clean
     assert read_all(again.storage.log("l"), again.wait) == expected
@@ -382,7 +382,7 @@ log = storage.log("l")
 while True:
     for _ in range(100):
         log.append(b"record %d" % log.next_offset)
-    batch = storage.batch
+    batch = storage.write_batch
     while storage.durable < batch:
         storage.commit()
         calls.get()()
@@ -432,7 +432,7 @@ class LateWriter(DurabilityWaiter):
     def __init__(self, host: Host) -> None:
         self.storage = host.storage
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, batch: int) -> None:
         self.storage.table("t").put(b"late", b"")
 
 

@@ -200,7 +200,7 @@ def test_an_unexpected_error_of_the_journal_is_final(kind: str, error: BaseExcep
     host.step()
     with pytest.raises(StorageFailed):
         host.storage.close()
-    assert (waiter.batches, host.storage.durable) == ([], durable)
+    assert (waiter.write_batches, host.storage.durable) == ([], durable)
     assert len(host.disk.operations) == done
 
 

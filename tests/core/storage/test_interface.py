@@ -230,7 +230,7 @@ def test_table_put_get_delete(storage: Storage) -> None:
 
 def test_wait_names_the_current_batch(storage: Storage) -> None:
     waiter = Recorder()
-    assert storage.wait(waiter) == storage.batch
+    assert storage.wait(waiter) == storage.write_batch
 
 
 class LogMachine(RuleBasedStateMachine):

@@ -379,7 +379,7 @@ def test_a_weaker_policy_leaves_a_large_batch_to_a_later_sync() -> None:
     host.storage.commit()
     host.step()
     assert not {each.kind for each in host.disk.operations[start:]} & set(SYNCS)
-    assert host.storage.durable == host.storage.batch - 1
+    assert host.storage.durable == host.storage.write_batch - 1
 
 
 def test_a_journal_that_is_gone_stops_the_start_though_no_checkpoint_was_made() -> None:

@@ -49,5 +49,5 @@ class Commit:
         self._vhost.groups.check(self._group, self._stream, self._offsets)
 
     def apply(self) -> None:
-        """Commit, in the current batch."""
+        """Commit, in the current write batch."""
         self._vhost.groups.commit(self._group, self._stream, self._offsets)

@@ -101,12 +101,12 @@ class NativeConnection(FramedConnection):
         self._blocked: str | None = None
         self._is_slowed = False
         self._heartbeat = 0
-        # Requests confirmed in this turn, and what waits for its batch: publishes by correlation
-        # id, other replies as frames.
+        # Requests confirmed in this turn, and what waits for its write batch: publishes by
+        # correlation id, other replies as frames.
         self._confirmed: list[int] = []
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self._unanswered: deque[tuple[int, bytes]] = deque()
-        self._waiting_batch = 0
+        self._waiting_write_batch = 0
         #: publishes that may wait for the disk before this client is not read any more
         self.max_unconfirmed = MAX_UNCONFIRMED
         # Something waits for room in the output.
@@ -161,17 +161,17 @@ class NativeConnection(FramedConnection):
         self._is_held = True
         return False
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         if self.is_closed:
             return
         unconfirmed = self._unconfirmed
-        while unconfirmed and unconfirmed[0][0] <= batch:
+        while unconfirmed and unconfirmed[0][0] <= write_batch:
             self._confirmed.append(unconfirmed.popleft()[1])
         self._send_confirms()
         if len(unconfirmed) <= self.max_unconfirmed // 2:
             self.continue_input(BEHIND_DISK)
         unanswered = self._unanswered
-        while unanswered and unanswered[0][0] <= batch:
+        while unanswered and unanswered[0][0] <= write_batch:
             self.send(unanswered.popleft()[1])
 
     def blocked(self, reason: str) -> None:
@@ -240,14 +240,14 @@ class NativeConnection(FramedConnection):
     def _send_when_durable(self, frame: bytes) -> None:
         storage = self.broker.storage
         if storage.is_durable:
-            self._unanswered.append((storage.batch, frame))
-            self._await_batch(storage.batch)
+            self._unanswered.append((storage.write_batch, frame))
+            self._await_write_batch(storage.write_batch)
         else:
             self.send(frame)
 
-    def _await_batch(self, batch: int) -> None:
-        if self._waiting_batch != batch:
-            self._waiting_batch = batch
+    def _await_write_batch(self, write_batch: int) -> None:
+        if self._waiting_write_batch != write_batch:
+            self._waiting_write_batch = write_batch
             self.broker.storage.wait(self)
 
     def _send_confirms(self) -> None:
@@ -350,7 +350,7 @@ class NativeConnection(FramedConnection):
     def _publish(self, frame: Frame) -> None:
         correlation = frame.correlation
         try:
-            batch = self._publisher.publish(frame)
+            write_batch = self._publisher.publish(frame)
         except (Rejected, Unroutable) as error:
             # The others were published: the answer is true of them only once they are durable.
             if correlation:
@@ -358,9 +358,9 @@ class NativeConnection(FramedConnection):
             return
         if not correlation:
             return
-        if batch > self.broker.storage.durable:
-            self._unconfirmed.append((batch, correlation))
-            self._await_batch(batch)
+        if write_batch > self.broker.storage.durable:
+            self._unconfirmed.append((write_batch, correlation))
+            self._await_write_batch(write_batch)
             if len(self._unconfirmed) > self.max_unconfirmed:
                 self.hold_input(BEHIND_DISK)
         else:

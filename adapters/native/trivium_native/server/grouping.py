@@ -123,7 +123,7 @@ class GroupRequests:
         if member is not None:
             reply["generation"] = member.generation
             reply["assigned"] = self._assigned(group, member)
-        if memberships.batch > self._connection.broker.storage.durable:
+        if memberships.write_batch > self._connection.broker.storage.durable:
             # A crash must not give the same generation to someone else.
             self._connection.reply_when_durable(correlation, reply)
         else:

@@ -2,10 +2,10 @@
 
 Where many processes write what must count together, none of them may decide that its share is
 complete. Each stages a *part*: its messages, kept in a log of the part's own, which nobody sees.
-Whoever coordinates them commits a transaction that names the parts. That is the decision, one batch
-of the storage: the parts count, all other parts of that number or older ones are dropped, and the
-producer's number goes on. What was decided is then published, some requests in a turn, each in the
-batch in which it leaves its log; a start of the broker goes on with it.
+Whoever coordinates them commits a transaction that names the parts. That is the decision, one write
+batch of the storage: the parts count, all other parts of that number or older ones are dropped, and
+the producer's number goes on. What was decided is then published, some requests in a turn, each in
+the write batch in which it leaves its log; a start of the broker goes on with it.
 
 A part that is not decided on is forgotten when nobody has added to it for ``STAGED_HOURS``.
 """
@@ -257,7 +257,7 @@ class Parts(Timed):
         return found
 
     def finished(self, producer: bytes, part: Part) -> None:
-        """All of a part is published, as of the current batch."""
+        """All of a part is published, as of the current write batch."""
         self._drop(producer, part)
 
     def ended(self, producer: bytes) -> None:
@@ -343,11 +343,11 @@ class Application(DurabilityWaiter):
         """Go on or try again at ``at`` (see ``Broker.elapsed_ms``)."""
         self._broker.timeouts.call_at(at, self._timer)
 
-    def batch_durable(self, batch: int) -> None:
+    def write_batch_durable(self, write_batch: int) -> None:
         self._go_on()
 
     def _go_on(self) -> None:
-        # In a turn of its own, for all that it does must be in one batch.
+        # In a turn of its own, for all that it does must be in one write batch.
         self._state = _SCHEDULED
         self.resume_at(self._broker.elapsed_ms)
         self._broker.driver.request_turn()

@@ -83,7 +83,7 @@ class Publisher:
         self._mandatory: set[int] = set()
 
     def publish(self, frame: Frame) -> int:
-        """Publish all messages of a request; the batch to wait for, or 0.
+        """Publish all messages of a request; the write batch to wait for, or 0.
 
         Raises Malformed, and the errors that refuse the request alone.
         """
@@ -133,7 +133,7 @@ class Publisher:
             producers.advance(producer, epoch, sequence + int(indexes[0]))
             raise
         # Also where nothing was published: the first time may not be durable yet.
-        return storage.batch if storage.is_durable else 0
+        return storage.write_batch if storage.is_durable else 0
 
     def read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
         """The routes and messages of all entries, up to the end of ``body``.

@@ -1,12 +1,12 @@
 """TX: publishes, settlements and offset commits that happen together or not at all.
 
 A transaction is one request: it begins and is given up within the client, and the broker holds
-nothing of an open one. It is checked as a whole, then applied within one turn, which is one batch
-of the storage.
+nothing of an open one. It is checked as a whole, then applied within one turn, which is one write
+batch of the storage.
 
 With a transactional producer it is idempotent: the producer's row says which number was committed
-last, in the same batch. So a commit that is repeated, because its answer was lost, is known and
-answered the same, whatever has happened to its queues and streams since.
+last, in the same write batch. So a commit that is repeated, because its answer was lost, is known
+and answered the same, whatever has happened to its queues and streams since.
 """
 
 from __future__ import annotations
