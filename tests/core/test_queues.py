@@ -168,13 +168,13 @@ def test_settlements_are_written_as_ranges_at_the_end_of_the_turn() -> None:
         queue.settle(entry)
     assert len(log) == 6
     calls: list[tuple[int, int]] = []
-    original = log.settle
+    original = log.remove
 
-    def settle(first: int, last: int) -> None:
+    def remove(first: int, last: int) -> None:
         calls.append((first, last))
         original(first, last)
 
-    log.settle = settle  # type: ignore[method-assign]
+    log.remove = remove  # type: ignore[method-assign]
     broker_of(queue.vhost).end_turn()
     assert calls == [(0, 2), (4, 4)]
     assert len(log) == 2

@@ -335,8 +335,8 @@ class ColdLog(Log):
         self.loaded: int | None = None
         self.pending: list[Callable[[], None]] = []
 
-    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        offset = self._log.append(record, count, note)
+    def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
+        offset = self._log.append(record, count, annotation)
         self.next_offset = self._log.next_offset
         return offset
 

@@ -323,8 +323,8 @@ def test_parts_are_read_from_disk_where_they_are_not_in_memory(
             return cold[-1]
 
     class _Cold(ColdLog):
-        def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-            offset = self._log.append(record, count, note)
+        def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
+            offset = self._log.append(record, count, annotation)
             self.next_offset = self._log.next_offset
             return offset
 

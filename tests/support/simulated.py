@@ -407,7 +407,7 @@ def load(log: Log, offset: int, wait: Callable[[], None]) -> None:
 
 
 def read_all(log: Log, wait: Callable[[], None]) -> dict[int, tuple[bytes, bytes]]:
-    """Offset to record and note of everything in a log; ``wait`` until something was loaded."""
+    """Offset to record and annotation of all in a log; ``wait`` until something was loaded."""
     found: dict[int, tuple[bytes, bytes]] = {}
     offset = 0
     while True:
@@ -416,8 +416,8 @@ def read_all(log: Log, wait: Callable[[], None]) -> dict[int, tuple[bytes, bytes
         records = log.read(offset, 1 << 30, 1 << 30)
         if not records and log.is_loaded(offset):
             return found
-        for at, record, note in records:
-            found[at] = (record, note)
+        for at, record, annotation in records:
+            found[at] = (record, annotation)
         # A record may span more offsets, and then comes again.
         offset = max(offset, records[-1][0] if records else 0) + 1
 
@@ -496,7 +496,7 @@ class Host:
         self.run_calls()
 
     def contents(self, name: str) -> dict[int, tuple[bytes, bytes]]:
-        """Offset to record and note of everything in a log, read back where it must be."""
+        """Offset to record and annotation of everything in a log, read back where it must be."""
 
         def wait() -> None:
             assert self.executor.lanes["trivium-reader"].queue

@@ -244,10 +244,10 @@ class SubQueue:
         first = last = offsets[0]
         for offset in offsets:
             if offset > last + 1:
-                log.settle(first, last)
+                log.remove(first, last)
                 first = offset
             last = offset
-        log.settle(first, last)
+        log.remove(first, last)
 
     def purge(self) -> None:
         """Remove everything that is ready."""
@@ -263,7 +263,7 @@ class SubQueue:
             queue.requeues.clear_from(self.priority, self._spill_from)
         if self.log is not None and self._spill_from >= 0:
             # Everything from here on is ready: what is unsettled was taken from before it.
-            self.log.settle(self._spill_from, self.log.next_offset - 1)
+            self.log.remove(self._spill_from, self.log.next_offset - 1)
         self.forget()
 
     def deleted(self) -> None:

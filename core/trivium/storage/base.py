@@ -66,7 +66,7 @@ class Log:
 
     A record spans ``count`` offsets (a stream's record batch; a queue's message spans one). Offsets
     start at 0, rise by one, and are never given out twice, not even after a crash for records that
-    were durable. ``settle`` removes single ranges (queues), ``truncate`` all before an offset
+    were durable. ``remove`` removes single ranges (queues), ``truncate`` all before an offset
     (stream retention).
     """
 
@@ -80,10 +80,10 @@ class Log:
     #: told before records are fixed; None when nobody joins any
     owner: LogOwner | None = None
 
-    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+    def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
         """Append to the current write batch; the offset of the first of its ``count`` offsets.
 
-        ``note`` (at most 65,535 bytes) is kept beside the record for this log alone. The same
+        ``annotation`` (at most 65,535 bytes) is kept beside the record for this log alone. The same
         ``record`` object appended to several logs in a row is stored once.
         """
         raise NotImplementedError
@@ -92,7 +92,7 @@ class Log:
         """Give out offsets for records that are not stored; the first of them."""
         raise NotImplementedError
 
-    def settle(self, first: int, last: int) -> None:
+    def remove(self, first: int, last: int) -> None:
         """Remove the records that start at offsets ``first`` to ``last``, in this write batch.
 
         Offsets in between that hold no record are allowed.
@@ -126,9 +126,9 @@ class Log:
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[tuple[int, bytes, bytes]]:
         """Records that are in memory, from the first that ends after ``offset``, in order.
 
-        Each is ``(offset of its first, record, note)``. At least one record is returned however
-        large, if there is one in memory; an empty list while ``is_loaded(offset)`` means that there
-        is none at or after ``offset``.
+        Each is ``(offset of its first, record, annotation)``. At least one record is returned
+        however large, if there is one in memory; an empty list while ``is_loaded(offset)`` means
+        that there is none at or after ``offset``.
         """
         raise NotImplementedError
 

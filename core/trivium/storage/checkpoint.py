@@ -280,7 +280,7 @@ class Checkpoint(Work):
         try:
             for place in self._stragglers:
                 try:
-                    records, notes = reader.read(place)
+                    records, annotations = reader.read(place)
                 except StorageDamaged as damage:
                     # It stays where it is, for whoever reads it.
                     _logger.error("%s", damage)
@@ -291,8 +291,12 @@ class Checkpoint(Work):
                     place.log,
                     moved,
                     [record for slot in kept if (record := records[slot]) is not None],
-                    {index: notes[slot] for index, slot in enumerate(kept) if slot in notes}
-                    if notes
+                    {
+                        index: annotations[slot]
+                        for index, slot in enumerate(kept)
+                        if slot in annotations
+                    }
+                    if annotations
                     else None,
                 )
                 moved.size = sum(map(len, image.records))
@@ -397,7 +401,7 @@ class Checkpoint(Work):
                 continue
             segments.charge(chunk)
             if chunk.removed:
-                image.log.note_changed(chunk)
+                image.log.add_changed(chunk)
         if self._images:
             return False
         for place, moved, kept in self._rewritten:
@@ -416,7 +420,7 @@ class Checkpoint(Work):
                 log.mark_once()
         for log, chunk, _ in self._changed:
             if chunk.live and not chunk.changed:
-                log.note_changed(chunk)
+                log.add_changed(chunk)
         self._backlog.give_back(self._portions)
         for _, _, segment in self._rows.dead:
             segments.chunks[segment] += 1

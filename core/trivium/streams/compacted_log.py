@@ -24,8 +24,8 @@ class CompactedLog(Log):
         log = self.clean if len(self.clean) else self.active
         self.first_offset = log.first_offset
 
-    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
-        offset = self.active.append(record, count, note)
+    def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
+        offset = self.active.append(record, count, annotation)
         self._update()
         return offset
 

@@ -15,7 +15,7 @@ KEYS = (b"k0", b"k1", b"k2", b"k3", b"k4")
 
 @dataclass
 class ModelLog:
-    #: offset to end, record, note
+    #: offset to end, record, annotation
     records: dict[int, tuple[int, bytes, bytes]] = field(default_factory=dict)
     next_offset: int = 0
     #: offsets before this one are shown by records in the journal
@@ -120,7 +120,7 @@ class Scenario:
         elif choice < 0.6:
             first = self.random.randint(0, self._log(name).next_offset)
             last = first + self.random.choice((0, 0, 3, 100))
-            self.host.storage.log(name).settle(first, last)
+            self.host.storage.log(name).remove(first, last)
             kept = self._log(name).records
             self._log(name).records = {
                 at: each for at, each in kept.items() if not first <= at <= last
@@ -147,12 +147,12 @@ class Scenario:
         record = self.random.randbytes(self.random.choice((0, 5, 30, 300)))
         for name in self.random.sample(LOGS, self.random.randint(1, 3)):
             count = self.random.choice((1, 1, 4))
-            note = self.random.choice((b"", b"", b"note of " + name.encode()))
+            annotation = self.random.choice((b"", b"", b"note of " + name.encode()))
             log = self._log(name)
-            offset = self.host.storage.log(name).append(record, count, note)
+            offset = self.host.storage.log(name).append(record, count, annotation)
             assert offset == log.next_offset
             log.next_offset = log.shown_offset = offset + count
-            log.records[offset] = (log.next_offset, record, note)
+            log.records[offset] = (log.next_offset, record, annotation)
 
     def _log(self, name: str) -> ModelLog:
         self.host.storage.log(name)

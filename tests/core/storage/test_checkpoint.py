@@ -128,7 +128,7 @@ def test_an_offset_that_a_removal_covers_is_not_given_out_again(is_truncated: bo
     if is_truncated:
         log.truncate(4)
     else:
-        log.settle(0, 3)
+        log.remove(0, 3)
     host.commit()
     again = host_of(host.disk.power_cut(None))
     assert again.storage.log("l").next_offset == 4
@@ -159,7 +159,7 @@ def test_the_journal_does_not_grow_for_ever() -> None:
     host = host_of()
     for number in range(500):
         host.storage.log("l").append(b"record %d" % number)
-        host.storage.log("l").settle(number, number)
+        host.storage.log("l").remove(number, number)
         host.commit()
         # Two checkpoints' worth, the file being written, and two that are kept for use again.
         assert len(paths(host.disk, "data/journal")) <= 8
@@ -167,11 +167,11 @@ def test_the_journal_does_not_grow_for_ever() -> None:
     assert host_of(host.disk, 1).storage.log("l").next_offset == 500
 
 
-def test_what_is_settled_before_a_checkpoint_reaches_no_segment() -> None:
+def test_what_is_removed_before_a_checkpoint_reaches_no_segment() -> None:
     host = host_of()
     for number in range(100):
         offset = host.storage.log("l").append(b"record %d" % number)
-        host.storage.log("l").settle(offset, offset)
+        host.storage.log("l").remove(offset, offset)
         host.commit()
     checkpoint(host)
     assert paths(host.disk, "data/segments") == []
@@ -184,10 +184,10 @@ def test_a_segment_is_removed_once_nothing_in_it_is_kept() -> None:
         host.storage.log("l").append(b"x" * 20)
     checkpoint(host)
     assert len(paths(host.disk, "data/segments")) == 1
-    host.storage.log("l").settle(0, 5)
+    host.storage.log("l").remove(0, 5)
     checkpoint(host)
     assert len(paths(host.disk, "data/segments")) == 1
-    host.storage.log("l").settle(6, 9)
+    host.storage.log("l").remove(6, 9)
     checkpoint(host)
     assert paths(host.disk, "data/segments") == []
 
@@ -200,7 +200,7 @@ def test_a_dropped_log_leaves_nothing() -> None:
     stale = host.storage.log("l")
     host.storage.drop_log("l")
     stale.append(b"to nowhere")
-    stale.settle(0, 100)
+    stale.remove(0, 100)
     stale.truncate(100)
     checkpoint(host)
     assert paths(host.disk, "data/segments") == []
@@ -238,7 +238,7 @@ def test_a_chunk_with_nothing_left_behind_an_offset_is_not_needed_there() -> Non
         log.append(record)
         if record[:1] != b"a":
             checkpoint(host)
-    log.settle(1, 1)
+    log.remove(1, 1)
     host.commit()
     host = host_of(host.disk.copy(), 1)
     log = host.storage.log("l")
@@ -259,7 +259,7 @@ def test_load_of_what_is_loaded_is_ready_at_once() -> None:
     assert ready == [1]
 
 
-def test_records_settled_while_they_are_loaded_do_not_come_back() -> None:
+def test_records_removed_while_they_are_loaded_do_not_come_back() -> None:
     host = host_of()
     log = host.storage.log("l")
     for _ in range(60):
@@ -267,8 +267,8 @@ def test_records_settled_while_they_are_loaded_do_not_come_back() -> None:
     checkpoint(host)
     assert not log.is_loaded(0)
     log.load(0, 1, lambda: None)
-    log.settle(0, 9)
-    log.settle(11, 11)
+    log.remove(0, 9)
+    log.remove(11, 11)
     host.step()
     assert [offset for offset, _, _ in log.read(0, 3, 1000)] == [10, 12, 13]
     checkpoint(host)
@@ -292,7 +292,7 @@ def test_a_log_removed_while_it_is_loaded() -> None:
     assert (ready, host.errors) == ([0], [])
 
 
-@pytest.mark.parametrize("way", ["drop", "settle"])
+@pytest.mark.parametrize("way", ["drop", "remove"])
 def test_many_records_that_go_are_freed_a_part_at_a_time(way: str) -> None:
     host = host_of()
     log = host.storage.log("l")
@@ -302,7 +302,7 @@ def test_many_records_that_go_are_freed_a_part_at_a_time(way: str) -> None:
     if way == "drop":
         host.storage.drop_log("l")
     else:
-        log.settle(0, log.next_offset - 1)
+        log.remove(0, log.next_offset - 1)
     left = [len(unwanted)]
     while unwanted:
         wakes = host.wakes
@@ -323,7 +323,7 @@ def test_memory_stays_within_the_budget() -> None:
     assert len(host.contents("l")) == 2000
     host.commit()
     assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
-    log.settle(0, 2000)
+    log.remove(0, 2000)
     assert log._segments.loaded_bytes == 0  # type: ignore[attr-defined]
 
 
@@ -334,14 +334,14 @@ def test_a_chunk_with_gaps_and_spans_is_read_back() -> None:
     for number in range(30):
         log.skip(number % 3)
         record = bytes([number]) * number
-        note = b"n" * (number % 2)
-        expected[log.append(record, 1 + number % 4, note)] = (record, note)
+        annotation = b"n" * (number % 2)
+        expected[log.append(record, 1 + number % 4, annotation)] = (record, annotation)
     first = min(expected)
-    log.settle(first, first)
+    log.remove(first, first)
     expected.pop(first)
     checkpoint(host)
     second = min(expected)
-    log.settle(second, second)
+    log.remove(second, second)
     expected.pop(second)
     host.commit()
     assert host.contents("l") == expected
@@ -360,7 +360,7 @@ def test_many_full_chunks() -> None:
         if number % 100 == 0:
             host.commit()
     host.commit()
-    log.settle(10, 3 * CHUNK_RECORDS)
+    log.remove(10, 3 * CHUNK_RECORDS)
     checkpoint(host)
     again = Host(host.disk.copy(), seed=1)
     wanted = [*range(10), *range(3 * CHUNK_RECORDS + 1, count)]
@@ -397,7 +397,7 @@ def test_a_turn_that_logs_use_up_but_for_less_than_a_row_ends(count: int) -> Non
     for _ in range(count):
         log.append(b"x")
     for first in range(0, count, CHUNK_RECORDS):
-        log.settle(first, first)
+        log.remove(first, first)
     host.storage.table("t").put(b"k", b"v")
     while not has_checkpointed(host):
         host.storage.commit()
@@ -405,8 +405,8 @@ def test_a_turn_that_logs_use_up_but_for_less_than_a_row_ends(count: int) -> Non
     assert Host(host.disk.copy(), seed=1).storage.table("t").get(b"k") == b"v"
 
 
-def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled() -> None:
-    """That takes many turns too: each settles a record, and removes a log."""
+def test_what_is_removed_while_a_written_checkpoint_is_taken_over_stays_removed() -> None:
+    """That takes many turns too: each removes a record, and drops a log."""
     host = Host(checkpoint_size=100_000, memory_size=0)
     logs = [host.storage.log(f"l{number}") for number in range(5_000)]
     for log in logs:
@@ -417,8 +417,8 @@ def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled(
         host.step()
     turns = 0
     while host.storage._checkpoint is not None:
-        logs[turns].settle(0, 0)
-        logs[-1 - turns].settle(0, 0)
+        logs[turns].remove(0, 0)
+        logs[-1 - turns].remove(0, 0)
         host.storage.drop_log(f"l{2500 + turns}")
         host.storage.commit()
         turns += 1
@@ -429,8 +429,8 @@ def test_what_is_settled_while_a_written_checkpoint_is_taken_over_stays_settled(
     wanted = {f"l{number}" for number in range(5_000) if not 0 <= number - 2500 < turns}
     assert set(again.storage.log_names()) == wanted
     for number in [*range(turns + 1), *range(4_999 - turns, 5_000)]:
-        is_settled = number < turns or number >= 5_000 - turns
-        assert list(again.contents(f"l{number}")) == ([1] if is_settled else [0, 1])
+        is_removed = number < turns or number >= 5_000 - turns
+        assert list(again.contents(f"l{number}")) == ([1] if is_removed else [0, 1])
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "rename"])
@@ -462,7 +462,7 @@ def test_a_full_disk_only_puts_a_checkpoint_off(where: str) -> None:
     for _ in range(10):
         log.append(b"x" * 20)
     checkpoint(host)
-    log.settle(3, 4)
+    log.remove(3, 4)
     host.storage.log("gone").append(b"x")
     host.commit()
     host.storage.drop_log("gone")
@@ -479,7 +479,7 @@ def test_a_full_disk_only_puts_a_checkpoint_off(where: str) -> None:
     for number in range(30):
         record = b"more %d" % number
         expected[log.append(record)] = (record, b"")
-        log.settle(10 + number - 1, 10 + number - 1)
+        log.remove(10 + number - 1, 10 + number - 1)
         expected.pop(10 + number - 1, None)
         host.storage.table("filler").put(b"key", bytes(600))
         host.storage.table("rows").put(b"%d" % number, b"x")
@@ -678,7 +678,7 @@ def drained(host: Host) -> Host:
         log.append(b"x")
     checkpoint(host)
     assert paths(host.disk, "data/segments")
-    log.settle(0, log.next_offset - 1)
+    log.remove(0, log.next_offset - 1)
     host.commit()
     return host
 
@@ -717,7 +717,7 @@ def test_segments_that_hold_something_are_no_reason_to_be_busy() -> None:
     for _ in range(2 * CHUNK_RECORDS):
         log.append(b"x")
     checkpoint(host)
-    log.settle(0, CHUNK_RECORDS)
+    log.remove(0, CHUNK_RECORDS)
     host.commit()
     operations = len(host.disk.operations)
     idle(host, 20)
@@ -886,7 +886,7 @@ def test_a_crash_between_the_portions_of_rows_loses_nothing_and_brings_nothing_b
         table.put(b"%06d" % number, b"new")
         table.delete(b"%06d" % (99 - number))
         log.append(b"r" * 100)
-        log.settle(number, number)
+        log.remove(number, number)
         if number == 30:
             host.storage.drop_log("gone")
         states[host.storage.write_batch] = (

@@ -226,10 +226,10 @@ def test_offsets_are_not_reused_after_everything_is_settled() -> None:
     log = host.storage.log("l")
     for _ in range(5):
         log.append(b"x")
-    log.settle(0, 4)
+    log.remove(0, 4)
     log.skip(3)
     log.append(b"y")
-    log.settle(8, 8)
+    log.remove(8, 8)
     host.commit()
     again = Host(host.disk.copy(), seed=1).storage.log("l")
     assert (len(again), again.first_offset, again.next_offset) == (0, 9, 9)
@@ -357,7 +357,7 @@ def test_a_real_disk_and_real_threads(tmp_path: Path, fsync: str) -> None:
             record = os.urandom(number)
             expected[log.append(record, 1, b"n")] = (record, b"n")
         first = log.first_offset
-        log.settle(first, first + turn // 2)
+        log.remove(first, first + turn // 2)
         for offset in range(first, first + turn // 2 + 1):
             expected.pop(offset, None)
         loop.turn_until(loop.storage.wait(waiter))

@@ -26,7 +26,7 @@ def disk() -> SimulatedDisk:
     sparse.append(b"")
     host.storage.table("t").put(b"k", b"vv")
     host.checkpoint()
-    dense.settle(1, 1)
+    dense.remove(1, 1)
     host.checkpoint()
     return host.disk.copy()
 

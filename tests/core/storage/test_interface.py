@@ -128,37 +128,37 @@ def test_notes_belong_to_one_log(storage: Storage) -> None:
     assert storage.log("c").read(0, 1, 1) == [(0, record, b"")]
 
 
-def test_settle_removes_a_range_with_both_ends(storage: Storage) -> None:
+def test_a_removal_takes_a_range_with_both_ends(storage: Storage) -> None:
     log = storage.log("l")
     for _ in range(10):
         log.append(b"x")
-    log.settle(3, 5)
+    log.remove(3, 5)
     assert offsets(log) == [0, 1, 2, 6, 7, 8, 9]
     assert (log.first_offset, len(log)) == (0, 7)
-    log.settle(0, 2)
+    log.remove(0, 2)
     assert (log.first_offset, len(log)) == (6, 4)
-    log.settle(0, EVERYTHING)
+    log.remove(0, EVERYTHING)
     assert (log.first_offset, log.next_offset, len(log)) == (10, 10, 0)
     assert log.append(b"y") == 10
     assert log.first_offset == 10
 
 
-def test_settle_twice_removes_once(storage: Storage) -> None:
+def test_a_record_is_removed_once(storage: Storage) -> None:
     log = storage.log("l")
     log.append(b"x")
     log.append(b"y")
-    log.settle(0, 0)
-    log.settle(0, 0)
+    log.remove(0, 0)
+    log.remove(0, 0)
     assert len(log) == 1
 
 
-def test_settle_removes_what_starts_in_the_range(storage: Storage) -> None:
+def test_a_removal_takes_what_starts_in_the_range(storage: Storage) -> None:
     log = storage.log("l")
     log.append(b"a", 10)
     log.append(b"b", 10)
-    log.settle(5, 9)
+    log.remove(5, 9)
     assert offsets(log) == [0, 10]
-    log.settle(10, 10)
+    log.remove(10, 10)
     assert offsets(log) == [0]
 
 
@@ -183,10 +183,10 @@ def test_records_fill_many_chunks(storage: Storage) -> None:
     count = 3 * CHUNK_RECORDS + 1
     for number in range(count):
         assert log.append(b"%d" % number) == number
-    log.settle(1, 2 * CHUNK_RECORDS + 5)
+    log.remove(1, 2 * CHUNK_RECORDS + 5)
     assert offsets(log) == [0, *range(2 * CHUNK_RECORDS + 6, count)]
     assert offsets(log, CHUNK_RECORDS)[:2] == [2 * CHUNK_RECORDS + 6, 2 * CHUNK_RECORDS + 7]
-    log.settle(0, 0)
+    log.remove(0, 0)
     assert log.first_offset == 2 * CHUNK_RECORDS + 6
 
 
@@ -196,7 +196,7 @@ def test_large_records_fill_chunks_by_size(storage: Storage) -> None:
     for _ in range(5):
         log.append(large)
     assert [record for _, record, _ in log.read(0, 10, EVERYTHING)] == [large] * 5
-    log.settle(0, 3)
+    log.remove(0, 3)
     assert offsets(log) == [4]
 
 
@@ -245,13 +245,13 @@ class LogMachine(RuleBasedStateMachine):
     @rule(
         records=st.lists(st.binary(max_size=3), min_size=1, max_size=600),
         count=st.sampled_from([1, 1, 1, 7]),
-        note=st.sampled_from([b"", b"n"]),
+        annotation=st.sampled_from([b"", b"n"]),
     )
-    def append(self, records: list[bytes], count: int, note: bytes) -> None:
+    def append(self, records: list[bytes], count: int, annotation: bytes) -> None:
         for record in records:
             for log in self.logs:
-                assert log.append(record, count, note) == self.next_offset
-            self.model[self.next_offset] = (self.next_offset + count, record, note)
+                assert log.append(record, count, annotation) == self.next_offset
+            self.model[self.next_offset] = (self.next_offset + count, record, annotation)
             self.next_offset += count
 
     @rule(count=st.sampled_from([1, 1, 1000]))
@@ -262,11 +262,11 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.next_offset > 0)
     @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
+    def remove(self, data: st.DataObject) -> None:
         first = data.draw(st.integers(0, self.next_offset))
         last = data.draw(st.one_of(st.just(first), st.integers(first, self.next_offset + 5)))
         for log in self.logs:
-            log.settle(first, last)
+            log.remove(first, last)
         self.model = {at: each for at, each in self.model.items() if not first <= at <= last}
 
     @rule(data=st.data())
@@ -281,12 +281,12 @@ class LogMachine(RuleBasedStateMachine):
         offset = data.draw(st.integers(0, self.next_offset + 5))
         expected: list[tuple[int, bytes, bytes]] = []
         size = 0
-        for at, (end, record, note) in self.model.items():
+        for at, (end, record, annotation) in self.model.items():
             if end > offset and len(expected) < max_records:
                 size += len(record)
                 if expected and size > max_bytes:
                     break
-                expected.append((at, record, note))
+                expected.append((at, record, annotation))
         for log in self.logs:
             assert log.is_loaded(offset)
             assert log.read(offset, max_records, max_bytes) == expected

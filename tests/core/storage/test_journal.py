@@ -60,7 +60,7 @@ def test_the_format_is_what_the_document_says() -> None:
     host = Host(journal_file_size=0)
     log = host.storage.log("q")
     log.append(b"hello", 1, b"n")
-    log.settle(0, 0)
+    log.remove(0, 0)
     host.storage.table("t").put(b"k", b"vv")
     host.storage.table("t").delete(b"k")
     host.commit()
@@ -90,7 +90,7 @@ def test_the_format_is_what_the_document_says() -> None:
         # append to log 1 at offset 0: one offset, note "n", record "hello"
         b"\x01\x00\x01\x00\x01\x00\x00\x00"
         b"\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x05\x00\x00\x00nhello"
-        # settle offsets 0 to 0 of log 1
+        # remove offsets 0 to 0 of log 1
         b"\x03\x00\x00\x00\x01\x00\x00\x00"
         b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
         # define table 1 as "t"

@@ -90,7 +90,7 @@ def test_space_of_what_was_consumed_is_given_back_when_asked_for() -> None:
     for _ in range(100):
         log.append(b"x" * 1000)
         host.commit()
-    log.settle(0, 99)
+    log.remove(0, 99)
     host.commit()
     before = host.disk.used()
     assert before > 100_000
@@ -109,7 +109,7 @@ def test_space_of_segments_is_given_back_when_asked_for() -> None:
     host.commit()
     before = host.disk.used()
     assert any(path.startswith("data/segments/") for path in host.disk.files)
-    log.settle(0, 99)
+    log.remove(0, 99)
     host.commit()
     host.storage.free_space()
     host.commit()

@@ -62,7 +62,7 @@ def written(
             removed = result.removed.setdefault(name, set())
             if number % 3 == 0:
                 removed.add(offset)
-                storage.log(name).settle(offset, offset)
+                storage.log(name).remove(offset, offset)
         key, value = b"k%d" % (number % 4), b"v%d" % number
         storage.table("t").put(key, value)
         result.rows[key] = value
@@ -214,7 +214,7 @@ def wide(size: int = 100) -> Host:
     for _ in range(2):
         host.checkpoint()
         for number in range(120):
-            host.storage.log(f"log {number}").settle(0, 0)
+            host.storage.log(f"log {number}").remove(0, 0)
     host.storage.close()
     return host
 
@@ -450,10 +450,10 @@ def test_what_was_removed_behind_a_damaged_batch_is_not_lost() -> None:
         log.append(b"record %d" % number)
     host.commit()
     log.append(b"kept")
-    log.settle(2, 4)
+    log.remove(2, 4)
     host.commit()
     log.truncate(2)
-    log.settle(9, 9)
+    log.remove(9, 9)
     host.commit()
     host.storage.close()
     path = journals(host.disk)[0]

@@ -44,7 +44,7 @@ def straggling(kept: set[int]) -> Host:
     checkpoint(host)
     for number in range(RECORDS):
         if number not in kept:
-            log.settle(number, number)
+            log.remove(number, number)
     host.commit()
     return host
 
@@ -73,19 +73,19 @@ def test_a_file_of_which_much_is_left_stays() -> None:
     assert segments(host.disk) == ["0000000000000001.segment"]
 
 
-def test_what_is_settled_and_read_after_the_move_is_as_it_was() -> None:
+def test_what_is_removed_and_read_after_the_move_is_as_it_was() -> None:
     kept = {3, 5, 700, RECORDS - 1}
     host = straggling(kept)
     checkpoint(host)
     log = host.storage.log("l")
-    log.settle(5, 5)
+    log.remove(5, 5)
     kept -= {5}
     host.commit()
     checkpoint(host)
     assert host.contents("l") == expected(kept)
-    log.settle(3, 3)
-    log.settle(700, 700)
-    log.settle(RECORDS - 1, RECORDS - 1)
+    log.remove(3, 3)
+    log.remove(700, 700)
+    log.remove(RECORDS - 1, RECORDS - 1)
     host.commit()
     checkpoint(host)
     checkpoint(host)
@@ -95,7 +95,7 @@ def test_what_is_settled_and_read_after_the_move_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changes_while_a_file_is_rewritten(seed: int) -> None:
-    """Settled, all settled, or dropped between any two steps of the checkpoint."""
+    """Removed, all removed, or dropped between any two steps of the checkpoint."""
     random_ = random.Random(seed)
     for stop in range(12):
         kept = {3, 700, RECORDS - 1}
@@ -108,10 +108,10 @@ def test_changes_while_a_file_is_rewritten(seed: int) -> None:
             host.step_one(random_)
         change = random_.randrange(3)
         if change == 0:
-            log.settle(3, 3)
+            log.remove(3, 3)
             kept = {700, RECORDS - 1}
         elif change == 1:
-            log.settle(0, RECORDS)
+            log.remove(0, RECORDS)
             kept = set()
         else:
             host.storage.drop_log("l")
@@ -216,7 +216,7 @@ def test_one_checkpoint_rewrites_a_bounded_number_of_chunks() -> None:
     host.commit()
     checkpoint(host)
     for name in names:
-        host.storage.log(name).settle(0, 8)
+        host.storage.log(name).remove(0, 8)
     host.commit()
     checkpoint(host)
     assert len(segments(host.disk)) == 2
@@ -243,7 +243,7 @@ def large_and_small(host: Host, names: tuple[str, str]) -> None:
     for offset in gone:
         if not large.is_loaded(offset):
             host.contents(names[0])
-        large.settle(offset, offset)
+        large.remove(offset, offset)
     host.commit()
 
 
@@ -289,7 +289,7 @@ def test_a_rewrite_that_would_gain_nothing_is_none() -> None:
     checkpoint(host)
     for number in range(RECORDS):
         if number % 5:
-            log.settle(number, number)
+            log.remove(number, number)
     host.commit()
     free_space(host)
     assert segments(host.disk) == ["0000000000000001.segment"]
@@ -343,7 +343,7 @@ def test_what_is_removed_while_it_is_not_in_memory_is_guessed_until_it_is_read()
     host.commit()
     assert not log.is_loaded(0)
     for number in range(PAIRS):
-        log.settle(2 * number, 2 * number)
+        log.remove(2 * number, 2 * number)
     host.commit()
     checkpoint(host)
     checkpoint(host)
@@ -363,16 +363,16 @@ def backlog(host: Host, chunks: int) -> Log:
     return log
 
 
-def settle_of_eight(host: Host, log: Log, count: int) -> None:
+def remove_of_eight(host: Host, log: Log, count: int) -> None:
     for number in range(log.next_offset):
         if number % 8 < count:
-            log.settle(number, number)
+            log.remove(number, number)
     host.commit()
 
 
 def test_a_short_disk_is_reason_to_rewrite_what_is_half_gone() -> None:
     host = Host()
-    settle_of_eight(host, backlog(host, 16), 5)
+    remove_of_eight(host, backlog(host, 16), 5)
     before = segment_bytes(host.disk)
     for _ in range(3):
         checkpoint(host)
@@ -385,7 +385,7 @@ def test_a_short_disk_is_reason_to_rewrite_what_is_half_gone() -> None:
 def test_a_short_disk_is_no_reason_to_write_more_than_becomes_free() -> None:
     host = Host()
     log = backlog(host, 16)
-    settle_of_eight(host, log, 3)
+    remove_of_eight(host, log, 3)
     free_space(host, 3)
     assert segments(host.disk) == ["0000000000000001.segment"]
     assert len(log) == 5 * 16
@@ -394,7 +394,7 @@ def test_a_short_disk_is_no_reason_to_write_more_than_becomes_free() -> None:
 def test_a_short_disk_gets_all_there_is_to_gain_at_once() -> None:
     """More than one checkpoint may rewrite: they follow one another without being asked for."""
     host = Host()
-    settle_of_eight(host, backlog(host, 400), 5)
+    remove_of_eight(host, backlog(host, 400), 5)
     before = segment_bytes(host.disk)
     assert before > 400 * 8 * 32_768
     free_space(host, 1)
@@ -414,8 +414,8 @@ def test_a_short_disk_is_not_filled_by_rewriting() -> None:
             log.append(b"%08d" % number * 4096)
         host.commit()
         checkpoint(host)
-    settle_of_eight(host, first, 5)
-    settle_of_eight(host, second, 6)
+    remove_of_eight(host, first, 5)
+    remove_of_eight(host, second, 6)
     checkpoint(host)
     each_size = segment_bytes(host.disk) // 2
     # Half of that is too little for three eighths of the first, enough for two of the second.
@@ -434,7 +434,7 @@ def test_a_short_disk_is_not_filled_by_rewriting() -> None:
 
 def test_where_there_is_no_room_at_all_nothing_is_tried() -> None:
     host = Host()
-    settle_of_eight(host, backlog(host, 16), 5)
+    remove_of_eight(host, backlog(host, 16), 5)
     checkpoint(host)
     host.disk.capacity = host.disk.used() + 100_000
     free_space(host, 1)
@@ -486,7 +486,7 @@ def test_what_is_left_is_counted_right_whatever_happens(seed: int) -> None:
                 log.append(b"x" * random_.choice((0, 8, 5000)), random_.randint(1, 2))
         elif len(log):
             first = random_.randrange(log.first_offset, log.next_offset)
-            log.settle(first, first + random_.choice((0, 1, 50)))
+            log.remove(first, first + random_.choice((0, 1, 50)))
         if random_.random() < 0.1:
             host.storage.ask_for_checkpoint()
         if random_.random() < 0.05:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 APPEND: Final = 1
 #: the record stored last in this batch, for another log
 APPEND_SAME: Final = 2
-#: a range of offsets is settled
-SETTLE: Final = 3
+#: the records that start in a range of offsets are removed
+REMOVE: Final = 3
 #: everything before an offset is removed
 TRUNCATE: Final = 4
 #: a log is gone
@@ -32,7 +32,7 @@ DEFINE_TABLE: Final = 8
 PUT: Final = 9
 DELETE: Final = 10
 
-#: kind, (pad), note size, log, offset, count, record size; then the note and the record
+#: kind, (pad), annotation size, log, offset, count, record size; then the annotation and the record
 APPEND_RECORD: Final = Struct("<BxHIQII")
 #: kind, (pad), log, two numbers
 LOG_RECORD: Final = Struct("<B3xIQQ")
@@ -70,17 +70,17 @@ class Changes:
         self.last = None
         return parts
 
-    def append(self, log: int, offset: int, count: int, record: bytes, note: bytes) -> None:
+    def append(self, log: int, offset: int, count: int, record: bytes, annotation: bytes) -> None:
         """A record of a log."""
         parts = self.parts
         if record is self.last:
-            parts.append(_pack_append(APPEND_SAME, len(note), log, offset, count, 0))
-            if note:
-                parts.append(note)
+            parts.append(_pack_append(APPEND_SAME, len(annotation), log, offset, count, 0))
+            if annotation:
+                parts.append(annotation)
             return
-        parts.append(_pack_append(APPEND, len(note), log, offset, count, len(record)))
-        if note:
-            parts.append(note)
+        parts.append(_pack_append(APPEND, len(annotation), log, offset, count, len(record)))
+        if annotation:
+            parts.append(annotation)
         parts.append(record)
         self.size += len(record)
         self.last = record

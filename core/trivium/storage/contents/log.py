@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from trivium.storage.contents.changes import NEXT_OFFSET, SETTLE, TRUNCATE, Changes
+from trivium.storage.contents.changes import NEXT_OFFSET, REMOVE, TRUNCATE, Changes
 from trivium.storage.segments.chunks import Chunk, NumberedLog
 from trivium.storage.segments.segments import Segments
 
-#: The journal has 16 bits for the size of a note.
-MAX_NOTE: Final = 65_535
+#: The journal has 16 bits for the size of an annotation.
+MAX_ANNOTATION: Final = 65_535
 #: ... and 32 bits for the size of a record and the number of its offsets.
 MAX_RECORD: Final = 0xFFFF_FFFF
 
@@ -32,12 +32,16 @@ class DiskLog(NumberedLog):
         #: chunks in segments that have lost records since the last checkpoint
         self._changed_chunks: list[Chunk] = []
 
-    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+    def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
         """Raises ValueError when a size is out of range."""
-        if len(record) > MAX_RECORD or len(note) > MAX_NOTE or not 0 < count <= MAX_RECORD:
-            raise ValueError("a record, its note or its count is out of range")
-        offset = super().append(record, count, note)
-        self._changes.append(self.number, offset, count, record, note)
+        if (
+            len(record) > MAX_RECORD
+            or len(annotation) > MAX_ANNOTATION
+            or not 0 < count <= MAX_RECORD
+        ):
+            raise ValueError("a record, its annotation or its count is out of range")
+        offset = super().append(record, count, annotation)
+        self._changes.append(self.number, offset, count, record, annotation)
         self._has_skipped = False
         if not self._is_changed:
             self.mark()
@@ -49,12 +53,12 @@ class DiskLog(NumberedLog):
             self.mark()
         return super().skip(count)
 
-    def settle(self, first: int, last: int) -> None:
+    def remove(self, first: int, last: int) -> None:
         if last >= self.next_offset:
             # Replayed on a later state it must not reach what has been appended since.
             last = self.next_offset - 1
-        if self._remove(first, last):
-            self._changes.change_log(SETTLE, self.number, first, last)
+        if self._remove_range(first, last):
+            self._changes.change_log(REMOVE, self.number, first, last)
             if not self._is_changed:
                 self.mark()
 
@@ -77,10 +81,10 @@ class DiskLog(NumberedLog):
             self._has_skipped = False
             self._changes.change_log(NEXT_OFFSET, self.number, self.next_offset, 0)
 
-    def restore(self, offset: int, count: int, record: bytes, note: bytes) -> None:
+    def restore(self, offset: int, count: int, record: bytes, annotation: bytes) -> None:
         """A record as the journal has it, at or after ``next_offset``."""
         self.restore_next_offset(offset)
-        super().append(record, count, note)
+        super().append(record, count, annotation)
         self.mark_once()
 
     def restore_next_offset(self, offset: int) -> None:
@@ -89,18 +93,18 @@ class DiskLog(NumberedLog):
             super().skip(offset - self.next_offset)
             self.mark_once()
 
-    def restore_settled(self, first: int, last: int) -> None:
-        """A settled range as the journal has it.
+    def restore_removed(self, first: int, last: int) -> None:
+        """A removed range as the journal has it.
 
         Its offsets were given out, if without a record. Were one given out again, the next start
         could replay this on a checkpoint that has the new record, and remove it.
         """
         self.restore_next_offset(last + 1)
-        if self._remove(first, last):
+        if self._remove_range(first, last):
             self.mark_once()
 
     def restore_truncated(self, before: int) -> None:
-        """A truncation as the journal has it; see ``restore_settled``."""
+        """A truncation as the journal has it; see ``restore_removed``."""
         self.restore_next_offset(before)
         if self._remove_ended(before):
             self.mark_once()
@@ -205,7 +209,7 @@ class DiskLog(NumberedLog):
             if chunk.live:
                 self._segments.count(chunk)
 
-    def note_changed(self, chunk: Chunk) -> None:
+    def add_changed(self, chunk: Chunk) -> None:
         chunk.changed = True
         self._changed_chunks.append(chunk)
         self.mark_once()
@@ -217,7 +221,7 @@ class DiskLog(NumberedLog):
                 self._segments.dead.append((self.number, chunk.first, chunk.segment))
             self._segments.release(chunk)
         elif chunk.segment and not chunk.changed:
-            self.note_changed(chunk)
+            self.add_changed(chunk)
 
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
         first = self._first_unloaded(offset)

@@ -24,8 +24,8 @@ from trivium.storage.contents.changes import (
     LOG_RECORD,
     NEXT_OFFSET,
     PUT,
+    REMOVE,
     ROW_RECORD,
-    SETTLE,
     TRUNCATE,
     Changes,
 )
@@ -164,11 +164,11 @@ class Recovered:
         while position < end:
             kind = data[position]
             if APPEND <= kind <= APPEND_SAME:
-                _, note_size, number, offset, count, size = APPEND_RECORD.unpack_from(
+                _, annotation_size, number, offset, count, size = APPEND_RECORD.unpack_from(
                     data, position
                 )
-                note_at = position + APPEND_RECORD.size
-                record_at = note_at + note_size
+                annotation_at = position + APPEND_RECORD.size
+                record_at = annotation_at + annotation_size
                 position = record_at + size
                 if kind == APPEND:
                     record = data[record_at:position]
@@ -176,10 +176,10 @@ class Recovered:
                 if log is None:
                     self._unknown[number] = path
                 elif offset >= log.next_offset:
-                    log.restore(offset, count, record, data[note_at:record_at])
+                    log.restore(offset, count, record, data[annotation_at:record_at])
                 elif offset >= self._checkpointed.get(number, 0):
                     raise _WrongRecord
-            elif SETTLE <= kind <= NEXT_OFFSET:
+            elif REMOVE <= kind <= NEXT_OFFSET:
                 _, number, first, last = LOG_RECORD.unpack_from(data, position)
                 position += LOG_RECORD.size
                 self._change_log(path, kind, number, first, last)
@@ -214,8 +214,8 @@ class Recovered:
         log = self.logs.get(number)
         if log is None:
             self._unknown[number] = path
-        elif kind == SETTLE:
-            log.restore_settled(first, last)
+        elif kind == REMOVE:
+            log.restore_removed(first, last)
         elif kind == TRUNCATE:
             log.restore_truncated(first)
         else:

@@ -22,8 +22,8 @@ from trivium.storage.contents.changes import (
     LOG_RECORD,
     NEXT_OFFSET,
     PUT,
+    REMOVE,
     ROW_RECORD,
-    SETTLE,
     TRUNCATE,
 )
 from trivium.storage.contents.recovery import Recovered
@@ -399,7 +399,7 @@ class InspectedJournal:
                     recovered.nameless(target)
                 if kind in (APPEND, APPEND_SAME) and target in self._watched:
                     self._close_gap(target, first)
-                elif kind == SETTLE and target in self._removed:
+                elif kind == REMOVE and target in self._removed:
                     self._removed[target].append((first, last))
                 elif kind == TRUNCATE and target in self._removed:
                     self._removed[target].append((0, first - 1))
@@ -435,12 +435,12 @@ def mentioned(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, 
         while position < end:
             kind = data[position]
             if APPEND <= kind <= APPEND_SAME:
-                _, note_size, number, offset, count, size = APPEND_RECORD.unpack_from(
+                _, annotation_size, number, offset, count, size = APPEND_RECORD.unpack_from(
                     data, position
                 )
                 yield kind, number, offset, offset + count, b""
-                position += APPEND_RECORD.size + note_size + size
-            elif SETTLE <= kind <= NEXT_OFFSET:
+                position += APPEND_RECORD.size + annotation_size + size
+            elif REMOVE <= kind <= NEXT_OFFSET:
                 _, number, first, last = LOG_RECORD.unpack_from(data, position)
                 yield kind, number, first, last, b""
                 position += LOG_RECORD.size

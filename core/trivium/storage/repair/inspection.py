@@ -387,7 +387,7 @@ class Inspection:
                     self._lose(log, offset, offset + count - 1, 1, LOST)
         for number, offset, _ in self.wrong_records:
             if number == log.number:
-                log.restore_settled(offset, offset)
+                log.restore_removed(offset, offset)
 
     def _read_chunk(self, log: DiskLog, chunk: Chunk) -> list[bytes | None]:
         path = self.segments.path(chunk.segment)
@@ -403,10 +403,10 @@ class Inspection:
         except StorageDamaged as damage:
             self._damaged(damage)
             is_wrong = True
-        records, notes = decode_block(data, path, Place(log, chunk), cipher)
+        records, annotations = decode_block(data, path, Place(log, chunk), cipher)
         if is_wrong:
             # The block speaks for itself, but in another file from now on.
-            chunk.detach(records, notes)
+            chunk.detach(records, annotations)
         return records
 
     def _lose_chunk(self, log: DiskLog, chunk: Chunk) -> None:
@@ -414,7 +414,7 @@ class Inspection:
         last = chunk.offset_at(slots[-1])
         end = last + 1 if chunk.ends is None else chunk.ends[slots[-1]]
         self._lose(log, chunk.offset_at(slots[0]), end - 1, len(slots), LOST)
-        log.restore_settled(chunk.first, last)
+        log.restore_removed(chunk.first, last)
 
 
 def _no_post(call: Callable[[], None]) -> None:

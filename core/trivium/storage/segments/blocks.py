@@ -24,7 +24,7 @@ BLOCK_HEADER_SIZE: Final[int] = _BLOCK_HEADER.size + 4
 
 #: flags of a block
 SPARSE: Final = 1
-_NOTES: Final = 2
+_ANNOTATIONS: Final = 2
 _COMPRESSED: Final = 4
 _ENCRYPTED: Final = 8
 _NAMED: Final = 16
@@ -44,12 +44,16 @@ class ChunkImage:
     """A chunk as it was when the checkpoint passed it, safe to be read by another thread."""
 
     def __init__(
-        self, log: NumberedLog, chunk: Chunk, records: list[bytes], notes: dict[int, bytes] | None
+        self,
+        log: NumberedLog,
+        chunk: Chunk,
+        records: list[bytes],
+        annotations: dict[int, bytes] | None,
     ) -> None:
         self.log = log
         self.chunk = chunk
         self.records = records
-        self.notes = notes
+        self.annotations = annotations
         #: set once it is written
         self.segment = 0
         self.position = 0
@@ -70,12 +74,12 @@ class ChunkImage:
             flags |= SPARSE
             parts.append(struct.pack(f"<{count}q", *chunk.offsets))
             parts.append(struct.pack(f"<{count}q", *chunk.ends))
-        notes: list[bytes] = []
-        if self.notes is not None:
-            flags |= _NOTES
-            notes = [self.notes.get(slot, b"") for slot in range(count)]
-            parts.append(struct.pack(f"<{count}I", *map(len, notes)))
-        body = [*parts, *records, *notes]
+        annotations: list[bytes] = []
+        if self.annotations is not None:
+            flags |= _ANNOTATIONS
+            annotations = [self.annotations.get(slot, b"") for slot in range(count)]
+            parts.append(struct.pack(f"<{count}I", *map(len, annotations)))
+        body = [*parts, *records, *annotations]
         if compresses or cipher is not None or len(body) > _FEW_PARTS:
             body = [b"".join(body)]
         if compresses:
@@ -107,7 +111,9 @@ def image_of(log: NumberedLog, chunk: Chunk) -> ChunkImage:
     records = [record for record in chunk.records or () if record is not None]
     assert len(records) == chunk.slots
     list_made(len(records))
-    return ChunkImage(log, chunk, records, None if not chunk.notes else dict(chunk.notes))
+    return ChunkImage(
+        log, chunk, records, None if not chunk.annotations else dict(chunk.annotations)
+    )
 
 
 def _context(log: int, first: int, end: int, count: int, flags: int, size: int) -> bytes:
@@ -154,7 +160,7 @@ class Place:
 def decode_block(
     data: bytes, path: str, place: Place, cipher: FileCipher | None
 ) -> tuple[list[bytes | None], dict[int, bytes] | None]:
-    """Records and notes of a chunk from the block that was read. Raises StorageDamaged."""
+    """Records and annotations of a chunk from the block that was read. Raises StorageDamaged."""
     position = place.position
     if len(data) < max(place.length, BLOCK_HEADER_SIZE):
         raise StorageDamaged(path, position + len(data), "the file is too short")
@@ -227,22 +233,22 @@ def _decode_body(
     at += 4 * count
     if flags & SPARSE:
         at += 16 * count
-    note_sizes: tuple[int, ...] = ()
-    if flags & _NOTES:
-        note_sizes = struct.unpack_from(f"<{count}I", data, at)
+    annotation_sizes: tuple[int, ...] = ()
+    if flags & _ANNOTATIONS:
+        annotation_sizes = struct.unpack_from(f"<{count}I", data, at)
         at += 4 * count
     records: list[bytes | None] = []
     for size in sizes:
         records.append(data[at : at + size])
         at += size
-    notes: dict[int, bytes] | None = None
-    if note_sizes:
-        notes = {}
-        for slot, size in enumerate(note_sizes):
+    annotations: dict[int, bytes] | None = None
+    if annotation_sizes:
+        annotations = {}
+        for slot, size in enumerate(annotation_sizes):
             if size:
-                notes[slot] = data[at : at + size]
+                annotations[slot] = data[at : at + size]
                 at += size
-    return records, notes
+    return records, annotations
 
 
 def offsets_from_bytes(data: bytes) -> array[int]:

@@ -63,8 +63,8 @@ class Chunk:
         #: first offset and end of each record; None while the chunk is dense
         self.offsets: array[int] | None = None
         self.ends: array[int] | None = None
-        #: notes that are not empty, by slot
-        self.notes: dict[int, bytes] | None = None
+        #: annotations that are not empty, by slot
+        self.annotations: dict[int, bytes] | None = None
         #: no further record may be added
         self.closed = False
         #: its slots are fixed because it is written, or being written, to a segment: removals are
@@ -88,7 +88,7 @@ class Chunk:
         #: bytes that count against the memory budget of records which could be read back
         self.charged = 0
 
-    def add(self, offset: int, count: int, record: bytes, note: bytes) -> None:
+    def add(self, offset: int, count: int, record: bytes, annotation: bytes) -> None:
         """Add a record behind the others. The chunk must be open."""
         records = self.records
         assert records is not None
@@ -98,10 +98,10 @@ class Chunk:
             self.end = offset
         if self.offsets is not None or offset != self.end or count != 1:
             self._add_span(offset, count)
-        if note:
-            if self.notes is None:
-                self.notes = {}
-            self.notes[slot] = note
+        if annotation:
+            if self.annotations is None:
+                self.annotations = {}
+            self.annotations[slot] = annotation
         records.append(record)
         self.slots = slot + 1
         self.live += 1
@@ -129,7 +129,7 @@ class Chunk:
         self.head = 0
         self.offsets = None
         self.ends = None
-        self.notes = None
+        self.annotations = None
         self.closed = False
 
     def offset_at(self, slot: int) -> int:
@@ -180,8 +180,8 @@ class Chunk:
             self.removed |= 1 << slot
             self.live_size -= self.live_size // self.live
             self.is_estimated = True
-        if self.notes is not None:
-            self.notes.pop(slot, None)
+        if self.annotations is not None:
+            self.annotations.pop(slot, None)
         self.live -= 1
         return True
 
@@ -214,13 +214,13 @@ class Chunk:
             self.head += 1
         return self.offset_at(self.head)
 
-    def detach(self, records: list[bytes | None], notes: dict[int, bytes] | None) -> None:
-        """Be a chunk that lies in no segment; its block's ``records`` and ``notes`` are given."""
+    def detach(self, records: list[bytes | None], annotations: dict[int, bytes] | None) -> None:
+        """Be a chunk that lies in no segment, with the content of its block."""
         for slot in range(self.slots):
             if self.is_removed(slot):
                 records[slot] = None
         self.records = records
-        self.notes = notes
+        self.annotations = annotations
         self.segment = 0
         self.fixed = False
         self.removed = 0
@@ -248,11 +248,13 @@ class Chunk:
         for index, slot in enumerate(kept):
             if (self.removed >> slot) & 1:
                 removed |= 1 << index
-        records, notes = self.records, self.notes
+        records, annotations = self.records, self.annotations
         if records is not None:
             self.records = [records[slot] for slot in kept]
-        if notes is not None:
-            self.notes = {index: notes[slot] for index, slot in enumerate(kept) if slot in notes}
+        if annotations is not None:
+            self.annotations = {
+                index: annotations[slot] for index, slot in enumerate(kept) if slot in annotations
+            }
         self.removed = removed
         self.head = 0
         self.slots = other.slots
@@ -290,23 +292,25 @@ class Chunk:
         return high - low
 
     def _entries(self) -> list[tuple[int, int, bytes, bytes]]:
-        """Offset, end, record and note of what is not removed."""
-        records, ends, notes = self.records, self.ends, self.notes
+        """Offset, end, record and annotation of what is not removed."""
+        records, ends, annotations = self.records, self.ends, self.annotations
         assert records is not None
         found: list[tuple[int, int, bytes, bytes]] = []
         for slot, record in enumerate(records):
             if record is not None:
                 offset = self.offset_at(slot)
-                note = b"" if notes is None else notes.get(slot, b"")
-                found.append((offset, offset + 1 if ends is None else ends[slot], record, note))
+                annotation = b"" if annotations is None else annotations.get(slot, b"")
+                found.append(
+                    (offset, offset + 1 if ends is None else ends[slot], record, annotation)
+                )
         return found
 
     def _refill(self, entries: list[tuple[int, int, bytes, bytes]]) -> None:
         """Hold these instead."""
         assert not self.fixed
         self.clear(self.first)
-        for offset, end, record, note in entries:
-            self.add(offset, end - offset, record, note)
+        for offset, end, record, annotation in entries:
+            self.add(offset, end - offset, record, annotation)
 
 
 class ChunkedLog(Log):
@@ -322,14 +326,14 @@ class ChunkedLog(Log):
         #: the last chunk while it can take another record
         self._open: Chunk | None = None
 
-    def append(self, record: bytes, count: int = 1, note: bytes = b"") -> int:
+    def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
         offset = self.next_offset
         chunk = self._open
         if chunk is None:
             chunk = Chunk(offset)
             self._chunks.append(chunk)
             self._open = chunk
-        chunk.add(offset, count, record, note)
+        chunk.add(offset, count, record, annotation)
         if chunk.closed:
             self._open = None
             list_made(chunk.slots)
@@ -346,8 +350,8 @@ class ChunkedLog(Log):
             self.first_offset = self.next_offset
         return offset
 
-    def settle(self, first: int, last: int) -> None:
-        self._remove(first, last)
+    def remove(self, first: int, last: int) -> None:
+        self._remove_range(first, last)
 
     def truncate(self, before: int) -> None:
         self._remove_ended(before)
@@ -370,7 +374,7 @@ class ChunkedLog(Log):
             self._open = None
         return True
 
-    def _remove(self, first: int, last: int) -> int:
+    def _remove_range(self, first: int, last: int) -> int:
         """Remove the records that start in ``first`` to ``last``; how many there were."""
         index = self._chunk_ending_after(first)
         removed = 0
@@ -479,7 +483,7 @@ class ChunkedLog(Log):
                 if chunk.holds_after(offset):
                     break
                 continue
-            notes = chunk.notes
+            annotations = chunk.annotations
             for slot in range(max(chunk.first_slot_ending_after(offset), chunk.head), chunk.slots):
                 record = records[slot]
                 if record is None:
@@ -487,8 +491,8 @@ class ChunkedLog(Log):
                 size += len(record)
                 if found and size > max_bytes:
                     return found
-                note = b"" if notes is None else notes.get(slot, b"")
-                found.append((chunk.offset_at(slot), record, note))
+                annotation = b"" if annotations is None else annotations.get(slot, b"")
+                found.append((chunk.offset_at(slot), record, annotation))
                 if len(found) == max_records:
                     return found
         return found
@@ -517,6 +521,6 @@ class NumberedLog(ChunkedLog):
         self.name = name
         self.is_dropped = False
 
-    def note_changed(self, chunk: Chunk) -> None:
+    def add_changed(self, chunk: Chunk) -> None:
         """A chunk in a segment has lost records."""
         raise NotImplementedError

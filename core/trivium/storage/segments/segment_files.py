@@ -194,7 +194,7 @@ class BlockReader:
         self._file: File | None = None
 
     def read(self, place: Place) -> tuple[list[bytes | None], dict[int, bytes] | None]:
-        """Records and notes of a chunk. Raises StorageError, OSError."""
+        """Records and annotations of a chunk. Raises StorageError, OSError."""
         path = f"{self._directory}/{segment_name(place.segment)}"
         if self._file is None or self._number != place.segment:
             self.close()

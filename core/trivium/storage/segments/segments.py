@@ -81,8 +81,8 @@ class LoadWork(Work):
         reader = self._segments.reader()
         try:
             for place in self._places:
-                records, notes = reader.read(place)
-                self._loaded.append((place, records, notes))
+                records, annotations = reader.read(place)
+                self._loaded.append((place, records, annotations))
         except (OSError, StorageError) as error:
             self._error = error
         reader.close()
@@ -98,7 +98,7 @@ class LoadWork(Work):
             segments.fail(self._error)
             return
         segments.make_room(sum(place.chunk.size for place, _, _ in self._loaded))
-        for place, records, notes in self._loaded:
+        for place, records, chunk_annotations in self._loaded:
             chunk = place.chunk
             # If it was moved meanwhile, whoever wants it asks once more.
             if chunk.live == 0 or chunk.records is not None or place.is_left():
@@ -108,10 +108,10 @@ class LoadWork(Work):
                 for slot in range(chunk.slots):
                     if (removed >> slot) & 1:
                         records[slot] = None
-                        if notes is not None:
-                            notes.pop(slot, None)
+                        if chunk_annotations is not None:
+                            chunk_annotations.pop(slot, None)
             chunk.records = records
-            chunk.notes = notes
+            chunk.annotations = chunk_annotations
             list_made(len(records))
             segments.charge(chunk)
             if chunk.is_estimated:
@@ -352,7 +352,7 @@ class Segments:
             self._loaded_count -= 1
             chunk.charged = 0
         chunk.records = None
-        chunk.notes = None
+        chunk.annotations = None
         if len(self._loaded) > 64 + 2 * self._loaded_count:
             self._loaded = deque([each for each in self._loaded if each.charged])
 
