@@ -30,8 +30,9 @@ from trivium.queues.dead_letters import (
     MAX_PER_TURN,
     RETRY_DELAY,
 )
+from trivium.queues.given_up import MAX_LEAVING
 from trivium.queues.namespace import QueueNamespace
-from trivium.queues.queue import MAX_LEAVING, Queue
+from trivium.queues.queue import Queue
 from trivium.routing.exchanges import REJECTED, Binding
 from trivium.storage.base import Storage
 from trivium.vhost.policies import Policy
@@ -294,7 +295,7 @@ def test_a_turn_publishes_so_many_and_the_others_wait_in_their_queue() -> None:
     give(queue, 3 * MAX_PER_TURN)
     assert reject_all(queue) == MAX_LEAVING
     # No more is handed out while so many are on their way, which they soon have been.
-    assert (queue.get(), queue.is_loading) == (None, True)
+    assert (queue.get(), queue.ready.is_loading) == (None, True)
     assert queue.unsettled == MAX_LEAVING
     broker_of(vhost).end_turn()
     assert len(other) <= MAX_PER_TURN
@@ -587,7 +588,7 @@ def test_at_least_once_keeps_so_many_and_then_stops_its_queue() -> None:
         pass_time(vhost)
     assert (queue.get(), queue.unsettled) == (None, MAX_LEAVING)
     # That may last, so nobody is to wait for it.
-    assert not queue.is_loading
+    assert not queue.ready.is_loading
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
     assert consumer.payloads == []

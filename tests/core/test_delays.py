@@ -143,9 +143,9 @@ def test_its_life_begins_when_it_is_routed(vhost: VirtualHost) -> None:
     pass_time(vhost, 59)
     assert len(queue) == 2
     pass_time(vhost, 1)
-    assert (len(queue), queue.expired) == (1, 1)
+    assert (len(queue), queue.given_up.expired) == (1, 1)
     pass_time(vhost, 20)
-    assert (len(queue), queue.expired) == (0, 2)
+    assert (len(queue), queue.given_up.expired) == (0, 2)
 
 
 def test_further_routing_keys_count_and_each_queue_gets_it_once(vhost: VirtualHost) -> None:

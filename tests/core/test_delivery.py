@@ -52,7 +52,7 @@ def in_force(
         vhost.set_policy(Policy("p", "q", {"delivery": WORDS[policy]}))
     arguments: dict[str, object] = {} if queue is None else {"x-delivery": WORDS[queue]}
     made = vhost.declare_queue("q", durable=True, arguments=arguments)
-    return made.mode_of(sent(stated, insists))
+    return made.settings.mode_of(sent(stated, insists))
 
 
 @pytest.mark.parametrize("stated", [AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE])
@@ -98,7 +98,7 @@ def test_a_policy_changes_the_mode_of_what_comes_later() -> None:
 def test_the_private_queue_of_a_session_is_not_changed() -> None:
     vhost = open_vhost(MemoryStorage(), "at-most-once")
     queue = vhost.declare_queue("amq.mqtt-session.c", durable=True, adapter="mqtt")
-    assert queue.mode_of(sent(EXACTLY_ONCE)) == EXACTLY_ONCE
+    assert queue.settings.mode_of(sent(EXACTLY_ONCE)) == EXACTLY_ONCE
 
 
 # The rows of the table, for a message that insists on its mode in a queue that says nothing

@@ -12,7 +12,8 @@ from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
-from trivium.queues.queue import LoadWaiter, Queue
+from trivium.queues.queue import Queue
+from trivium.queues.ready import LoadWaiter
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.broker import MAX_GIVEN_UP
 from trivium.vhost.policies import Policy
@@ -139,7 +140,7 @@ def test_what_was_held_beyond_its_time_expires_when_it_is_released() -> None:
     pass_time(vhost, 10)
     assert len(queue) == 1
     storage.complete()
-    assert (len(queue), queue.expired) == (0, 1)
+    assert (len(queue), queue.given_up.expired) == (0, 1)
 
 
 def test_a_consumer_gets_what_comes_back_before_limits_do(vhost: VirtualHost) -> None:
@@ -179,7 +180,7 @@ def test_queue_ttl_expires_messages_when_their_time_has_come(vhost: VirtualHost)
     pass_time(vhost, 49)
     assert len(queue) == 2
     pass_time(vhost, 1)
-    assert (len(queue), queue.expired) == (1, 1)
+    assert (len(queue), queue.given_up.expired) == (1, 1)
     assert drain(queue) == [b"2"]
 
 
@@ -187,17 +188,17 @@ def test_the_shorter_of_message_and_queue_ttl_counts(vhost: VirtualHost) -> None
     queue = declare(vhost, message_ttl=100)
     put(queue, b"own", expires=START + 10)
     pass_time(vhost, 10)
-    assert queue.expired == 1
+    assert queue.given_up.expired == 1
     put(queue, b"queue", expires=START + 1000)
     pass_time(vhost, 100)
-    assert queue.expired == 2
+    assert queue.given_up.expired == 2
 
 
 def test_ttl_zero_reaches_a_waiting_consumer_or_nobody(vhost: VirtualHost) -> None:
     queue = declare(vhost, message_ttl=0)
     put(queue, b"lost")
     broker_of(vhost).end_turn()
-    assert queue.expired == 1
+    assert queue.given_up.expired == 1
     consumer = RecordingConsumer()
     queue.add_consumer(consumer)
     put(queue, b"seen")
@@ -246,7 +247,7 @@ def test_max_length_bytes_counts_payloads(vhost: VirtualHost) -> None:
     for body in (b"aaaa", b"bbbb", b"cccc"):
         put(queue, body)
     assert drain(queue) == [b"bbbb", b"cccc"]
-    assert queue.ready_bytes == 0
+    assert queue.ready.bytes == 0
     put(queue, b"x" * 11)
     assert drain(queue) == []
 
@@ -504,7 +505,7 @@ def test_retry_waits_twice_as_long_each_time(vhost: VirtualHost) -> None:
     for delay in (100, 200, 300, 300):
         queue.requeue(consumer.entries.pop())
         queue.dispatch()
-        assert queue.delayed == 1
+        assert len(queue.waiting) == 1
         pass_time(vhost, delay - 1)
         assert consumer.entries == []
         pass_time(vhost, 1)
@@ -560,7 +561,7 @@ def test_bytes_of_recovered_messages_count_once_they_are_read() -> None:
     again = open_vhost(storage).queues["q"]
     held = again.get()
     assert held is not None
-    assert again.ready_bytes == 0
+    assert again.ready.bytes == 0
     again.requeue(held)
     put(again, b"123456")
     assert drain(again) == [b"123456"]
@@ -660,7 +661,7 @@ def test_a_turn_gives_up_a_bounded_number_of_expired_messages() -> None:
     broker.now_ms += 1000
     for turn in range(1, 4):
         broker.end_turn()
-        assert sum(queue.expired for queue in queues) == turn * MAX_GIVEN_UP
+        assert sum(queue.given_up.expired for queue in queues) == turn * MAX_GIVEN_UP
         assert turn == 3 or 0 < broker.next_at() <= broker.elapsed_ms
     assert [len(queue) for queue in queues] == [0, 0, 0]
 
@@ -699,16 +700,16 @@ def test_getting_from_behind_many_expired_messages_takes_several_turns() -> None
     queue.put(message(b"last"), b"")
     broker.now_ms += 1000
     assert queue.get() is None
-    assert queue.is_loading
+    assert queue.ready.is_loading
     waiter = Waiter()
-    queue.await_load(waiter)
+    queue.ready.await_load(waiter)
     broker.end_turn()
     broker.end_turn()
     assert waiter.calls == 1
     found = queue.get()
     assert found is not None
     assert found.message.payload == b"last"
-    assert queue.expired == 2 * MAX_GIVEN_UP
+    assert queue.given_up.expired == 2 * MAX_GIVEN_UP
 
 
 def test_a_consumer_gets_what_is_behind_many_expired_messages() -> None:

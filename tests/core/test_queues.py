@@ -102,7 +102,7 @@ def test_expired_messages_are_passed_over(queue: Queue) -> None:
     queue.put(message(b"gone", expires=1000), b"")
     queue.put(message(b"alive", expires=1001), b"")
     assert drain(queue) == [b"alive"]
-    assert (queue.expired, queue.unsettled) == (1, 0)
+    assert (queue.given_up.expired, queue.unsettled) == (1, 0)
 
 
 def test_no_ack_consumers_settle_on_delivery(queue: Queue) -> None:
@@ -212,7 +212,7 @@ def test_backlog_beyond_the_cache_is_read_back_in_order(monkeypatch: pytest.Monk
         body = b"%d" % number
         queue.put(message(body, persistent=number % 3 != 0), b"note")
         expected.append(body)
-    assert len(queue._sub_queue._ready) == 4
+    assert queue.ready.lowest.cached == 4
     assert len(queue) == 20
     assert drain(queue) == expected
     assert len(queue) == 0

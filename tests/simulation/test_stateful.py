@@ -161,7 +161,7 @@ class DiskMachine(Machine):
     def take(self) -> QueueEntry | None:
         for _ in range(100):
             entry = super().take()
-            if entry is not None or not self.queue.is_loading:
+            if entry is not None or not self.queue.ready.is_loading:
                 return entry
             self.host.step()
         raise AssertionError("nothing is read back")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.queue import LoadWaiter, Queue
+from trivium.queues.queue import Queue
+from trivium.queues.ready import LoadWaiter
 from trivium.queues.settings import STREAM, check_number, queue_type
 from trivium.routing.exchanges import ACCEPTED, Demand
 from trivium_amqp.codec import methods
@@ -189,9 +190,9 @@ class GetReply(Reply):
         queue = self._queue
         entry = queue.get()
         if entry is None:
-            if queue.is_loading:
+            if queue.ready.is_loading:
                 self.is_loading = True
-                queue.await_load(_Loaded(self))
+                queue.ready.await_load(_Loaded(self))
                 return False
             connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
             return True

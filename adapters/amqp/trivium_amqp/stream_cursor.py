@@ -132,7 +132,7 @@ class StreamCursor(Queue):
             if view is None or self._row >= view.count:
                 self._next_batch()
                 continue
-            entry = QueueEntry(self, self._sub_queue, view.message(self._row), b"")
+            entry = QueueEntry(self, self.ready.lowest, view.message(self._row), b"")
             entry.offset = self._base + view.delta(self._row)
             self._row += 1
             consumer.deliver(entry)

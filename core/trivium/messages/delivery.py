@@ -1,7 +1,7 @@
 """Delivery modes by their names, and the headers by which one message chooses how it is treated.
 
 The headers are the same on every protocol (user properties on MQTT 5). Which mode is in force for a
-message in a queue is decided by ``Queue.mode_of``; docs/delivery.md has the rules.
+message in a queue is decided by ``QueueSettings.mode_of``; docs/delivery.md has the rules.
 """
 
 from __future__ import annotations

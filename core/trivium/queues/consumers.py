@@ -103,6 +103,10 @@ class Rotation:
         # Those in which somebody may stand, by ascending priority.
         self._open: list[Row] = []
         self._aside = Row(0)
+        #: one consumer has the queue for itself (AMQP exclusive), and others are refused
+        self.is_exclusive = False
+        #: only the first consumer is asked, and others wait until it leaves (single active)
+        self.is_single = False
 
     def __len__(self) -> int:
         return len(self._places)
@@ -145,6 +149,10 @@ class Rotation:
 
     def next(self) -> Consumer | None:
         """The consumer that is to have an entry; None when nobody takes any."""
+        if self.is_single:
+            # Nobody else is asked, so the first is the one that came first.
+            only = self.first()
+            return only if only is not None and only.takes_delivery() else None
         while self._open:
             row = self._open[-1]
             place = row.first

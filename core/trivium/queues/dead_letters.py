@@ -157,7 +157,7 @@ class DeadLetters(Timed):
         self._new = []
         for letter in came:
             if not letter.is_done and letter.entry is not None:
-                letter.queue.keep_given_up(letter.entry, letter.reason)
+                letter.queue.given_up.keep(letter.entry, letter.reason)
         if pending:
             delay = BEHIND_DELAY if broker.is_behind else 0
             broker.timeouts.call_at(broker.elapsed_ms + delay, self)
@@ -183,7 +183,7 @@ class DeadLetters(Timed):
             for name in journey.cycles:
                 self.lost.add(CYCLE, name, self._broker.elapsed_ms)
             if entry is not None:
-                queue.left(entry)
+                queue.given_up.left(entry)
         return max(journey.work, 1)
 
 

@@ -13,7 +13,7 @@ from trivium.common.values import type_name
 from trivium.errors import PreconditionFailed
 from trivium.idempotence.deduplication import DEFAULT_HEADER, DEFAULT_SIZE, MAX_SIZE, Settings
 from trivium.messages.delivery import DELIVERY_MODES
-from trivium.messages.message import HeaderValue
+from trivium.messages.message import AT_MOST_ONCE, HeaderValue, Message
 
 DROP_HEAD: Final = 0
 REJECT_PUBLISH: Final = 1
@@ -38,6 +38,9 @@ QUORUM_DELIVERY_LIMIT: Final = 20
 #: Largest time that an argument may state, 100 years, so that sums of times stay small.
 MAX_MILLISECONDS: Final = 100 * 365 * 24 * 3600 * 1000
 MAX_PRIORITY: Final = 255
+
+#: Doublings of a retry delay; beyond that it stays, so that no number grows without bound.
+MAX_DOUBLINGS: Final = 30
 
 #: Largest number of replicas that a declaration may ask for; there is one whatever it says.
 MAX_NODES: Final = 1 << 31
@@ -170,6 +173,46 @@ class QueueSettings:
     def has_limits(self) -> bool:
         """Whether a publish must look at the length."""
         return self.max_length >= 0 or self.max_length_bytes >= 0
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether what the queue refuses goes to its dead letter exchange."""
+        return self.overflow == REJECT_PUBLISH_DLX and self.dead_letter_exchange is not None
+
+    def mode_of(self, message: Message) -> int:
+        """The delivery mode of a message in the queue.
+
+        The message's own when its publisher insists on it; else that of the queue's argument, its
+        policy or the broker's default; else the one that the publisher's protocol states.
+        """
+        return message.mode if self.delivery < 0 or message.insists else self.delivery
+
+    def settles_on_delivery(self, message: Message) -> bool:
+        """Whether the message's mode is at-most-once here because someone asked for just that.
+
+        A transient message in a queue without a mode is still its consumer's to acknowledge.
+        """
+        return (message.insists or self.delivery >= 0) and self.mode_of(message) == AT_MOST_ONCE
+
+    def expiry_of(self, message: Message) -> int:
+        """When a message expires in the queue: its own time or by the queue's TTL; 0 for never.
+
+        A delayed message lives from when it is routed.
+        """
+        if message.deliver_at:
+            return 0
+        expires = message.expires
+        if self.message_ttl >= 0:
+            by_queue = message.timestamp + self.message_ttl
+            if expires == 0 or by_queue < expires:
+                expires = by_queue
+        return expires
+
+    def retry_delay_of(self, requeues: int) -> int:
+        """Milliseconds before the next try of a message that came back so many times."""
+        if self.retry_delay <= 0:
+            return 0
+        return min(self.retry_delay << min(requeues - 1, MAX_DOUBLINGS), self.retry_delay_max)
 
 
 def queue_type(arguments: Mapping[str, HeaderValue]) -> str:

@@ -94,6 +94,11 @@ class SubQueue:
         return len(self._ready) + len(self._requeued) + self._spilled + len(self._transient)
 
     @property
+    def cached(self) -> int:
+        """Entries in the cache."""
+        return len(self._ready)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing is ready."""
         return not self._ready and not self._requeued and self._spill_from < 0
@@ -181,6 +186,7 @@ class SubQueue:
         records = log.read(self._spill_from, REFILL, REFILL_BYTES)
         queue = self._queue
         assert queue is not None
+        settings = queue.settings
         for offset, record, annotation in records:
             while self._transient and self._transient[0].offset < offset:
                 self._append_cached(self._transient.popleft())
@@ -188,24 +194,24 @@ class SubQueue:
             entry.offset = offset
             entry.is_stored = True
             entry.is_redelivered = offset < log.recovered_offset
-            queue.set_expiry(entry)
-            if queue.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
+            entry.expires = settings.expiry_of(entry.message)
+            if settings.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
                 # Its write batch is not known any more; the one waited for last is as late as it
                 # can be.
-                entry.write_batch = queue.waiting_write_batch
+                entry.write_batch = queue.held.write_batch
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
                 until = queue.restore_requeues(entry)
-            if entry.message.deliver_at and queue.delay(entry):
+            if entry.message.deliver_at and queue.waiting.delay(entry):
                 pass
             elif until < 0:
-                queue.give_up_again(entry, until)
+                queue.given_up.restore(entry, until)
             elif until > queue.vhost.broker.now_ms:
-                queue.postpone_until(entry, until)
+                queue.waiting.postpone_until(entry, until)
             else:
                 self._append_cached(entry)
                 if offset < self._recovered_to:
-                    queue.ready_bytes += len(entry.message.payload)
+                    queue.ready.bytes += len(entry.message.payload)
             self._spill_from = offset + 1
             self._spilled -= 1
         if not records:

@@ -376,7 +376,8 @@ class VirtualHost(StreamNamespace):
         if if_unused and len(queue.consumers):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
-        if if_empty and (count or queue.delayed or queue.is_left_waiting):
+        must_arrive = queue.given_up.count > 0 and queue.settings.keeps_dead_letters
+        if if_empty and (count or len(queue.waiting) or must_arrive):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         if queue.owner is not None:

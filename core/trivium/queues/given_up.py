@@ -1,0 +1,98 @@
+"""What a queue gives up: rejected, expired, too many, too often requeued.
+
+It leaves the queue for the dead letter exchange, in the write batch of its settlement, so it is
+never in both places or in none. Until then nobody else gets it, also after a restart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.common.timers import Timed
+from trivium.host import Host
+from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
+from trivium.queues.sub_queues import QueueEntry
+
+if TYPE_CHECKING:
+    from trivium.queues.queue import Queue
+
+#: Entries of one queue that are given up and not yet with its dead letter exchange. Then it hands
+#: out nothing more until some are, so that what consumers reject does not pile up in memory.
+MAX_LEAVING: Final = 1024
+
+#: What stands for ``until`` in the row of an entry that was given up.
+_REASONS: Final = {-1: REJECTED_REASON, -2: DELIVERY_LIMIT}
+
+
+class GivenUp:
+    """The entries that one queue has given up and that are on their way to its dead letter
+    exchange. ``next_turn`` is called in the next turn where this one is to give up no more.
+    """
+
+    def __init__(self, host: Host, next_turn: Timed) -> None:
+        self.count = 0
+        #: how many have expired since the start
+        self.expired = 0
+        self._host = host
+        self._next_turn = next_turn
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is to hand out nothing more until some have left."""
+        return self.count >= MAX_LEAVING
+
+    def is_allowed(self) -> bool:
+        """Whether one more entry may be given up in this turn; else it goes on in the next."""
+        host = self._host
+        if host.may_give_up > 0:
+            host.may_give_up -= 1
+            return True
+        host.timeouts.call_at(host.elapsed_ms, self._next_turn)
+        return False
+
+    def add(self, entry: QueueEntry, reason: str) -> None:
+        """An unsettled entry is given up."""
+        queue = entry.queue
+        if queue.settings.dead_letter_exchange is None:
+            queue.settle(entry)
+            return
+        # Nobody else may have it, though it is here until it is elsewhere.
+        entry.is_settled = True
+        self.count += 1
+        if self.count == MAX_LEAVING:
+            queue.set_plain()
+        queue.vhost.dead_letters.add(DeadLetter(queue, entry, entry.message, reason))
+
+    def add_expired(self, entry: QueueEntry) -> None:
+        """An unsettled entry has expired."""
+        self.expired += 1
+        self.add(entry, EXPIRED)
+
+    def keep(self, entry: QueueEntry, reason: str) -> None:
+        """An entry does not leave in this turn. Make it durable that no consumer gets it; what
+        expires or is too much does so again after a restart."""
+        queue = entry.queue
+        if entry.is_stored and not queue.is_deleted:
+            for until, known in _REASONS.items():
+                if known == reason:
+                    queue.keep_requeues(entry, until)
+
+    def restore(self, entry: QueueEntry, until: int) -> None:
+        """An entry was given up before a restart, as its row says, and is still here."""
+        queue: Queue = entry.queue
+        queue.unsettled += 1
+        if queue.settings.dead_letter_exchange is None:
+            queue.forget_requeues(entry)
+        self.add(entry, _REASONS.get(until, REJECTED_REASON))
+
+    def left(self, entry: QueueEntry) -> None:
+        """An entry has reached others, or nobody; it is done with."""
+        queue = entry.queue
+        self.count -= 1
+        if self.count == MAX_LEAVING - 1:
+            queue.set_plain()
+            queue.dispatch_later()
+        if entry.is_stored:
+            queue.forget_requeues(entry)
+        entry.is_settled = False
+        queue.settle(entry)
