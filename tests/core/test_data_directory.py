@@ -15,7 +15,7 @@ from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_US
 from trivium.cli.data_directory import check_record, describe
 from trivium.messages.message import Address, Message
 from trivium.streams.records import encode_batch
-from trivium.vhost.virtual_host import queue_log_name
+from trivium.vhost.queue_logs import queue_log_name
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost.policies import Policy
-from trivium.vhost.virtual_host import VirtualHost, queue_log_name
+from trivium.vhost.queue_logs import queue_log_name
+from trivium.vhost.virtual_host import VirtualHost
 
 WORDS = {number: word for word, number in DELIVERY_MODES.items()}
 

@@ -17,7 +17,8 @@ from trivium.queues.ready import LoadWaiter
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.broker import MAX_GIVEN_UP
 from trivium.vhost.policies import Policy
-from trivium.vhost.virtual_host import VirtualHost, queue_log_name
+from trivium.vhost.queue_logs import queue_log_name
+from trivium.vhost.virtual_host import VirtualHost
 
 START = 1_700_000_000_000
 

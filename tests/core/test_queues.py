@@ -12,7 +12,8 @@ from trivium.errors import AccessRefused
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue
 from trivium.queues.queue import Queue
 from trivium.storage.base import Storage
-from trivium.vhost.virtual_host import VirtualHost, queue_log_name
+from trivium.vhost.queue_logs import queue_log_name
+from trivium.vhost.virtual_host import VirtualHost
 
 
 def queue_of(

@@ -14,7 +14,8 @@ from trivium.errors import AccessRefused, NotFound, PreconditionFailed, Resource
 from trivium.messages.message import HeaderValue, Message
 from trivium.routing.exchanges import REJECTED, Binding, Destination, Exchange
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost.virtual_host import VirtualHost, queue_log_name
+from trivium.vhost.queue_logs import queue_log_name
+from trivium.vhost.virtual_host import VirtualHost
 
 
 @pytest.fixture
@@ -394,7 +395,7 @@ def test_deleting_exchanges_that_one_exchange_leads_to_is_linear() -> None:
         source = vhost.exchange("amq.fanout")
         for number in range(count):
             target = vhost.declare_exchange(f"x{number}", "fanout")
-            vhost.bind(source, Binding(vhost.exchange_destination(target), b""))
+            vhost.bind(source, Binding(target.destination(), b""))
 
         def act() -> None:
             for number in range(count):
@@ -429,7 +430,7 @@ def test_a_name_that_is_used_again_has_none_of_the_old_bindings(vhost: VirtualHo
         vhost.declare_queue("q")
         bind(vhost, "amq.direct", "q", b"k")
         vhost.declare_exchange("x", "fanout")
-        target = vhost.exchange_destination(vhost.exchange("x"))
+        target = vhost.exchange("x").destination()
         vhost.bind(vhost.exchange("amq.direct"), Binding(target, b"k"))
         assert names(vhost, "amq.direct", b"k") == ["q"]
         vhost.delete_queue(vhost.queue("q"))

@@ -399,7 +399,7 @@ def test_a_headers_exchange_behind_the_topic_sees_each_message() -> None:
     queue = vhost.declare_queue("q")
     vhost.bind(
         vhost.exchange("amq.topic"),
-        Binding(vhost.exchange_destination(vhost.exchange("amq.headers")), b"t"),
+        Binding(vhost.exchange("amq.headers").destination(), b"t"),
     )
     vhost.bind(vhost.exchange("amq.headers"), Binding(queue, b"", {"city": "Rome"}))
     rome = b"\x26" + text("city") + text("Rome")

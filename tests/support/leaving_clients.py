@@ -65,6 +65,8 @@ def _amqp(host: str, port: int) -> BlockingChannel:
     other.close()
     channel = connection.channel()
     channel.exchange_declare("left", "topic", auto_delete=True)
+    channel.exchange_declare("left-outer", "fanout", auto_delete=True)
+    channel.exchange_bind("left", "left-outer")
     arguments = {"x-expires": 600_000, "x-message-ttl": 600_000, "x-max-priority": 2}
     mine = str(channel.queue_declare("", exclusive=True, arguments=arguments).method.queue)
     channel.queue_bind(mine, "left", "#")

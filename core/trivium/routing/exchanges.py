@@ -185,8 +185,7 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
-        #: this exchange as a destination of bindings, once it is one
-        self.as_destination: ExchangeDestination | None = None
+        self._destination: ExchangeDestination | None = None
         # In binding order; keyed by identity of what makes two binds the same.
         self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
         #: the few bindings that lead to other exchanges, among the many that do not
@@ -198,6 +197,19 @@ class Exchange:
         """Name of the exchange that takes what this one cannot route (``alternate-exchange``)."""
         name = self.arguments.get("alternate-exchange")
         return name if isinstance(name, str) else None
+
+    def destination(self) -> ExchangeDestination:
+        """The one object that stands for this exchange as a destination of bindings."""
+        if self._destination is None:
+            self._destination = ExchangeDestination(self)
+        return self._destination
+
+    def deleted(self) -> ExchangeDestination | None:
+        """It is deleted: what stood for it as a destination, if anything did."""
+        # They would keep each other in memory.
+        destination = self._destination
+        self._destination = None
+        return destination
 
     def bindings(self) -> list[Binding]:
         """All bindings from this exchange, oldest first."""

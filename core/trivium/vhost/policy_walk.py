@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.common.timers import Timed
+from trivium.idempotence.deduplication import QUEUE
 from trivium.queues.queue import Queue
+from trivium.queues.settings import settings_of
+from trivium.streams.settings import stream_settings_of
 from trivium.streams.stream import Stream
+from trivium.vhost.policies import QUEUES, STREAMS
 
 if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
@@ -35,14 +39,31 @@ class PolicyWaiter:
 class PolicyWalk(Timed):
     """The walk over what the policies may match. One for a virtual host."""
 
-    def __init__(self, vhost: VirtualHost) -> None:
+    def __init__(self, vhost: VirtualHost, default_delivery: int) -> None:
         self._vhost = vhost
+        self._default_delivery = default_delivery
         self._items: list[Queue | Stream] = []
         self._next = 0
         # Items that are yet to be reached, and what may be reached in this turn.
         self._left = 0
         self._allowed = MAX_PER_TURN
         self._waiters: list[PolicyWaiter] = []
+
+    def apply_to_queue(self, queue: Queue) -> None:
+        """Put in force for ``queue`` what its arguments and the policies say."""
+        vhost = self._vhost
+        policy = vhost.policies.effective(queue.name, QUEUES)
+        settings = settings_of(queue.arguments, policy, self._default_delivery)
+        if queue.adapter:
+            # What a session keeps is up to its own protocol.
+            settings.delivery = -1
+        queue.apply(settings)
+        vhost.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
+
+    def apply_to_stream(self, stream: Stream) -> None:
+        """Put in force for ``stream`` what its arguments and the policies say."""
+        effective = self._vhost.policies.effective(stream.name, STREAMS)
+        stream.apply(stream_settings_of(stream.arguments, effective))
 
     @property
     def is_done(self) -> bool:
@@ -89,9 +110,9 @@ class PolicyWalk(Timed):
             self._allowed -= 1
             if not item.is_deleted:
                 if isinstance(item, Queue):
-                    vhost.apply_policy_to_queue(item)
+                    self.apply_to_queue(item)
                 else:
-                    vhost.apply_policy_to_stream(item)
+                    self.apply_to_stream(item)
         if self._allowed < MAX_PER_TURN:
             vhost.broker.timeouts.call_at(vhost.broker.elapsed_ms, self)
         if not self._left:

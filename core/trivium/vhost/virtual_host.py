@@ -7,7 +7,6 @@ methods that clients can cause to fail raise a ``TopologyError`` whose text is f
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from typing import Final
 
 from trivium.common.equivalence import UnknownArguments, require_same, require_same_arguments
@@ -16,18 +15,10 @@ from trivium.errors import AccessRefused, NotFound, PreconditionFailed, Resource
 from trivium.groups.membership import Memberships
 from trivium.groups.offsets import Groups
 from trivium.host import Host
-from trivium.idempotence.deduplication import (
-    ARGUMENTS as DEDUPLICATION_ARGUMENTS,
-)
-from trivium.idempotence.deduplication import (
-    EXCHANGE,
-    QUEUE,
-    DeduplicatedRoute,
-    deduplication_id,
-    exchange_settings,
-)
+from trivium.idempotence.deduplication import ARGUMENTS as DEDUPLICATION_ARGUMENTS
+from trivium.idempotence.deduplication import EXCHANGE, QUEUE, exchange_settings
 from trivium.idempotence.producers import Producers
-from trivium.messages.message import Address, HeaderValue, Message
+from trivium.messages.message import HeaderValue, Message
 from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
 from trivium.queues.settings import (
@@ -40,7 +31,6 @@ from trivium.queues.settings import (
     check_queue_arguments,
     check_shared,
     queue_type,
-    settings_of,
     unnamed,
 )
 from trivium.routing.exchanges import (
@@ -48,80 +38,31 @@ from trivium.routing.exchanges import (
     REJECTED,
     Binding,
     Destination,
-    DirectExchange,
     Exchange,
-    ExchangeDestination,
     Route,
-    group_by_destination,
     make_exchange,
 )
 from trivium.routing.retained import RETAINING_EXCHANGE, RetainedMessages
 from trivium.storage.base import Log
 from trivium.streams.joining import RecoveredJoins
 from trivium.streams.namespace import StreamNamespace
-from trivium.streams.settings import check_stream_arguments, stream_settings_of
+from trivium.streams.settings import check_stream_arguments
 from trivium.streams.stream import MAX_PARTITIONS, Stream
+from trivium.vhost.bindings import Bindings
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.vhost.delays import Delays
 from trivium.vhost.pending_changes import PendingChanges
-from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policies, Policy
+from trivium.vhost.policies import Policies, Policy
 from trivium.vhost.policy_walk import PolicyWalk
-from trivium.vhost.redelivered import RedeliveredOffsets
-
-#: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
-#: which publishes to ever new addresses can take.
-MAX_ROUTES: Final = 65_536
+from trivium.vhost.predeclared import predeclared_exchanges
+from trivium.vhost.queue_logs import QueueLogs, queue_log_name
+from trivium.vhost.routes import Routes
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255
 
 #: Arguments that mean something on an exchange.
 EXCHANGE_ARGUMENTS: Final = DEDUPLICATION_ARGUMENTS | {"alternate-exchange", "x-delayed-type"}
-
-#: Exchanges that every virtual host has, with their types (AMQP 0-9-1, 3.1.3).
-PREDECLARED: Final = (
-    ("amq.direct", "direct"),
-    ("amq.fanout", "fanout"),
-    ("amq.topic", "topic"),
-    ("amq.headers", "headers"),
-    ("amq.match", "headers"),
-)
-
-
-class DefaultExchange(DirectExchange):
-    """The exchange without a name: every queue is bound to it by its own name."""
-
-    def __init__(self, vhost: VirtualHost) -> None:
-        super().__init__("")
-        self._vhost = vhost
-
-    def match(self, address: Address, message: Message | None) -> list[Binding]:
-        try:
-            name = address.key.decode()
-        except UnicodeDecodeError:
-            return []
-        queue = self._vhost.queues.get(name)
-        if queue is not None and queue.adapter and queue.owner is None:
-            # Messages reach a session through its subscriptions only. A private queue with an
-            # owner is there to be addressed: it takes the replies to that connection.
-            return []
-        destination: Destination | None = queue
-        if destination is None:
-            destination = self._vhost.streams.get(name)
-        return [] if destination is None else [Binding(destination, address.key)]
-
-
-class MessageRoute(Route):
-    """The route of an address whose destinations also depend on the message (headers exchange)."""
-
-    def __init__(self, vhost: VirtualHost, exchange: Exchange, address: Address) -> None:
-        super().__init__(address, [], vhost.topology_version)
-        self.depends_on_message = True
-        self._vhost = vhost
-        self._exchange = exchange
-
-    def resolve(self, message: Message) -> Route:
-        return self._vhost.route_of(self._exchange, [self.address], message)
 
 
 class VirtualHost(StreamNamespace):
@@ -136,7 +77,6 @@ class VirtualHost(StreamNamespace):
         default_delivery: int,
     ) -> None:
         super().__init__(broker, name, dead_letters, recovered_joins)
-        self._default_delivery = default_delivery
         #: raised by every change that may change a route
         self.topology_version = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable
@@ -146,26 +86,22 @@ class VirtualHost(StreamNamespace):
         self._exchange_rows = storage.table(f"exchanges/{name}")
         self._queue_rows = storage.table(f"queues/{name}")
         self._stream_rows = storage.table(f"streams/{name}")
-        self._binding_rows = storage.table(f"bindings/{name}")
+        self._bindings = Bindings(storage.table(f"bindings/{name}"))
         self.retained = RetainedMessages(storage.table(f"retained/{name}"))
         self.policies = Policies(storage.table(f"policies/{name}"))
-        self.policy_walk = PolicyWalk(self)
+        self.policy_walk = PolicyWalk(self, default_delivery)
         self.groups = Groups(storage.table(f"groups/{name}"))
         self.memberships = Memberships(self, self.groups)
         self.producers = Producers(storage.table(f"producers/{name}"), broker)
         #: producers of transactions: their numbers count transactions
         self.transactional = Producers(storage.table(f"transactional/{name}"), broker)
-        self._redelivered = RedeliveredOffsets(storage.table(f"doubts/{name}"))
+        self._queue_logs = QueueLogs(storage, name)
         self.delays = Delays(self, queue_log_name(name, DELAYED_QUEUE))
-        self._routes: dict[tuple[str, bytes], Route] = {}
-        # By identity of the owner or destination, so that whoever goes finds its own at once.
+        self._routes = Routes(self)
+        # By identity of the owner, so that whoever goes finds its own at once.
         self._owned: dict[int, dict[str, Queue]] = {}
-        self._bound: dict[int, dict[int, tuple[Exchange, Binding]]] = {}
-        self.exchanges[""] = DefaultExchange(self)
-        for exchange_name, kind in PREDECLARED:
-            exchange = make_exchange(kind, exchange_name)
-            assert exchange is not None
-            self.exchanges[exchange_name] = exchange
+        for exchange in predeclared_exchanges(self):
+            self.exchanges[exchange.name] = exchange
         self._restore()
         self.deduplication.keep_only(
             {(EXCHANGE, name) for name in self.exchanges} | {(QUEUE, name) for name in self.queues}
@@ -246,10 +182,10 @@ class VirtualHost(StreamNamespace):
         if exchange.durable:
             self._exchange_rows.delete(name.encode())
             self.changes.note(EXCHANGE, name)
-        for binding in exchange.bindings():
-            self._forget_binding(exchange, binding)
-        if exchange.as_destination is not None:
-            self._unbind_everywhere(exchange.as_destination)
+        self._bindings.forget_from(exchange)
+        destination = exchange.deleted()
+        if destination is not None:
+            self._unbind_everywhere(destination)
         self.deduplication.drop(EXCHANGE, name)
         self.topology_version += 1
 
@@ -344,31 +280,15 @@ class VirtualHost(StreamNamespace):
         adapter: str,
     ) -> Queue:
         logs: list[Log] = []
-        if self._is_on_disk(durable, owner, arguments):
-            for log_name in self._log_names(name, arguments):
-                log = self.broker.storage.log(log_name)
-                self._redelivered.restore(log_name, log)
-                logs.append(log)
+        if durable and owner is None:
+            logs = self._queue_logs.open(name, arguments)
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
         self.queues[name] = queue
         if owner is not None:
             self._owned.setdefault(id(owner), {})[name] = queue
-        self.apply_policy_to_queue(queue)
+        self.policy_walk.apply_to_queue(queue)
         self.policy_walk.add(queue)
         return queue
-
-    def _is_on_disk(self, durable: bool, owner: object, arguments: dict[str, HeaderValue]) -> bool:
-        return (
-            durable
-            and owner is None
-            and self.broker.storage.is_durable
-            and arguments.get("x-storage") != "memory"
-        )
-
-    def _log_names(self, queue_name: str, arguments: dict[str, HeaderValue]) -> list[str]:
-        """One log per priority, lowest first."""
-        highest = settings_of(arguments, {}).max_priority
-        return [queue_log_name(self.name, queue_name, n) for n in range(highest + 1)]
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
         if self.queues.get(queue.name) is not queue:
@@ -387,11 +307,8 @@ class VirtualHost(StreamNamespace):
                 del self._owned[id(queue.owner)]
         if queue.durable and queue.owner is None:
             self._queue_rows.delete(queue.name.encode())
+            self._queue_logs.drop(queue.name, queue.arguments)
             self.changes.note(QUEUE, queue.name)
-        if self._is_on_disk(queue.durable, queue.owner, queue.arguments):
-            for log_name in self._log_names(queue.name, queue.arguments):
-                self.broker.storage.drop_log(log_name)
-                self._redelivered.forget(log_name)
         self._unbind_everywhere(queue)
         self.deduplication.drop(QUEUE, queue.name)
         self.topology_version += 1
@@ -464,7 +381,7 @@ class VirtualHost(StreamNamespace):
     ) -> Stream:
         stream = Stream(self, name, partitions, incarnation, arguments)
         self.streams[name] = stream
-        self.apply_policy_to_stream(stream)
+        self.policy_walk.apply_to_stream(stream)
         self.policy_walk.add(stream)
         return stream
 
@@ -508,28 +425,6 @@ class VirtualHost(StreamNamespace):
         self.topology_version += 1
         self.policy_walk.begin()
 
-    def apply_policy_to_queue(self, queue: Queue) -> None:
-        """Put in force for ``queue`` what its arguments and the policies say."""
-        policy = self.policies.effective(queue.name, QUEUES)
-        settings = settings_of(queue.arguments, policy, self._default_delivery)
-        if queue.adapter:
-            # What a session keeps is up to its own protocol.
-            settings.delivery = -1
-        queue.apply(settings)
-        self.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
-
-    def apply_policy_to_stream(self, stream: Stream) -> None:
-        """Put in force for ``stream`` what its arguments and the policies say."""
-        effective = self.policies.effective(stream.name, STREAMS)
-        stream.apply(stream_settings_of(stream.arguments, effective))
-
-    def alternate_of(self, exchange: Exchange) -> Exchange | None:
-        """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
-        name: HeaderValue = exchange.alternate
-        if name is None and len(self.policies):
-            name = self.policies.effective(exchange.name, EXCHANGES).get("alternate-exchange")
-        return self.exchanges.get(name) if isinstance(name, str) else None
-
     # Bindings
 
     def bind(self, exchange: Exchange, binding: Binding) -> None:
@@ -539,10 +434,7 @@ class VirtualHost(StreamNamespace):
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        self._add_binding(exchange, binding)
-        key = self._binding_key(exchange, binding)
-        if key is not None:
-            self._binding_rows.put(key, b"")
+        self._bindings.add(exchange, binding)
         self.topology_version += 1
 
     def unbind(self, exchange: Exchange, binding: Binding) -> bool:
@@ -552,10 +444,8 @@ class VirtualHost(StreamNamespace):
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        known = exchange.unbind(binding)
-        if known is None:
+        if not self._bindings.remove(exchange, binding):
             return False
-        self._forget_binding(exchange, known)
         self.topology_version += 1
         self._delete_if_unused(exchange)
         return True
@@ -563,66 +453,18 @@ class VirtualHost(StreamNamespace):
     def destination(self, name: str, is_exchange: bool) -> Destination:
         """The queue, stream or exchange called ``name`` as a destination. Raises NotFound."""
         if is_exchange:
-            return self.exchange_destination(self.exchange(name))
+            return self.exchange(name).destination()
         stream = self.streams.get(name)
         return self.queue(name) if stream is None else stream
-
-    def exchange_destination(self, exchange: Exchange) -> ExchangeDestination:
-        """The one object that stands for ``exchange`` as a destination of bindings."""
-        if exchange.as_destination is None:
-            exchange.as_destination = ExchangeDestination(exchange)
-        return exchange.as_destination
 
     def _delete_if_unused(self, exchange: Exchange) -> None:
         if exchange.auto_delete and not exchange.is_used and exchange.name in self.exchanges:
             self.delete_exchange(exchange.name)
 
-    def _add_binding(self, exchange: Exchange, binding: Binding) -> None:
-        target = binding.destination
-        if exchange.bind(binding) and isinstance(target, (Queue, Stream, ExchangeDestination)):
-            self._bound.setdefault(id(target), {})[id(binding)] = (exchange, binding)
-
     def _unbind_everywhere(self, destination: Destination) -> None:
         """Remove the bindings to a queue, stream or exchange that is deleted."""
-        for exchange, binding in list(self._bound.get(id(destination), {}).values()):
-            if exchange.unbind(binding) is not None:
-                self._forget_binding(exchange, binding)
-                self._delete_if_unused(exchange)
-
-    def _binding_key(self, exchange: Exchange, binding: Binding) -> bytes | None:
-        target = binding.destination
-        if isinstance(target, ExchangeDestination):
-            kind, durable = "exchange", target.exchange.durable
-        elif isinstance(target, Queue):
-            kind, durable = "queue", target.durable and target.owner is None
-        elif isinstance(target, Stream):
-            kind, durable = "stream", True
-        else:
-            return None
-        if not (durable and exchange.durable):
-            return None
-        return pack(
-            [
-                exchange.name,
-                kind,
-                target.name,
-                binding.pattern,
-                binding.is_filter,
-                sorted(binding.arguments.items()),
-            ]
-        )
-
-    def _forget_binding(self, exchange: Exchange, binding: Binding) -> None:
-        """``binding``, the very one that was bound, has left ``exchange``, or goes with it."""
-        target = id(binding.destination)
-        bound = self._bound.get(target)
-        if bound is not None:
-            bound.pop(id(binding), None)
-            if not bound:
-                del self._bound[target]
-        key = self._binding_key(exchange, binding)
-        if key is not None:
-            self._binding_rows.delete(key)
+        for exchange in self._bindings.remove_to(destination):
+            self._delete_if_unused(exchange)
 
     # Publishing
 
@@ -650,87 +492,11 @@ class VirtualHost(StreamNamespace):
     # Routes
 
     def route(self, exchange: Exchange, key: bytes) -> Route:
-        """The route of ``key`` through ``exchange``, cached until the topology changes."""
-        place = (exchange.name, key)
-        found = self._routes.get(place)
-        if found is not None and found.topology_version == self.topology_version:
-            return found
-        if len(self._routes) >= MAX_ROUTES:
-            self._routes.clear()
-        address = Address(exchange.name, key) if found is None else found.address
-        if self._depends_on_message(exchange):
-            found = MessageRoute(self, exchange, address)
-        else:
-            found = self._walk(exchange, [address], None)
-        self._routes[place] = found
-        return found
+        """The route of ``key`` through ``exchange``, remembered until the topology changes."""
+        return self._routes.of_key(exchange, key)
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
-        first = self.route(exchange, keys[0])
-        if len(keys) == 1:
-            return first.resolve(message)
-        others = [key for key in dict.fromkeys(keys) if key != keys[0]]
-        addresses = [first.address] + [Address(exchange.name, key) for key in others]
-        return self.route_of(exchange, addresses, message)
-
-    def route_of(self, exchange: Exchange, addresses: list[Address], message: Message) -> Route:
-        """The route of this very message, which has the first address and further keys."""
-        route = self._walk(exchange, addresses, message)
-        if "x-message-deduplication" in exchange.arguments:
-            settings = exchange_settings(exchange.arguments, exchange.name)
-            identity = deduplication_id(message, settings.header) if settings.is_on else None
-            if identity is not None:
-                window = self.deduplication.window(EXCHANGE, exchange.name)
-                return DeduplicatedRoute(route, window, settings, identity)
-        return route
-
-    def _walk(self, exchange: Exchange, addresses: list[Address], message: Message | None) -> Route:
-        """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
-        bindings: list[Binding] = []
-        visited: set[str] = set()
-        pending = deque([exchange])
-        while pending:
-            current = pending.popleft()
-            if current.name in visited:
-                continue
-            visited.add(current.name)
-            matched = current.match(addresses[0], message)
-            if len(addresses) > 1 and current.reads_key:
-                matched = _with_matches(matched, current, addresses, message)
-            for binding in matched:
-                if isinstance(binding.destination, ExchangeDestination):
-                    pending.append(binding.destination.exchange)
-                else:
-                    bindings.append(binding)
-            if not matched:
-                alternate = self.alternate_of(current)
-                if alternate is not None:
-                    pending.append(alternate)
-        destinations = [
-            group[0].destination.combine(group) for group in group_by_destination(bindings)
-        ]
-        return Route(addresses[0], destinations, self.topology_version)
-
-    def _depends_on_message(self, exchange: Exchange) -> bool:
-        visited: set[str] = set()
-        pending = [exchange]
-        while pending:
-            current = pending.pop()
-            if current.name in visited:
-                continue
-            visited.add(current.name)
-            if not current.routes_by_key or (
-                current is exchange and "x-message-deduplication" in exchange.arguments
-            ):
-                return True
-            for binding in current.exchange_bindings.items:
-                target = binding.destination
-                assert isinstance(target, ExchangeDestination)
-                pending.append(target.exchange)
-            alternate = self.alternate_of(current)
-            if alternate is not None:
-                pending.append(alternate)
-        return False
+        return self._routes.of_keys(exchange, keys, message)
 
     # Restart
 
@@ -747,41 +513,4 @@ class VirtualHost(StreamNamespace):
         for key, row in self._queue_rows.items():
             auto_delete, arguments, adapter = unpack(row)
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
-        for key, _ in list(self._binding_rows.items()):
-            source, kind, target, pattern, is_filter, arguments = unpack(key)
-            from_exchange = self.exchanges.get(source)
-            destination: Destination | None
-            if kind == "exchange":
-                to_exchange = self.exchanges.get(target)
-                destination = (
-                    None if to_exchange is None else self.exchange_destination(to_exchange)
-                )
-            elif kind == "queue":
-                destination = self.queues.get(target)
-            else:
-                destination = self.streams.get(target)
-            if from_exchange is not None and destination is not None:
-                self._add_binding(
-                    from_exchange,
-                    Binding(destination, pattern, dict(arguments), is_filter=is_filter),
-                )
-
-
-def _with_matches(
-    matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
-) -> list[Binding]:
-    """``matched``, and what else the addresses behind the first one match, each binding once."""
-    found = list(matched)
-    seen = {id(binding) for binding in matched}
-    for address in addresses[1:]:
-        for binding in exchange.match(address, message):
-            if id(binding) not in seen:
-                seen.add(id(binding))
-                found.append(binding)
-    return found
-
-
-def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:
-    """The name of the log that keeps a queue's messages of one priority; never that of another."""
-    # Both names may hold any character, so the first one says how long it is.
-    return f"queue/{len(vhost)}:{vhost}/{priority}/{queue}"
+        self._bindings.restore(self)

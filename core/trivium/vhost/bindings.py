@@ -1,0 +1,107 @@
+"""The bindings of a virtual host by where they lead to, and those that outlive a restart."""
+
+from __future__ import annotations
+
+from trivium.common.values import pack, unpack
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import Binding, Destination, Exchange, ExchangeDestination
+from trivium.storage.base import Table
+from trivium.streams.namespace import StreamNamespace
+from trivium.streams.stream import Stream
+
+
+class Bindings:
+    """Of one virtual host. ``table`` has a row for each that is kept."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        # By identity of the destination, so that whoever goes finds its own at once.
+        self._bound: dict[int, dict[int, tuple[Exchange, Binding]]] = {}
+
+    def add(self, exchange: Exchange, binding: Binding) -> None:
+        """Bind. It is kept over a restart when both its ends are."""
+        self._bind(exchange, binding)
+        key = _row_key(exchange, binding)
+        if key is not None:
+            self._table.put(key, b"")
+
+    def remove(self, exchange: Exchange, binding: Binding) -> bool:
+        """Remove the binding that is the same as ``binding``; whether there was one."""
+        known = exchange.unbind(binding)
+        if known is None:
+            return False
+        self._forget(exchange, known)
+        return True
+
+    def remove_to(self, destination: Destination) -> list[Exchange]:
+        """Remove the bindings to a queue, stream or exchange; the exchanges that had them."""
+        left: list[Exchange] = []
+        for exchange, binding in list(self._bound.get(id(destination), {}).values()):
+            if exchange.unbind(binding) is not None:
+                self._forget(exchange, binding)
+                left.append(exchange)
+        return left
+
+    def forget_from(self, exchange: Exchange) -> None:
+        """An exchange is deleted, and its bindings go with it."""
+        for binding in exchange.bindings():
+            self._forget(exchange, binding)
+
+    def restore(self, vhost: StreamNamespace) -> None:
+        """Bind as the table says what is there in ``vhost``."""
+        for key, _ in list(self._table.items()):
+            source, kind, target, pattern, is_filter, arguments = unpack(key)
+            exchange = vhost.exchanges.get(source)
+            destination: Destination | None
+            if kind == "exchange":
+                found = vhost.exchanges.get(target)
+                destination = None if found is None else found.destination()
+            elif kind == "queue":
+                destination = vhost.queues.get(target)
+            else:
+                destination = vhost.streams.get(target)
+            if exchange is not None and destination is not None:
+                binding = Binding(destination, pattern, dict(arguments), is_filter=is_filter)
+                self._bind(exchange, binding)
+
+    def _bind(self, exchange: Exchange, binding: Binding) -> None:
+        target = binding.destination
+        if exchange.bind(binding) and isinstance(target, (Queue, Stream, ExchangeDestination)):
+            self._bound.setdefault(id(target), {})[id(binding)] = (exchange, binding)
+
+    def _forget(self, exchange: Exchange, binding: Binding) -> None:
+        """``binding``, the very one that was bound, has left ``exchange``, or goes with it."""
+        target = id(binding.destination)
+        bound = self._bound.get(target)
+        if bound is not None:
+            bound.pop(id(binding), None)
+            if not bound:
+                del self._bound[target]
+        key = _row_key(exchange, binding)
+        if key is not None:
+            self._table.delete(key)
+
+
+def _row_key(exchange: Exchange, binding: Binding) -> bytes | None:
+    """The key of a binding's row; None for one that is not kept."""
+    target = binding.destination
+    if isinstance(target, ExchangeDestination):
+        kind, durable = "exchange", target.exchange.durable
+    elif isinstance(target, Queue):
+        kind, durable = "queue", target.durable and target.owner is None
+    elif isinstance(target, Stream):
+        kind, durable = "stream", True
+    else:
+        return None
+    if not (durable and exchange.durable):
+        return None
+    return pack(
+        [
+            exchange.name,
+            kind,
+            target.name,
+            binding.pattern,
+            binding.is_filter,
+            sorted(binding.arguments.items()),
+        ]
+    )

@@ -1,0 +1,157 @@
+"""The routes of a virtual host: found by walking its bindings, and remembered until they change."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from trivium.idempotence.deduplication import (
+    EXCHANGE,
+    DeduplicatedRoute,
+    deduplication_id,
+    exchange_settings,
+)
+from trivium.messages.message import Address, HeaderValue, Message
+from trivium.routing.exchanges import (
+    Binding,
+    Exchange,
+    ExchangeDestination,
+    Route,
+    group_by_destination,
+)
+from trivium.vhost.policies import EXCHANGES
+
+if TYPE_CHECKING:
+    from trivium.vhost.virtual_host import VirtualHost
+
+#: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
+#: which publishes to ever new addresses can take.
+MAX_ROUTES: Final = 65_536
+
+
+class MessageRoute(Route):
+    """The route of an address whose destinations also depend on the message (headers exchange)."""
+
+    def __init__(self, routes: Routes, version: int, exchange: Exchange, address: Address) -> None:
+        super().__init__(address, [], version)
+        self.depends_on_message = True
+        self._routes = routes
+        self._exchange = exchange
+
+    def resolve(self, message: Message) -> Route:
+        return self._routes.of_message(self._exchange, [self.address], message)
+
+
+class Routes:
+    """Of one virtual host."""
+
+    def __init__(self, vhost: VirtualHost) -> None:
+        self._vhost = vhost
+        self._routes: dict[tuple[str, bytes], Route] = {}
+
+    def of_key(self, exchange: Exchange, key: bytes) -> Route:
+        """The route of ``key`` through ``exchange``, remembered until the topology changes."""
+        version = self._vhost.topology_version
+        place = (exchange.name, key)
+        found = self._routes.get(place)
+        if found is not None and found.topology_version == version:
+            return found
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        address = Address(exchange.name, key) if found is None else found.address
+        if self._depends_on_message(exchange):
+            found = MessageRoute(self, version, exchange, address)
+        else:
+            found = self._walk(exchange, [address], None)
+        self._routes[place] = found
+        return found
+
+    def of_keys(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
+        """The route of a message with several routing keys: each destination once."""
+        first = self.of_key(exchange, keys[0])
+        if len(keys) == 1:
+            return first.resolve(message)
+        others = [key for key in dict.fromkeys(keys) if key != keys[0]]
+        addresses = [first.address] + [Address(exchange.name, key) for key in others]
+        return self.of_message(exchange, addresses, message)
+
+    def of_message(self, exchange: Exchange, addresses: list[Address], message: Message) -> Route:
+        """The route of this very message, which has the first address and further keys."""
+        route = self._walk(exchange, addresses, message)
+        if "x-message-deduplication" in exchange.arguments:
+            settings = exchange_settings(exchange.arguments, exchange.name)
+            identity = deduplication_id(message, settings.header) if settings.is_on else None
+            if identity is not None:
+                window = self._vhost.deduplication.window(EXCHANGE, exchange.name)
+                return DeduplicatedRoute(route, window, settings, identity)
+        return route
+
+    def _walk(self, exchange: Exchange, addresses: list[Address], message: Message | None) -> Route:
+        """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
+        bindings: list[Binding] = []
+        visited: set[str] = set()
+        pending = deque([exchange])
+        while pending:
+            current = pending.popleft()
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            matched = current.match(addresses[0], message)
+            if len(addresses) > 1 and current.reads_key:
+                matched = _with_matches(matched, current, addresses, message)
+            for binding in matched:
+                if isinstance(binding.destination, ExchangeDestination):
+                    pending.append(binding.destination.exchange)
+                else:
+                    bindings.append(binding)
+            if not matched:
+                alternate = self._alternate_of(current)
+                if alternate is not None:
+                    pending.append(alternate)
+        destinations = [
+            group[0].destination.combine(group) for group in group_by_destination(bindings)
+        ]
+        return Route(addresses[0], destinations, self._vhost.topology_version)
+
+    def _depends_on_message(self, exchange: Exchange) -> bool:
+        visited: set[str] = set()
+        pending = [exchange]
+        while pending:
+            current = pending.pop()
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            if not current.routes_by_key or (
+                current is exchange and "x-message-deduplication" in exchange.arguments
+            ):
+                return True
+            for binding in current.exchange_bindings.items:
+                target = binding.destination
+                assert isinstance(target, ExchangeDestination)
+                pending.append(target.exchange)
+            alternate = self._alternate_of(current)
+            if alternate is not None:
+                pending.append(alternate)
+        return False
+
+    def _alternate_of(self, exchange: Exchange) -> Exchange | None:
+        """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
+        vhost = self._vhost
+        name: HeaderValue = exchange.alternate
+        if name is None and len(vhost.policies):
+            name = vhost.policies.effective(exchange.name, EXCHANGES).get("alternate-exchange")
+        return vhost.exchanges.get(name) if isinstance(name, str) else None
+
+
+def _with_matches(
+    matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
+) -> list[Binding]:
+    """``matched``, and what else the addresses behind the first one match, each binding once."""
+    found = list(matched)
+    seen = {id(binding) for binding in matched}
+    for address in addresses[1:]:
+        for binding in exchange.match(address, message):
+            if id(binding) not in seen:
+                seen.add(id(binding))
+                found.append(binding)
+    return found
