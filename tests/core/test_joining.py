@@ -188,7 +188,7 @@ def test_what_readers_may_not_see_yet_is_not_joined() -> None:
     for n in range(1, JOINED_RECORDS + 1):
         publish(stream, b"%d" % n)
     # The second batch of the storage holds all but the first message, and is not durable.
-    host.executor.lanes["trivium-journal"].step()
+    host.executor.workers["trivium-journal"].step()
     host.run_calls()
     assert partition.high_watermark == 1
     assert [row[4] for row in rows(partition)] == [b"0"]
@@ -208,7 +208,7 @@ def test_a_checkpoint_joins_of_a_run_what_readers_may_see() -> None:
         if n < 3:
             host.commit()
     # Of those behind the third the first alone is in a batch of its own.
-    host.executor.lanes["trivium-journal"].step()
+    host.executor.workers["trivium-journal"].step()
     host.run_calls()
     assert partition.high_watermark == 4
     assert partition.log.owner is not None

@@ -343,7 +343,7 @@ def test_size_is_limited_on_disk_without_reading_it_back() -> None:
     size = batch_size_of(host)
     broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length-bytes": 100 * size}))
     broker.end_turn()
-    assert not host.executor.lanes["trivium-reader"].queue
+    assert not host.executor.workers["trivium-reader"].queue
     settle(broker, host)
     # As near as the chunks are that the storage reads back.
     assert 0 < partition.first_offset <= 1400

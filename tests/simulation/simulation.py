@@ -448,8 +448,8 @@ class Simulation:
     def _check_damaged(self, expected: Reference) -> None:
         """A file is damaged: either a start sees that, or nothing else is different.
 
-        The end of the journal is the exception: write batches that no later one, and no mark, knows
-        to be synced. What a start refuses is repaired. ``expected`` is in it as it was.
+        The end of the journal is the exception: write batches that no later one, and no trailer,
+        knows to be synced. What a start refuses is repaired. ``expected`` is in it as it was.
         """
         disk = self.disk.copy()
         known = newest_known_synced(disk)

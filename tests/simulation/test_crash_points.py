@@ -72,11 +72,11 @@ class Scenario:
         while True:
             self.simulation.turn()
             self._note()
-            lanes = [lane for lane in world.host.executor.lanes.values() if lane.queue]
-            if not lanes and not world.wants_turn:
+            workers = [worker for worker in world.host.executor.workers.values() if worker.queue]
+            if not workers and not world.wants_turn:
                 return
-            for lane in lanes:
-                lane.step()
+            for worker in workers:
+                worker.step()
                 world.host.run_calls()
 
     def advance(self, milliseconds: int) -> None:

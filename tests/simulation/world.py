@@ -104,5 +104,5 @@ class World(Server):
         self.broker.tick(self.broker.elapsed_ms / 1000)
 
     def step(self, random_: random.Random) -> None:
-        """One lane of the disk does one piece of work. Raises Crash as planned."""
+        """One worker of the disk does one piece of work. Raises Crash as planned."""
         self.host.step_one(random_)

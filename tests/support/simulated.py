@@ -17,7 +17,7 @@ from trivium.storage.base import DurabilityWaiter, Log
 from trivium.storage.disk import DiskStorage
 from trivium.storage.errors import StorageError, StorageLocked
 from trivium.storage.files.encryption import Keys
-from trivium.storage.files.executor import Executor, Lane, Work
+from trivium.storage.files.executor import Executor, Work, Worker
 from trivium.storage.files.filesystem import Database, File, FileSystem, Lock
 
 #: of a file as a whole, and of the write before it
@@ -350,7 +350,7 @@ class SimulatedDatabase(Database):
         self.connection.close()
 
 
-class SimulatedLane(Lane):
+class SimulatedWorker(Worker):
     def __init__(self, executor: SimulatedExecutor) -> None:
         self._executor = executor
         self.queue: list[Work] = []
@@ -379,12 +379,12 @@ class SimulatedLane(Lane):
 
 class SimulatedExecutor(Executor):
     def __init__(self) -> None:
-        self.lanes: dict[str, SimulatedLane] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         self.clock = 0.0
 
-    def lane(self, name: str) -> Lane:
-        self.lanes[name] = SimulatedLane(self)
-        return self.lanes[name]
+    def worker(self, name: str) -> Worker:
+        self.workers[name] = SimulatedWorker(self)
+        return self.workers[name]
 
     def now(self) -> float:
         return self.clock
@@ -481,26 +481,26 @@ class Host:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no lane has work, and the loop nothing that they posted."""
-        return not self.calls and not any(lane.queue for lane in self.executor.lanes.values())
+        """Whether no worker has work, and the loop nothing that they posted."""
+        return not self.calls and not any(worker.queue for worker in self.executor.workers.values())
 
     def step(self) -> None:
-        """Every lane does one work, and the loop what they posted."""
-        for lane in self.executor.lanes.values():
-            lane.step()
+        """Every worker does one work, and the loop what they posted."""
+        for worker in self.executor.workers.values():
+            worker.step()
         self.run_calls()
 
     def step_one(self, random_: random.Random) -> None:
-        """Some lane does one work, and the loop what it posted."""
-        random_.choice(list(self.executor.lanes.values())).step()
+        """Some worker does one work, and the loop what it posted."""
+        random_.choice(list(self.executor.workers.values())).step()
         self.run_calls()
 
     def contents(self, name: str) -> dict[int, tuple[bytes, bytes]]:
         """Offset to record and annotation of everything in a log, read back where it must be."""
 
         def wait() -> None:
-            assert self.executor.lanes["trivium-reader"].queue
-            self.executor.lanes["trivium-reader"].step()
+            assert self.executor.workers["trivium-reader"].queue
+            self.executor.workers["trivium-reader"].step()
             self.run_calls()
             assert not self.errors
 
@@ -516,7 +516,7 @@ class Host:
         self.commit()
 
     def commit(self) -> None:
-        """Give it turns until everything is durable, the lanes are idle and it wants no more."""
+        """Give it turns until everything is durable, the workers are idle and it wants no more."""
         while True:
             wakes = self.wakes
             self.storage.commit()

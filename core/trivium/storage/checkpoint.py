@@ -76,7 +76,7 @@ class Checkpoint(Work):
         base_batch: int,
         is_space_short: bool,
         compresses: bool,
-        rewrites: bool,
+        relocates: bool,
         keys: Keys,
         entropy: Callable[[int], bytes],
     ) -> None:
@@ -99,7 +99,7 @@ class Checkpoint(Work):
         self.is_space_short = is_space_short
         self._compresses = compresses
         #: whether files are rewritten in which little is left
-        self._rewrites = rewrites
+        self._relocates = relocates
         #: every batch up to this one is in the catalog once it is made: as before, or more if it
         #: has the last of the rows
         self.base_batch = base_batch
@@ -117,8 +117,8 @@ class Checkpoint(Work):
         self._rows = CatalogChanges()
         self._images: list[ChunkImage] = []
         #: chunks to be written anew, and those that were
-        self._stragglers: list[Place] = []
-        self._rewritten: list[tuple[Place, Chunk, list[int]]] = []
+        self._to_relocate: list[Place] = []
+        self._relocated: list[tuple[Place, Chunk, list[int]]] = []
         self._unreadable: list[Place] = []
         #: chunks in segments that have lost records: log, chunk, the lost ones
         self._changed: list[tuple[DiskLog, Chunk, int]] = []
@@ -160,9 +160,9 @@ class Checkpoint(Work):
             left -= _ROW_COST * len(portion.keys)
         if self._logs or not self._has_all_rows():
             return False
-        if self._rewrites and self.takes_logs:
-            stragglers = self._segments.stragglers(self.is_space_short)
-            self._stragglers = [Place(log, chunk) for log, chunk in stragglers]
+        if self._relocates and self.takes_logs:
+            to_relocate = self._segments.to_relocate(self.is_space_short)
+            self._to_relocate = [Place(log, chunk) for log, chunk in to_relocate]
         return True
 
     def _take_rows(self, portion: RowPortion) -> None:
@@ -236,12 +236,12 @@ class Checkpoint(Work):
             self._old_files.append(number)
         self._first_file = self._old_files.pop()
 
-    def has_rewritten(self) -> bool:
+    def has_relocated(self) -> bool:
         """Whether chunks were moved from one file to another."""
-        return bool(self._rewritten) and not self.is_abandoned
+        return bool(self._relocated) and not self.is_abandoned
 
     def run(self) -> None:
-        """On the checkpoint lane: write."""
+        """On the checkpoint worker: write."""
         assert self._journal is not None
         writer = SegmentWriter(
             self._filesystem,
@@ -256,7 +256,7 @@ class Checkpoint(Work):
         try:
             for image in self._images:
                 writer.write(image)
-            self._rewrite(writer)
+            self._relocate(writer)
             writer.finish()
             self._next_segment = writer.next_segment
             self._complete_rows()
@@ -274,11 +274,11 @@ class Checkpoint(Work):
             if _is_disk_full(error) and not is_written:
                 self._abandon(writer)
 
-    def _rewrite(self, writer: SegmentWriter) -> None:
+    def _relocate(self, writer: SegmentWriter) -> None:
         """Write what is left of chunks in files that are to go."""
         reader = self._segments.reader()
         try:
-            for place in self._stragglers:
+            for place in self._to_relocate:
                 try:
                     records, annotations = reader.read(place)
                 except StorageDamaged as damage:
@@ -304,7 +304,7 @@ class Checkpoint(Work):
                 moved.segment = image.segment
                 moved.position = image.position
                 moved.length = image.length
-                self._rewritten.append((place, moved, kept))
+                self._relocated.append((place, moved, kept))
         finally:
             reader.close()
 
@@ -328,7 +328,7 @@ class Checkpoint(Work):
                 (log.number, chunk, chunk.segment, chunk.position, chunk.length, removed)
             )
         # Last, since a chunk may have lost records and be written anew.
-        for place, moved, _ in self._rewritten:
+        for place, moved, _ in self._relocated:
             rows.chunks.append(
                 (place.log.number, moved, moved.segment, moved.position, moved.length, 0)
             )
@@ -404,7 +404,7 @@ class Checkpoint(Work):
                 image.log.add_changed(chunk)
         if self._images:
             return False
-        for place, moved, kept in self._rewritten:
+        for place, moved, kept in self._relocated:
             segments.move(place, moved, kept)
         return True
 
@@ -417,7 +417,7 @@ class Checkpoint(Work):
                 image.chunk.removed = 0
         for log in self._seen_logs:
             if not log.is_dropped:
-                log.mark_once()
+                log.mark_changed()
         for log, chunk, _ in self._changed:
             if chunk.live and not chunk.changed:
                 log.add_changed(chunk)

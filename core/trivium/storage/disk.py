@@ -1,10 +1,10 @@
 """Storage in a data directory.
 
-The way of a change: it is made in memory and recorded in ``Changes``; ``commit`` hands all that was
-recorded to the journal lane as one batch; when that is written and synced the lane tells the loop
-through ``post``, and there ``durable`` rises and the waiters are called. One batch is under way at
-a time, so the next one fills meanwhile. When enough has gone to the journal a checkpoint is made,
-turn by turn and then on a lane of its own.
+The way of a change: it is made in memory and added to ``Changes``; ``commit`` hands all of these to
+the journal's worker as one write batch; when that is written and synced the worker tells the loop
+through ``post``, and there ``durable`` rises and the waiters are called. One write batch is under
+way at a time, so the next one fills meanwhile. When enough has gone to the journal a checkpoint is
+made, turn by turn and then on a worker of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from trivium.storage.files.directory import (
     FORMAT_VERSION,
     JOURNAL_DIRECTORY,
     LOCK_FILE,
+    NO_FORMAT,
     OLD_FORMAT_VERSION,
     SEGMENT_DIRECTORY,
-    UNMARKED,
     format_path,
-    mark_directory_format,
     read_directory_format,
+    write_directory_format,
 )
 from trivium.storage.files.encryption import Keys
 from trivium.storage.files.executor import Completions, Executor, ThreadExecutor, Work
@@ -81,7 +81,7 @@ class BatchWork(Work):
         self.size = 0
 
     def run(self) -> None:
-        """On the journal lane: write and sync."""
+        """On the journal worker: write and sync."""
         storage = self._storage
         now = storage.executor.now()
         self.size = storage.journal.write(self.number, self._parts, 0, False, now)
@@ -100,7 +100,7 @@ class SyncWork(Work):
         self._storage = storage
 
     def run(self) -> None:
-        """On the journal lane: sync."""
+        """On the journal worker: sync."""
         storage = self._storage
         storage.journal.sync(storage.executor.now())
 
@@ -186,14 +186,14 @@ class DiskStorage(Storage):
         #: the batch that was being filled when ``tidy`` was called last, and when it looked
         self._seen_batch = 0
         self._tidied_batch = 0
-        self._journal_lane = self.executor.lane("trivium-journal")
-        self._checkpoint_lane = self.executor.lane("trivium-checkpoint")
-        self._reader_lane = self.executor.lane("trivium-reader")
+        self._journal_worker = self.executor.worker("trivium-journal")
+        self._checkpoint_worker = self.executor.worker("trivium-checkpoint")
+        self._reader_worker = self.executor.worker("trivium-reader")
         self._segments = Segments(
             self._filesystem,
             f"{directory}/{SEGMENT_DIRECTORY}",
             memory_size,
-            self._reader_lane,
+            self._reader_worker,
             self.completions,
             self.fail,
             self._keys,
@@ -248,7 +248,7 @@ class DiskStorage(Storage):
             if version == OLD_FORMAT_VERSION:
                 if not self._catalog.has_positions:
                     self._write_first_positions(recovered, recovered.last_batch)
-                mark_directory_format(filesystem, self._directory)
+                write_directory_format(filesystem, self._directory)
             self.journal = JournalWriter(
                 filesystem,
                 self._journal_directory,
@@ -266,10 +266,10 @@ class DiskStorage(Storage):
             self.durable = recovered.last_batch + 1
             self.write_batch = self.durable + 1
             self.journal.write(self.durable, [], STARTED, True, self.executor.now())
-            if version == UNMARKED:
+            if version == NO_FORMAT:
                 # From now on it is noticed if the journal or the catalog is not there.
                 self._write_first_positions(recovered, self.durable)
-                mark_directory_format(filesystem, self._directory)
+                write_directory_format(filesystem, self._directory)
         except (OSError, sqlite3.Error, StorageError):
             self._close_catalog()
             raise
@@ -291,7 +291,7 @@ class DiskStorage(Storage):
     def _refuse_strange(self, version: int, recovered: Recovered) -> None:
         """Raise StorageDamaged where something is not there without which nothing was kept."""
         path = f"{self._directory}/{CATALOG_FILE}"
-        if version == UNMARKED and (recovered.logs or recovered.tables):
+        if version == NO_FORMAT and (recovered.logs or recovered.tables):
             raise StorageDamaged(format_path(self._directory), 0, "it is missing")
         if self._catalog.has_positions:
             return
@@ -328,7 +328,7 @@ class DiskStorage(Storage):
         if found is None:
             found = DiskLog(self._next_log, name, self._changes, self._segments)
             self._changes.define(DEFINE_LOG, self._next_log, _encoded(name))
-            found.mark_once()
+            found.mark_changed()
             self._next_log += 1
             self._logs[name] = found
         return found
@@ -355,7 +355,7 @@ class DiskStorage(Storage):
             self._waiters = {}
             self.write_batch += 1
             self._is_busy = True
-            self._journal_lane.submit(work)
+            self._journal_worker.submit(work)
         if not self._segments.make_room(0):
             self._wake()
         if self._checkpoint is not None:
@@ -379,7 +379,7 @@ class DiskStorage(Storage):
             self._has_logs = False
             self._before_rows += self._behind_rows
             self._behind_rows = 0
-            self._checkpoint_lane.submit(self._rows.take(self._changes, self.write_batch - 1))
+            self._checkpoint_worker.submit(self._rows.take(self._changes, self.write_batch - 1))
         takes_logs = self._are_logs_due() or not self._has_logs
         if takes_logs:
             self._older_bytes += self._journal_bytes
@@ -465,7 +465,7 @@ class DiskStorage(Storage):
             self._is_full = checkpoint.is_abandoned
             if not checkpoint.is_abandoned:
                 self._note_made(checkpoint)
-            if checkpoint.has_rewritten():
+            if checkpoint.has_relocated():
                 # The next one drops what this one has left.
                 self._tidied_batch = 0
                 if checkpoint.is_space_short or self._segments.foreign:
@@ -476,10 +476,10 @@ class DiskStorage(Storage):
         elif not checkpoint.is_submitted and self.durable >= checkpoint.needed_batch:
             if self.journal.synced < checkpoint.needed_batch:
                 if not self._is_busy:
-                    self._journal_lane.submit(SyncWork(self))
+                    self._journal_worker.submit(SyncWork(self))
                 return
             checkpoint.prepare(self.journal, self._next_log)
-            self._checkpoint_lane.submit(checkpoint)
+            self._checkpoint_worker.submit(checkpoint)
 
     def _note_made(self, checkpoint: Checkpoint) -> None:
         if checkpoint.takes_logs:
@@ -497,10 +497,10 @@ class DiskStorage(Storage):
             self._wake()
 
     def sync_later(self) -> None:
-        """On the journal lane: with an interval policy, sync once the lane has been idle."""
+        """On the journal worker: with an interval policy, sync once the worker has been idle."""
         seconds = self._policy.seconds
         if seconds and self.journal.synced < self.journal.written:
-            self._journal_lane.submit_later(SyncWork(self), seconds)
+            self._journal_worker.submit_later(SyncWork(self), seconds)
 
     def batch_written(self, work: BatchWork) -> None:
         """A batch is done."""
@@ -542,8 +542,8 @@ class DiskStorage(Storage):
         if self._is_closed:
             return
         self._is_closed = self._segments.is_closed = True
-        for lane in (self._journal_lane, self._checkpoint_lane, self._reader_lane):
-            lane.stop()
+        for worker in (self._journal_worker, self._checkpoint_worker, self._reader_worker):
+            worker.stop()
         self.completions.run()
         try:
             if self._failure is None:

@@ -285,7 +285,7 @@ def test_a_log_removed_while_it_is_loaded() -> None:
     ready: list[int] = []
     log.load(0, 1, lambda: ready.append(len(log)))
     host.storage.drop_log("l")
-    host.executor.lanes["trivium-journal"].stop()
+    host.executor.workers["trivium-journal"].stop()
     for path in paths(host.disk, "data/segments"):
         host.disk.remove(path)
     host.step()
@@ -821,7 +821,7 @@ def test_messages_need_not_wait_for_the_rows_of_a_checkpoint() -> None:
         log.append(b"x" * (size // 100))
         published += size // 100
         host.storage.commit()
-        # Each lane does one work, so at least one batch becomes durable beside each of the
+        # Each worker does one work, so at least one batch becomes durable beside each of the
         # checkpoint's.
         host.step()
         assert host.storage.pending_bytes <= size // 100

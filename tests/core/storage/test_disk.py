@@ -68,7 +68,7 @@ def test_only_commit_seals_a_batch() -> None:
     host.storage.log("l").append(b"x")
     host.step()
     assert host.storage.durable == host.storage.write_batch - 1
-    assert not any(lane.queue for lane in host.executor.lanes.values())
+    assert not any(worker.queue for worker in host.executor.workers.values())
 
 
 def test_a_waiter_on_an_empty_batch_is_called() -> None:

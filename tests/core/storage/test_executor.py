@@ -1,4 +1,4 @@
-"""What runs on a lane lets the loop go on, and what goes wrong there is told."""
+"""What runs on a worker lets the loop go on, and what goes wrong there is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.simulated import Host, Operation, Recorder
 from trivium.storage.errors import StorageFailed
-from trivium.storage.files.executor import Completions, ThreadLane, TimeSlice, Work
+from trivium.storage.files.executor import Completions, ThreadWorker, TimeSlice, Work
 from trivium.storage.segments.chunks import CHUNK_RECORDS
 
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_pauses_between_chunks(clock: Clock) -> None:
 
 
 class Raises(Work):
-    """Raises on the lane, or on the loop's thread."""
+    """Raises on the worker, or on the loop's thread."""
 
     def __init__(
         self, completions: Completions, error: BaseException, on_loop: bool = False
@@ -96,15 +96,15 @@ class Raises(Work):
             raise self.raised
 
 
-def test_a_lane_without_a_thread_says_so_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_thread_says_so_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    lane = ThreadLane("lane")
+    worker = ThreadWorker("worker")
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        lane.submit(Counts(Completions(lambda call: None, lambda error: None), []))
-    lane.stop()
+        worker.submit(Counts(Completions(lambda call: None, lambda error: None), []))
+    worker.stop()
 
 
 class Counts(Work):
@@ -125,16 +125,16 @@ ERRORS = [MemoryError(), RuntimeError("a fault"), SystemExit(3), KeyboardInterru
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_whatever_a_lane_raises_is_told_and_ends_the_lane(error: BaseException) -> None:
+def test_whatever_a_worker_raises_is_told_and_ends_the_worker(error: BaseException) -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     errors: list[BaseException] = []
     done: list[str] = []
     completions = Completions(calls.put, errors.append)
-    lane = ThreadLane("lane")
-    lane.submit(Counts(completions, done))
-    lane.submit(Raises(completions, error))
-    lane.submit(Counts(completions, done))
-    lane.stop()
+    worker = ThreadWorker("worker")
+    worker.submit(Counts(completions, done))
+    worker.submit(Raises(completions, error))
+    worker.submit(Counts(completions, done))
+    worker.stop()
     while not calls.empty():
         calls.get()()
     assert errors == [error]
@@ -145,16 +145,16 @@ def test_whatever_a_later_work_raises_is_told() -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     errors: list[BaseException] = []
     completions = Completions(calls.put, errors.append)
-    lane = ThreadLane("lane")
+    worker = ThreadWorker("worker")
 
     class Starts(Counts):
         def run(self) -> None:
-            lane.submit_later(Raises(completions, ERRORS[0]), 0)
+            worker.submit_later(Raises(completions, ERRORS[0]), 0)
 
-    lane.submit(Starts(completions, []))
+    worker.submit(Starts(completions, []))
     for _ in range(2):
         calls.get(timeout=60)()
-    lane.stop()
+    worker.stop()
     assert errors == ERRORS[:1]
 
 

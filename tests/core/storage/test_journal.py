@@ -14,7 +14,7 @@ from trivium.storage.journal.journal import PIECE_SIZE, FsyncPolicy
 from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
-    MARK,
+    TRAILER,
     file_name,
     file_number,
 )
@@ -44,7 +44,7 @@ def positions(disk: SimulatedDisk, path: str) -> list[int]:
     found = [FILE_HEADER_SIZE]
     marker = data[32:40]
     while data[found[-1] : found[-1] + 8] == marker:
-        if data[found[-1] + 32] & MARK:
+        if data[found[-1] + 32] & TRAILER:
             break
         length = int.from_bytes(data[found[-1] + 24 : found[-1] + 32], "little")
         found.append(found[-1] + BATCH_HEADER_SIZE + length)
@@ -115,13 +115,13 @@ def test_a_file_that_is_closed_and_followed_says_so() -> None:
     followed = bytes(host.disk.content(FIRST))
     assert (len(closed), len(followed)) == (end + 48, end + 96)
     assert followed[: end + 48] == closed
-    for mark, flags in ((closed[end:], 4), (followed[end + 48 :], 8)):
-        assert mark[:8] == live[32:40]
-        assert mark[8:24] == 2 * (2).to_bytes(8, "little")
-        assert mark[24:32] == bytes(8)
-        assert mark[32:36] == flags.to_bytes(4, "little")
-        assert mark[36:44] == bytes(8)
-        assert mark[44:48] == zlib.crc32(mark[:44]).to_bytes(4, "little")
+    for trailer, flags in ((closed[end:], 4), (followed[end + 48 :], 8)):
+        assert trailer[:8] == live[32:40]
+        assert trailer[8:24] == 2 * (2).to_bytes(8, "little")
+        assert trailer[24:32] == bytes(8)
+        assert trailer[32:36] == flags.to_bytes(4, "little")
+        assert trailer[36:44] == bytes(8)
+        assert trailer[44:48] == zlib.crc32(trailer[:44]).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize("has_power", [True, False])
@@ -410,7 +410,7 @@ def test_segments_without_catalog_and_journal_stop_the_start() -> None:
     assert [path for path in disk.files if path.endswith(".segment")]
 
 
-def test_a_directory_of_which_only_the_mark_is_left_stops_the_start() -> None:
+def test_a_directory_of_which_only_the_format_file_is_left_stops_the_start() -> None:
     disk = written(3)
     for path in list(disk.files):
         if path != "data/format":

@@ -38,7 +38,7 @@ def test_what_waits_for_a_checkpoint_is_counted_beyond_twice_its_size() -> None:
     """Publishing outruns the checkpoint: memory stays bounded by whoever heeds the count."""
     host = Host(checkpoint_size=10_000)
     log = host.storage.log("l")
-    journal = host.executor.lanes["trivium-journal"]
+    journal = host.executor.workers["trivium-journal"]
 
     def publish(records: int) -> None:
         for _ in range(records):

@@ -597,7 +597,7 @@ def test_another_version_is_refused() -> None:
 
 
 def wrong_batches(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
-    """Each batch and mark of each file, those among them that a checkpoint has already."""
+    """Each batch and trailer of each file, those among them that a checkpoint has already."""
     for path in journals(disk):
         data = bytes(disk.content(path))
         position = data.find(data[32:40], FILE_HEADER_SIZE)
@@ -717,9 +717,9 @@ def test_what_a_file_held_in_an_earlier_life_is_not_taken_for_its_batches() -> N
     before = written(is_clean=False, tail=20)
     disk = before.disk.copy()
     first, *_, last = journals(disk)
-    # Files are used again: behind what was written are the marks of what was in it before.
-    marks = disk.content(first)[-2 * BATCH_HEADER_SIZE :]
+    # Files are used again: behind what was written are the trailers of what was in it before.
+    trailers = disk.content(first)[-2 * BATCH_HEADER_SIZE :]
     content = disk.content(last)
-    content[:] = bytes(len(content)) + marks
+    content[:] = bytes(len(content)) + trailers
     inspection = assert_nothing_is_dropped_silently(before, disk)
     assert {loss.log for loss in inspection.losses if loss.last == UNKNOWN} == {"a", "b"}

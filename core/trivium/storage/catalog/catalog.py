@@ -345,7 +345,7 @@ class Catalog:
             else:
                 table.load(key, value)
                 if is_sealed:
-                    table.mark(key)
+                    table.mark_changed(key)
 
     def _load_sealed(self, recovered: Recovered, segments: Segments) -> None:
         if not _has_sealed(self._connection):
@@ -368,7 +368,7 @@ class Catalog:
             else:
                 table.load(key, value)
                 if self._keys.current != id_:
-                    table.mark(key)
+                    table.mark_changed(key)
 
     def _check(self, row: tuple[int | str | bytes, ...], checksum: int) -> bool:
         if checksum_of(row) == checksum:

@@ -1,7 +1,7 @@
-"""The changes that make up a batch, encoded as they are made.
+"""The changes that make up a write batch, encoded as they are made.
 
-``Changes`` collects the records of the batch that is being filled; docs/storage-format.md shows
-each kind byte by byte. Nothing is joined or checksummed here: the writer does that once per batch.
+``Changes`` collects those of the batch that is being filled; docs/storage-format.md shows each kind
+byte by byte. Nothing is joined or checksummed here: the writer does that once per batch.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ PUT: Final = 9
 DELETE: Final = 10
 
 #: kind, (pad), annotation size, log, offset, count, record size; then the annotation and the record
-APPEND_RECORD: Final = Struct("<BxHIQII")
+APPEND_CHANGE: Final = Struct("<BxHIQII")
 #: kind, (pad), log, two numbers
-LOG_RECORD: Final = Struct("<B3xIQQ")
+LOG_CHANGE: Final = Struct("<B3xIQQ")
 #: kind, (pad), name size, number; then the name
-DEFINE_RECORD: Final = Struct("<BxHI")
+DEFINE_CHANGE: Final = Struct("<BxHI")
 #: kind, (pad), table, key size, value size; then the key and the value
-ROW_RECORD: Final = Struct("<B3xIII")
+ROW_CHANGE: Final = Struct("<B3xIII")
 
-_pack_append: Final = APPEND_RECORD.pack
-_pack_log: Final = LOG_RECORD.pack
-_pack_row: Final = ROW_RECORD.pack
+_pack_append: Final = APPEND_CHANGE.pack
+_pack_log: Final = LOG_CHANGE.pack
+_pack_row: Final = ROW_CHANGE.pack
 
 
 class Changes:
     """The batch that is being filled, and what has changed since the last checkpoint."""
 
     def __init__(self) -> None:
-        #: encoded records and their contents, to be joined
+        #: encoded changes and their contents, to be joined
         self.parts: list[bytes] = []
         #: bytes of the records and rows among them
         self.size = 0
-        #: the log record that was added last, if ``APPEND_SAME`` may refer to it
+        #: the record that was added last, if ``APPEND_SAME`` may refer to it
         self.last: bytes | None = None
         #: logs and tables with changes that no checkpoint holds, each once
         self.logs: list[DiskLog] = []
@@ -91,7 +91,7 @@ class Changes:
 
     def define(self, kind: int, number: int, name: bytes) -> None:
         """Give a log or table its number."""
-        self.parts.append(DEFINE_RECORD.pack(kind, len(name), number) + name)
+        self.parts.append(DEFINE_CHANGE.pack(kind, len(name), number) + name)
 
     def put(self, table: int, key: bytes, value: bytes) -> None:
         """Set a row."""

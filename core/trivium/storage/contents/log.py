@@ -44,13 +44,13 @@ class DiskLog(NumberedLog):
         self._changes.append(self.number, offset, count, record, annotation)
         self._has_skipped = False
         if not self._is_changed:
-            self.mark()
+            self._mark_changed()
         return offset
 
     def skip(self, count: int = 1) -> int:
         self._has_skipped = True
         if not self._is_changed:
-            self.mark()
+            self._mark_changed()
         return super().skip(count)
 
     def remove(self, first: int, last: int) -> None:
@@ -60,7 +60,7 @@ class DiskLog(NumberedLog):
         if self._remove_range(first, last):
             self._changes.change_log(REMOVE, self.number, first, last)
             if not self._is_changed:
-                self.mark()
+                self._mark_changed()
 
     def truncate(self, before: int) -> None:
         if before > self.next_offset:
@@ -68,9 +68,9 @@ class DiskLog(NumberedLog):
         if self._remove_ended(before):
             self._changes.change_log(TRUNCATE, self.number, before, 0)
             if not self._is_changed:
-                self.mark()
+                self._mark_changed()
 
-    def mark(self) -> None:
+    def _mark_changed(self) -> None:
         """Note that a checkpoint has something to write."""
         self._is_changed = True
         self._changes.logs.append(self)
@@ -85,13 +85,13 @@ class DiskLog(NumberedLog):
         """A record as the journal has it, at or after ``next_offset``."""
         self.restore_next_offset(offset)
         super().append(record, count, annotation)
-        self.mark_once()
+        self.mark_changed()
 
     def restore_next_offset(self, offset: int) -> None:
         """Offsets before this one were given out."""
         if offset > self.next_offset:
             super().skip(offset - self.next_offset)
-            self.mark_once()
+            self.mark_changed()
 
     def restore_removed(self, first: int, last: int) -> None:
         """A removed range as the journal has it.
@@ -101,21 +101,21 @@ class DiskLog(NumberedLog):
         """
         self.restore_next_offset(last + 1)
         if self._remove_range(first, last):
-            self.mark_once()
+            self.mark_changed()
 
     def restore_truncated(self, before: int) -> None:
         """A truncation as the journal has it; see ``restore_removed``."""
         self.restore_next_offset(before)
         if self._remove_ended(before):
-            self.mark_once()
+            self.mark_changed()
 
-    def mark_once(self) -> None:
-        """``mark`` unless it is marked."""
+    def mark_changed(self) -> None:
+        """Note once that a checkpoint has something to write."""
         if not self._is_changed:
-            self.mark()
+            self._mark_changed()
 
     def drop(self) -> None:
-        """The log was removed from the storage: forget its records, record nothing any more."""
+        """The log was removed from the storage: forget its records, write no change any more."""
         self.is_dropped = True
         for chunk in self._chunks:
             chunk.live = 0
@@ -212,7 +212,7 @@ class DiskLog(NumberedLog):
     def add_changed(self, chunk: Chunk) -> None:
         chunk.changed = True
         self._changed_chunks.append(chunk)
-        self.mark_once()
+        self.mark_changed()
 
     def _chunk_changed(self, chunk: Chunk) -> None:
         if chunk.live == 0:

@@ -1,9 +1,9 @@
 """Start-up: the state of logs and tables rebuilt from the journal.
 
 Replay is idempotent. A checkpoint shows each log and table as it was at some moment between the
-first batch that is replayed and the last one that the checkpoint needs, so a change may find its
-effect already there: records carry their offset and rows their whole value, and the numbers of logs
-are never used again.
+first write batch that is replayed and the last one that the checkpoint needs, so a change may find
+its effect already there: records carry their offset and rows their whole value, and the numbers of
+logs are never used again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 
 from trivium.storage.contents.changes import (
     APPEND,
-    APPEND_RECORD,
+    APPEND_CHANGE,
     APPEND_SAME,
+    DEFINE_CHANGE,
     DEFINE_LOG,
-    DEFINE_RECORD,
     DEFINE_TABLE,
     DELETE,
     DROP_LOG,
-    LOG_RECORD,
+    LOG_CHANGE,
     NEXT_OFFSET,
     PUT,
     REMOVE,
-    ROW_RECORD,
+    ROW_CHANGE,
     TRUNCATE,
     Changes,
 )
@@ -153,21 +153,21 @@ class Recovered:
         """
         try:
             data, position, behind = file.body(batch)
-            self._apply_records(file.path, data, position, behind)
-        except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongRecord) as error:
+            self._apply_changes(file.path, data, position, behind)
+        except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongChange) as error:
             # The checksum is right, so this was written: by a fault, or by somebody.
             reason = f"batch {batch.number} has no meaning"
             raise StorageDamaged(file.path, batch.start, reason) from error
 
-    def _apply_records(self, path: str, data: bytes, position: int, end: int) -> None:
+    def _apply_changes(self, path: str, data: bytes, position: int, end: int) -> None:
         record = b""
         while position < end:
             kind = data[position]
             if APPEND <= kind <= APPEND_SAME:
-                _, annotation_size, number, offset, count, size = APPEND_RECORD.unpack_from(
+                _, annotation_size, number, offset, count, size = APPEND_CHANGE.unpack_from(
                     data, position
                 )
-                annotation_at = position + APPEND_RECORD.size
+                annotation_at = position + APPEND_CHANGE.size
                 record_at = annotation_at + annotation_size
                 position = record_at + size
                 if kind == APPEND:
@@ -178,14 +178,14 @@ class Recovered:
                 elif offset >= log.next_offset:
                     log.restore(offset, count, record, data[annotation_at:record_at])
                 elif offset >= self._checkpointed.get(number, 0):
-                    raise _WrongRecord
+                    raise _WrongChange
             elif REMOVE <= kind <= NEXT_OFFSET:
-                _, number, first, last = LOG_RECORD.unpack_from(data, position)
-                position += LOG_RECORD.size
+                _, number, first, last = LOG_CHANGE.unpack_from(data, position)
+                position += LOG_CHANGE.size
                 self._change_log(path, kind, number, first, last)
             elif kind in (PUT, DELETE):
-                _, number, key_size, value_size = ROW_RECORD.unpack_from(data, position)
-                key_at = position + ROW_RECORD.size
+                _, number, key_size, value_size = ROW_CHANGE.unpack_from(data, position)
+                key_at = position + ROW_CHANGE.size
                 value_at = key_at + key_size
                 position = value_at + value_size
                 table = self.tables[number]
@@ -194,14 +194,14 @@ class Recovered:
                 else:
                     table.restore_deleted(data[key_at:value_at])
             elif kind in (DEFINE_LOG, DEFINE_TABLE):
-                _, size, number = DEFINE_RECORD.unpack_from(data, position)
-                name_at = position + DEFINE_RECORD.size
+                _, size, number = DEFINE_CHANGE.unpack_from(data, position)
+                name_at = position + DEFINE_CHANGE.size
                 position = name_at + size
                 self._define(kind, number, data[name_at:position].decode())
             else:
-                raise _WrongRecord
+                raise _WrongChange
         if position != end:
-            raise _WrongRecord
+            raise _WrongChange
 
     def _change_log(self, path: str, kind: int, number: int, first: int, last: int) -> None:
         if kind == DROP_LOG:
@@ -225,7 +225,7 @@ class Recovered:
         if kind == DEFINE_LOG:
             if number not in self.logs:
                 self.logs[number] = DiskLog(number, name, self.changes, self.segments)
-                self.logs[number].mark_once()
+                self.logs[number].mark_changed()
             self.next_log = max(self.next_log, number + 1)
         else:
             if number not in self.tables:
@@ -233,5 +233,5 @@ class Recovered:
             self.next_table = max(self.next_table, number + 1)
 
 
-class _WrongRecord(Exception):
-    """A batch holds something that is no record, or one that cannot follow the others."""
+class _WrongChange(Exception):
+    """A batch holds something that is no change, or one that cannot follow the others."""

@@ -43,16 +43,16 @@ class DiskTable(Table):
     def restore(self, key: bytes, value: bytes) -> None:
         """A row as the journal has it."""
         self._rows[key] = value
-        self.mark(key)
+        self.mark_changed(key)
 
     def restore_deleted(self, key: bytes) -> bool:
         """A row that the journal removes; False when there was none."""
         if self._rows.pop(key, None) is None:
             return False
-        self.mark(key)
+        self.mark_changed(key)
         return True
 
-    def mark(self, key: bytes) -> None:
+    def mark_changed(self, key: bytes) -> None:
         """Note that a checkpoint has a row to write."""
         if not self._changed:
             self._changes.tables.append(self)

@@ -1,4 +1,4 @@
-"""The parts of a data directory, and the mark that says in which format it is."""
+"""The parts of a data directory, and the file that says in which format it is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ CATALOG_FILE: Final = "catalog.sqlite"
 CATALOG_COPY_FILE: Final = "catalog-copy.sqlite"
 
 FORMAT_VERSION: Final = 2
-#: what an earlier version left is taken over as it is, and marked before anything is written to it
+#: what an earlier version left is taken over as it is, and gets the format of today before anything
+#: is written to it
 OLD_FORMAT_VERSION: Final = 1
-#: of a directory without a mark: nothing was kept there so far
-UNMARKED: Final = 0
+#: of a directory without the file: nothing was kept there so far
+NO_FORMAT: Final = 0
 _FILE: Final = "format"
 _TEXT: Final = "trivium storage "
 
@@ -45,18 +46,18 @@ def is_data_directory(filesystem: FileSystem, directory: str) -> bool:
 
 
 def format_path(directory: str) -> str:
-    """The file with the mark."""
+    """The file that names the format."""
     return f"{directory}/{_FILE}"
 
 
 def read_directory_format(filesystem: FileSystem, directory: str) -> int:
-    """The format that the mark names; UNMARKED where there is none.
+    """The format that the file names; NO_FORMAT where there is none.
 
     Raises StorageDamaged, StorageVersionMismatch, OSError unless it is one that is read.
     """
     path = format_path(directory)
     if not filesystem.exists(path):
-        return UNMARKED
+        return NO_FORMAT
     file = filesystem.open(path)
     text = file.read(0, 256).decode("ascii", "replace")
     file.close()
@@ -71,8 +72,8 @@ def read_directory_format(filesystem: FileSystem, directory: str) -> int:
     return int(version)
 
 
-def mark_directory_format(filesystem: FileSystem, directory: str) -> None:
-    """Write the mark. Raises OSError."""
+def write_directory_format(filesystem: FileSystem, directory: str) -> None:
+    """Write the file that names the format. Raises OSError."""
     path = format_path(directory)
     file = filesystem.create(path + ".tmp")
     file.write([f"{_TEXT}{FORMAT_VERSION}\n".encode()], 0, False)

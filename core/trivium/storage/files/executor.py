@@ -1,7 +1,7 @@
 """Where the storage's blocking work runs.
 
-A storage has a *lane* for each kind of work that must not wait for the others: the journal, the
-checkpoint, reads of segments. A lane does one piece of work at a time, in the order it was given.
+A storage has a *worker* for each kind of work that must not wait for the others: the journal, the
+checkpoint, reads of segments. A worker does one piece of work at a time, in the order it was given.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-#: Seconds for which a lane may keep the interpreter lock.
+#: Seconds for which a worker may keep the interpreter lock.
 _SLICE: Final = 0.001
 
 
 class TimeSlice:
-    """How long a lane has kept the interpreter lock, which compiled code does not give up by
+    """How long a worker has kept the interpreter lock, which compiled code does not give up by
     itself: in pieces of which each is short, it lets the loop go on between them.
     """
 
@@ -46,7 +46,7 @@ class Work:
         self.failure: BaseException | None = None
 
     def perform(self) -> None:
-        """On a lane: do it, and have it finished on the loop's thread."""
+        """On a worker: do it, and have it finished on the loop's thread."""
         try:
             self.run()
         except BaseException as error:
@@ -55,7 +55,7 @@ class Work:
         self._completions.add(self)
 
     def run(self) -> None:
-        """Do it, on a lane. What it raises is final for the storage."""
+        """Do it, on a worker. What it raises is final for the storage."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -109,13 +109,13 @@ class Completions:
                     raise
 
     def check(self) -> None:
-        """On the loop's thread, now and then: whether a lane could not say that work is done."""
+        """On the loop's thread, now and then: whether a worker could not say that work is done."""
         if self._untold is not None:
             self._fail(self._untold)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Lane:
+class Worker:
     """Does work in order, up to one that fails."""
 
     def submit(self, work: Work) -> None:
@@ -125,7 +125,7 @@ class Lane:
     def submit_later(self, work: Work, seconds: float) -> None:
         """Do ``work`` between two others when ``seconds`` have passed.
 
-        One such work may be outstanding; it is dropped when the lane stops first.
+        One such work may be outstanding; it is dropped when the worker stops first.
         """
         raise NotImplementedError
 
@@ -136,10 +136,10 @@ class Lane:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Executor:
-    """Makes lanes and tells the time."""
+    """Makes workers and tells the time."""
 
-    def lane(self, name: str) -> Lane:
-        """A new lane."""
+    def worker(self, name: str) -> Worker:
+        """A new worker."""
         raise NotImplementedError
 
     def now(self) -> float:
@@ -147,33 +147,33 @@ class Executor:
         raise NotImplementedError
 
 
-class ThreadLane(Lane):
+class ThreadWorker(Worker):
     """A thread of its own, started by the first work."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._worker: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._later: Work | None = None
         self._due = 0.0
 
     def submit(self, work: Work) -> None:
-        if self._worker is None:
-            worker = threading.Thread(target=self._main, name=self._name, daemon=True)
-            worker.start()
+        if self._thread is None:
+            thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+            thread.start()
             # Only now: there may be no more threads, and ``stop`` does not wait for such a one.
-            self._worker = worker
+            self._thread = thread
         self._queue.put(work)
 
     def submit_later(self, work: Work, seconds: float) -> None:
-        """To be called from work on this lane only."""
+        """To be called from work on this worker only."""
         self._later = work
         self._due = time.monotonic() + seconds
 
     def stop(self) -> None:
-        if self._worker is not None:
+        if self._thread is not None:
             self._queue.put(None)
-            self._worker.join()
+            self._thread.join()
 
     def _main(self) -> None:
         while True:
@@ -197,8 +197,8 @@ class ThreadLane(Lane):
 class ThreadExecutor(Executor):
     """Threads and the system's clock."""
 
-    def lane(self, name: str) -> Lane:
-        return ThreadLane(name)
+    def worker(self, name: str) -> Worker:
+        return ThreadWorker(name)
 
     def now(self) -> float:
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""The journal: writes batches to a row of files, and syncs them as the policy says."""
+"""The journal: puts write batches into a row of files, and syncs them as the policy says."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ class JournalWriter:
         self._cipher: FileCipher | None = None
         self._next_file = next_file
         self._file: File | None = None
-        #: whether the open file takes no further batch, and whether the mark that says so is there
+        #: whether the open file takes no further batch, and whether the trailer that says so is
+        #: there
         self._is_full = False
         self._is_closed = False
         self._marker = b""
@@ -144,11 +145,11 @@ class JournalWriter:
     def follow(self, last: JournalFile) -> None:
         """Go on behind the file that an earlier process wrote last. Raises OSError."""
         file = self._filesystem.open(last.path)
-        if not last.has_marks and last.end < len(last.data):
+        if not last.has_trailers and last.end < len(last.data):
             file.truncate(last.end)
         # A killed process may have left some of it in the system's cache only.
         file.sync()
-        if not last.has_marks:
+        if not last.has_trailers:
             file.close()
             return
         self._file = file
@@ -217,7 +218,7 @@ class JournalWriter:
         return size
 
     def _has_room(self, size: int) -> bool:
-        """Whether the open file takes a batch of ``size``, with both marks behind it."""
+        """Whether the open file takes a batch of ``size``, with both trailers behind it."""
         end = self._position + size + 2 * BATCH_HEADER_SIZE
         return end <= self._file_size or self._position == FILE_HEADER_SIZE
 
@@ -238,14 +239,14 @@ class JournalWriter:
             self.abandon()
 
     def _close(self, file: File) -> None:
-        """Make a file durable, with the mark that nothing is missing, and cut the rest off."""
+        """Make a file durable, with the trailer that nothing is missing, and cut the rest off."""
         end = self._position + BATCH_HEADER_SIZE
         if not self._is_closed:
             file.write([self._head(self.written + 1, 0, CLOSED, 0)], self._position, False)
             file.sync()
             self.synced = self.written
             self._is_closed = True
-        # This need not be durable: what lies behind the mark means nothing.
+        # This need not be durable: what lies behind the trailer means nothing.
         file.truncate(end)
 
     def abandon(self) -> None:
@@ -259,11 +260,11 @@ class JournalWriter:
         if before is not None:
             # It must be whole and durable before the next one exists: see journal_files.
             self._close(before)
-            mark = self._head(number, 0, FOLLOWED, 0)
-            mark_at = self._position + BATCH_HEADER_SIZE
+            trailer = self._head(number, 0, FOLLOWED, 0)
+            trailer_at = self._position + BATCH_HEADER_SIZE
         self._file = self._create(number)
         if before is not None:
-            before.write([mark], mark_at, True)
+            before.write([trailer], trailer_at, True)
             before.close()
         self.files.append((self._next_file, number))
         self._next_file += 1

@@ -1,5 +1,5 @@
-"""Journal files, byte by byte as in docs/storage-format.md: batches, each with its number and
-checksums, between a header and a mark that the file is closed.
+"""Journal files, byte by byte as in docs/storage-format.md: write batches (here: batches), each
+with its number and checksums, between a header and a trailer.
 
 A journal file is made complete before it is used: written under a temporary name, its header
 synced, renamed, the directory synced. Its header holds a random *marker*, and every batch in the
@@ -10,10 +10,10 @@ How an end that was being written is told from damage:
 
 - A batch says which batches were synced when it was written. Bytes that are no batch are a torn end
   unless a later batch says that the missing one had been synced.
-- A file that is written has the length that its header says, or more. One that is closed has a mark
-  behind its last batch, synced before the rest is cut off; and once another file follows, a second
-  mark, synced before that file gets its first batch. So neither the end of a file nor a whole file
-  can go unnoticed.
+- A file that is written has the length that its header says, or more. One that is closed has a
+  trailer behind its last batch, synced before the rest is cut off; and once another file follows, a
+  second one, synced before that file gets its first batch. So neither the end of a file nor a whole
+  file can go unnoticed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE_END: Final = Struct("<8s32sQ4x")
 _CHECKSUM: Final = Struct("<I")
 FILE_HEADER_SIZE: Final[int] = _FILE_START.size + _FILE_END.size + 4
 
-#: The versions of storage format 1, which have no marks: 1 was not encrypted, and had a shorter
+#: The versions of storage format 1, which have no trailers: 1 was not encrypted, and had a shorter
 #: header; 2 was, and had nothing where the reserved length is.
 _OLD_VERSION: Final = 1
 _OLD_ENCRYPTED_VERSION: Final = 2
@@ -50,10 +50,10 @@ BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
 #: flag of the first batch of a process, and of the last one when it stopped cleanly
 STARTED: Final = 1
 STOPPED: Final = 2
-#: flags of what is no batch but a mark: the file is closed; another one follows
+#: flags of what is no batch but a trailer: the file is closed; another file follows
 CLOSED: Final = 4
 FOLLOWED: Final = 8
-MARK: Final[int] = CLOSED | FOLLOWED
+TRAILER: Final[int] = CLOSED | FOLLOWED
 
 SUFFIX: Final = ".journal"
 
@@ -88,7 +88,7 @@ def file_cipher(keys: Keys, header: bytes, path: str) -> FileCipher | None:
 def batch_header(
     marker: bytes, number: int, unsynced: int, length: int, flags: int, checksum: int
 ) -> bytes:
-    """The header of a batch, or all of a mark, whose number is that of the batch to come."""
+    """The header of a batch, or all of a trailer, whose number is that of the batch to come."""
     head = _BATCH_HEADER.pack(marker, number, unsynced, length, flags, checksum)
     return head + _CHECKSUM.pack(zlib.crc32(head))
 
@@ -99,7 +99,7 @@ def batch_context(marker: bytes, number: int, unsynced: int, length: int, flags:
 
 
 class BatchPlace:
-    """A batch, or a mark, that lies in a file with all its checksums right."""
+    """A batch, or a trailer, that lies in a file with all its checksums right."""
 
     def __init__(self, position: int, number: int, unsynced: int, length: int, flags: int) -> None:
         self.position = position
@@ -124,8 +124,8 @@ class JournalFile:
         self.start = FILE_HEADER_SIZE
         #: its length while it is written, 0 when that is not known
         self.reserved = 0
-        #: whether there are marks in it once it is closed
-        self.has_marks = True
+        #: whether there are trailers in it once it is closed
+        self.has_trailers = True
         self.key_id = PLAIN
         self.cipher: FileCipher | None = None
         self.batches: list[BatchPlace] = []
@@ -155,7 +155,7 @@ class JournalFile:
         return body, 0, len(body)
 
     def at(self, position: int) -> BatchPlace | None:
-        """The batch or mark there; None if there is none."""
+        """The batch or trailer there; None if there is none."""
         body = position + BATCH_HEADER_SIZE
         data, marker = self.data, self.marker
         if body > len(data) or not data.startswith(marker, position):
@@ -171,7 +171,7 @@ class JournalFile:
         return BatchPlace(position, number, unsynced, length, flags)
 
     def behind(self, position: int) -> Iterator[BatchPlace]:
-        """Every batch and mark from ``position`` on, whatever lies between them."""
+        """Every batch and trailer from ``position`` on, whatever lies between them."""
         position = self.data.find(self.marker, position)
         while position >= 0:
             found = self.at(position)
@@ -180,10 +180,10 @@ class JournalFile:
             following = position + 1 if found is None else found.end
             position = self.data.find(self.marker, following)
 
-    def close_at(self, mark: BatchPlace) -> None:
-        """It is closed by ``mark``."""
+    def close_at(self, trailer: BatchPlace) -> None:
+        """It is closed by ``trailer``."""
         self.is_closed = True
-        second = mark if mark.flags & FOLLOWED else self.at(mark.end)
+        second = trailer if trailer.flags & FOLLOWED else self.at(trailer.end)
         self.is_followed = second is not None and second.flags & FOLLOWED != 0
 
     def fault_at_end(self, expected: int, newest_synced: int, is_last: bool) -> str:
@@ -195,7 +195,7 @@ class JournalFile:
             return ""
         size = len(self.data)
         if not is_last:
-            is_whole = not self.has_marks and self.end == size
+            is_whole = not self.has_trailers and self.end == size
             return "" if is_whole else f"batch {expected} is missing or wrong"
         if newest_synced >= expected:
             return f"batch {expected} is wrong, but was synced before a later one was written"
@@ -228,7 +228,7 @@ def read_header(path: str, data: bytes, number: int, keys: Keys) -> JournalFile:
         raise StorageDamaged(path, 0, f"the file header belongs to file {stated}")
     file = JournalFile(path, data, first_batch, marker)
     file.start = file.end = size
-    file.has_marks = version == VERSION
+    file.has_trailers = version == VERSION
     if version != _OLD_VERSION:
         file.key_id, _, file.reserved = _FILE_END.unpack_from(data, _FILE_START.size)
         file.cipher = file_cipher(keys, data[:size], path)
@@ -243,7 +243,7 @@ def read_file(path: str, data: bytes, number: int, is_last: bool, keys: Keys) ->
         found = file.at(file.end)
         if found is None or found.number != expected:
             break
-        if found.flags & MARK:
+        if found.flags & TRAILER:
             file.close_at(found)
             break
         file.batches.append(found)

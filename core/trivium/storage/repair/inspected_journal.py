@@ -13,17 +13,17 @@ from typing import Final
 
 from trivium.storage.contents.changes import (
     APPEND,
-    APPEND_RECORD,
+    APPEND_CHANGE,
     APPEND_SAME,
+    DEFINE_CHANGE,
     DEFINE_LOG,
-    DEFINE_RECORD,
     DEFINE_TABLE,
     DELETE,
-    LOG_RECORD,
+    LOG_CHANGE,
     NEXT_OFFSET,
     PUT,
     REMOVE,
-    ROW_RECORD,
+    ROW_CHANGE,
     TRUNCATE,
 )
 from trivium.storage.contents.recovery import Recovered
@@ -32,8 +32,8 @@ from trivium.storage.errors import StorageDamaged
 from trivium.storage.files.filesystem import FileSystem, read_whole
 from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
-    MARK,
     OLD_HEADER_SIZE,
+    TRAILER,
     BatchPlace,
     JournalFile,
     file_name,
@@ -222,7 +222,7 @@ class InspectedJournal:
         synced = [-1] * (len(places) + 1)
         for index in range(len(places) - 1, -1, -1):
             synced[index] = max(synced[index + 1], places[index].unsynced - 1)
-        batches = {place.number: place for place in places if not place.flags & MARK}
+        batches = {place.number: place for place in places if not place.flags & TRAILER}
         expected = file.first_batch
         file.end = file.start
         for index, place in enumerate(places):
@@ -238,7 +238,7 @@ class InspectedJournal:
                     self._take(file, batches[expected])
                     expected += 1
             file.end = place.position
-            if place.flags & MARK:
+            if place.flags & TRAILER:
                 self._reach(place.number - 1)
                 file.close_at(place)
                 return
@@ -435,22 +435,22 @@ def mentioned(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, 
         while position < end:
             kind = data[position]
             if APPEND <= kind <= APPEND_SAME:
-                _, annotation_size, number, offset, count, size = APPEND_RECORD.unpack_from(
+                _, annotation_size, number, offset, count, size = APPEND_CHANGE.unpack_from(
                     data, position
                 )
                 yield kind, number, offset, offset + count, b""
-                position += APPEND_RECORD.size + annotation_size + size
+                position += APPEND_CHANGE.size + annotation_size + size
             elif REMOVE <= kind <= NEXT_OFFSET:
-                _, number, first, last = LOG_RECORD.unpack_from(data, position)
+                _, number, first, last = LOG_CHANGE.unpack_from(data, position)
                 yield kind, number, first, last, b""
-                position += LOG_RECORD.size
+                position += LOG_CHANGE.size
             elif kind in (PUT, DELETE):
-                _, number, key_size, value_size = ROW_RECORD.unpack_from(data, position)
+                _, number, key_size, value_size = ROW_CHANGE.unpack_from(data, position)
                 yield kind, number, 0, 0, b""
-                position += ROW_RECORD.size + key_size + value_size
+                position += ROW_CHANGE.size + key_size + value_size
             elif kind in (DEFINE_LOG, DEFINE_TABLE):
-                _, size, number = DEFINE_RECORD.unpack_from(data, position)
-                position += DEFINE_RECORD.size + size
+                _, size, number = DEFINE_CHANGE.unpack_from(data, position)
+                position += DEFINE_CHANGE.size + size
                 yield kind, number, 0, 0, data[position - size : position]
             else:
                 break

@@ -26,13 +26,13 @@ from trivium.storage.files.directory import (
     CATALOG_FILE,
     FORMAT_VERSION,
     JOURNAL_DIRECTORY,
+    NO_FORMAT,
     SEGMENT_DIRECTORY,
-    UNMARKED,
     format_path,
     read_directory_format,
 )
 from trivium.storage.files.encryption import Keys
-from trivium.storage.files.executor import Completions, Lane
+from trivium.storage.files.executor import Completions, Worker
 from trivium.storage.files.filesystem import FileSystem, read_whole
 from trivium.storage.journal.journal_files import file_name
 from trivium.storage.repair.inspected_journal import MARGIN, InspectedJournal
@@ -120,7 +120,7 @@ class Inspection:
             filesystem,
             self.segment_directory,
             0,
-            Lane(),
+            Worker(),
             Completions(_no_post, _no_failure),
             _no_failure,
             self.keys,
@@ -136,7 +136,7 @@ class Inspection:
         return sorted(self.recovered.logs.values(), key=lambda log: log.name)
 
     def _inspect(self) -> None:
-        version = UNMARKED
+        version = NO_FORMAT
         try:
             version = read_directory_format(self.filesystem, self.directory)
         except StorageDamaged as damage:
@@ -148,7 +148,7 @@ class Inspection:
         journal.read(self._names(self.journal_directory), has_positions or not self.damages)
         for found in journal.damages:
             self._damaged(found)
-        if version == UNMARKED and (recovered.logs or recovered.tables):
+        if version == NO_FORMAT and (recovered.logs or recovered.tables):
             self._damaged(StorageDamaged(format_path(self.directory), 0, "it is missing"))
         self.notes += journal.notes
         for gap in journal.gaps:

@@ -15,7 +15,7 @@ from typing import Final
 from trivium.storage.catalog.catalog import Catalog, CatalogChanges
 from trivium.storage.catalog.catalog_copy import ROLLBACK_SUFFIX, remove_database
 from trivium.storage.errors import StorageDamaged
-from trivium.storage.files.directory import mark_directory_format
+from trivium.storage.files.directory import write_directory_format
 from trivium.storage.files.filesystem import FileSystem
 from trivium.storage.journal.journal import FsyncPolicy, JournalWriter
 from trivium.storage.journal.journal_files import FILE_HEADER_SIZE
@@ -76,7 +76,7 @@ def repair(
     )
     _begin_journal(inspection, entropy)
     _replace_catalog(inspection, changes, entropy)
-    mark_directory_format(filesystem, inspection.directory)
+    write_directory_format(filesystem, inspection.directory)
 
 
 def _begin_journal(inspection: Inspection, entropy: Callable[[int], bytes]) -> None:

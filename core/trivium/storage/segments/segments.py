@@ -14,7 +14,7 @@ from typing import Final
 
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.files.encryption import Keys
-from trivium.storage.files.executor import Completions, Lane, Work
+from trivium.storage.files.executor import Completions, Work, Worker
 from trivium.storage.files.filesystem import FileSystem
 from trivium.storage.segments.blocks import BLOCK_HEADER_SIZE, Place
 from trivium.storage.segments.chunks import Chunk, NumberedLog, list_made
@@ -27,7 +27,7 @@ from trivium.storage.segments.segment_files import (
 
 #: A file is rewritten when one in so many of its bytes would be written, or fewer: small beside
 #: what becomes free, or, when the disk is short, not more than that.
-_STRAGGLER_SHARE: Final = 4
+_RELOCATED_SHARE: Final = 4
 _SHORT_SHARE: Final = 2
 #: When the disk is short, also where that may be so, if about one byte in so many becomes free.
 _GUESSED_GAIN: Final = 8
@@ -35,9 +35,9 @@ _GUESSED_GAIN: Final = 8
 _ROOM_SHARE: Final = 2
 #: One checkpoint rewrites so many bytes at most, small beside what it writes anyway, and so many
 #: chunks, looking at so many and a file's more, because that is done in one turn.
-_STRAGGLER_SIZE: Final = 16 * 1024 * 1024
-_STRAGGLER_CHUNKS: Final = 1000
-_STRAGGLER_LOOKS: Final = 10_000
+_RELOCATED_SIZE: Final = 16 * 1024 * 1024
+_RELOCATED_CHUNKS: Final = 1000
+_RELOCATION_LOOKS: Final = 10_000
 
 #: Chunks released in one turn: freeing their 500 records each takes a millisecond or so.
 _RELEASED_AT_ONCE: Final = 64
@@ -77,7 +77,7 @@ class LoadWork(Work):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """On the reader lane: read and decode."""
+        """On the reader worker: read and decode."""
         reader = self._segments.reader()
         try:
             for place in self._places:
@@ -128,7 +128,7 @@ class Segments:
         filesystem: FileSystem,
         directory: str,
         budget: int,
-        lane: Lane,
+        worker: Worker,
         completions: Completions,
         fail: Callable[[BaseException], None],
         keys: Keys,
@@ -143,7 +143,7 @@ class Segments:
         self.is_closed = False
         self._directory = directory
         self._budget = budget
-        self._lane = lane
+        self._worker = worker
         self.next_segment = 1
         #: for each file: how many of its chunks the catalog names; which they are, with others
         #: that are gone; bytes of all blocks in it, and those that would be written if it was
@@ -271,7 +271,7 @@ class Segments:
         """A block is damaged: it stays where it is, and so does its file."""
         self._unreadable.add((place.segment, place.position))
 
-    def stragglers(self, is_space_short: bool) -> list[tuple[NumberedLog, Chunk]]:
+    def to_relocate(self, is_space_short: bool) -> list[tuple[NumberedLog, Chunk]]:
         """Chunks to be written anew, so that files go in which little is left, or which are not
         encrypted with the key for what is written.
 
@@ -295,16 +295,16 @@ class Segments:
                     continue
                 found.append((log, chunk))
                 size += chunk.counted
-                if size >= _STRAGGLER_SIZE or len(found) >= _STRAGGLER_CHUNKS:
+                if size >= _RELOCATED_SIZE or len(found) >= _RELOCATED_CHUNKS:
                     return found
             looked_at += len(self._members[segment])
-            if looked_at >= _STRAGGLER_LOOKS:
+            if looked_at >= _RELOCATION_LOOKS:
                 break
         return found
 
     def _worthwhile(self, is_space_short: bool) -> list[int]:
         """The files that should be rewritten."""
-        share = _SHORT_SHARE if is_space_short else _STRAGGLER_SHARE
+        share = _SHORT_SHARE if is_space_short else _RELOCATED_SHARE
         found: list[int] = []
         for segment, live in self.live.items():
             if live == 0:
@@ -331,12 +331,12 @@ class Segments:
             return True
         if any(reads <= self.loads_done for _, reads in self.left):
             return True
-        return bool(self.stragglers(is_space_short))
+        return bool(self.to_relocate(is_space_short))
 
     def load(self, log: NumberedLog, chunks: list[Chunk], ready: Callable[[], None]) -> None:
         """Bring ``chunks`` back into memory, then call ``ready`` on the loop's thread."""
         self.loads += 1
-        self._lane.submit(LoadWork(self, log, chunks, ready))
+        self._worker.submit(LoadWork(self, log, chunks, ready))
 
     def charge(self, chunk: Chunk) -> None:
         """A chunk that could be read back is in memory."""

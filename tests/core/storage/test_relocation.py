@@ -34,7 +34,7 @@ def record(number: int) -> bytes:
     return b"record %d " % number * 5
 
 
-def straggling(kept: set[int]) -> Host:
+def sparse_file(kept: set[int]) -> Host:
     """Three chunks in one file, of which ``kept`` are left, known to the catalog."""
     host = host_of()
     log = host.storage.log("l")
@@ -54,7 +54,7 @@ def expected(kept: set[int]) -> dict[int, tuple[bytes, bytes]]:
 
 
 def test_one_record_does_not_keep_its_file() -> None:
-    host = straggling({700})
+    host = sparse_file({700})
     size = len(host.disk.content("data/segments/0000000000000001.segment"))
     checkpoint(host)
     checkpoint(host)
@@ -67,7 +67,7 @@ def test_one_record_does_not_keep_its_file() -> None:
 
 
 def test_a_file_of_which_much_is_left_stays() -> None:
-    host = straggling(set(range(0, RECORDS, 3)))
+    host = sparse_file(set(range(0, RECORDS, 3)))
     for _ in range(3):
         checkpoint(host)
     assert segments(host.disk) == ["0000000000000001.segment"]
@@ -75,7 +75,7 @@ def test_a_file_of_which_much_is_left_stays() -> None:
 
 def test_what_is_removed_and_read_after_the_move_is_as_it_was() -> None:
     kept = {3, 5, 700, RECORDS - 1}
-    host = straggling(kept)
+    host = sparse_file(kept)
     checkpoint(host)
     log = host.storage.log("l")
     log.remove(5, 5)
@@ -99,7 +99,7 @@ def test_changes_while_a_file_is_rewritten(seed: int) -> None:
     random_ = random.Random(seed)
     for stop in range(12):
         kept = {3, 700, RECORDS - 1}
-        host = straggling(kept)
+        host = sparse_file(kept)
         log = host.storage.log("l")
         host.storage.table("filler").put(b"key", b"")
         host.storage.ask_for_checkpoint()
@@ -127,9 +127,9 @@ def test_changes_while_a_file_is_rewritten(seed: int) -> None:
 
 
 def test_a_read_that_was_asked_for_before_the_move_finds_its_file() -> None:
-    host = straggling({700})
-    checkpoint_lane = host.executor.lanes["trivium-checkpoint"]
-    journal = host.executor.lanes["trivium-journal"]
+    host = sparse_file({700})
+    checkpoint_worker = host.executor.workers["trivium-checkpoint"]
+    journal = host.executor.workers["trivium-journal"]
     host.storage.ask_for_checkpoint()
     log = host.storage.log("l")
     ready: list[int] = []
@@ -139,11 +139,11 @@ def test_a_read_that_was_asked_for_before_the_move_finds_its_file() -> None:
             host.storage.table("filler").put(b"key", b"")
             host.storage.commit()
             journal.step()
-            checkpoint_lane.step()
+            checkpoint_worker.step()
             host.run_calls()
         host.storage.ask_for_checkpoint()
     assert "0000000000000002.segment" in segments(host.disk)
-    host.executor.lanes["trivium-reader"].step()
+    host.executor.workers["trivium-reader"].step()
     host.run_calls()
     assert ready == [1]
     # It is told that it may look, and has to ask once more.
@@ -155,7 +155,7 @@ def test_a_read_that_was_asked_for_before_the_move_finds_its_file() -> None:
 
 def test_a_crash_at_any_operation_of_a_rewriting_checkpoint() -> None:
     kept = {3, 700, RECORDS - 1}
-    host = straggling(kept)
+    host = sparse_file(kept)
     disk = host.disk.copy()
     start = len(host.disk.operations)
     checkpoint(host)
@@ -168,7 +168,7 @@ def test_a_crash_at_any_operation_of_a_rewriting_checkpoint() -> None:
 
 
 def test_a_damaged_block_stays_where_it_is() -> None:
-    host = straggling({3, 700})
+    host = sparse_file({3, 700})
     path = "data/segments/0000000000000001.segment"
     content = host.disk.content(path)
     content[content.index(record(700))] ^= 1
@@ -196,7 +196,7 @@ def fill_the_disk_once(host: Host) -> None:
 
 
 def test_the_checkpoint_after_one_without_space_rewrites_nothing() -> None:
-    host = straggling({3})
+    host = sparse_file({3})
     fill_the_disk_once(host)
     checkpoint(host)
     checkpoint(host)
@@ -446,7 +446,7 @@ def test_where_there_is_no_room_at_all_nothing_is_tried() -> None:
 
 
 def test_a_damaged_block_is_tried_once() -> None:
-    host = straggling({3, 700})
+    host = sparse_file({3, 700})
     path = "data/segments/0000000000000001.segment"
     content = host.disk.content(path)
     content[content.index(record(700))] ^= 1
@@ -459,7 +459,7 @@ def test_a_damaged_block_is_tried_once() -> None:
 
 
 def test_an_idle_storage_rewrites_what_is_worth_it() -> None:
-    host = straggling({700})
+    host = sparse_file({700})
     host.commit()
     for _ in range(3):
         host.storage.tidy()
