@@ -49,7 +49,10 @@ FOLDERS: dict[str, set[str]] = {
 }
 #: the only modules that know of the event loop: drivers and clients, no core, codec or protocol
 LOOP_MODULES = {
+    "trivium.runtime.driver",
+    "trivium.runtime.listeners",
     "trivium.runtime.server",
+    "trivium.runtime.sockets",
     "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.clients",

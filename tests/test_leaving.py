@@ -19,7 +19,7 @@ import pytest
 from tests.support.leaving_clients import VISITS
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.broker import Broker
-from trivium.runtime.server import Server, SocketDriver
+from trivium.runtime.sockets import SocketDriver
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,8 +59,8 @@ class Sockets(set[SocketDriver]):
 
 
 async def comes_and_goes(broker: Broker, protocol: str, name: str) -> None:
-    server = broker.driver
-    assert isinstance(server, Server)
+    server = broker.server
+    assert server is not None
     server.sockets = sockets = Sockets()
     await asyncio.to_thread(visit, protocol, name, broker.listeners[protocol])
     if protocol != "http":

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import trivium.runtime.driver
 import trivium.runtime.server
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
@@ -23,7 +24,7 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
-from trivium.runtime.server import SocketDriver
+from trivium.runtime.sockets import SocketDriver
 from trivium.storage.base import DurabilityWaiter
 from trivium.storage.checkpoint import Checkpoint
 
@@ -269,9 +270,9 @@ async def test_an_error_of_the_ticker_stops_the_broker(
         await reader.readexactly(1)
         world.broker.storage.table("t").put(b"half", b"done")
         world.adapter.fails = where
-        server = world.broker._server
+        server = world.broker.server
         assert server is not None
-        server.call(server._tick)
+        server.driver.call(server.tick)
         await assert_stopped(world, caplog)
         writer.close()
     await assert_nothing_half_done(world)
@@ -286,9 +287,9 @@ async def test_an_error_of_the_watcher_stops_the_broker(
 
     async with world.broker as broker:
         monkeypatch.setattr(broker.alarms, "check", check)
-        server = broker._server
+        server = broker.server
         assert server is not None
-        server.call(server._watch)
+        server.driver.call(server.watch)
         await assert_stopped(world, caplog)
 
 
@@ -402,7 +403,7 @@ async def test_an_error_while_memory_is_given_back_is_logged_and_it_is_tried_aga
     def fail() -> None:
         raise ERROR
 
-    monkeypatch.setattr(trivium.runtime.server, "release_free_memory", fail)
+    monkeypatch.setattr(trivium.runtime.driver, "release_free_memory", fail)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with world.broker as broker:
         for count in (1, 2):
@@ -554,7 +555,7 @@ async def test_an_error_of_the_last_write_batch_is_raised_and_the_directory_is_r
             raise ERROR
 
     broker = await world.broker.__aenter__()
-    server = broker._server
+    server = broker.server
     assert server is not None
     original = server._close_storage
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import trivium.runtime.driver
+import trivium.runtime.listeners
 import trivium.runtime.server
+import trivium.runtime.sockets
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
@@ -19,7 +22,7 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
 from trivium.runtime.framed import CLOCK_BYTES, CLOCK_FRAMES, FOR_PROTOCOL, FramedConnection
-from trivium.runtime.server import SocketDriver
+from trivium.runtime.sockets import SocketDriver
 from trivium.storage.errors import StorageFailed
 from trivium.storage.files.filesystem import RealFile
 from trivium.storage.memory import MemoryStorage
@@ -103,7 +106,7 @@ def make_adapter() -> LineAdapter:
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("line", f"{__name__}:make_adapter", "trivium.adapters")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_adapter)
-    monkeypatch.setattr(trivium.runtime.server, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(trivium.runtime.listeners, "entry_points", lambda group: [entry])
 
 
 def config(listen: Listen | None = None, **limits: float) -> Config:
@@ -187,7 +190,7 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_a_peer_that_does_not_close_has_its_time(
     monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
 ) -> None:
-    monkeypatch.setattr(trivium.runtime.server, "DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr(trivium.runtime.sockets, "DRAIN_SECONDS", 0.01)
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)
         writer.write(b"q")
@@ -199,7 +202,7 @@ async def test_a_peer_that_does_not_close_has_its_time(
 async def test_a_peer_that_sends_on_and_on_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
 ) -> None:
-    monkeypatch.setattr(trivium.runtime.server, "DISCARDED_BYTES", 1 << 20)
+    monkeypatch.setattr(trivium.runtime.sockets, "DISCARDED_BYTES", 1 << 20)
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)
         writer.write(b"q")
@@ -270,7 +273,7 @@ def test_connections_leave_files_for_the_storage(
     monkeypatch: pytest.MonkeyPatch, files: int, limit: int
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
-    assert trivium.runtime.server.connection_limit(100_000) == limit
+    assert trivium.runtime.listeners.connection_limit(100_000) == limit
 
 
 async def test_connections_beyond_what_the_process_may_open_are_closed_at_once(
@@ -333,8 +336,8 @@ async def test_a_failed_storage_closes_every_connection_and_is_reported() -> Non
         reader, writer = await connect(broker)
         writer.write(b"e")
         await reader.readexactly(1)
-        assert broker._server is not None
-        broker._server._fail(StorageFailed("disk gone"))
+        assert broker.server is not None
+        broker.server.fail(StorageFailed("disk gone"))
         assert str(await broker.wait_failed()) == "disk gone"
         try:
             assert await reader.read() == b""
@@ -395,7 +398,7 @@ async def test_who_connects_during_an_alarm_is_told() -> None:
 
 @pytest.fixture
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", -1)
+    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", -1)
 
 
 #: The last frame before a look at the clock is not taken when the turn is long.
@@ -448,7 +451,7 @@ async def test_much_input_is_taken_in_turns_and_others_are_served_between() -> N
 
 
 async def test_a_turn_takes_what_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", 3600)
+    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
         read_at_once(connection, MUCH)
         assert connection.fed == [(connection, len(MUCH))]
@@ -519,7 +522,7 @@ async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
 async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trivium.runtime.server, "TURN_SECONDS", 3600)
+    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", 3600)
     async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
         read_at_once(connection, b"p" + MUCH)
         assert connection.fed == [(connection, 1)]

@@ -1,7 +1,7 @@
 """What a protocol adapter implements, and what it gets from the driver.
 
 An adapter makes one ``Connection`` per client. A connection is a plain object that is fed bytes and
-time and leaves bytes in ``output``; the driver (``trivium.runtime.server``) owns the socket and
+time and leaves bytes in ``output``; the driver (``trivium.runtime.driver``) owns the socket and
 writes the output once per turn of the loop. Adapters are found through the entry-point group
 ``trivium.adapters``: each entry names a callable that returns an ``Adapter``.
 """

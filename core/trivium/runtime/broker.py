@@ -3,7 +3,7 @@
 A *turn* is everything that happens between two looks at the sockets. Connections are fed, they
 change queues and fill their output, and ``end_turn`` closes it: what was collected is written to
 the storage's write batch, the write batch is committed, and each connection's output leaves with
-one write. This object does no I/O and knows no event loop; ``trivium.runtime.server`` drives it.
+one write. This object does no I/O and knows no event loop; ``trivium.runtime.driver`` drives it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
-    """What the broker needs from whoever drives it. ``trivium.runtime.server`` has the real one."""
+    """What the broker needs from whoever drives it. ``trivium.runtime.driver`` has the real one."""
 
     def request_turn(self) -> None:
         """Have ``end_turn`` called soon, once however often this is asked."""
@@ -149,7 +149,8 @@ class Broker(Host):
         self.may_give_up = MAX_GIVEN_UP
         self.dead_letters = DeadLetters(self)
         self._unflushed: list[EndOfTurn] = []
-        self._server: Server | None = None
+        #: what runs it on an event loop; None where nothing does
+        self.server: Server | None = None
 
     # Life
 
@@ -204,8 +205,8 @@ class Broker(Host):
     async def __aenter__(self) -> Broker:
         from trivium.runtime.server import Server
 
-        self._server = Server(self)
-        await self._server.start()
+        self.server = Server(self)
+        await self.server.start()
         return self
 
     async def __aexit__(
@@ -214,15 +215,15 @@ class Broker(Host):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        await self._server.stop()
+        assert self.server is not None
+        await self.server.stop()
 
     async def wait_failed(self) -> BaseException:
         """Wait until the storage fails for good, or something happens that the broker does not
         understand; the StorageError or InternalError. Nothing is acknowledged after it.
         """
-        assert self._server is not None
-        return await self._server.wait_failed()
+        assert self.server is not None
+        return await self.server.wait_failed()
 
     # Turns
 

@@ -1,0 +1,229 @@
+"""The broker's driver on an asyncio event loop: its turns, timers and threads.
+
+Whatever the loop calls goes through ``LoopDriver``. It begins the turn, and what is raised stops
+the broker, or ends the connection that was fed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
+from trivium.runtime.adapter import Connection
+from trivium.runtime.broker import Driver
+from trivium.runtime.sockets import SocketDriver
+
+if TYPE_CHECKING:
+    from trivium.runtime.server import Server
+
+logger = logging.getLogger(__name__)
+
+#: A connection takes input until the turn has lasted for so many seconds; what is left waits for
+#: the next turn, and others are served between. The loop alone would feed megabytes of one client
+#: in a turn, which are tens of thousands of declarations.
+TURN_SECONDS: Final = 0.005
+
+
+class LoopDriver(Driver):
+    """Drives the broker of one server on the running event loop."""
+
+    def __init__(self, server: Server) -> None:
+        #: whether the broker has had its last turn: its storage belongs to another thread
+        self.is_over = False
+        self._server = server
+        self._broker = server.broker
+        self._loop = asyncio.get_running_loop()
+        self._is_turn_requested = False
+        self._has_begun = False
+        self._began_at = 0.0
+        self._closing: list[SocketDriver] = []
+        self._waker: asyncio.TimerHandle | None = None
+        self._wakes_at = 0
+        self._is_releasing = False
+
+    def begin_turn(self) -> None:
+        """The loop calls something of ours: unless that was so before in this turn, read the
+        clocks, and have the turn ended.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._began_at = time.monotonic()
+            self._broker.begin_turn()
+            self.request_turn()
+
+    def is_turn_long(self) -> bool:
+        return time.monotonic() - self._began_at > TURN_SECONDS
+
+    def call(self, work: Callable[[], None]) -> None:
+        """A callback of the loop: do ``work``. What it raises stops the broker."""
+        try:
+            self.begin_turn()
+            work()
+        except BaseException as error:
+            self._server.stop_for(error)
+
+    def feed(self, connection: Connection, data: bytes) -> None:
+        """Bytes of a connection's client arrived."""
+        changes = -1
+        try:
+            self.begin_turn()
+            changes = self._broker.storage.changes
+            connection.feed(data)
+        except BaseException as error:
+            self._feed_failed(connection, changes, error)
+
+    def go_on(self, connection: Connection) -> None:
+        """Others may be fed just now, and what it raises is not their fault."""
+        changes = self._broker.storage.changes
+        try:
+            connection.take_waiting()
+        except BaseException as error:
+            self._feed_failed(connection, changes, error)
+
+    def next_turn(self, connection: Connection) -> None:
+        self._loop.call_soon(self.begin_next_turn, connection)
+
+    def begin_next_turn(self, connection: Connection) -> None:
+        """The turn has come that a connection has asked for."""
+        changes = -1
+        try:
+            self.begin_turn()
+            changes = self._broker.storage.changes
+            connection.next_turn()
+        except BaseException as error:
+            self._feed_failed(connection, changes, error)
+
+    def _feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
+        """``feed`` has raised; before it the write batch was at ``changes`` (see ``Storage``)."""
+        broker = self._broker
+        is_alone = broker.storage.changes == changes and not broker.has_unwritten
+        if not is_alone or not isinstance(error, Exception):
+            self._server.stop_for(error)
+            return
+        address = connection.peer.address
+        logger.error("%s: internal error, it is closed: %r", address, error, exc_info=error)
+        try:
+            connection.internal_error()
+        except BaseException as again:
+            self._server.stop_for(again)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """``call`` something of a socket in the next iteration of the loop."""
+        self._loop.call_soon(self.call, work)
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        """``call`` something of a socket after some time."""
+        return self._loop.call_later(seconds, self.call, work)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """From any thread: ``call`` something of the storage."""
+        self._loop.call_soon_threadsafe(self._posted, work)
+
+    def _posted(self, work: Callable[[], None]) -> None:
+        # Whoever closes the storage does what is left.
+        if not self.is_over:
+            self.call(work)
+
+    def request_turn(self) -> None:
+        if not self._is_turn_requested:
+            self._loop.call_soon(self.end_turn)
+            self._is_turn_requested = True
+
+    def end_turn(self) -> None:
+        """End this turn now."""
+        if self._server.failed.done() or self.is_over:
+            return
+        try:
+            self.begin_turn()
+            # From here on, what asks for a turn wants another one.
+            self._is_turn_requested = False
+            self._broker.end_turn()
+            self._has_begun = False
+            if self._closing:
+                drivers = self._closing
+                self._closing = []
+                for driver in drivers:
+                    driver.finish()
+        except BaseException as error:
+            self._server.stop_for(error)
+
+    def wake_at(self, at: int) -> None:
+        if at == self._wakes_at:
+            return
+        self._wakes_at = at
+        if self._waker is not None:
+            self._waker.cancel()
+            self._waker = None
+        if at:
+            delay = max(at - time.monotonic_ns() // 1_000_000, 0) / 1000
+            self._waker = self.call_later(delay, self._woken)
+
+    def cancel(self) -> None:
+        """Wake no more."""
+        if self._waker is not None:
+            self._waker.cancel()
+
+    def _woken(self) -> None:
+        self._waker = None
+        self._wakes_at = 0
+
+    def close_after_turn(self, driver: SocketDriver) -> None:
+        """Close a socket when this turn's output is with it."""
+        self._closing.append(driver)
+        self.request_turn()
+
+    def write(self, connection: Connection, output: list[bytes]) -> None:
+        if output:
+            driver = connection.transport
+            assert isinstance(driver, SocketDriver)
+            driver.write(output)
+            if connection.is_writable and not connection.is_closed:
+                connection.flushed()
+
+    def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        def attempt() -> bool:
+            try:
+                return work()
+            except BaseException as error:
+                # It touched nothing of ours, and the answer is no.
+                logger.error("internal error, taken for no: %r", error, exc_info=error)
+                return False
+
+        def finished(future: asyncio.Future[bool]) -> None:
+            self.call(lambda: done(not future.cancelled() and future.result()))
+
+        self._loop.run_in_executor(None, attempt).add_done_callback(finished)
+
+    def memory_limit(self) -> int:
+        return total_memory_bytes()
+
+    def resident_memory(self) -> int:
+        return resident_bytes()
+
+    def release_memory(self) -> None:
+        if not self._is_releasing:
+            self._is_releasing = True
+            self.run_blocking(_release, self._released)
+
+    def _released(self, is_right: bool) -> None:
+        self._is_releasing = False
+
+    def free_disk(self) -> int:
+        config = self._broker.config.storage
+        if config.mode == "memory":
+            return -1
+        try:
+            found = os.statvfs(config.data)
+        except OSError:
+            return -1
+        return found.f_bavail * found.f_frsize
+
+
+def _release() -> bool:
+    release_free_memory()
+    return True

@@ -1,0 +1,134 @@
+"""What the broker listens on: the installed protocols that are configured, and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+
+from trivium.config import Listen, join_address
+from trivium.errors import ConfigError, TriviumError
+from trivium.runtime.adapter import Adapter
+from trivium.runtime.sockets import SocketDriver
+
+if TYPE_CHECKING:
+    from trivium.observability.http import HttpServer
+    from trivium.runtime.server import Server
+
+logger = logging.getLogger(__name__)
+
+HTTP: Final = "http"
+
+#: Connections that the kernel keeps for us while a turn lasts.
+BACKLOG: Final = 1024
+
+#: File descriptors that connections leave to storage and HTTP, and to those that the kernel hands
+#: over in one turn before they can be refused; of a process with few, half.
+RESERVED_FILES: Final = BACKLOG + 256
+
+
+class Listeners:
+    """Those of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._broker = server.broker
+        self._listeners: list[asyncio.Server] = []
+        self._http: HttpServer | None = None
+
+    async def start(self, adapters: list[Adapter]) -> None:
+        """Listen as configured. Raises TriviumError where that is not possible."""
+        loop = asyncio.get_running_loop()
+        for adapter in adapters:
+            for bound in self._bind(adapter.name, self._broker.config.listen[adapter.name]):
+                self._listeners.append(await self._listen(loop, adapter, bound))
+        await self._start_http()
+
+    def close(self) -> None:
+        """Accept no more clients of a protocol."""
+        for listener in self._listeners:
+            listener.close()
+
+    async def stop_http(self) -> None:
+        """End the HTTP server, which answers until then."""
+        if self._http is not None:
+            await self._http.stop()
+
+    async def _listen(
+        self, loop: asyncio.AbstractEventLoop, adapter: Adapter, bound: socket.socket
+    ) -> asyncio.Server:
+        server = self._server
+        return await loop.create_server(
+            lambda: SocketDriver(server, adapter), sock=bound, backlog=BACKLOG
+        )
+
+    async def _start_http(self) -> None:
+        listen = self._broker.config.listen.get(HTTP)
+        if listen is None or not listen.enabled:
+            return
+        from trivium.observability.http import HttpServer
+
+        broker = self._broker
+        self._http = HttpServer(
+            broker.authenticator,
+            broker.unready,
+            broker.metrics_text,
+            broker.config.limits.handshake_seconds,
+        )
+        await self._http.start(self._bind(HTTP, listen))
+
+    def _bind(self, name: str, listen: Listen) -> list[socket.socket]:
+        """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""
+        port = listen.port
+        sockets: list[socket.socket] = []
+        for host in listen.hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+            except OSError as error:
+                # "localhost" asks for ::1 too, which a machine without IPv6 does not have.
+                if sockets:
+                    logger.info("%s does not listen on %s: %s", name, host, error)
+                    continue
+                raise TriviumError(
+                    f"{name} cannot listen on {join_address(host, port)}: {error.strerror}"
+                ) from None
+            port = sockets[-1].getsockname()[1]
+        self._broker.listeners[name] = join_address(listen.hosts[0], port)
+        return sockets
+
+
+def connection_limit(configured: int) -> int:
+    """As many connections as are configured, or as leave the storage files to open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return configured
+    allowed = max(files - RESERVED_FILES, files // 2)
+    if allowed < configured:
+        logger.debug("%d connections at most, by the limit of %d open files", allowed, files)
+    return min(configured, allowed)
+
+
+def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
+    """The installed adapters that the configuration names, in a stable order.
+
+    Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
+    does not load.
+    """
+    found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
+    adapters: list[Adapter] = []
+    for name, address in listen.items():
+        if name == HTTP or not address.enabled:
+            continue
+        if name not in found:
+            raise ConfigError(f"no adapter for the protocol {name!r} is installed")
+        try:
+            adapters.append(found[name].load()())
+        except Exception as error:
+            # An adapter may be anybody's code; whoever installed it needs its name, not our trace.
+            raise ConfigError(f"the adapter for {name!r} does not load: {error}") from error
+    return adapters

@@ -1,0 +1,197 @@
+"""A client's socket: what comes is fed to its connection, and how the two end.
+
+Whichever side ends a connection, its last answer is written, and the socket lives on for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import termios
+from array import array
+from typing import TYPE_CHECKING, Final, cast
+
+from trivium.config import is_loopback, join_address
+from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Peer
+
+if TYPE_CHECKING:
+    from trivium.runtime.server import Server
+
+#: Bytes that may wait in a socket's buffer before its queues are held (256 KiB), and below
+#: which they go on.
+WRITE_HIGH_WATER: Final = 256 * 1024
+WRITE_LOW_WATER: Final = 64 * 1024
+
+#: Seconds that a peer gets to take its last answer and to close its socket as well.
+DRAIN_SECONDS: Final = 10.0
+
+
+class SocketDriver(asyncio.Protocol):
+    """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
+
+    __slots__ = (
+        "_adapter",
+        "_discarded",
+        "_has_ended",
+        "_is_over",
+        "_loop",
+        "_server",
+        "_timer",
+        "_transport",
+        "connection",
+    )
+
+    connection: Connection
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server, adapter: Adapter) -> None:
+        self._server = server
+        self._loop = server.driver
+        self._adapter = adapter
+        # Whether the peer sends no more; whether the connection is over, and only the socket lives.
+        self._has_ended = False
+        self._is_over = False
+        self._discarded = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.sockets.add(self)
+        try:
+            self._connect()
+        except BaseException as error:
+            # There may be no connection to end.
+            self._is_over = True
+            self._server.stop_for(error)
+
+    def _connect(self) -> None:
+        server = self._server
+        transport = self._transport
+        transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = transport.get_extra_info("peername")
+        host, port = (name[0], name[1]) if name else ("", 0)
+        peer = Peer(join_address(host, port), is_loopback(host))
+        self.connection = self._adapter.connect(self, peer)
+        broker = server.broker
+        broker.add_connection(self.connection)
+        if broker.is_stopping or len(server.sockets) > server.max_connections:
+            self.connection.is_closed = True
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        if not connection.is_closed:
+            self._loop.feed(connection, data)
+            return
+        self._discarded += len(data)
+        if self._discarded > DISCARDED_BYTES:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        if self._is_over:
+            return False
+        self._loop.call(self._close_when_taken)
+        return True
+
+    def _close_when_taken(self) -> None:
+        """Close once what the peer has sent is taken; it only sends no more."""
+        if self._is_over:
+            return
+        if self.connection.waits_for_turn:
+            self._loop.call_soon(self._close_when_taken)
+        else:
+            # What this turn has to say to it is written first.
+            self._loop.close_after_turn(self)
+
+    def pause_writing(self) -> None:
+        self.connection.is_writable = False
+
+    def resume_writing(self) -> None:
+        self._loop.call(self.connection.resume_writing)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._is_over:
+            self._loop.call(self._take_all)
+            self._loop.call(self._end)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._server.socket_gone(self)
+        # Nothing is called any more. It and the connection would keep each other in memory. There
+        # is none where it could not be made.
+        if hasattr(self, "connection"):
+            del self.connection
+
+    def _take_all(self) -> None:
+        """Have the connection take now what it has left for turns that it will not have."""
+        connection = self.connection
+        while connection.waits_for_turn and not connection.is_closed:
+            self._loop.begin_next_turn(connection)
+
+    def _end(self) -> None:
+        """The connection is over: have it release what it holds."""
+        self._is_over = True
+        connection = self.connection
+        connection.is_closed = True
+        self._server.broker.remove_connection(connection)
+        connection.lost()
+
+    def write(self, output: list[bytes]) -> None:
+        if not self._is_over and not self._transport.is_closing():
+            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
+
+    # Transport
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._loop.close_after_turn(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def unsent(self) -> int:
+        transport = self._transport
+        if transport.is_closing():
+            return 0
+        waiting = array("i", (0,))
+        raw = transport.get_extra_info("socket")
+        try:
+            fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, waiting)
+        except OSError:
+            return transport.get_write_buffer_size()
+        return transport.get_write_buffer_size() + waiting[0]
+
+    def finish(self) -> None:
+        """The output is with the transport: the connection is over.
+
+        A socket that is closed with unread input is reset, and the peer loses what it was sent
+        last. So what it still sends is read and dropped until it closes as well, within limits.
+        """
+        transport = self._transport
+        if transport.is_closing() or self._is_over:
+            return
+        self._loop.call(self._end)
+        if self._has_ended:
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:
+            # The peer has reset the socket.
+            transport.abort()
+            return
+        transport.resume_reading()
+        self._timer = self._loop.call_later(DRAIN_SECONDS, transport.abort)
