@@ -153,16 +153,16 @@ class ThreadWorker(Worker):
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._started: threading.Thread | None = None
         self._later: Work | None = None
         self._due = 0.0
 
     def submit(self, work: Work) -> None:
-        if self._thread is None:
+        if self._started is None:
             thread = threading.Thread(target=self._main, name=self._name, daemon=True)
             thread.start()
             # Only now: there may be no more threads, and ``stop`` does not wait for such a one.
-            self._thread = thread
+            self._started = thread
         self._queue.put(work)
 
     def submit_later(self, work: Work, seconds: float) -> None:
@@ -171,9 +171,9 @@ class ThreadWorker(Worker):
         self._due = time.monotonic() + seconds
 
     def stop(self) -> None:
-        if self._thread is not None:
+        if self._started is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._started.join()
 
     def _main(self) -> None:
         while True:
