@@ -125,7 +125,17 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    serve = add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG)
+    _add_serve(add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG))
+    _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
+    _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
+    _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
+    _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
+    _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
+    add("hash-password", "Read a password from standard input and print its hash for [users].", "")
+    return parser
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--config", type=_not_empty, metavar="FILE", help="TOML configuration file")
     place = serve.add_mutually_exclusive_group()
     place.add_argument(
@@ -143,15 +153,18 @@ def _parser() -> argparse.ArgumentParser:
             help=f"default: 127.0.0.1:{port}; or off",
         )
 
-    pub = add("pub", "Publish messages.", _PUB_EPILOG)
+
+def _add_pub(pub: argparse.ArgumentParser) -> None:
     pub.add_argument("url", metavar="URL")
     pub.add_argument("address", metavar="ADDRESS")
     pub.add_argument("payload", metavar="PAYLOAD", nargs="?")
     pub.add_argument(
         "--retain", action="store_true", help="mqtt, trivium: keep for later subscribers"
     )
+    _add_way(pub)
 
-    sub = add("sub", "Print messages until interrupted.", _SUB_EPILOG)
+
+def _add_sub(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("url", metavar="URL")
     sub.add_argument("address", metavar="ADDRESS")
     sub.add_argument("--count", type=_positive, metavar="N", help="stop after N messages")
@@ -168,33 +181,27 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="put the address before each payload; say on standard error when subscribed",
     )
-    _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
+    _add_way(sub)
 
-    for command in (pub, sub):
-        command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
-        command.add_argument(
-            "--exchange", default="amq.topic", help="amqp, trivium: default amq.topic"
-        )
 
-    for name, summary, epilog in (
-        ("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG),
-        ("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG),
-    ):
-        command = add(name, summary, epilog)
-        command.add_argument("directory", type=_not_empty, metavar="DIR")
-        source = command.add_mutually_exclusive_group()
-        source.add_argument(
-            "--key-file",
-            type=_not_empty,
-            metavar="FILE",
-            help="keys of an encrypted directory (else as the environment configures the broker)",
-        )
-        source.add_argument(
-            "--key-env", type=_not_empty, metavar="NAME", help="variable that holds the keys"
-        )
+def _add_way(command: argparse.ArgumentParser) -> None:
+    """How messages come and go, for both directions."""
+    command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
+    command.add_argument("--exchange", default="amq.topic", help="amqp, trivium: default amq.topic")
 
-    add("hash-password", "Read a password from standard input and print its hash for [users].", "")
-    return parser
+
+def _add_directory(command: argparse.ArgumentParser) -> None:
+    command.add_argument("directory", type=_not_empty, metavar="DIR")
+    source = command.add_mutually_exclusive_group()
+    source.add_argument(
+        "--key-file",
+        type=_not_empty,
+        metavar="FILE",
+        help="keys of an encrypted directory (else as the environment configures the broker)",
+    )
+    source.add_argument(
+        "--key-env", type=_not_empty, metavar="NAME", help="variable that holds the keys"
+    )
 
 
 def _add_policy(policy: argparse.ArgumentParser) -> None:

@@ -250,6 +250,72 @@ class _Columns:
         return b"".join(directory + parts)
 
 
+class _Fields:
+    """What every message of a batch has, each in a list of its own: one pass over the messages."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.payloads: list[bytes] = []
+        self.timestamps: list[int] = []
+        self.expires: list[int] = []
+        self.protocols: list[int] = []
+        self.priorities: list[int] = []
+        self.flags: list[int] = []
+        self.has_one_address = True
+        payloads = self.payloads
+        timestamps = self.timestamps
+        expires = self.expires
+        protocols = self.protocols
+        priorities = self.priorities
+        flags = self.flags
+        address = messages[0].address
+        for message in messages:
+            payloads.append(message.payload)
+            timestamps.append(message.timestamp)
+            expires.append(message.expires)
+            protocols.append(message.protocol)
+            priorities.append(message.priority)
+            bits = message.mode
+            if message.persistent:
+                bits |= PERSISTENT
+            if message.retain:
+                bits |= RETAIN
+            flags.append(bits)
+            if message.address is not address:
+                self.has_one_address = False
+
+
+def _columns(
+    messages: list[Message], fields: _Fields, described: list[Described] | None
+) -> _Columns:
+    """The columns of a batch but the offsets, in the order of their ids."""
+    columns = _Columns()
+    columns.add_longs(TIMESTAMP, fields.timestamps)
+    if described is not None:
+        columns.add_nullable(KEY, [row.key for row in described])
+    if fields.has_one_address:
+        address = messages[0].address
+        columns.add_binary(EXCHANGE, [address.exchange.encode()])
+        columns.add_binary(ROUTING_KEY, [address.key])
+    else:
+        columns.add_binary(EXCHANGE, [message.address.exchange.encode() for message in messages])
+        columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
+    columns.add(PAYLOAD, PLAIN, _binary(fields.payloads))
+    if described is not None:
+        columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
+        shown = described[0]
+        if described.count(shown) == len(described):
+            if shown.names:
+                columns.add(HEADERS, CONSTANT, _headers([shown]))
+        elif any(len(row.names) > 0 for row in described):
+            columns.add(HEADERS, PLAIN, _headers(described))
+        columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
+    columns.add_bytes(PROTOCOL, fields.protocols)
+    columns.add_bytes(FLAGS, fields.flags)
+    columns.add_bytes(PRIORITY, fields.priorities)
+    columns.add_longs(EXPIRES, fields.expires)
+    return columns
+
+
 def encode_batch(
     messages: list[Message],
     described: list[Described] | None = None,
@@ -265,53 +331,8 @@ def encode_batch(
     where other messages between them are gone. All payloads, keys, and headers together must stay
     below 2 GiB.
     """
-    first = messages[0]
-    address = first.address
-    is_one_address = True
-    payloads: list[bytes] = []
-    timestamps: list[int] = []
-    expires: list[int] = []
-    protocols: list[int] = []
-    priorities: list[int] = []
-    flags: list[int] = []
-    for message in messages:
-        payloads.append(message.payload)
-        timestamps.append(message.timestamp)
-        expires.append(message.expires)
-        protocols.append(message.protocol)
-        priorities.append(message.priority)
-        bits = message.mode
-        if message.persistent:
-            bits |= PERSISTENT
-        if message.retain:
-            bits |= RETAIN
-        flags.append(bits)
-        if message.address is not address:
-            is_one_address = False
-    columns = _Columns()
-    columns.add_longs(TIMESTAMP, timestamps)
-    if described is not None:
-        columns.add_nullable(KEY, [row.key for row in described])
-    if is_one_address:
-        columns.add_binary(EXCHANGE, [address.exchange.encode()])
-        columns.add_binary(ROUTING_KEY, [address.key])
-    else:
-        columns.add_binary(EXCHANGE, [message.address.exchange.encode() for message in messages])
-        columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
-    columns.add(PAYLOAD, PLAIN, _binary(payloads))
-    if described is not None:
-        columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
-        shown = described[0]
-        if described.count(shown) == len(described):
-            if shown.names:
-                columns.add(HEADERS, CONSTANT, _headers([shown]))
-        elif any(len(row.names) > 0 for row in described):
-            columns.add(HEADERS, PLAIN, _headers(described))
-        columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
-    columns.add_bytes(PROTOCOL, protocols)
-    columns.add_bytes(FLAGS, flags)
-    columns.add_bytes(PRIORITY, priorities)
-    columns.add_longs(EXPIRES, expires)
+    fields = _Fields(messages)
+    columns = _columns(messages, fields, described)
     if deltas is not None:
         columns.add(OFFSET_DELTA, PLAIN, _int64s(deltas))
     body = columns.body()
@@ -330,8 +351,8 @@ def encode_batch(
         size,
         len(body),
         0 if deltas is None else SPARSE,
-        min(timestamps),
-        max(timestamps),
+        min(fields.timestamps),
+        max(fields.timestamps),
         0 if deltas is None else span,
     )
     return b"".join((header, CHECKSUM.pack(crc32(body, crc32(header))), body))
