@@ -87,6 +87,33 @@ SLEEPS = {
     # pika's way of waiting for an event.
     "test_stop.py": 1,
 }
+#: What a reader can hold in mind at once: attributes and methods of a class, lines of a function.
+MAX_ATTRIBUTES = 25
+MAX_METHODS = 30
+MAX_LINES = 60
+TO_BE_SPLIT = "to be split"
+#: class or function that is larger -> why
+LARGE = {
+    "trivium.storage.checkpoint.Checkpoint": TO_BE_SPLIT,
+    "trivium.storage.checkpoint.Checkpoint.__init__": TO_BE_SPLIT,
+    "trivium.storage.disk.DiskStorage": TO_BE_SPLIT,
+    "trivium.storage.disk.DiskStorage.__init__": TO_BE_SPLIT,
+    "trivium.storage.disk.DiskStorage._recover": TO_BE_SPLIT,
+    "trivium_amqp.codec.tables._value": TO_BE_SPLIT,
+    "trivium_amqp.connection.AmqpConnection": TO_BE_SPLIT,
+    "trivium_amqp.content.read_header": TO_BE_SPLIT,
+    "trivium_mqtt.codec.properties.read_properties": TO_BE_SPLIT,
+    "trivium_mqtt.connection.MqttConnection._accept": TO_BE_SPLIT,
+    "trivium_mqtt.incoming.Incoming.take": TO_BE_SPLIT,
+    "trivium_mqtt.incoming.Incoming._repeat_acknowledged": TO_BE_SPLIT,
+    "trivium_mqtt.incoming.Incoming.repeat_live": TO_BE_SPLIT,
+    "trivium_mqtt.reader.Reader._take_packets": TO_BE_SPLIT,
+    "trivium_mqtt.sessions.Sessions.restore": TO_BE_SPLIT,
+    "trivium_native.client.client.Client": TO_BE_SPLIT,
+    "trivium_native.client.sync.SyncClient": TO_BE_SPLIT,
+    "trivium_native.server.connection.NativeConnection": TO_BE_SPLIT,
+    "trivium_native.server.publishing.Publisher.read": TO_BE_SPLIT,
+}
 #: what `import trivium` and `trivium --help` must not pay for
 HEAVY = {
     "aiohttp", "asyncio", "email", "http", "importlib.metadata", "logging", "msgpack", "numpy",
@@ -259,6 +286,70 @@ def test_private_attributes_are_set_by_their_own_class(file: Path) -> None:
             is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
             (own if is_own else of_others).add(node.attr)
     assert of_others - own <= BROKEN_INSIDE.get(file.name, set())
+
+
+def sizes(name: str, body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Each class and function in ``body`` that is too large, by its full name, and its size."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            inside = f"{name}.{node.name}"
+            attributes, methods = size_of_class(node)
+            if attributes > MAX_ATTRIBUTES or methods > MAX_METHODS:
+                yield inside, f"{attributes} attributes, {methods} methods"
+            yield from sizes(inside, node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = f"{name}.{node.name}"
+            lines = int(node.end_lineno or 0) - node.lineno + 1
+            if lines > MAX_LINES:
+                yield inside, f"{lines} lines"
+            yield from sizes(inside, node.body)
+        else:
+            for block in ("body", "handlers", "orelse", "finalbody"):
+                yield from sizes(name, getattr(node, block, []))
+
+
+def size_of_class(node: ast.ClassDef) -> tuple[int, int]:
+    """How many attributes it sets or declares, and how many methods it has, its own alone."""
+    attributes: set[str] = set()
+    methods = 0
+    for member in node.body:
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+            attributes.add(member.target.id)
+        elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+            methods += 1
+            attributes.update(
+                inner.attr
+                for inner in ast.walk(member)
+                if isinstance(inner, ast.Attribute)
+                and isinstance(inner.ctx, ast.Store)
+                and isinstance(inner.value, ast.Name)
+                and inner.value.id == "self"
+            )
+    return len(attributes), methods
+
+
+def test_classes_fit_a_mind_and_functions_a_screen() -> None:
+    large: dict[str, str] = {}
+    for _, module, file in MODULES:
+        large.update(sizes(module, ast.parse(file.read_text(encoding="utf-8")).body))
+    assert {name: size for name, size in large.items() if name not in LARGE} == {}
+    assert {name for name, why in LARGE.items() if why != TO_BE_SPLIT} <= set(large)
+
+
+def test_what_is_too_large_is_found() -> None:
+    attributes = "\n".join(f"        self.a{each} = 0" for each in range(MAX_ATTRIBUTES + 1))
+    methods = "\n".join(f"    def m{each}(self): ..." for each in range(MAX_METHODS + 1))
+    lines = "\n".join(f"            b{each} = 0" for each in range(MAX_LINES))
+    text = (
+        f"class A:\n    def __init__(self):\n{attributes}\n"
+        f"class B:\n{methods}\n"
+        f"if True:\n    class C:\n        def long(self):\n{lines}\n"
+    )
+    assert dict(sizes("m", ast.parse(text).body)) == {
+        "m.A": f"{MAX_ATTRIBUTES + 1} attributes, 1 methods",
+        "m.B": f"0 attributes, {MAX_METHODS + 1} methods",
+        "m.C.long": f"{MAX_LINES + 1} lines",
+    }
 
 
 def loaded_after(code: str) -> set[str]:
