@@ -451,14 +451,35 @@ def test_mqtt_3_has_no_refusal_so_a_refused_message_is_not_acknowledged_and_the_
     assert drain(queue) == [b"3", b"4"]
 
 
-def test_a_refused_message_at_qos_0_is_dropped() -> None:
+@pytest.mark.parametrize("others", ["", "$share/g/t", "t"])
+def test_a_refused_message_at_qos_0_is_dropped_and_counted(others: str) -> None:
     server = Server()
     vhost = server.broker.vhosts["/"]
-    queue = vhost.declare_queue("q", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    queue = vhost.declare_queue("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    if others:
+        server.open("other", 4).subscribe(others, 0)
     sender = server.open("s", 4)
-    sender.feed(publish("t", b"x"))
+    sender.feed(publish("t", b"1") + publish("t", b"22") + publish("t", b"3"))
     assert not sender.is_closed
+    assert drain(queue) == [b"1"]
+    assert server.adapter.metrics.messages_received == 3
+    assert server.adapter.metrics.messages_dropped == 2
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("depends_on_message", [False, True])
+def test_what_nobody_wants_is_counted(depends_on_message: bool, qos: int) -> None:
+    server = Server()
+    vhost = server.broker.vhosts["/"]
+    if depends_on_message:
+        headers = vhost.declare_exchange("h", "headers")
+        vhost.bind(vhost.exchange("amq.topic"), Binding(ExchangeDestination(headers), b"#"))
+    sender = server.open("s", 5)
+    sender.feed(b"".join(publish("t", b"x" * size, qos, size, 5) for size in (1, 2, 3)))
+    assert server.adapter.metrics.messages_received == 3
+    assert server.adapter.metrics.messages_unroutable == 3
+    assert server.adapter.metrics.messages_dropped == 0
 
 
 def test_a_repeated_packet_that_comes_in_two_parts_does_not_wait_for_more() -> None:

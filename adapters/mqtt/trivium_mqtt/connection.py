@@ -1,6 +1,6 @@
 """One MQTT client's connection: CONNECT, subscriptions, acknowledgements, and its end.
 
-What comes in is cut into packets by ``Reader``, what goes out leaves through ``Link``; PUBLISH is
+What comes in is cut into packets by ``Reader``, what goes out leaves through ``Writer``; PUBLISH is
 the business of ``Incoming`` and ``Outgoing``.
 """
 
@@ -37,18 +37,12 @@ from trivium_mqtt.codec.reasons import (
     RemoteError,
 )
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
-from trivium_mqtt.reader import (
-    AUTHENTICATES,
-    FOR_AUTHENTICATION,
-    FOR_FILTERS,
-    FOR_SESSION,
-    IS_CONNECTED,
-    Reader,
-)
+from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_FILTERS, FOR_SESSION, Reader
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.shares import PREFIX as SHARED
 from trivium_mqtt.shares import check_filter
+from trivium_mqtt.states import AUTHENTICATES
 
 if TYPE_CHECKING:
     from trivium_mqtt.mqtt_adapter import MqttAdapter
@@ -86,25 +80,14 @@ class MqttConnection(Reader):
         self._began_at = self.heard_at
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
-        if self._state != IS_CONNECTED:
+        if first & 0xF0 == packets.CONNECT:
             self._take_connect(first, data, at, end)
             return
-        kind = first & 0xF0
-        if first == packets.PUBACK:
-            packet = packets.Acknowledgement(first, data, at, end, self._version)
-            outgoing = self.attached().outgoing
-            if outgoing is not None:
-                outgoing.acknowledged(packet.packet_id)
-        elif first == packets.PUBREC:
-            self._take_pubrec(packets.Acknowledgement(first, data, at, end, self._version))
-        elif first == packets.PUBREL:
-            packet = packets.Acknowledgement(first, data, at, end, self._version)
-            self.publishing().release(packet.packet_id)
-        elif first == packets.PUBCOMP:
-            packet = packets.Acknowledgement(first, data, at, end, self._version)
-            outgoing = self.attached().outgoing
-            if outgoing is not None:
-                outgoing.completed(packet.packet_id)
+        packets.check_flags(first)
+        if first in (packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
+            self._take_acknowledgement(
+                first, packets.Acknowledgement(first, data, at, end, self._version)
+            )
         elif first == packets.SUBSCRIBE:
             most = self.sessions.options.maximum_subscriptions
             subscribe = Subscribe(data, at, end, self._version, most)
@@ -123,16 +106,9 @@ class MqttConnection(Reader):
             if at != end:
                 raise MalformedPacket("PINGREQ with a body (3.12.1)")
             self.send(packets.PINGRESP)
-        elif first == packets.DISCONNECT:
-            self._take_disconnect(Disconnect(data, at, end, self._version))
-        elif first == packets.CONNECT:
-            raise ProtocolError("second CONNECT (MQTT-3.1.0-2)")
-        elif first == packets.AUTH and self.is_v5:
-            raise ProtocolError("AUTH without an authentication method (4.12.0-1)")
-        elif kind == packets.CONNACK or kind in (packets.SUBACK, packets.UNSUBACK, 0xD0):
-            raise ProtocolError("a packet that only a server sends")
         else:
-            raise MalformedPacket(f"packet type and flags 0x{first:02x} (MQTT-2.1.3-1)")
+            assert first == packets.DISCONNECT, "ACTIONS lets no other packet in"
+            self._take_disconnect(Disconnect(data, at, end, self._version))
 
     @property
     def _version(self) -> int:
@@ -141,8 +117,6 @@ class MqttConnection(Reader):
     # CONNECT
 
     def _take_connect(self, first: int, data: bytes, at: int, end: int) -> None:
-        if first & 0xF0 != packets.CONNECT:
-            raise ProtocolError("the first packet is not CONNECT (MQTT-3.1.0-1)")
         connect = Connect()
         self._connect = connect
         connect.decode(data, at, end)
@@ -246,7 +220,7 @@ class MqttConnection(Reader):
         self.receive_maximum = connect.receive_maximum
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         self._connect = None
-        self._state = IS_CONNECTED
+        self.accepted()
         block = self._with_limits(answers) if self.is_v5 else b""
         self.send(packets.connack(connect.version, known is not None, 0, block))
         storage = self.broker.storage
@@ -283,7 +257,7 @@ class MqttConnection(Reader):
         if connect is not None and not self.is_closed:
             self._accept(connect)
             # Another that waited may have had a session meanwhile, whose end it waits for now.
-            if self._state == IS_CONNECTED:
+            if self.is_connected:
                 self.continue_input(FOR_SESSION)
 
     def _refuse_connect(self, reason: int) -> None:
@@ -425,6 +399,18 @@ class MqttConnection(Reader):
 
     # Acknowledgements of what the client got
 
+    def _take_acknowledgement(self, first: int, packet: packets.Acknowledgement) -> None:
+        if first == packets.PUBREC:
+            self._take_pubrec(packet)
+        elif first == packets.PUBREL:
+            self.publishing().release(packet.packet_id)
+        else:
+            outgoing = self.attached().outgoing
+            if outgoing is not None and first == packets.PUBACK:
+                outgoing.acknowledged(packet.packet_id)
+            elif outgoing is not None:
+                outgoing.completed(packet.packet_id)
+
     def _take_pubrec(self, packet: packets.Acknowledgement) -> None:
         outgoing = self.attached().outgoing
         found = NOT_FOUND
@@ -468,7 +454,7 @@ class MqttConnection(Reader):
 
     def _end(self, reason: int) -> None:
         """Tell an MQTT 5 client why, and close."""
-        if self._state == IS_CONNECTED and self.is_v5 and not self.is_closed:
+        if self.is_connected and self.is_v5 and not self.is_closed:
             self.send(packets.disconnect(reason))
         self._abandon()
 
@@ -482,7 +468,7 @@ class MqttConnection(Reader):
         if not isinstance(error, Refused):
             self.metrics.protocol_errors += 1
         logger.info("%s: %s", self.peer.address, error)
-        if self._state == IS_CONNECTED:
+        if self.is_connected:
             self._end(error.reason)
         else:
             self._refuse_connect(error.reason)
@@ -492,7 +478,7 @@ class MqttConnection(Reader):
         self._end(SESSION_TAKEN_OVER)
 
     def internal_error(self) -> None:
-        if self._state == IS_CONNECTED:
+        if self.is_connected:
             self._end(UNSPECIFIED_ERROR)
         else:
             self._refuse_connect(SERVER_UNAVAILABLE)
@@ -507,7 +493,7 @@ class MqttConnection(Reader):
     def tick(self, now: float) -> None:
         """Keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
         elapsed = self.broker.elapsed_ms
-        if self._state != IS_CONNECTED:
+        if not self.is_connected:
             limit = self.broker.config.limits.handshake_seconds * 1000
             # While its answer is up to us, it need not hurry.
             if not self.held_for and elapsed - self._began_at > limit:

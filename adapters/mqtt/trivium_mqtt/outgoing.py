@@ -4,7 +4,7 @@ An entry is taken when the client's receive maximum has room (MQTT5 4.9), gets a
 and stays here, also while the client is away, until it is acknowledged; a returning client gets it
 again under the same identifier (MQTT-4.4.0-1).
 
-At QoS 2 in a session that is kept on disk, two facts become durable before the client can know of
+At QoS 2, in a persistent session on disk, two facts become durable before the client can know of
 them: which identifier a message got, before PUBLISH is sent; and that PUBREC came, before PUBREL is
 sent. So a crash never makes a message look new to a client that has it.
 """
@@ -187,7 +187,7 @@ class Outgoing(Consumer):
         for packet_id in self._released:
             self._released[packet_id] = False
             packet = acknowledgement(PUBREL, packet_id, 0)
-            if self.session.is_kept:
+            if self.session.is_persistent:
                 # That PUBREC came may not be durable yet.
                 connection.send_durable(packet)
             else:
@@ -369,7 +369,7 @@ class Outgoing(Consumer):
         if entry is None:
             if packet_id not in self._released:
                 return NOT_FOUND
-            return RELEASE_DURABLY if self.session.is_kept else RELEASE
+            return RELEASE_DURABLY if self.session.is_persistent else RELEASE
         if effective_qos(entry) != 2:
             raise ProtocolError("PUBREC for a QoS 1 message")
         if reason >= 0x80:

@@ -2,6 +2,7 @@
 
 Whole packets are taken where they lie in what was read. PUBLISH goes to ``Incoming``, runs of
 PUBACK to ``Outgoing``, everything else to ``take_packet``, which ``MqttConnection`` implements.
+``trivium_mqtt.states`` says which packets may come when.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from typing import TYPE_CHECKING, Final
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER, Peer, Transport
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium_mqtt.codec import packets
-from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, MalformedPacket, ProtocolError, RemoteError
-from trivium_mqtt.incoming import MAX_RUN_HEADER, Incoming
-from trivium_mqtt.link import Link
+from trivium_mqtt.codec.publish import QOS_0, QOS_1
+from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, RemoteError
+from trivium_mqtt.codec.wire import read_fixed_header
+from trivium_mqtt.incoming import Incoming
 from trivium_mqtt.session import Session
+from trivium_mqtt.states import (
+    ACTIONS,
+    AWAITS_CONNECT,
+    CONNECTED,
+    FOLLOW,
+    PAUSED,
+    SET_ASIDE,
+    error_of,
+)
+from trivium_mqtt.writer import Writer
 
 if TYPE_CHECKING:
     from trivium_mqtt.sessions import Sessions
@@ -26,10 +38,6 @@ MAX_CONNECT_SIZE: Final = 1 << 18
 #: A client with a window of messages to be acknowledged stops earlier, and goes on with the rest.
 MAX_ASIDE: Final = 1 << 16
 
-AWAITS_CONNECT: Final = 0
-AUTHENTICATES: Final = 1
-IS_CONNECTED: Final = 2
-
 # Why input is held, beside the reasons of ``trivium.runtime.framed``.
 FOR_AUTHENTICATION: Final = FOR_PROTOCOL
 FOR_BROKER: Final = FOR_PROTOCOL << 1
@@ -38,7 +46,7 @@ FOR_SESSION: Final = FOR_PROTOCOL << 3
 FOR_FILTERS: Final = FOR_PROTOCOL << 4
 
 
-class Reader(Link):
+class Reader(Writer):
     """A connection's way in; ``MqttConnection`` completes it."""
 
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
@@ -56,6 +64,11 @@ class Reader(Link):
         # What the client publishes while publishers are paused: whole packets.
         self._aside: bytearray | None = None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether CONNECT was accepted."""
+        return self._state >= CONNECTED
+
     # What the connection does with packets
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
@@ -69,6 +82,10 @@ class Reader(Link):
     def replay(self) -> None:
         """Send waiting retained messages as far as the output takes them."""
         raise NotImplementedError
+
+    def accepted(self) -> None:
+        """CONNECT was accepted: what follows is taken."""
+        self._state = PAUSED if self._is_blocked else CONNECTED
 
     def attached(self) -> Session:
         """The session; only while the client is connected."""
@@ -115,54 +132,22 @@ class Reader(Link):
         """Take the whole packets in ``data`` from ``at`` on; return where what is left begins."""
         end = len(data)
         while at < end and not self.stops_input():
-            first = data[at]
-            if first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
-                incoming = self._incoming
-                prefix = None if incoming is None else incoming.prefix
-                if (
-                    incoming is not None
-                    and prefix is not None
-                    and not self._is_blocked
-                    and data.startswith(prefix, at)
-                ):
-                    after = incoming.repeat(data, at, end)
-                    if after == at:
-                        self.needed = incoming.size
-                        break
-                    at = after
-                    continue
-            elif first == packets.PUBACK and self._state == IS_CONNECTED:
-                after = self._take_pubacks(data, at, end)
+            if self._state == CONNECTED:
+                after = self._take_run(data, at, end)
                 if after > at:
                     at = after
                     continue
-            elif self._state == AWAITS_CONNECT and first & 0xF0 != packets.CONNECT:
-                raise ProtocolError("the first packet is not CONNECT (MQTT-3.1.0-1)")
-            if self.ignores_flags and first & 0xF0 != packets.PUBLISH:
+            first = data[at]
+            is_publish = first & 0xF0 == packets.PUBLISH
+            if self.ignores_flags and not is_publish:
                 first = packets.without_flags(first)
-            # The fixed header (2.1): remaining length in up to four bytes.
-            body = at + 1
-            remaining = 0
-            shift = 0
-            while body < end:
-                byte = data[body]
-                body += 1
-                remaining |= (byte & 0x7F) << shift
-                if byte < 0x80:
-                    if byte == 0 and shift > 0:
-                        raise MalformedPacket("remaining length is longer than needed")
-                    shift = -1
-                    break
-                shift += 7
-                if shift > 21:
-                    raise MalformedPacket("remaining length of more than four bytes")
-            if shift >= 0:
-                self.needed = body - at + 1
-                break
-            after = body + remaining
+            action = ACTIONS[self._state][first >> 4]
+            if action > FOLLOW:
+                raise error_of(action, first)
+            body, after = read_fixed_header(data, at, end)
             if after - at > self.maximum_packet:
                 raise RemoteError(PACKET_TOO_LARGE, "packet exceeds the maximum (MQTT-3.2.2-15)")
-            waits = self._is_blocked and self._must_wait(first)
+            waits = action == SET_ASIDE or (action == FOLLOW and self._aside is not None)
             if waits and (first == packets.DISCONNECT or not self._has_room_aside(after - at)):
                 self.hold_input(FOR_BROKER)
                 break
@@ -173,33 +158,25 @@ class Reader(Link):
                 if self._aside is None:
                     self._aside = bytearray()
                 self._aside += data[at:after]
-                at = after
-            elif first & 0xF0 == packets.PUBLISH and self._state == IS_CONNECTED:
-                incoming = self._incoming
-                if incoming is None:
-                    incoming = self.publishing()
-                live_part = incoming.live_part
-                if (
-                    live_part is not None
-                    and first == packets.PUBLISH
-                    and body - at <= MAX_RUN_HEADER
-                    and data.startswith(live_part, body, after)
-                ):
-                    at = incoming.repeat_live(data, at, end)
-                else:
-                    at = incoming.take(data, at, body, after)
+            elif is_publish:
+                self.publishing().take(data, at, body, after)
             else:
                 self.take_packet(first, data, body, after)
-                at = after
+            at = after
         return at
 
-    def _take_pubacks(self, data: bytes, at: int, end: int) -> int:
-        """Take successful PUBACK packets that follow one another; the offset behind them."""
-        session = self.session
-        outgoing = None if session is None else session.outgoing
-        if outgoing is None:
-            return at
-        return outgoing.acknowledged_run(data, at, end)
+    def _take_run(self, data: bytes, at: int, end: int) -> int:
+        """Take packets that are like the one before; the offset behind them, ``at`` for none."""
+        first = data[at]
+        if first in (QOS_0, QOS_1):
+            incoming = self._incoming
+            return at if incoming is None else incoming.take_run(data, at, end)
+        if first == packets.PUBACK:
+            session = self.session
+            outgoing = None if session is None else session.outgoing
+            if outgoing is not None:
+                return outgoing.acknowledged_run(data, at, end)
+        return at
 
     def blocked(self, reason: str) -> None:
         """MQTT has no word for it, so publishes are set aside, unanswered.
@@ -207,9 +184,13 @@ class Reader(Link):
         Pings and acknowledgements of what the client receives go on, until too many wait.
         """
         self._is_blocked = True
+        if self._state == CONNECTED:
+            self._state = PAUSED
 
     def unblocked(self) -> None:
         self._is_blocked = False
+        if self._state == PAUSED:
+            self._state = CONNECTED
         aside = self._aside
         if aside is not None:
             self._aside = None
@@ -218,16 +199,6 @@ class Reader(Link):
             self.continue_input(FOR_BROKER)
         else:
             self.broker.driver.go_on(self)
-
-    def _must_wait(self, first: int) -> bool:
-        """Whether a packet is for later when publishers are paused.
-
-        PUBLISH is. Behind one so are PUBREL, which would free an identifier that waits, and
-        DISCONNECT, which would drop what waits.
-        """
-        if first & 0xF0 == packets.PUBLISH:
-            return self._state == IS_CONNECTED
-        return self._aside is not None and first in (packets.PUBREL, packets.DISCONNECT)
 
     def _has_room_aside(self, size: int) -> bool:
         return (0 if self._aside is None else len(self._aside)) + size <= MAX_ASIDE

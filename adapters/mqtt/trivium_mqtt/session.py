@@ -1,7 +1,7 @@
 """A session (4.1): what the broker remembers of one client, and where its subscriptions lead.
 
-The session is the destination of its bindings. In a route it is represented by a ``Delivery``,
-which knows what the matching subscriptions ask for together. A delivery at QoS 0 goes straight to
+The session is the destination of its bindings. In a route a ``CombinedSubscription`` stands for it,
+which knows what the matching subscriptions ask for together. At QoS 0 a message goes straight to
 the connection; at QoS 1 and 2 it goes through the session's queue to ``Outgoing``.
 """
 
@@ -81,7 +81,7 @@ class Session(Destination):
         self.client_id = client_id
         #: session expiry interval in seconds (3.1.2.11.2)
         self.expiry = expiry
-        #: whether it has rows in the store: it was kept once, and they go when it ends
+        #: whether it has rows in the store: it was persistent once, and they go when it ends
         self.is_stored = False
         self.connection: MqttConnection | None = None
         self.subscriptions: dict[bytes, Subscription] | None = None
@@ -103,13 +103,13 @@ class Session(Destination):
         self.ends = 0
 
     @property
-    def is_kept(self) -> bool:
+    def is_persistent(self) -> bool:
         """Whether the session outlives its connection."""
         return self.expiry > 0
 
     def accept(self, message: Message) -> int:
         """Never in a route: ``combine`` stands in for it."""
-        raise AssertionError("a session takes messages through its deliveries")
+        raise AssertionError("a session takes messages through its combined subscriptions")
 
     def combine(self, bindings: list[Binding]) -> Destination:
         subscriptions: list[Subscription] = []
@@ -117,10 +117,10 @@ class Session(Destination):
             subscription = binding.options
             assert isinstance(subscription, Subscription)
             subscriptions.append(subscription)
-        return make_delivery(self, subscriptions)
+        return combine_subscriptions(self, subscriptions)
 
 
-class Delivery(Destination):
+class CombinedSubscription(Destination):
     """What the subscriptions of one session that match one topic ask for together.
 
     A message matching several is delivered once, at the highest QoS among them (MQTT-3.3.5-1, one
@@ -145,8 +145,8 @@ class Delivery(Destination):
         self.share = share
         #: some of the subscriptions leave the client's own messages out
         self.has_no_local = False
-        #: the delivery of the client's own messages then; None when nothing is left
-        self.own: Delivery | None = None
+        #: how the client gets its own messages then; None when nothing is left
+        self.own: CombinedSubscription | None = None
         #: no option changes what is delivered
         self.is_plain = not identifiers and not retain_as_published and not share
 
@@ -173,6 +173,25 @@ class Delivery(Destination):
         annotation = make_annotation(min(mode, self.qos), retain, self.share, self.identifiers)
         return outgoing.put(message, annotation)
 
+    def forward(self, run: bytes, count: int, is_v5: bool) -> bool:
+        """Send ``count`` packets at QoS 0 as another client sent them, if they may go unchanged.
+
+        ``is_v5`` tells that client's version. False: each is to be published.
+        """
+        connection = self.session.connection
+        if connection is None:
+            # Nobody is there to get them.
+            return True
+        if (
+            connection.is_v5 != is_v5
+            or self.identifiers
+            or self.has_no_local
+            or not connection.takes_runs(len(run))
+        ):
+            return False
+        connection.forward(run, count)
+        return True
+
     def target_queue(self) -> Destination | None:
         outgoing = self.session.outgoing
         return None if outgoing is None else outgoing.queue
@@ -188,10 +207,10 @@ def make_annotation(qos: int, retain: bool, share: bytes, identifiers: bytes) ->
     return bytes((flags,)) + share + identifiers
 
 
-def make_delivery(
+def combine_subscriptions(
     session: Session, subscriptions: list[Subscription], share: bytes = b""
-) -> Delivery:
-    """The delivery that combines ``subscriptions``, to which ``share`` leads (empty for none)."""
+) -> CombinedSubscription:
+    """What ``subscriptions`` ask for together, to which ``share`` leads (empty for none)."""
     qos = 0
     # A dict, because it is ordered; limited, because it goes into the queue entry's annotation.
     identifiers: dict[bytes, None] = {}
@@ -205,9 +224,9 @@ def make_delivery(
             retain_as_published = True
         if not subscription.no_local:
             others.append(subscription)
-    delivery = Delivery(session, qos, b"".join(identifiers), retain_as_published, share)
+    combined = CombinedSubscription(session, qos, b"".join(identifiers), retain_as_published, share)
     if len(others) < len(subscriptions):
-        delivery.has_no_local = True
-        delivery.is_plain = False
-        delivery.own = make_delivery(session, others) if others else None
-    return delivery
+        combined.has_no_local = True
+        combined.is_plain = False
+        combined.own = combine_subscriptions(session, others) if others else None
+    return combined

@@ -5,7 +5,6 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.messages.topics import is_reserved
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -14,13 +13,14 @@ from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.packets import NEVER, Will
 from trivium_mqtt.codec.properties import (
     IN_PUBLISH,
-    MESSAGE_EXPIRY,
+    PacketProperties,
     check_message_properties,
     read_properties,
 )
 from trivium_mqtt.codec.wire import varint
 from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.handover import Handover
+from trivium_mqtt.incoming import message_of
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
@@ -61,7 +61,7 @@ class Sessions:
         self.handovers: dict[bytes, Handover] = {}
         #: the write batch in which a session with rows ended last
         self.ended_write_batch = ACCEPTED
-        self._connected_kept = 0
+        self._connected_persistent = 0
         # (when, by ``elapsed_ms``, and client identifier) of wills and ends of sessions; stale
         # pairs are skipped.
         self._due: list[tuple[int, bytes]] = []
@@ -121,15 +121,15 @@ class Sessions:
         for session, offset, packet_id, exactly_once in inflight:
             self.outgoing(session).restore(packet_id, offset, exactly_once)
         for client_id, will, due in list(store.wills()):
-            kept = self.by_client.get(client_id)
-            if kept is None:
+            known = self.by_client.get(client_id)
+            if known is None:
                 self._publish_will(client_id, will)
             else:
-                kept.will = will
+                known.will = will
                 if due == 0:
                     due = last_run + will.delay * 1000
                     store.put_will(client_id, will, due)
-                self._will_later(kept, min(due - self.broker.now_ms, will.delay * 1000))
+                self._will_later(known, min(due - self.broker.now_ms, will.delay * 1000))
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
             if queue.adapter == ADAPTER and client_id not in self.by_client:
@@ -155,11 +155,11 @@ class Sessions:
         session.ends = 0
         session.will_due = 0
         if expiry > 0:
-            self._connected_kept += 1
+            self._connected_persistent += 1
             session.is_stored = True
             self._note_time()
         if session.is_stored:
-            # With expiry 0 too: after a crash its rows must not be those of a kept session.
+            # With expiry 0 too: after a crash its rows must not be those of a persistent session.
             self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
         if session.will is not None:
             self.withdraw_will(session)
@@ -183,7 +183,7 @@ class Sessions:
         if outgoing is not None:
             outgoing.detach()
         if session.expiry > 0:
-            self._connected_kept -= 1
+            self._connected_persistent -= 1
         if session.expiry == 0 or expiry == 0:
             self.end(session)
             return
@@ -251,7 +251,7 @@ class Sessions:
             elif session.will is not None and session.will_due == at:
                 self._publish_will(session.client_id, session.will)
                 session.will = None
-        if self._connected_kept:
+        if self._connected_persistent:
             self._note_time()
 
     def _note_time(self) -> None:
@@ -383,7 +383,7 @@ class Sessions:
         Whoever says that something is so already must know that it stays so after a crash.
         """
         storage = self.broker.storage
-        return storage.write_batch if session.is_kept and storage.is_durable else ACCEPTED
+        return storage.write_batch if session.is_persistent and storage.is_durable else ACCEPTED
 
     # Wills
 
@@ -393,35 +393,19 @@ class Sessions:
         if is_reserved(route.address.key):
             self.metrics.messages_dropped += 1
             return
-        expires = 0
-        mode = will.qos
-        insists = False
-        deliver_at = 0
+        properties: PacketProperties | None = None
         if will.header:
             block = varint(len(will.header)) + will.header
-            found = read_properties(block, 0, len(block), IN_PUBLISH)
-            check_message_properties(found)
-            if found.delivery >= 0:
-                mode = found.delivery
-                insists = True
-            if found.delay:
-                deliver_at = self.broker.now_ms + found.delay
-            if MESSAGE_EXPIRY in found.numbers:
-                expires = self.broker.now_ms + found.numbers[MESSAGE_EXPIRY] * 1000
-        message = Message(
-            PROTOCOL_MQTT,
+            properties = read_properties(block, 0, len(block), IN_PUBLISH)
+            check_message_properties(properties)
+        message = message_of(
             route.address,
-            will.header,
             will.payload,
-            mode,
-            mode >= AT_LEAST_ONCE,
-            self.broker.now_ms,
-            expires,
+            will.qos,
             will.retain,
-            0,
+            properties,
+            self.broker.now_ms,
             client_id,
-            deliver_at,
-            insists=insists,
         )
         self.vhost.publish(message, route.resolve(message))
 

@@ -17,7 +17,13 @@ from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.reasons import TOPIC_FILTER_INVALID, RemoteError
 from trivium_mqtt.codec.wire import check_topic_filter
-from trivium_mqtt.session import SHARE_SIZE, Delivery, Session, Subscription, make_delivery
+from trivium_mqtt.session import (
+    SHARE_SIZE,
+    CombinedSubscription,
+    Session,
+    Subscription,
+    combine_subscriptions,
+)
 
 PREFIX: Final = b"$share/"
 
@@ -59,7 +65,7 @@ class Share(Destination):
     def __init__(self, topic_filter: bytes, metrics: ProtocolMetrics) -> None:
         self.name = topic_filter.decode()
         self.identity = identity_of(topic_filter)
-        self.members: list[Delivery] = []
+        self.members: list[CombinedSubscription] = []
         # Where in the list each session is.
         self._places: dict[Session, int] = {}
         self._metrics = metrics
@@ -68,11 +74,11 @@ class Share(Destination):
     def accept(self, message: Message) -> int:
         return self.give(message, False)
 
-    def give(self, message: Message, to_kept: bool) -> int:
+    def give(self, message: Message, to_persistent: bool) -> int:
         """``accept``, where wanted among the sessions alone that outlive their connections."""
         members = self.members
         count = len(members)
-        second: Delivery | None = None
+        second: CombinedSubscription | None = None
         begin = self._next_index
         for step in range(count):
             if step >= MAX_LOOKS and (second is not None or message.mode == 0):
@@ -81,7 +87,7 @@ class Share(Destination):
             index = (begin + step) % count
             member = members[index]
             session = member.session
-            if to_kept and not session.is_kept:
+            if to_persistent and not session.is_persistent:
                 continue
             connection = session.connection
             at_qos_0 = message.mode == 0 or member.qos == 0
@@ -101,7 +107,7 @@ class Share(Destination):
         self._metrics.messages_dropped += 1
         return ACCEPTED
 
-    def put(self, member: Delivery) -> None:
+    def put(self, member: CombinedSubscription) -> None:
         """Take a session in, or change how it gets messages."""
         place = self._places.get(member.session, -1)
         if place >= 0:
@@ -156,7 +162,7 @@ class Shares:
             session.shares.add(share.identity)
             if len(session.shares) > MAX_REMEMBERED:
                 session.shares = None
-        share.put(make_delivery(session, [subscription], share.identity))
+        share.put(combine_subscriptions(session, [subscription], share.identity))
 
     def leave(self, session: Session, topic_filter: bytes, shared: bytes) -> None:
         """The session does not share any more; the last one takes the share with it."""

@@ -27,7 +27,7 @@ _CLOCK: Final = b"clock"
 
 
 class SessionRow:
-    """One kept session."""
+    """One persistent session."""
 
     def __init__(self, expiry: int, last_seen: int, inflight: list[tuple[int, int]]) -> None:
         #: session expiry interval in seconds
@@ -63,7 +63,7 @@ class SessionStore:
             self._sessions.delete(client_id)
 
     def sessions(self) -> Iterator[tuple[bytes, SessionRow]]:
-        """All kept sessions."""
+        """All persistent sessions."""
         for client_id, row in self._sessions.items():
             expiry, last_seen, inflight = unpack(row)
             pairs = [(offset, packet_id) for offset, packet_id in inflight]
@@ -79,7 +79,7 @@ class SessionStore:
         identifier: int,
         after: bytes | None,
     ) -> None:
-        """Write a subscription of a kept session.
+        """Write a subscription of a persistent session.
 
         ``after`` is the key up to which it got its retained messages; None: it got them all.
         """

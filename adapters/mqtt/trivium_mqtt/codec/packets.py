@@ -1,6 +1,5 @@
 """Decoding the packets that a client sends, other than PUBLISH, and encoding the answers.
 
-PUBLISH is decoded where it is routed (``trivium_mqtt.incoming``), because that is the hot path.
 Decoders take the packet's body as ``data[at:end]`` and raise RemoteError. Section numbers are those
 of MQTT 5; MQTT 3.1.1 has the same ones for the same packets.
 """
@@ -339,6 +338,12 @@ def connack_limits(
     if topic_alias_maximum:
         parts.append(bytes((properties.TOPIC_ALIAS_MAXIMUM,)) + PACKET_IDS[topic_alias_maximum])
     return parts
+
+
+def check_flags(first: int) -> None:
+    """Raise MalformedPacket unless a packet of another type than PUBLISH may begin so (2.1.3)."""
+    if first != without_flags(first):
+        raise MalformedPacket(f"packet type and flags 0x{first:02x} (MQTT-2.1.3-1)")
 
 
 def without_flags(first: int) -> int:

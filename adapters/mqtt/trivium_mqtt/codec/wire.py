@@ -54,6 +54,29 @@ def read_varint(data: bytes, at: int, end: int) -> int:
         at += 1
 
 
+def read_fixed_header(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the packet at ``at`` has its body, and where it ends (2.1). Raises MalformedPacket.
+
+    ``data[at:end]`` is what was read, at least one byte. While the header itself is incomplete the
+    body is 0, and the end one byte behind what is there.
+    """
+    body = at + 1
+    remaining = 0
+    shift = 0
+    while body < end:
+        byte = data[body]
+        body += 1
+        remaining |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if byte == 0 and shift > 0:
+                raise MalformedPacket("remaining length is longer than needed")
+            return body, body + remaining
+        shift += 7
+        if shift > 21:
+            raise MalformedPacket("remaining length of more than four bytes")
+    return 0, end + 1
+
+
 def varint_size(value: int) -> int:
     """Bytes of the encoded ``value``."""
     if value < 0x80:

@@ -34,7 +34,7 @@ class _Waiting:
         self.publishes = 0
 
 
-class Link(FramedConnection):
+class Writer(FramedConnection):
     """A connection's way out; ``MqttConnection`` is what comes in."""
 
     def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:

@@ -1,0 +1,157 @@
+"""The fast path of PUBLISH: it recognises exactly what the decoder says the same of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.mqtt import packet, publish, text
+from trivium_mqtt.codec.publish import PublishDecoder, RepeatedPublish
+from trivium_mqtt.codec.reasons import RemoteError
+from trivium_mqtt.codec.wire import read_fixed_header
+
+#: bytes of the largest packet, so small that tests get there
+MOST = 400
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the decoder says of a packet, without payload and packet identifier."""
+
+    first: int
+    topic: bytes
+    has_properties: bool
+    size: int
+
+
+def read(data: bytes, at: int, is_v5: bool) -> tuple[Said, int, bytes] | None:
+    """The packet at ``at``, where it ends, and its payload; None unless a whole, valid one."""
+    try:
+        body, end = read_fixed_header(data, at, len(data))
+        if end > len(data) or end - at > MOST or data[at] >> 4 != 3:
+            return None
+        found = PublishDecoder(is_v5).decode(data[at], data, body, end)
+    except RemoteError:
+        return None
+    payload = data[found.payload_at : end]
+    return Said(data[at], found.topic, found.properties is not None, end - at), end, payload
+
+
+def follow(data: bytes, at: int, is_v5: bool, like: Said) -> tuple[int, int]:
+    """The run at ``at`` of packets of which the decoder says the same as ``like``, one by one."""
+    count = 0
+    while at < len(data):
+        found = read(data, at, is_v5)
+        if found is None:
+            break
+        said, end, _ = found
+        if said.first & 0x06:
+            is_same = said == like
+        else:
+            # At QoS 0 any size, but for those with a fixed header of four bytes and more.
+            is_same = (
+                end - at < 0x4000
+                and Said(said.first, said.topic, said.has_properties, like.size) == like
+            )
+        if not is_same:
+            break
+        at = end
+        count += 1
+    return at, count
+
+
+topics = st.sampled_from([b"a", b"a", b"ab", b"a/b", b"\xff", b"\x00\x01"])
+
+
+@st.composite
+def packets(draw: st.DrawFn, is_v5: bool) -> bytes:
+    qos = draw(st.sampled_from([0, 0, 1, 1, 2, 3]))
+    first = 0x30 | qos << 1 | draw(st.sampled_from([0, 0, 0, 0, 1, 8]))
+    body = text(draw(topics))
+    if qos:
+        body += bytes((0, draw(st.sampled_from([0, 1, 2, 2]))))
+    if is_v5:
+        body += draw(st.sampled_from([b"\x00", b"\x00", b"\x00", b"\x02\x01\x01", b"\x80\x00"]))
+    size = draw(st.sampled_from([0, 1, 1, 1, 2, 120, 125, 126, 130, MOST]))
+    return packet(first, body + draw(st.sampled_from([b"x", b"\x00", b"\x30"])) * size)
+
+
+@st.composite
+def streams(draw: st.DrawFn, is_v5: bool) -> bytes:
+    """Packets, often the same again and again, with a few bytes changed, and cut."""
+    some = draw(st.lists(packets(is_v5), min_size=1, max_size=3))
+    picked = draw(st.lists(st.sampled_from(some), min_size=1, max_size=12))
+    data = bytearray(b"".join(picked))
+    for _ in range(draw(st.integers(0, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(
+            st.sampled_from([0, 1, 2, 0x30, 0x32, 0x7F, 0x80, 0x81, 0xFF])
+        )
+    return bytes(data[: draw(st.one_of(st.just(len(data)), st.integers(1, len(data))))])
+
+
+@settings(max_examples=1500)
+@given(st.booleans(), st.data())
+def test_a_run_is_what_the_decoder_says_the_same_of(is_v5: bool, draws: st.DataObject) -> None:
+    first = draws.draw(packets(is_v5))
+    data = draws.draw(st.one_of(streams(is_v5), streams(is_v5).map(lambda rest: first + rest)))
+    check(is_v5, first, data)
+
+
+def check(is_v5: bool, first: bytes, data: bytes) -> None:
+    repeated = RepeatedPublish(is_v5, MOST)
+    assert repeated.run(data, 0, len(data)) == (0, 0), "nothing is remembered"
+    found = read(first, 0, is_v5)
+    if found is None:
+        return
+    said, end, _ = found
+    body, _ = read_fixed_header(first, 0, len(first))
+    publish = PublishDecoder(is_v5).decode(first[0], first, body, end)
+    is_usual = said.first in (0x30, 0x32) and not said.has_properties
+    assert repeated.remember(first, 0, body, end, publish) == is_usual
+    if not is_usual:
+        return
+    for start in (0, len(data) // 2):
+        after, count = repeated.run(data, start, len(data))
+        assert (after, count) == follow(data, start, is_v5, said)
+        check_payloads(repeated, data, start, after, is_v5)
+
+
+def check_payloads(
+    repeated: RepeatedPublish, data: bytes, at: int, after: int, is_v5: bool
+) -> None:
+    """Where it says that payloads begin is where the decoder finds them."""
+    while at < after:
+        found = read(data, at, is_v5)
+        assert found is not None
+        _, end, payload = found
+        body, _ = read_fixed_header(data, at, len(data))
+        begin = at if repeated.qos else body
+        assert data[begin + repeated.payload_at : end] == payload
+        at = end
+
+
+def test_a_packet_of_the_maximum_is_recognised_and_one_byte_more_is_not() -> None:
+    first = publish("a", b"")
+    most = publish("a", b"x" * (MOST - 6))
+    assert len(most) == MOST
+    repeated = RepeatedPublish(False, MOST)
+    publication = PublishDecoder(False).decode(0x30, first, 2, len(first))
+    assert repeated.remember(first, 0, 2, len(first), publication)
+    assert repeated.run(most, 0, len(most)) == (MOST, 1)
+    more = publish("a", b"x" * (MOST - 5))
+    assert repeated.run(more, 0, len(more)) == (0, 0)
+
+
+@given(st.integers(0, 20_000))
+@example(0x3FFF - 3)
+@example(0x4000 - 3)
+def test_sizes_from_a_fixed_header_of_four_bytes_on_are_left_to_the_decoder(size: int) -> None:
+    repeated = RepeatedPublish(False, 1 << 20)
+    first = publish("a", b"first")
+    publication = PublishDecoder(False).decode(0x30, first, 2, len(first))
+    assert repeated.remember(first, 0, 2, len(first), publication)
+    data = publish("a", b"y" * size)
+    is_recognised = size + 3 < 0x4000
+    assert repeated.run(data, 0, len(data)) == ((len(data), 1) if is_recognised else (0, 0))
