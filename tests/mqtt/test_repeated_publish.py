@@ -92,9 +92,10 @@ def streams(draw: st.DrawFn, is_v5: bool, first: bytes) -> bytes:
             # A remaining length of more bytes than it needs.
             one[1:2] = bytes((one[1] | 0x80, 0))
         elif change == 1 and one[1] < 0x80:
-            # No packet identifier: behind fixed header and topic.
+            # Behind fixed header and topic: packet identifier 0, or properties.
             begin = 4 + one[3]
-            one[begin : begin + 2] = bytes(len(one[begin : begin + 2]))
+            changed = draw(st.sampled_from([b"\0\0", b"\0\1\1", b"\2\1\1"]))
+            one[begin : begin + len(changed)] = changed[: len(one) - begin]
         elif change == 2:
             one[draw(st.integers(0, min(9, len(one) - 1)))] = draw(st.sampled_from(BYTES))
     data = b"".join([first, *picked])

@@ -166,7 +166,7 @@ class RepeatedPublish:
             body = at + 2
             if remaining >= 0x80:
                 # Those with 16 KiB or more are rare, and not worth it.
-                if body >= end or data[body] >= 0x80:
+                if body >= end or data[body] == 0 or data[body] >= 0x80:
                     break
                 remaining = remaining & 0x7F | data[body] << 7
                 body += 1
