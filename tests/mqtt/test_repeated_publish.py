@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -165,3 +166,27 @@ def test_sizes_from_a_fixed_header_of_four_bytes_on_are_left_to_the_decoder(size
     data = publish("a", b"y" * size)
     is_recognised = size + 3 < 0x4000
     assert repeated.run(data, 0, len(data)) == ((len(data), 1) if is_recognised else (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, 0x3A),  # DUP
+        (0, 0x33),  # RETAIN
+        (0, 0x34),  # QoS 2
+        (1, 0x0A),  # another size
+        (4, ord("b")),  # another topic
+        (6, 0),  # packet identifier 0
+        (7, 1),  # properties
+    ],
+)
+def test_what_is_special_ends_a_run_at_qos_1(place: int, value: int) -> None:
+    usual = publish("a", b"xxx", 1, 2, 5)
+    special = bytearray(usual)
+    special[place] = value
+    check(True, usual, usual * 2 + special + usual)
+    repeated = RepeatedPublish(True, MOST)
+    decoded = PublishDecoder(True).decode(usual[0], usual, 2, len(usual))
+    assert repeated.remember(usual, 0, 2, len(usual), decoded)
+    data = usual * 2 + special + usual
+    assert repeated.run(data, 0, len(data)) == (2 * len(usual), 2)
