@@ -181,7 +181,7 @@ class Incoming:
         return route
 
     def _publish(self, message: Message, route: Route) -> tuple[int, int]:
-        """Publish a message: the write batch that its answer waits for, and its MQTT 5 reason code."""
+        """Publish a message: the write batch that its answer waits for, and its reason code (v5)."""
         if route.depends_on_message:
             route = route.resolve(message)
         result = self._vhost.publish(message, route)
@@ -276,7 +276,7 @@ class Incoming:
             raise error
 
     def _keep_packet_id(self, packet_id: int, write_batch: int) -> int:
-        """Remember a QoS 2 message until it is released; the write batch that its answer waits for."""
+        """Remember a QoS 2 message until it is released; what its answer waits for."""
         sessions = self._sessions
         session = self._connection.attached()
         if session.incoming is None:
