@@ -181,7 +181,7 @@ class Incoming:
         return route
 
     def _publish(self, message: Message, route: Route) -> tuple[int, int]:
-        """Publish a message: the write batch that its answer waits for, and its reason code (v5)."""
+        """Publish a message: the write batch to wait for with the answer, and its reason code."""
         if route.depends_on_message:
             route = route.resolve(message)
         result = self._vhost.publish(message, route)
