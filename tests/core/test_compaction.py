@@ -426,9 +426,8 @@ def test_deleting_a_stream_lets_others_be_compacted(broker: Broker, stream: Stre
 def test_a_batch_that_cannot_be_read_ends_the_round(
     broker: Broker, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(stream, (b"a", b"0"))
     log = stream.partitions[0].log
-    log._chunks[0].records[0] = b"damaged"  # type: ignore[attr-defined]
+    log.append(b"damaged")
     publish(stream, (b"filler", FILLER))
     publish(stream, (b"newest", b"newest"))
     run(broker, 2 * PERIOD_MS)

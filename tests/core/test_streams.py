@@ -24,10 +24,13 @@ from trivium.runtime.broker import Broker
 from trivium.storage.base import Log
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.compression import CODECS
+from trivium.streams.record_encoder import PLAIN_MESSAGE
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import KEY, PAYLOAD, RecordBatch
 from trivium.streams.stream import (
     BATCH_RECORDS,
+    MEMO_HEADER_BYTES,
+    MEMO_SIZE,
     Partition,
     Stream,
     StreamReader,
@@ -98,7 +101,7 @@ def test_a_turn_makes_one_batch_per_partition(broker: Broker, stream: Stream) ->
     assert stream.partitions[0].next_offset == 0
     broker.end_turn()
     assert stream.partitions[0].next_offset == 3
-    assert len(broker.storage.log(stream._log_name(0))) == 1
+    assert len(stream.partitions[0].log) == 1
 
 
 def test_accept_returns_the_write_batch_that_makes_it_durable(
@@ -289,11 +292,16 @@ def test_headers_that_the_broker_added_are_stored(codec: KeyCodec) -> None:
 def test_the_memo_of_headers_is_bounded(codec: KeyCodec) -> None:
     broker = open_broker()
     stream = broker.vhosts["/"].declare_stream("s")
-    for n in range(2000):
+    for n in range(MEMO_SIZE + 1):
         stream.accept(keyed(b"%d" % n))
-    stream.accept(keyed(bytes(10_000)))
-    assert len(stream._memo) <= 256
-    assert sum(len(header) for _, header in stream._memo) < 10_000
+    decoded = codec.decoded
+    stream.accept(keyed(b"%d" % MEMO_SIZE))
+    assert codec.decoded == decoded
+    stream.accept(keyed(b"0"))
+    assert codec.decoded == decoded + 1
+    for _ in range(2):
+        stream.accept(keyed(bytes(MEMO_HEADER_BYTES + 1)))
+    assert codec.decoded == decoded + 3
 
 
 # Time
@@ -357,8 +365,8 @@ def test_offset_for_timestamp_loads_cold_batches(stream: Stream, broker: Broker)
     partition.log = cold
     for n in range(20):
         source = Message(PROTOCOL_NONE, Address("", b"s"), b"", b"", 1, True, n * 10)
-        partition.add(source, stream._describe(source))
-        partition._append()
+        partition.add(source, PLAIN_MESSAGE)
+        partition.flush()
     partition.high_watermark = cold.next_offset
     found: list[int] = []
     partition.offset_for_timestamp(125, found.append)

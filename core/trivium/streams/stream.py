@@ -295,7 +295,7 @@ class _TimestampSearch:
 
 
 class _StreamEnd(EndOfTurn):
-    """The stream at the end of a turn (an object of its own: one base class each)."""
+    """The stream at the end of a turn."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
