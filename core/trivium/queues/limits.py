@@ -35,7 +35,7 @@ def drop_heads(queue: Queue) -> None:
         entry: QueueEntry | None = None
         for sub_queue in ready.sub_queues:
             entry = sub_queue.pop()
-            # What is to be read first, or held, must not be spared for higher priorities.
+            # What is to be read first, or is pending, must not be spared for higher priorities.
             if entry is not None or not sub_queue.is_empty:
                 break
         if entry is None:

@@ -5,8 +5,8 @@ ready. The consumer settles it, rejects it or requeues it, which puts it back at
 at once or after a delay that doubles each time. Settlements are collected and written as ranges
 once per turn.
 
-A queue has a part for each thing that it does beside: what is ``ready``, what is ``held`` until it
-is durable, what is ``waiting`` for a time, and what it has ``given_up``.
+A queue has a part for each thing that it does beside: what is ``ready``, what is ``pending`` until
+it is durable, what is ``waiting`` for a time, and what it has ``given_up``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Me
 from trivium.queues.consumers import Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import GivenUp
-from trivium.queues.held import HeldEntries
 from trivium.queues.limits import drop_heads, is_over_limit
+from trivium.queues.pending import PendingEntries
 from trivium.queues.ready import ReadyEntries
 from trivium.queues.requeues import QueueRequeues
 from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of
@@ -75,7 +75,7 @@ class Queue(Destination):
         if logs and vhost.requeues.has(name):
             self.requeues = vhost.requeues.of(name)
         self.ready = ReadyEntries(self, logs, self.settings.max_priority + 1)
-        self.held = HeldEntries(self, vhost.broker.storage)
+        self.pending = PendingEntries(self, vhost.broker.storage)
         self.waiting = WaitingEntries(self, vhost.broker)
         self.given_up = GivenUp(vhost.broker, self.waiting.timeout)
         # Whether ``put`` does without ``put_special``.
@@ -128,7 +128,7 @@ class Queue(Destination):
         if message.persistent and sub_queue.record(entry):
             result = self._broker.storage.write_batch
             if message.mode == EXACTLY_ONCE:
-                self.held.add(entry)
+                self.pending.add(entry)
         elif not message.persistent:
             sub_queue.skip(entry)
         if len(self.consumers) and entry.write_batch == 0 and sub_queue.is_empty:
@@ -170,7 +170,7 @@ class Queue(Destination):
             if sub_queue.record(entry):
                 result = self._broker.storage.write_batch
                 if mode == EXACTLY_ONCE:
-                    self.held.add(entry)
+                    self.pending.add(entry)
         else:
             sub_queue.skip(entry)
         if identity is not None:
@@ -419,7 +419,7 @@ class Queue(Destination):
         self.ready.call_waiters()
         # What may be called later must not keep it in memory, nor it the connection.
         self.owner = None
-        self.held.queue = None
+        self.pending.queue = None
 
 
 class _Settlements(EndOfTurn):

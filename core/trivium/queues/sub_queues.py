@@ -198,7 +198,7 @@ class SubQueue:
             if settings.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
                 # Its write batch is not known any more; the one waited for last is as late as it
                 # can be.
-                entry.write_batch = queue.held.write_batch
+                entry.write_batch = queue.pending.write_batch
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
                 until = queue.restore_requeues(entry)

@@ -5,12 +5,12 @@ record whose payload is empty says that its key is gone; it goes too, once it is
 readers to have seen it.
 
 A round begins when as much has come since the last one as that one kept. It looks at what has come
-(all but the newest batch) and notes the last offset of each key; then it copies what is to stay,
-of the last round's log and of what has come, into a new log; and in one write batch it
-puts that in place of both. So a crash leaves the state before or after, and readers see offsets and
+(all but the newest record batch) and notes the last offset of each key; then it copies what is to
+stay, of the last round's log and of what has come, into a new log; and in one write batch it puts
+that in place of both. So a crash leaves the state before or after, and readers see offsets and
 order unchanged. Work is done a bounded piece at a time, for one partition at a time.
 
-The batches of the new log span the offsets without a gap, though they lack some of them: see
+The record batches of the new log span the offsets without a gap, though they lack some of them: see
 docs/record-batch.md, sparse batches.
 """
 

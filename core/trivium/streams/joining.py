@@ -1,9 +1,9 @@
 """Small record batches of a partition, joined into larger ones.
 
-A turn that brings a partition few messages makes a small batch, and readers pay for a batch as much
-as for a hundred records. So the messages of small batches are kept for a while, in *runs* without
-a gap. When a run is full and readers may see all of it, one batch takes its place in the log.
-Offsets and order stay; only where batches begin changes. The journal has the small ones,
+A turn that brings a partition few messages makes a small record batch, and readers pay for a batch
+as much as for a hundred records. So the messages of small batches are kept for a while, in *runs*
+without a gap. When a run is full and readers may see all of it, one batch takes its place in the
+log. Offsets and order stay; only where batches begin changes. The journal has the small ones,
 and after a crash the log may have them again: then they are joined again, a few in each turn.
 """
 

@@ -1,4 +1,4 @@
-"""Retention: removes the oldest batches of a partition once a limit allows it.
+"""Retention: removes the oldest record batches of a partition once a limit allows it.
 
 Whole batches go, from the old end, and the newest one stays whatever its age. By number and size a
 batch goes when those behind it are enough to reach the limit, so at least that much is kept; by age

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trivium.queues.queue import Queue
 
 
-class HeldEntries(DurabilityWaiter):
+class PendingEntries(DurabilityWaiter):
     """The entries of one queue that wait for the write batch that makes their publisher's
     acknowledgement certain: after a crash it would send them again, and they would be duplicates.
     """
@@ -24,7 +24,7 @@ class HeldEntries(DurabilityWaiter):
         self._storage = storage
 
     def add(self, entry: QueueEntry) -> None:
-        """Hold a new entry until the current write batch is durable."""
+        """Keep a new entry from consumers until the current write batch is durable."""
         write_batch = self._storage.write_batch
         entry.write_batch = write_batch
         if self.write_batch != write_batch:
