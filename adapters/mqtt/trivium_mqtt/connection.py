@@ -36,6 +36,7 @@ from trivium_mqtt.codec.reasons import (
     Refused,
     RemoteError,
 )
+from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_FILTERS, FOR_SESSION, Reader
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
@@ -170,30 +171,13 @@ class MqttConnection(Reader):
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
         sessions = self.sessions
-        options = sessions.options
-        client_id = connect.client_id
-        assigned = b""
-        if not client_id:
-            assigned = b"auto-" + secrets.token_hex(12).encode()
-            client_id = assigned
-        expiry = connect.session_expiry
-        limit = options.maximum_session_expiry
-        told_expiry = -1
-        if limit is not None and expiry > limit:
-            expiry = limit
-            told_expiry = limit
-        keep_alive = connect.keep_alive
-        told_keep_alive = -1
-        ceiling = options.server_keep_alive
-        if self.is_v5 and ceiling and (keep_alive == 0 or keep_alive > ceiling):
-            keep_alive = ceiling
-            told_keep_alive = ceiling
+        granted = _Granted(connect, sessions.options)
         self.maximum_packet = self.adapter.maximum_packet
-        answers = packets.connack_answers(assigned, told_expiry, told_keep_alive)
-        if self.is_v5 and packets.connack_size(answers) > self.maximum_output:
+        if self.is_v5 and packets.connack_size(granted.answers) > self.maximum_output:
             logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
             self.close()
             return
+        client_id = granted.client_id
         known = sessions.by_client.get(client_id)
         if known is not None and known.connection is not None:
             known.connection.taken_over()
@@ -207,21 +191,21 @@ class MqttConnection(Reader):
             self.hold_input(FOR_SESSION)
             return
         if known is None:
-            session = sessions.create(client_id, expiry)
+            session = sessions.create(client_id, granted.session_expiry)
         else:
             session = known
-            sessions.connected(session, expiry)
+            sessions.connected(session, granted.session_expiry)
+        if connect.will is not None:
+            sessions.set_will(session, connect.will)
         self.client_id = session.client_id
         self.session = session
         session.connection = self
-        if connect.will is not None:
-            sessions.set_will(session, connect.will)
-        self._keep_alive = keep_alive * 1500
-        self.receive_maximum = connect.receive_maximum
-        self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         self._connect = None
+        self._keep_alive = granted.keep_alive * 1500
+        self.receive_maximum = connect.receive_maximum
+        self.alias_maximum = granted.alias_maximum
         self.accepted()
-        block = self._with_limits(answers) if self.is_v5 else b""
+        block = self._with_limits(granted.answers) if self.is_v5 else b""
         self.send(packets.connack(connect.version, known is not None, 0, block))
         storage = self.broker.storage
         if storage.is_durable and (
@@ -502,6 +486,32 @@ class MqttConnection(Reader):
             self._end(KEEP_ALIVE_TIMEOUT)
 
 
+class _Granted:
+    """What a client gets of what its CONNECT asks for, and what it must be told (3.2.2.3)."""
+
+    def __init__(self, connect: Connect, options: MqttOptions) -> None:
+        assigned = b""
+        if not connect.client_id:
+            assigned = b"auto-" + secrets.token_hex(12).encode()
+        self.client_id = connect.client_id or assigned
+        self.session_expiry = connect.session_expiry
+        limit = options.maximum_session_expiry
+        told_expiry = -1
+        if limit is not None and self.session_expiry > limit:
+            self.session_expiry = limit
+            told_expiry = limit
+        #: seconds, 0 for any
+        self.keep_alive = connect.keep_alive
+        ceiling = options.server_keep_alive
+        told_keep_alive = -1
+        if connect.version == packets.V5 and ceiling and not 0 < self.keep_alive <= ceiling:
+            self.keep_alive = ceiling
+            told_keep_alive = ceiling
+        self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
+        #: properties of CONNACK
+        self.answers = packets.connack_answers(assigned, told_expiry, told_keep_alive)
+
+
 class _Filters:
     """The filters of a SUBSCRIBE or UNSUBSCRIBE, and the codes of those that were taken.
 
@@ -519,7 +529,7 @@ class _Filters:
 
 
 class _NextTurn(Timed):
-    """Goes on with retained messages in the next turn (an object of its own: one base each)."""
+    """Goes on with retained messages in the next turn."""
 
     def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection

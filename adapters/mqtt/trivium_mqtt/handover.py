@@ -94,7 +94,7 @@ class Handover(Consumer):
 
 
 class _NextTurn(Timed):
-    """Goes on in the next turn (an object of its own: one base class each)."""
+    """Goes on in the next turn."""
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover

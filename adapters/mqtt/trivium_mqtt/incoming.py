@@ -235,6 +235,7 @@ class Incoming:
     def _publish_run(self, data: bytes, at: int, end: int) -> None:
         """Publish and acknowledge the packets at QoS 1 that ``_repeated`` recognises."""
         connection = self._connection
+        vhost = self._vhost
         repeated = self._repeated
         now_ms = self._sessions.broker.now_ms
         client_id = connection.client_id
@@ -246,15 +247,17 @@ class Incoming:
         last = ACCEPTED
         acknowledgements: list[bytes] = []
         error: RemoteError | None = None
+        begin = at
+        route = self._current_route()
         while at < end:
             if is_v5 and room <= (len(acknowledgements) if last else 0):
                 error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
                 break
-            route = self._current_route()
+            if route.topology_version != vhost.topology_version:
+                route = self._current_route()
             payload = data[at + payload_at : at + size]
             packet_id = data[at + packet_id_at : at + packet_id_at + 2]
             at += size
-            self._metrics.messages_received += 1
             write_batch, reason = self._publish(
                 message_of(route.address, payload, 1, False, None, now_ms, client_id), route
             )
@@ -267,6 +270,7 @@ class Incoming:
                 acknowledgements.append(_PUBACK_V5_HEAD + packet_id + bytes((reason,)))
             else:
                 acknowledgements.append(_PUBACK_HEAD + packet_id)
+        self._metrics.messages_received += (at - begin) // size
         count = len(acknowledgements)
         if count:
             connection.answer(

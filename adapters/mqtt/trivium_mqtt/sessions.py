@@ -71,17 +71,31 @@ class Sessions:
 
     def restore(self) -> None:
         """Bring back what was kept; wills of clients that a crash cut off become due."""
-        store = self.store
-        last_run = store.clock() or self.broker.now_ms
+        last_run = self.store.clock() or self.broker.now_ms
+        # With offset, packet identifier, and whether it is at QoS 2: what had been sent.
         inflight: list[tuple[Session, int, int, bool]] = []
-        for client_id, row in list(store.sessions()):
+        self._restore_sessions(last_run, inflight)
+        self._restore_subscriptions()
+        self._restore_incoming()
+        ended = self._restore_outgoing(inflight)
+        inflight.sort(key=_by_offset)
+        for session, offset, packet_id, exactly_once in inflight:
+            self.outgoing(session).restore(packet_id, offset, exactly_once)
+        self._restore_wills(last_run)
+        self._restore_handovers(ended)
+        self.tick()
+
+    def _restore_sessions(
+        self, last_run: int, inflight: list[tuple[Session, int, int, bool]]
+    ) -> None:
+        for client_id, row in list(self.store.sessions()):
             session = Session(self, client_id, row.expiry)
             session.is_stored = True
             self.by_client[client_id] = session
             if row.last_seen == 0 and row.expiry != NEVER:
                 # A crash cut its client off. Later starts must not count from anew.
                 row.last_seen = last_run
-                store.put_session(client_id, row)
+                self.store.put_session(client_id, row)
             self._expire_later(session, row.last_seen)
             if QUEUE_PREFIX + session.name in self.vhost.queues:
                 # It may hold messages although no subscription needs it any more.
@@ -90,46 +104,58 @@ class Sessions:
                 session.has_shared = len(queue) > 0
             for offset, packet_id in row.inflight:
                 inflight.append((session, offset, packet_id, False))
-        for client_id, topic_filter, options, identifier, after in list(store.subscriptions()):
-            known = self.by_client.get(client_id)
-            if known is None:
+
+    def _restore_subscriptions(self) -> None:
+        for client_id, topic_filter, options, identifier, after in list(self.store.subscriptions()):
+            session = self.by_client.get(client_id)
+            if session is None:
                 # A repair has lost the session.
-                store.delete_subscription(client_id, topic_filter)
+                self.store.delete_subscription(client_id, topic_filter)
                 continue
-            subscription = Subscription(known, topic_filter, options, identifier)
-            self._bind(known, subscription)
+            subscription = Subscription(session, topic_filter, options, identifier)
+            self._bind(session, subscription)
             if after is not None:
                 self._replay(subscription, after).suspend()
-        for client_id, packet_id in list(store.incoming()):
-            known = self.by_client.get(client_id)
-            if known is None:
-                store.delete_incoming(client_id, packet_id)
+
+    def _restore_incoming(self) -> None:
+        for client_id, packet_id in list(self.store.incoming()):
+            session = self.by_client.get(client_id)
+            if session is None:
+                self.store.delete_incoming(client_id, packet_id)
                 continue
-            if known.incoming is None:
-                known.incoming = set()
-            known.incoming.add(packet_id)
+            if session.incoming is None:
+                session.incoming = set()
+            session.incoming.add(packet_id)
+
+    def _restore_outgoing(
+        self, inflight: list[tuple[Session, int, int, bool]]
+    ) -> dict[bytes, dict[int, int]]:
+        """What was sent at QoS 2; that of sessions which ended, by client and offset."""
         ended: dict[bytes, dict[int, int]] = {}
-        for client_id, packet_id, offset, released in list(store.outgoing()):
-            known = self.by_client.get(client_id)
-            if known is None:
+        for client_id, packet_id, offset, released in list(self.store.outgoing()):
+            session = self.by_client.get(client_id)
+            if session is None:
                 ended.setdefault(client_id, {})[offset] = packet_id
             elif not released:
-                inflight.append((known, offset, packet_id, True))
+                inflight.append((session, offset, packet_id, True))
             else:
-                self.outgoing(known).restore_released(packet_id)
-        inflight.sort(key=_by_offset)
-        for session, offset, packet_id, exactly_once in inflight:
-            self.outgoing(session).restore(packet_id, offset, exactly_once)
-        for client_id, will, due in list(store.wills()):
-            known = self.by_client.get(client_id)
-            if known is None:
+                self.outgoing(session).restore_released(packet_id)
+        return ended
+
+    def _restore_wills(self, last_run: int) -> None:
+        for client_id, will, due in list(self.store.wills()):
+            session = self.by_client.get(client_id)
+            if session is None:
                 self._publish_will(client_id, will)
-            else:
-                known.will = will
-                if due == 0:
-                    due = last_run + will.delay * 1000
-                    store.put_will(client_id, will, due)
-                self._will_later(known, min(due - self.broker.now_ms, will.delay * 1000))
+                continue
+            session.will = will
+            if due == 0:
+                due = last_run + will.delay * 1000
+                self.store.put_will(client_id, will, due)
+            self._will_later(session, min(due - self.broker.now_ms, will.delay * 1000))
+
+    def _restore_handovers(self, ended: dict[bytes, dict[int, int]]) -> None:
+        """Go on with the queues of sessions that ended."""
         for name, queue in list(self.vhost.queues.items()):
             client_id = name.removeprefix(QUEUE_PREFIX).encode()
             if queue.adapter == ADAPTER and client_id not in self.by_client:
@@ -137,8 +163,7 @@ class Sessions:
         for client_id, sent in ended.items():
             # With neither a session nor a queue they mean nothing.
             for packet_id in sent.values():
-                store.delete_outgoing(client_id, packet_id)
-        self.tick()
+                self.store.delete_outgoing(client_id, packet_id)
 
     # Life of a session
 

@@ -222,23 +222,9 @@ def read_properties(data: bytes, at: int, end: int, allowed: frozenset[int]) -> 
             raise MalformedPacket(f"property 0x{identifier:02x} does not belong into this packet")
         at += 1
         if kind <= _VARINT:
-            number = 0
-            if kind == _BIT:
-                if at >= stop:
-                    raise MalformedPacket("packet ends within a property")
-                number = data[at]
-                at += 1
-                if number > 1:
-                    raise ProtocolError(f"property 0x{identifier:02x} must be 0 or 1")
-            elif kind == _TWO:
-                number = read_two(data, at, stop)
-                at += 2
-            elif kind == _FOUR:
-                number = read_two(data, at, stop) << 16 | read_two(data, at + 2, stop)
-                at += 4
-            else:
-                number = read_varint(data, at, stop)
-                at += varint_size(number)
+            number, at = _read_number(kind, data, at, stop)
+            if kind == _BIT and number > 1:
+                raise ProtocolError(f"property 0x{identifier:02x} must be 0 or 1")
             if number == 0 and identifier in _NON_ZERO:
                 raise ProtocolError(f"property 0x{identifier:02x} must not be 0")
             if identifier == SUBSCRIPTION_ID:
@@ -266,6 +252,20 @@ def read_properties(data: bytes, at: int, end: int, allowed: frozenset[int]) -> 
             found.texts[identifier] = value
     found.raw = kept + data[start:stop]
     return found
+
+
+def _read_number(kind: int, data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """The number at ``at``, and the offset behind it. Raises MalformedPacket."""
+    if kind == _BIT:
+        if at >= stop:
+            raise MalformedPacket("packet ends within a property")
+        return data[at], at + 1
+    if kind == _TWO:
+        return read_two(data, at, stop), at + 2
+    if kind == _FOUR:
+        return read_two(data, at, stop) << 16 | read_two(data, at + 2, stop), at + 4
+    number = read_varint(data, at, stop)
+    return number, at + varint_size(number)
 
 
 def check_message_properties(found: PacketProperties) -> None:
