@@ -26,6 +26,7 @@ from trivium_amqp.codec.frames import content_frames, method_frame
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME
 from trivium_amqp.replies import ConsumeOk, Reply
+from trivium_amqp.states import CHANNEL_CLOSING
 from trivium_amqp.stream_cursor import OFFSET, open_cursor
 from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
 
@@ -62,6 +63,21 @@ def resolve_name(channel: Channel, name: str) -> str:
     if not channel.last_queue:
         raise ChannelException(NOT_FOUND, "no previously declared queue")
     return channel.last_queue
+
+
+def close(channel: Channel, arguments: list[Any]) -> None:
+    """channel.close."""
+    if channel.state is not CHANNEL_CLOSING:
+        channel.publisher.flush_confirms()
+        channel.release()
+    del channel.connection.channels[channel.number]
+    channel.connection.replies.advance(channel.number)
+    channel.reply(methods.CHANNEL_CLOSE_OK)
+
+
+def close_ok(channel: Channel, arguments: list[Any]) -> None:
+    """channel.close-ok: the number is free for another channel."""
+    del channel.connection.channels[channel.number]
 
 
 def flow(channel: Channel, arguments: list[Any]) -> None:
@@ -183,7 +199,10 @@ class GetReply(Reply):
 
     def leave(self, connection: AmqpConnection) -> bool:
         channel = self.channel
-        if channel.is_closing or connection.channels.get(channel.number) is not channel:
+        if (
+            channel.state is CHANNEL_CLOSING
+            or connection.channels.get(channel.number) is not channel
+        ):
             return True
         if self.is_loading:
             return False
@@ -281,7 +300,7 @@ def tx_select(channel: Channel, arguments: list[Any]) -> None:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.publisher.transaction is None:
         channel.publisher.transaction = Transaction()
-        channel.connection.forget_repeated()
+        channel.connection.repeats.forget()
     channel.reply(methods.TX_SELECT_OK)
 
 
@@ -328,6 +347,8 @@ def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
 
 
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {
+    methods.CHANNEL_CLOSE: close,
+    methods.CHANNEL_CLOSE_OK: close_ok,
     methods.CHANNEL_FLOW: flow,
     methods.BASIC_QOS: qos,
     methods.BASIC_CONSUME: consume,

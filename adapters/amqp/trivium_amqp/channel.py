@@ -11,16 +11,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.queues.queue import Queue, QueueEntry
-from trivium_amqp import basic, topology
+from trivium_amqp import basic, states, topology
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
-    COMMAND_INVALID,
-    NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelException,
-    ConnectionException,
 )
-from trivium_amqp.codec.frames import method_frame
+from trivium_amqp.codec.frames import BODY_EVENT, HEADER_EVENT, method_frame
 from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.publisher import Publisher
@@ -47,8 +44,8 @@ class Channel:
         self.number = number
         self.vhost = connection.vhost
         self.broker = connection.broker
-        #: an exception was sent; everything but channel.close-ok is ignored (2.2.5)
-        self.is_closing = False
+        #: which frames may come
+        self.state = states.OPEN
         #: deliveries that await an acknowledgement, by delivery tag, in ascending order but for
         #: those that a rollback has put back since ``check_timeout`` was called last
         self.unacked: dict[int, Held] = {}
@@ -84,27 +81,30 @@ class Channel:
         frame = method_frame(self.number, method, *arguments)
         self.connection.replies.put(self.number, Reply(frame, write_batch))
 
-    def method(self, method: int, data: bytes, start: int, end: int) -> None:
-        """A method frame with the payload ``data[start:end]``."""
-        if self.publisher.is_receiving:
-            raise self.publisher.unexpected()
-        if method == methods.BASIC_PUBLISH:
-            self.publisher.begin(data[start + 4 : end])
-            return
-        if method == methods.BASIC_ACK:
-            tag, multiple = methods.decode(method, data, start + 4, end)
+    def take_frame(self, event: int, data: bytes, start: int, end: int) -> None:
+        """Carry out a frame that the channel's state admits; its payload is ``data[start:end]``."""
+        publisher = self.publisher
+        if event == BODY_EVENT:
+            body = publisher.take_body(data, start, end)
+            if body is not None:
+                self.state = states.OPEN
+                publisher.complete(body)
+        elif event == HEADER_EVENT:
+            if publisher.begin_body(data, start, end):
+                self.state = states.AWAITS_BODY
+            else:
+                self.state = states.OPEN
+                publisher.complete(b"")
+        elif event == methods.BASIC_PUBLISH:
+            publisher.begin(data[start + 4 : end])
+            self.state = states.AWAITS_HEADER
+        elif event == methods.BASIC_ACK:
+            tag, multiple = methods.decode(event, data, start + 4, end)
             if not self.acknowledge(tag, multiple):
                 raise unknown_tag(tag)
-            self.connection.expect_acknowledgements(self)
-            return
-        handler = HANDLERS.get(method)
-        if handler is None:
-            if method in methods.ARGUMENTS:
-                raise ConnectionException(COMMAND_INVALID, "unimplemented method")
-            raise ConnectionException(
-                NOT_IMPLEMENTED, f"unknown method {method >> 16}.{method & 0xFFFF}"
-            )
-        handler(self, methods.decode(method, data, start + 4, end))
+            self.connection.repeats.expect_acknowledgements(self)
+        else:
+            HANDLERS[event](self, methods.decode(event, data, start + 4, end))
 
     # Acknowledgements
 
@@ -120,7 +120,7 @@ class Channel:
                 consumer.held -= 1
                 self.held -= 1
                 if not consumer.is_credited:
-                    self.connection.credit(consumer)
+                    self.connection.dispatches.credit(consumer)
             return True
         taken = self.take(tag, multiple)
         if taken is None:
@@ -175,7 +175,7 @@ class Channel:
                 consumer.held -= 1
                 self.held -= 1
                 if not consumer.is_credited:
-                    self.connection.credit(consumer)
+                    self.connection.dispatches.credit(consumer)
         if queues:
             # Not the queues that something returned to, but who waits longest goes first.
             self.serve_waiting()
@@ -293,7 +293,7 @@ class Channel:
         The client hears of it once ``write_batch`` is durable.
         """
         self.publisher.flush_confirms()
-        self.is_closing = True
+        self.state = states.CHANNEL_CLOSING
         self.connection.replies.advance(self.number)
         self.reply_after(
             write_batch,
@@ -307,7 +307,7 @@ class Channel:
 
     def release(self) -> None:
         """Cancel the consumers and return what is unacknowledged, in order."""
-        self.connection.forget_repeated()
+        self.connection.repeats.forget()
         self.publisher.release()
         held = list(self.unacked.values())
         transaction = self.publisher.transaction

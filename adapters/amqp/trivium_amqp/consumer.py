@@ -103,7 +103,7 @@ class AmqpConsumer(Consumer):
             return False
         connection = self._connection
         if not connection.takes_output:
-            connection.hold(self.queue)
+            connection.dispatches.hold(self.queue)
             return False
         return True
 

@@ -5,14 +5,13 @@ Publishers repeat both, byte for byte, so both are parsed once and kept by the c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE
 from trivium.routing.exchanges import Exchange, Route
 from trivium.vhost.delays import MAX_COPIES_BYTES
 from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
-from trivium_amqp.codec.frames import U32, U64
 from trivium_amqp.codec.properties import (
     PERSISTENT,
     RETAIN_HEADER,
@@ -23,9 +22,6 @@ from trivium_amqp.codec.properties import (
     without_header,
 )
 from trivium_amqp.codec.tables import signed_int
-
-if TYPE_CHECKING:
-    from trivium_amqp.publisher import Publisher
 
 #: The name under which a client asks for direct replies, and what the made-up names start with.
 REPLY_TO_NAME: Final = b"amq.rabbitmq.reply-to"
@@ -85,30 +81,6 @@ class ContentHeader:
         self.delay = delay
         #: property bytes of a message that was delayed
         self.delayed = delayed
-
-
-class Repeated:
-    """A publish that is expected to come again with another body."""
-
-    def __init__(
-        self,
-        publisher: Publisher,
-        target: Target,
-        header: ContentHeader,
-        head: bytes,
-        middle: bytes,
-        size: int,
-    ) -> None:
-        self.publisher = publisher
-        self.target = target
-        self.header = header
-        #: its frames up to the size of the body in the content header
-        self.head = head
-        #: from behind that size up to the size of the body frame
-        self.middle = middle
-        #: bytes of body, and all of the frames up to such a body
-        self.size = size
-        self.prefix = b"".join((head, U64.pack(size), middle, U32.pack(size)))
 
 
 def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:

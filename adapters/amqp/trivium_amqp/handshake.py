@@ -10,10 +10,10 @@ from trivium import __version__
 from trivium.errors import NotFound
 from trivium.messages.message import HeaderValue
 from trivium.runtime.framed import FOR_PROTOCOL
+from trivium_amqp import states
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
-    COMMAND_INVALID,
     NOT_ALLOWED,
     ConnectionException,
 )
@@ -79,11 +79,10 @@ def server_properties() -> dict[str, HeaderValue]:
 
 
 class Handshake:
-    """The state of the negotiation: the one method that may come next."""
+    """What the broker does in the states of the negotiation."""
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
-        self._expected = methods.CONNECTION_START_OK
         self._mechanism = ""
         # The authenticator has not answered yet, and did not do so at once.
         self._is_waiting = False
@@ -91,20 +90,15 @@ class Handshake:
 
     def start(self) -> None:
         """Send connection.start."""
+        self._connection.state = states.STARTING
         self._connection.send(
             method_frame(
                 0, methods.CONNECTION_START, 0, 9, server_properties(), MECHANISMS, LOCALES
             )
         )
 
-    def method(self, method: int, data: bytes, start: int, end: int) -> None:
-        """A method other than connection.close came. Raises ConnectionException."""
-        if method != self._expected:
-            raise ConnectionException(
-                COMMAND_INVALID,
-                f"method {method >> 16}.{method & 0xFFFF} is not expected during the handshake",
-            )
-        arguments = methods.decode(method, data, start, end)
+    def take_method(self, method: int, arguments: list[Any]) -> None:
+        """A method came that the state admits. Raises ConnectionException."""
         if method == methods.CONNECTION_START_OK:
             self._start_ok(arguments)
         elif method == methods.CONNECTION_TUNE_OK:
@@ -115,7 +109,6 @@ class Handshake:
     def _start_ok(self, arguments: list[Any]) -> None:
         client_properties, mechanism, response, _locale = arguments
         connection = self._connection
-        connection.client_properties = client_properties
         capabilities = client_properties.get("capabilities")
         if isinstance(capabilities, dict):
             connection.capabilities = capabilities
@@ -140,7 +133,7 @@ class Handshake:
             return
         self._is_waiting = False
         if is_admitted:
-            self._expected = methods.CONNECTION_TUNE_OK
+            connection.state = states.TUNING
             connection.send(
                 method_frame(0, methods.CONNECTION_TUNE, CHANNEL_MAX, FRAME_MAX, HEARTBEAT_SECONDS)
             )
@@ -172,7 +165,7 @@ class Handshake:
             raise _refused("frame_max", frame_max, "lower than the minimum", MIN_FRAME_MAX)
         # Zero means "no limit of mine": then ours holds.
         self._connection.tuned(channel_max or CHANNEL_MAX, frame_max or FRAME_MAX, heartbeat)
-        self._expected = methods.CONNECTION_OPEN
+        self._connection.state = states.OPENING
 
     def _open(self, arguments: list[Any]) -> None:
         name = arguments[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium_amqp import states
+from trivium_amqp.codec.frames import HEARTBEAT_FRAME
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
@@ -33,9 +35,40 @@ class Liveness(Timed):
     def due(self) -> None:
         connection = self._connection
         if connection is not None:
-            next_at = connection.look()
+            next_at = self._look(connection)
             if next_at:
                 self._timeouts.call_at(next_at, self)
+
+    def _look(self, connection: AmqpConnection) -> int:
+        """Do what is due for it to live, or to end; when to look again, 0 for never."""
+        if connection.is_closed:
+            return 0
+        now = connection.broker.elapsed_ms
+        if connection.state is states.CLOSING:
+            if now < self.began_at + CLOSE_MS:
+                return self.began_at + CLOSE_MS
+            # It may yet read what it was told.
+            connection.close()
+            return 0
+        if connection.state is not states.RUNNING:
+            limit = int(connection.broker.config.limits.handshake_seconds * 1000)
+            if now < self.began_at + limit:
+                return self.began_at + limit
+            connection.metrics.protocol_errors += 1
+            connection.transport.abort()
+            return 0
+        if self.heartbeat == 0:
+            return 0
+        # While we do not read, we cannot know.
+        if connection.held_for:
+            connection.heard_at = now
+        if self.dead_at(connection.heard_at) <= now:
+            connection.transport.abort()
+            return 0
+        if self.heartbeat_at() <= now:
+            connection.send(HEARTBEAT_FRAME)
+            self.sent_at = now
+        return min(self.heartbeat_at(), self.dead_at(connection.heard_at))
 
     def stop(self) -> None:
         """The connection is gone; what waits for its time must not keep it in memory."""

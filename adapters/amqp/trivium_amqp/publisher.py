@@ -21,30 +21,27 @@ from trivium_amqp.codec.errors import (
     NO_ROUTE,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
+    UNEXPECTED_FRAME,
     ChannelException,
     ConnectionException,
     FramingError,
-    UnexpectedFrame,
     channel_exception,
 )
 from trivium_amqp.codec.frames import (
-    BODY,
+    BODY_EVENT,
     CONFIRM_FRAME,
     CONFIRM_SIZE,
     CONTENT_HEADER,
     CONTENT_HEADER_SIZE,
-    END,
     FRAME_END,
-    HEAD,
-    HEADER,
     METHOD,
-    U32,
     U64,
     content_frames,
     method_frame,
 )
 from trivium_amqp.consumer import cut_key, header_bytes
-from trivium_amqp.content import ContentHeader, Repeated, Target, read_header
+from trivium_amqp.content import ContentHeader, Target, read_header
+from trivium_amqp.states import NO_BODY
 from trivium_amqp.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -53,8 +50,6 @@ if TYPE_CHECKING:
 #: Targets that a connection remembers; emptied when full, so that a client which publishes to ever
 #: new routing keys does not make it grow.
 MAX_TARGETS: Final = 1024
-
-_PUBLISH_ID: Final = U32.pack(methods.BASIC_PUBLISH)
 
 
 class Publisher:
@@ -90,21 +85,6 @@ class Publisher:
         self._confirmed = 0
         self._pending: deque[tuple[int, int]] = deque()
 
-    @property
-    def is_receiving(self) -> bool:
-        """Whether a content header or body must come next."""
-        return self._target is not None
-
-    def unexpected(self) -> UnexpectedFrame:
-        """The error for a frame that is not the one that must come next."""
-        if self._target is None:
-            return UnexpectedFrame("expected method frame, got non method frame instead")
-        wanted = "content header" if self._header is None else "content body"
-        of_class = " for class 60" if self._header is None else ""
-        return UnexpectedFrame(
-            f"expected {wanted}{of_class}, got non {wanted} frame instead", methods.BASIC_PUBLISH
-        )
-
     def begin(self, arguments: bytes) -> None:
         """basic.publish with these arguments; its content follows."""
         target = self._connection.targets.get(arguments)
@@ -113,21 +93,19 @@ class Publisher:
         self._arguments = arguments
         self._target = target
         connection = self._connection
-        connection.forget_repeated()
-        if connection.is_blocked:
+        connection.repeats.forget()
+        if connection.pause.is_on:
             connection.hold_publishing()
 
-    def header_frame(self, data: bytes, start: int, end: int) -> None:
-        """A content header frame."""
-        if self._target is None or self._header is not None:
-            raise self.unexpected()
+    def begin_body(self, data: bytes, start: int, end: int) -> bool:
+        """The content header ``data[start:end]``; whether a body follows."""
         if end - start < CONTENT_HEADER_SIZE + 2:
             raise FramingError("content header is too short")
         if not data.startswith(CONTENT_HEADER, start):
             class_id = data[start] << 8 | data[start + 1]
-            raise UnexpectedFrame(
+            raise ConnectionException(
+                UNEXPECTED_FRAME,
                 f"expected content header for class 60, got one for class {class_id} instead",
-                methods.BASIC_PUBLISH,
             )
         size: int = U64.unpack_from(data, start + 4)[0]
         limit = self._broker.config.limits.max_message_bytes
@@ -143,26 +121,23 @@ class Publisher:
         self._header = header
         self._body_size = size
         self._missing = size
-        if size == 0:
-            self._complete(b"")
+        return size > 0
 
-    def body_frame(self, data: bytes, start: int, end: int) -> None:
-        """A content body frame."""
-        if self._header is None:
-            raise self.unexpected()
+    def take_body(self, data: bytes, start: int, end: int) -> bytes | None:
+        """The content body ``data[start:end]``; the whole body once all of it is here."""
         size = end - start
         if size > self._missing:
-            raise self.unexpected()
+            raise NO_BODY.error(BODY_EVENT, self.number)
         if size == self._body_size:
-            self._complete(data[start:end])
-            return
+            return data[start:end]
         # Grows with what arrives, not with what was announced.
         self._body += data[start:end]
         self._missing -= size
-        if self._missing == 0:
-            body = bytes(self._body)
-            self._body = bytearray()
-            self._complete(body)
+        if self._missing:
+            return None
+        body = bytes(self._body)
+        self._body = bytearray()
+        return body
 
     def current(self, target: Target) -> Target:
         """``target`` as the topology is now. Raises NotFound when its exchange is gone."""
@@ -195,52 +170,40 @@ class Publisher:
         self._connection.targets[arguments] = target
         return target
 
-    def _complete(self, body: bytes) -> None:
+    def complete(self, body: bytes) -> None:
+        """All frames of a publish are here."""
         target = self._target
         header = self._header
         assert target is not None
         assert header is not None
         self._target = None
         self._header = None
-        size = len(body)
+        connection = self._connection
+        # While publishers are paused each publish must be seen.
         if (
             header is self._last_header
             and self._arguments == self._last_arguments
-            and 0 < size <= self._connection.largest_body
             and self.transaction is None
+            and not connection.pause.is_on
         ):
-            self._expect_another(target, header, size)
+            connection.repeats.expect_publish(self, target, header, self._arguments, len(body))
         self._last_header = header
         self._last_arguments = self._arguments
         self.publish(target, header, body)
 
-    def _expect_another(self, target: Target, header: ContentHeader, size: int) -> None:
-        """Have the connection recognise what begins like the last publish."""
-        arguments = self._arguments
-        head = (
-            HEAD.pack(METHOD, self.number, 4 + len(arguments))
-            + _PUBLISH_ID
-            + arguments
-            + END
-            + HEAD.pack(HEADER, self.number, CONTENT_HEADER_SIZE + len(header.received))
-            + CONTENT_HEADER
-        )
-        middle = header.received + END + HEAD.pack(BODY, self.number, 0)[:3]
-        self._connection.expect_repeated(Repeated(self, target, header, head, middle, size))
-
     def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
-        """Route a message whose frames are all here."""
-        self._metrics.messages_received += 1
+        """Publish a message that was read: the one way, however it was read."""
         transaction = self.transaction
-        if transaction is not None:
-            transaction.publish(target, header, body)
-            return
-        if target.route.topology_version != self._vhost.topology_version:
+        if transaction is None and target.route.topology_version != self._vhost.topology_version:
             # The topology has changed since the method frame came.
             try:
                 target = self.current(target)
             except TopologyError as error:
                 raise channel_exception(error) from None
+        self._metrics.messages_received += 1
+        if transaction is not None:
+            transaction.publish(target, header, body)
+            return
         result = self.route(target, header, body)
         if not self.confirms:
             return
@@ -252,7 +215,8 @@ class Publisher:
                 pending[-1] = (result, tag)
             elif result > self._storage.durable:
                 pending.append((result, tag))
-                self._connection.await_write_batch(self)
+                self._connection.confirms.awaiting[self.number] = self
+                self._connection.await_durable()
             else:
                 self._confirm(tag)
         elif result == REJECTED:
@@ -265,7 +229,7 @@ class Publisher:
             self._send_confirm(methods.BASIC_ACK, tag, 0)
             return
         if self._confirm_to == self._confirmed:
-            self._connection.unconfirmed.append(self)
+            self._connection.confirms.at_end.append(self)
         self._confirm_to = tag
 
     def route(self, target: Target, header: ContentHeader, body: bytes) -> int:
@@ -381,7 +345,7 @@ class Publisher:
         """Direct replies began or ended (b""), which changes what property bytes mean."""
         self._reply_to = name
         self._last_header = None
-        self._connection.forget_repeated()
+        self._connection.repeats.forget()
 
     def release(self) -> None:
         """Drop what is being received, and what waits for a confirm."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from trivium_amqp.codec.frames import CLOSE_OK_FRAME
 from trivium_amqp.consumer import AmqpConsumer
 
 if TYPE_CHECKING:
@@ -56,11 +57,21 @@ class Replies:
         #: None once it is gone
         self._connection: AmqpConnection | None = connection
         self._lines: dict[int, deque[Reply]] = {}
+        self._closes = False
 
-    @property
-    def are_waiting(self) -> bool:
-        """Whether anything waits on any channel."""
-        return len(self._lines) > 0
+    def close(self) -> bool:
+        """The client says goodbye: connection.close-ok leaves behind all answers, now or later.
+
+        Whether it has left.
+        """
+        self.advance_all()
+        connection = self._connection
+        assert connection is not None
+        if self._lines:
+            self._closes = True
+            return False
+        connection.send(CLOSE_OK_FRAME)
+        return True
 
     def send(self, channel: int, data: bytes) -> None:
         """Send frames of a channel in their turn."""
@@ -98,8 +109,9 @@ class Replies:
             connection.unread_limit += len(line.popleft().data) + _COST
         if not line:
             del self._lines[channel]
-            if not self._lines:
-                connection.nothing_waits()
+            if self._closes and not self._lines:
+                connection.send(CLOSE_OK_FRAME)
+                connection.transport.close()
 
     def advance_all(self) -> None:
         """A write batch has become durable."""

@@ -5,7 +5,6 @@
     AmqpError
      +-- ChannelException      closes the channel (channel.close)
      +-- ConnectionException   closes the connection (connection.close)
-          +-- UnexpectedFrame  another frame must come next
           +-- FramingError     the byte stream cannot be followed any more
 
 Both carry the reply code of the protocol. The text starts with the code's name, as RabbitMQ's does:
@@ -56,6 +55,9 @@ _NAMES: Final = {
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
 
+#: The method that is being carried out is to blame, whichever it is.
+CARRIED_OUT: Final = -1
+
 #: A reply text is a short string.
 _MAX_TEXT_BYTES: Final = 255
 
@@ -78,22 +80,21 @@ class ChannelException(AmqpError):
 
 
 class ConnectionException(AmqpError):
-    """Closes the connection."""
+    """Closes the connection.
 
+    ``method`` is what connection.close names, 0 for none; by default what is being carried out.
+    """
 
-class UnexpectedFrame(ConnectionException):
-    """Another frame must come next (4.2.6). ``method`` is what it would have belonged to, or 0."""
-
-    def __init__(self, text: str, method: int = 0) -> None:
-        super().__init__(UNEXPECTED_FRAME, text)
+    def __init__(self, code: int, text: str, method: int = CARRIED_OUT) -> None:
+        super().__init__(code, text)
         self.method = method
 
 
 class FramingError(ConnectionException):
     """A frame is malformed: what follows in the stream has no meaning (4.2.3)."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(FRAME_ERROR, text)
+    def __init__(self, text: str, method: int = CARRIED_OUT) -> None:
+        super().__init__(FRAME_ERROR, text, method)
 
 
 def reply_text(code: int, text: str) -> str:

@@ -20,6 +20,15 @@ HEADER: Final = 2
 BODY: Final = 3
 HEARTBEAT: Final = 8
 
+#: What a frame is, in one number (``event_of``): its method, or, where it has none, ``~type``.
+#: Methods are not negative, and frames' types are octets, so that no number means two things.
+HEADER_EVENT: Final = ~HEADER
+BODY_EVENT: Final = ~BODY
+HEARTBEAT_EVENT: Final = ~HEARTBEAT
+#: a method frame without room for a method, and a heartbeat that has a payload (4.2.7)
+SHORT_METHOD: Final = ~256
+FULL_HEARTBEAT: Final = ~257
+
 FRAME_END: Final = 0xCE
 END: Final = b"\xce"
 #: Octets of a frame beside its payload.
@@ -51,6 +60,18 @@ CLOSE_OK_FRAME: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
 #: basic.ack and basic.nack of a publish: type, channel, size, method, tag, bits, end
 CONFIRM_FRAME: Final = Struct(">BHIIQBB")
 CONFIRM_SIZE: Final = 13
+
+
+def event_of(kind: int, data: bytes, start: int, end: int) -> int:
+    """What a frame of this type with the payload ``data[start:end]`` is."""
+    if kind == METHOD:
+        if end - start < 4:
+            return SHORT_METHOD
+        method: int = U32.unpack_from(data, start)[0]
+        return method
+    if kind == HEARTBEAT and end != start:
+        return FULL_HEARTBEAT
+    return ~kind
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
