@@ -91,13 +91,7 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
     ChannelException (406) for a value that is not allowed.
     """
     basic = decode_properties(received)
-    expiration = -1
-    if basic.expiration is not None:
-        parsed = parse_expiration(basic.expiration)
-        if parsed is None:
-            shown = basic.expiration.decode("utf-8", "replace")
-            raise ChannelException(PRECONDITION_FAILED, f"invalid expiration '{shown}'")
-        expiration = parsed
+    expiration = _expiration(basic)
     if basic.user_id is not None and basic.user_id != user.encode():
         shown = basic.user_id.decode("utf-8", "replace")
         raise ChannelException(
@@ -105,21 +99,8 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
             f"user_id property set to '{shown}' but authenticated user was '{user}'",
         )
     header = _with_reply_name(received, basic, reply_name)
-    delivery = -1
-    if DELIVERY_HEADER in basic.headers:
-        delivery = delivery_mode(basic.headers[DELIVERY_HEADER])
-        if delivery < 0:
-            raise ChannelException(
-                PRECONDITION_FAILED, f"invalid header '{DELIVERY_HEADER}': it is no delivery mode"
-            )
-    delay = 0
-    if DELAY_HEADER in basic.headers:
-        delay = delay_of(basic.headers[DELAY_HEADER])
-        if delay < 0:
-            raise ChannelException(
-                PRECONDITION_FAILED,
-                f"invalid header '{DELAY_HEADER}': it is no number of milliseconds",
-            )
+    delivery = _delivery(basic)
+    delay = _delay(basic)
     copies = _routing_keys(basic, CC)
     if BCC in basic.headers:
         copies += _routing_keys(basic, BCC)
@@ -129,14 +110,6 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
             PRECONDITION_FAILED,
             f"headers 'CC' and 'BCC' have more than {MAX_COPIES} routing keys",
         )
-    delayed = b""
-    if delay:
-        if sum([len(key) + 5 for key in copies]) > MAX_COPIES_BYTES:
-            raise ChannelException(
-                PRECONDITION_FAILED, "headers 'CC' and 'BCC' are too long for a delayed message"
-            )
-        # As RabbitMQ's plugin does, so that nobody who passes it on delays it again.
-        delayed = with_headers(header, {DELAY_HEADER: signed_int(-delay)}, True)
     return ContentHeader(
         received,
         header,
@@ -147,8 +120,54 @@ def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:
         copies,
         delivery,
         delay,
-        delayed,
+        _delayed(header, delay, copies) if delay else b"",
     )
+
+
+def _expiration(basic: BasicProperties) -> int:
+    """Milliseconds to live; -1 for ever."""
+    if basic.expiration is None:
+        return -1
+    parsed = parse_expiration(basic.expiration)
+    if parsed is None:
+        shown = basic.expiration.decode("utf-8", "replace")
+        raise ChannelException(PRECONDITION_FAILED, f"invalid expiration '{shown}'")
+    return parsed
+
+
+def _delivery(basic: BasicProperties) -> int:
+    """The delivery mode that the publisher insists on; -1 for none."""
+    if DELIVERY_HEADER not in basic.headers:
+        return -1
+    delivery = delivery_mode(basic.headers[DELIVERY_HEADER])
+    if delivery < 0:
+        raise ChannelException(
+            PRECONDITION_FAILED, f"invalid header '{DELIVERY_HEADER}': it is no delivery mode"
+        )
+    return delivery
+
+
+def _delay(basic: BasicProperties) -> int:
+    """Milliseconds until the message is routed; 0 for at once."""
+    if DELAY_HEADER not in basic.headers:
+        return 0
+    delay = delay_of(basic.headers[DELAY_HEADER])
+    if delay < 0:
+        raise ChannelException(
+            PRECONDITION_FAILED,
+            f"invalid header '{DELAY_HEADER}': it is no number of milliseconds",
+        )
+    return delay
+
+
+def _delayed(header: bytes, delay: int, copies: list[bytes]) -> bytes:
+    """The property bytes of a message that was delayed."""
+    if sum([len(key) + 5 for key in copies]) > MAX_COPIES_BYTES:
+        raise ChannelException(
+            PRECONDITION_FAILED, "headers 'CC' and 'BCC' are too long for a delayed message"
+        )
+    # As RabbitMQ's plugin does, so that nobody who passes it on delays it again.
+    return with_headers(header, {DELAY_HEADER: signed_int(-delay)}, True)
 
 
 def _routing_keys(basic: BasicProperties, name: str) -> list[bytes]:

@@ -141,8 +141,8 @@ def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
     _answer(channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)
 
 
-def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_kept: bool) -> None:
-    write_batch = _write_batch_of(channel, is_kept, QUEUE, queue.name)
+def _declare_ok(channel: Channel, nowait: bool, queue: Queue, is_durable: bool) -> None:
+    write_batch = _write_batch_of(channel, is_durable, QUEUE, queue.name)
     counts = (len(queue), len(queue.consumers))
     _answer(channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, queue.name, *counts)
 
@@ -251,14 +251,14 @@ def _refuse_default(name: str) -> None:
         raise ChannelException(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
-def _write_batch_of(channel: Channel, is_kept: bool, kind: str, name: str) -> int:
+def _write_batch_of(channel: Channel, is_durable: bool, kind: str, name: str) -> int:
     """The write batch to wait for.
 
     This one where a change is kept on disk, else that of what others have just changed about it.
     """
     return (
         channel.broker.storage.write_batch
-        if is_kept
+        if is_durable
         else channel.vhost.changes.write_batch_of(kind, name)
     )
 

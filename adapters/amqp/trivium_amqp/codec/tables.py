@@ -26,6 +26,7 @@ MAX_TIME: Final = 253_402_300_799
 _MAX_SCALE: Final = 255
 
 _I8: Final = Struct(">b")
+_U8: Final = Struct(">B")
 _I16: Final = Struct(">h")
 _U16: Final = Struct(">H")
 _I32: Final = Struct(">i")
@@ -34,6 +35,21 @@ _I64: Final = Struct(">q")
 _U64: Final = Struct(">Q")
 _F32: Final = Struct(">f")
 _F64: Final = Struct(">d")
+
+#: The numbers among the types, by letter: how they lie, and their size.
+_NUMBERS: Final[dict[int, tuple[Struct, int]]] = {
+    98: (_I8, 1),  # b
+    66: (_U8, 1),  # B
+    115: (_I16, 2),  # s
+    85: (_I16, 2),  # U
+    117: (_U16, 2),  # u
+    73: (_I32, 4),  # I
+    105: (_U32, 4),  # i
+    108: (_I64, 8),  # l
+    76: (_U64, 8),  # L
+    102: (_F32, 4),  # f
+    100: (_F64, 8),  # d
+}
 
 
 class Encoded:
@@ -106,29 +122,17 @@ def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
     """The value whose type letter is at ``position``, and where the next one begins."""
     letter = data[position]
     at = position + 1
-    number: int
-    real: float
     if letter == 83 or letter == 120:  # S, x
-        number = _U32.unpack_from(data, at)[0]
-        end = at + 4 + number
-        if end > len(data):
-            raise malformed("field value is longer than its frame")
-        content = data[at + 4 : end]
-        if letter == 120:
-            return content, end
-        try:
-            return content.decode(), end
-        except UnicodeDecodeError:
-            return content, end
-    if letter == 73:  # I
-        number = _I32.unpack_from(data, at)[0]
-        return number, at + 4
-    if letter == 108:  # l
-        number = _I64.unpack_from(data, at)[0]
-        return number, at + 8
-    if letter == 84 or letter == 76:  # T, L
+        return _long_value(data, at, letter == 83)
+    known = _NUMBERS.get(letter)
+    if known is not None:
+        layout, size = known
+        value: HeaderValue = layout.unpack_from(data, at)[0]
+        return value, at + size
+    number: int
+    if letter == 84:  # T
         number = _U64.unpack_from(data, at)[0]
-        if letter == 84 and number <= MAX_TIME:
+        if number <= MAX_TIME:
             return datetime.fromtimestamp(number, UTC), at + 8
         return number, at + 8
     if letter == 116:  # t
@@ -143,30 +147,25 @@ def _value(data: bytes, position: int, depth: int) -> tuple[HeaderValue, int]:
         number = _U32.unpack_from(data, at)[0]
         end = at + 4 + number
         return _array(data, at + 4, end, depth + 1), end
-    if letter == 98:  # b
-        number = _I8.unpack_from(data, at)[0]
-        return number, at + 1
-    if letter == 66:  # B
-        return data[at], at + 1
-    if letter == 115 or letter == 85:  # s, U
-        number = _I16.unpack_from(data, at)[0]
-        return number, at + 2
-    if letter == 117:  # u
-        number = _U16.unpack_from(data, at)[0]
-        return number, at + 2
-    if letter == 105:  # i
-        number = _U32.unpack_from(data, at)[0]
-        return number, at + 4
-    if letter == 102:  # f
-        real = _F32.unpack_from(data, at)[0]
-        return real, at + 4
-    if letter == 100:  # d
-        real = _F64.unpack_from(data, at)[0]
-        return real, at + 8
     if letter == 68:  # D: scale, signed value (RabbitMQ)
         number = _I32.unpack_from(data, at + 1)[0]
         return Decimal(number).scaleb(-data[at]), at + 5
     raise malformed(f"unknown field type {letter}")
+
+
+def _long_value(data: bytes, at: int, is_text: bool) -> tuple[HeaderValue, int]:
+    """A long string or byte array, and where the next value begins."""
+    size: int = _U32.unpack_from(data, at)[0]
+    end = at + 4 + size
+    if end > len(data):
+        raise malformed("field value is longer than its frame")
+    content = data[at + 4 : end]
+    if is_text:
+        try:
+            return content.decode(), end
+        except UnicodeDecodeError:
+            return content, end
+    return content, end
 
 
 def with_fields(data: bytes, start: int, end: int, fields: Mapping[str, HeaderValue]) -> bytes:
