@@ -10,7 +10,6 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from trivium.common.timers import Timed
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport
 from trivium_mqtt.codec import packets
@@ -19,13 +18,9 @@ from trivium_mqtt.codec.reasons import (
     BAD_AUTHENTICATION_METHOD,
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
-    FAILURE,
     KEEP_ALIVE_TIMEOUT,
-    NO_SUBSCRIPTION_EXISTED,
     NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
-    PACKET_TOO_LARGE,
-    QUOTA_EXCEEDED,
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
@@ -38,12 +33,10 @@ from trivium_mqtt.codec.reasons import (
 )
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
-from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_FILTERS, FOR_SESSION, Reader
-from trivium_mqtt.session import NO_LOCAL, Session, Subscription
+from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_SESSION, Reader
 from trivium_mqtt.sessions import Sessions
-from trivium_mqtt.shares import PREFIX as SHARED
-from trivium_mqtt.shares import check_filter
 from trivium_mqtt.states import AUTHENTICATES
+from trivium_mqtt.subscribing import Subscribing
 
 if TYPE_CHECKING:
     from trivium_mqtt.mqtt_adapter import MqttAdapter
@@ -52,13 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: Longest client identifier: it is part of names and keys in the storage.
 MAX_CLIENT_ID_BYTES: Final = 1024
-
-#: Subscriptions of one session whose retained messages wait to be sent; further ones are refused.
-#: Each holds little more than a key, but each is a row in the storage too.
-MAX_REPLAYS: Final = 256
-
-#: Steps over the tree of retained messages in one turn of one connection: a millisecond or two.
-MAX_STEPS: Final = 1024
 
 
 class MqttConnection(Reader):
@@ -72,9 +58,7 @@ class MqttConnection(Reader):
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
-        # SUBSCRIBE or UNSUBSCRIBE, while it is not answered.
-        self._filters: _Filters | None = None
-        self._next_turn: _NextTurn | None = None
+        self._subscribing: Subscribing | None = None
         # Milliseconds without input after which the client is gone, 0 for any; and, until it is
         # connected, when it came.
         self._keep_alive = 0
@@ -87,32 +71,24 @@ class MqttConnection(Reader):
         packets.check_flags(first)
         if first in (packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
             self._take_acknowledgement(
-                first, packets.Acknowledgement(first, data, at, end, self._version)
+                first, packets.Acknowledgement(first, data, at, end, self.version)
             )
         elif first == packets.SUBSCRIBE:
             most = self.sessions.options.maximum_subscriptions
-            subscribe = Subscribe(data, at, end, self._version, most)
-            self._take_filters(
-                _Filters(
-                    packets.SUBACK, subscribe.packet_id, subscribe.filters, subscribe.identifier
-                )
-            )
+            self._subscriptions().take(Subscribe(data, at, end, self.version, most))
         elif first == packets.UNSUBSCRIBE:
             most = self.sessions.options.maximum_subscriptions
-            unsubscribe = Unsubscribe(data, at, end, self._version, most)
-            self._take_filters(
-                _Filters(packets.UNSUBACK, unsubscribe.packet_id, unsubscribe.filters, 0)
-            )
+            self._subscriptions().take(Unsubscribe(data, at, end, self.version, most))
         elif first == packets.PINGREQ:
             if at != end:
                 raise MalformedPacket("PINGREQ with a body (3.12.1)")
             self.send(packets.PINGRESP)
         else:
             assert first == packets.DISCONNECT, "ACTIONS lets no other packet in"
-            self._take_disconnect(Disconnect(data, at, end, self._version))
+            self._take_disconnect(Disconnect(data, at, end, self.version))
 
     @property
-    def _version(self) -> int:
+    def version(self) -> int:
         return packets.V5 if self.is_v5 else packets.V311
 
     # CONNECT
@@ -257,129 +233,25 @@ class MqttConnection(Reader):
 
     # Subscriptions
 
-    def _take_filters(self, filters: _Filters) -> None:
-        """SUBSCRIBE or UNSUBSCRIBE: carry it out as far as this turn may last."""
-        self.attached()
-        self._check_answer(len(filters.filters))
-        self._filters = filters
-        self._go_on_with_filters()
-
-    def _go_on_with_filters(self) -> None:
-        filters = self._filters
-        if filters is None:
-            return
-        session = self.attached()
-        codes = filters.codes
-        begin = len(codes)
-        while len(codes) < len(filters.filters):
-            if len(codes) > begin and self.broker.driver.is_turn_long():
-                self.hold_input(FOR_FILTERS)
-                self.broker.driver.next_turn(self)
-                return
-            topic_filter, options = filters.filters[len(codes)]
-            if filters.answer == packets.SUBACK:
-                code = self._subscribe(session, topic_filter, options, filters.identifier)
-            else:
-                code = self._unsubscribe(session, topic_filter)
-            codes.append(code)
-        self._filters = None
-        self.answer(
-            self.sessions.write_batch_of(session) if min(codes) < 0x80 else ACCEPTED,
-            packets.suback(filters.answer, self._version, filters.packet_id, bytes(codes)),
-            0,
-        )
-        self.replay()
-        self.continue_input(FOR_FILTERS)
-
-    def next_turn(self) -> None:
-        if not self.is_closed:
-            try:
-                self._go_on_with_filters()
-            except RemoteError as error:
-                self.fail(error)
-        super().next_turn()
-
-    def _check_answer(self, codes: int) -> None:
-        """Raise RemoteError unless SUBACK or UNSUBACK may be so long (MQTT-3.1.2-24).
-
-        No other answer can exceed what CONNACK needs.
-        """
-        if self.is_v5 and packets.suback_size(codes) > self.maximum_output:
-            raise RemoteError(PACKET_TOO_LARGE, "the answer exceeds the client's maximum")
-
-    def _subscribe(
-        self, session: Session, topic_filter: bytes, options: int, identifier: int
-    ) -> int:
-        """Subscribe to one filter; its code in SUBACK."""
-        try:
-            check_filter(topic_filter)
-        except RemoteError as error:
-            if self.is_v5:
-                return error.reason
-            if error.reason == QUOTA_EXCEEDED:
-                return FAILURE
-            raise
-        if topic_filter.startswith(SHARED) and options & NO_LOCAL:
-            raise ProtocolError("no local on a shared subscription (MQTT-3.8.3-4)")
-        known = session.subscriptions
-        if (
-            known is not None
-            and len(known) >= self.sessions.options.maximum_subscriptions
-            and topic_filter not in known
-        ) or not self._may_replay(session, topic_filter):
-            return QUOTA_EXCEEDED if self.is_v5 else FAILURE
-        subscription = Subscription(session, topic_filter, options, identifier)
-        self.sessions.subscribe(session, subscription)
-        return subscription.qos
-
-    def _may_replay(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there is room for the retained messages of another subscription."""
-        replays = session.replays
-        if replays is None or len(replays) < MAX_REPLAYS or topic_filter in replays:
-            return True
-        # The others may have nothing to send, or may send it before SUBACK (3.8.4).
-        self.replay()
-        return session.replays is None or len(replays) < MAX_REPLAYS
+    def _subscriptions(self) -> Subscribing:
+        found = self._subscribing
+        if found is None:
+            found = Subscribing(self)
+            self._subscribing = found
+        return found
 
     def replay(self) -> None:
         session = self.session
-        replays = None if session is None else session.replays
-        if session is None or replays is None:
-            return
-        steps = MAX_STEPS
-        while replays and steps > 0:
-            topic_filter, replay = next(iter(replays.items()))
-            before = replay.after
-            steps = replay.pump(self, steps)
-            if replay.is_finished:
-                replays.pop(topic_filter, None)
-                self.sessions.store_subscription(replay.subscription, None)
-            else:
-                if replay.after != before:
-                    self.sessions.store_subscription(replay.subscription, replay.after)
-                if steps > 0:
-                    return
-        if not replays:
-            session.replays = None
-            return
-        next_turn = self._next_turn
-        if next_turn is None:
-            next_turn = _NextTurn(self)
-            self._next_turn = next_turn
-        self.broker.timeouts.call_at(self.broker.elapsed_ms, next_turn)
+        if session is not None and session.replays is not None:
+            self._subscriptions().replay()
 
-    def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
-        """Remove one subscription; its code in UNSUBACK (3.11.3)."""
-        if self.sessions.unsubscribe(session, topic_filter):
-            return 0
-        try:
-            check_filter(topic_filter)
-        except RemoteError as error:
-            if error.reason != QUOTA_EXCEEDED:
-                if self.is_v5:
-                    return error.reason
-                raise
-        return NO_SUBSCRIPTION_EXISTED
+    def next_turn(self) -> None:
+        if not self.is_closed and self._subscribing is not None:
+            try:
+                self._subscribing.go_on()
+            except RemoteError as error:
+                self.fail(error)
+        super().next_turn()
 
     # Acknowledgements of what the client got
 
@@ -431,7 +303,9 @@ class MqttConnection(Reader):
             self.session = None
             self.sessions.disconnected(session, expiry)
         self.drop_input()
-        self._filters = None
+        if self._subscribing is not None:
+            self._subscribing.forget()
+            self._subscribing = None
         self._aside = None
         self._incoming = None
         self._waiting = None
@@ -510,29 +384,3 @@ class _Granted:
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         #: properties of CONNACK
         self.answers = packets.connack_answers(assigned, told_expiry, told_keep_alive)
-
-
-class _Filters:
-    """The filters of a SUBSCRIBE or UNSUBSCRIBE, and the codes of those that were taken.
-
-    There may be very many of them, each with retained messages to be looked for.
-    """
-
-    def __init__(
-        self, answer: int, packet_id: int, filters: list[tuple[bytes, int]], identifier: int
-    ) -> None:
-        self.answer = answer
-        self.packet_id = packet_id
-        self.filters = filters
-        self.identifier = identifier
-        self.codes = bytearray()
-
-
-class _NextTurn(Timed):
-    """Goes on with retained messages in the next turn."""
-
-    def __init__(self, connection: MqttConnection) -> None:
-        self._connection = connection
-
-    def due(self) -> None:
-        self._connection.replay()

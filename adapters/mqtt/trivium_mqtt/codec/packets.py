@@ -242,13 +242,31 @@ class Disconnect:
             raise MalformedPacket("DISCONNECT is longer than its fields")
 
 
-class Subscribe:
+class FilterPacket:
+    """SUBSCRIBE or UNSUBSCRIBE: topic filters, each with an options byte."""
+
+    def __init__(self, answer: int, packet_id: int) -> None:
+        #: the packet type that answers it
+        self.answer = answer
+        self.packet_id = packet_id
+        #: subscription identifier; 0 for none
+        self.identifier = 0
+        #: the options of UNSUBSCRIBE are 0
+        self.filters: list[tuple[bytes, int]] = []
+
+    def add(self, topic_filter: bytes, options: int, most: int) -> None:
+        """One more filter, of at most ``most``. Raises RemoteError."""
+        self.filters.append((topic_filter, options))
+        if len(self.filters) > most:
+            raise RemoteError(QUOTA_EXCEEDED, "more filters than a session may have")
+
+
+class Subscribe(FilterPacket):
     """SUBSCRIBE (3.8): pairs of topic filter and options byte, ``most`` of them."""
 
     def __init__(self, data: bytes, at: int, end: int, version: int, most: int) -> None:
-        self.packet_id = _packet_id(data, at, end)
+        super().__init__(SUBACK, _packet_id(data, at, end))
         at += 2
-        self.identifier = 0
         if version == V5:
             found = read_properties(data, at, end, properties.IN_SUBSCRIBE)
             at = found.end
@@ -256,7 +274,6 @@ class Subscribe:
                 raise ProtocolError("two subscription identifiers (3.8.2.1.2)")
             if found.subscription_ids:
                 self.identifier = found.subscription_ids[0]
-        self.filters: list[tuple[bytes, int]] = []
         while at < end:
             topic_filter = read_text(data, at, end)
             at += 2 + len(topic_filter)
@@ -267,33 +284,25 @@ class Subscribe:
             reserved = 0xC0 if version == V5 else 0xFC
             if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
                 raise MalformedPacket("subscription options are not valid (MQTT-3.8.3-4, -5)")
-            self.filters.append((topic_filter, options))
-            _check_count(len(self.filters), most)
+            self.add(topic_filter, options, most)
         if not self.filters:
             raise ProtocolError("SUBSCRIBE without a topic filter (MQTT-3.8.3-2)")
 
 
-class Unsubscribe:
+class Unsubscribe(FilterPacket):
     """UNSUBSCRIBE (3.10), of ``most`` filters."""
 
     def __init__(self, data: bytes, at: int, end: int, version: int, most: int) -> None:
-        self.packet_id = _packet_id(data, at, end)
+        super().__init__(UNSUBACK, _packet_id(data, at, end))
         at += 2
         if version == V5:
             at = read_properties(data, at, end, properties.IN_UNSUBSCRIBE).end
-        self.filters: list[tuple[bytes, int]] = []
         while at < end:
             topic_filter = read_text(data, at, end)
             at += 2 + len(topic_filter)
-            self.filters.append((topic_filter, 0))
-            _check_count(len(self.filters), most)
+            self.add(topic_filter, 0, most)
         if not self.filters:
             raise ProtocolError("UNSUBSCRIBE without a topic filter (MQTT-3.10.3-2)")
-
-
-def _check_count(filters: int, most: int) -> None:
-    if filters > most:
-        raise RemoteError(QUOTA_EXCEEDED, "more filters than a session may have")
 
 
 def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
