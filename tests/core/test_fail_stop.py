@@ -26,7 +26,7 @@ from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
 from trivium.runtime.sockets import SocketDriver
 from trivium.storage.base import DurabilityWaiter
-from trivium.storage.checkpoint import Checkpoint
+from trivium.storage.checkpoint.checkpoint import Checkpoint
 
 ERROR = MemoryError("no more")
 

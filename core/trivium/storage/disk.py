@@ -18,11 +18,11 @@ from typing import Final
 from trivium.storage.base import DurabilityWaiter, Log, Storage, Table
 from trivium.storage.catalog.catalog import Catalog, CatalogChanges
 from trivium.storage.catalog.catalog_copy import CatalogCopy
-from trivium.storage.checkpoint import ROWS, Checkpoint
+from trivium.storage.checkpoint.checkpoint import ROWS, Checkpoint
+from trivium.storage.checkpoint.row_backlog import RowBacklog
 from trivium.storage.contents.changes import DEFINE_LOG, DEFINE_TABLE, DROP_LOG, Changes
 from trivium.storage.contents.log import DiskLog
 from trivium.storage.contents.recovery import Recovered
-from trivium.storage.contents.row_backlog import RowBacklog
 from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged, StorageError, StorageFailed
 from trivium.storage.files.directory import (

@@ -24,9 +24,9 @@ from typing import Final
 
 from trivium.storage.catalog.catalog import Catalog, CatalogChanges
 from trivium.storage.catalog.catalog_copy import CatalogCopy
+from trivium.storage.checkpoint.row_backlog import RowBacklog, RowPortion
 from trivium.storage.contents.changes import Changes
 from trivium.storage.contents.log import DiskLog
-from trivium.storage.contents.row_backlog import RowBacklog, RowPortion
 from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged
 from trivium.storage.files.encryption import Keys
