@@ -36,7 +36,7 @@ ORDER = {
     ),
     "trivium.storage": (
         "errors", "base", "files", "journal", "segments", "contents", "catalog", "memory",
-        "checkpoint", "disk", "repair",
+        "checkpoint", "opening", "disk", "repair",
     ),
 }  # fmt: skip
 #: folder of a package -> the other folders of it that it may import, also for types only

@@ -46,7 +46,7 @@ class DirectoryWriter:
             while not self._posted.empty():
                 self._posted.get()()
             is_done = self.storage.durable == self.storage.write_batch - 1
-            if is_done and not self._is_awake and self.storage._checkpoint is None:
+            if is_done and not self._is_awake and not self.storage.is_making_checkpoint:
                 return
             if not self._is_awake:
                 self._posted.get(timeout=30)()
@@ -71,6 +71,4 @@ class DirectoryWriter:
 
     def kill(self) -> None:
         """Leave the directory as a killed process does, in this process."""
-        self.storage.journal.abandon()
-        self.storage._lock.release()
-        self.storage._catalog.close()
+        self.storage.abandon()

@@ -298,7 +298,7 @@ def test_many_records_that_go_are_freed_a_part_at_a_time(way: str) -> None:
     log = host.storage.log("l")
     for _ in range(100 * CHUNK_RECORDS):
         log.append(b"x")
-    unwanted: list[object] = log._segments._unwanted  # type: ignore[attr-defined]
+    unwanted = host.storage.segments.unwanted
     if way == "drop":
         host.storage.drop_log("l")
     else:
@@ -319,12 +319,12 @@ def test_memory_stays_within_the_budget() -> None:
         log.append(b"x" * 100)
         host.commit()
     host.commit()
-    assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
+    assert host.storage.segments.loaded_bytes <= 50_000
     assert len(host.contents("l")) == 2000
     host.commit()
-    assert log._segments.loaded_bytes <= 50_000  # type: ignore[attr-defined]
+    assert host.storage.segments.loaded_bytes <= 50_000
     log.remove(0, 2000)
-    assert log._segments.loaded_bytes == 0  # type: ignore[attr-defined]
+    assert host.storage.segments.loaded_bytes == 0
 
 
 def test_a_chunk_with_gaps_and_spans_is_read_back() -> None:
@@ -416,7 +416,7 @@ def test_what_is_removed_while_a_written_checkpoint_is_taken_over_stays_removed(
         host.storage.commit()
         host.step()
     turns = 0
-    while host.storage._checkpoint is not None:
+    while host.storage.is_making_checkpoint:
         logs[turns].remove(0, 0)
         logs[-1 - turns].remove(0, 0)
         host.storage.drop_log(f"l{2500 + turns}")

@@ -499,7 +499,7 @@ def test_what_is_left_is_counted_right_whatever_happens(seed: int) -> None:
     host.commit()
     checkpoint(host)
     for stores in (host, Host(host.disk.copy(), seed=9)):
-        counted = stores.storage._segments
+        counted = stores.storage.segments
         logs = [stores.storage.log(name) for name in names]
         live: dict[int, int] = {}
         for log in logs:

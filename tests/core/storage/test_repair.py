@@ -314,7 +314,7 @@ def test_a_damaged_header_of_the_catalog_costs_nothing() -> None:
             repair(inspection, QUARANTINE, ["report"], random.Random(7).randbytes)
         host = Host(disk, seed=8)
         assert len(host.storage.log_names()) == len(host.storage.table("t")) == 120
-        assert all(len(log) == 1 for log in host.storage._logs.values())
+        assert all(len(log) == 1 for log in map(host.storage.log, host.storage.log_names()))
 
 
 def test_a_damaged_page_of_the_catalog_costs_no_more_than_it_held() -> None:

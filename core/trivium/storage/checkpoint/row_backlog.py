@@ -102,7 +102,7 @@ class SortWork(Work):
         self._portions: deque[RowPortion] = deque()
 
     def run(self) -> None:
-        """On the checkpoint worker: sort."""
+        """On the checkpoint's worker: sort."""
         for table, keys in self._tables:
             for run in sorted_runs(keys, _RUN):
                 if run:

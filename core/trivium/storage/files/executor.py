@@ -147,6 +147,20 @@ class Executor:
         raise NotImplementedError
 
 
+class Workers:
+    """The workers of a storage, one for each kind of work that must not wait for the others."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.journal = executor.worker("trivium-journal")
+        self.checkpoint = executor.worker("trivium-checkpoint")
+        self.reader = executor.worker("trivium-reader")
+
+    def stop(self) -> None:
+        """Finish what was submitted, then return."""
+        for worker in (self.journal, self.checkpoint, self.reader):
+            worker.stop()
+
+
 class ThreadWorker(Worker):
     """A thread of its own, started by the first work."""
 

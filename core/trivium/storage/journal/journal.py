@@ -116,10 +116,10 @@ class JournalWriter:
         last_batch: int,
         keys: Keys,
     ) -> None:
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         self._directory = directory
         self._file_size = file_size
-        self._policy = policy
+        self.policy = policy
         self._entropy = entropy
         self._keys = keys
         self._cipher: FileCipher | None = None
@@ -142,9 +142,13 @@ class JournalWriter:
         #: paths of files that may be used again
         self.spares: deque[str] = deque()
 
+    def path(self, number: int) -> str:
+        """The path of a journal file."""
+        return f"{self._directory}/{file_name(number)}"
+
     def follow(self, last: JournalFile) -> None:
         """Go on behind the file that an earlier process wrote last. Raises OSError."""
-        file = self._filesystem.open(last.path)
+        file = self.filesystem.open(last.path)
         if not last.has_trailers and last.end < len(last.data):
             file.truncate(last.end)
         # A killed process may have left some of it in the system's cache only.
@@ -173,7 +177,7 @@ class JournalWriter:
             self._next(number)
         file = self._file
         assert file is not None
-        policy = self._policy
+        policy = self.policy
         if policy.every:
             sync = sync or number - self.synced >= policy.every
         elif policy.seconds:
@@ -271,16 +275,16 @@ class JournalWriter:
 
     def _create(self, number: int) -> File:
         """The next file, durable, with batch ``number`` to come first."""
-        path = f"{self._directory}/{file_name(self._next_file)}"
+        path = self.path(self._next_file)
         try:
             # Blocks that were written before sync faster than freshly reserved ones.
             temporary = self.spares.popleft()
         except IndexError:
             # Not asked before: a checkpoint may take the last one meanwhile.
             temporary = path + TEMPORARY_SUFFIX
-            file = self._filesystem.create(temporary)
+            file = self.filesystem.create(temporary)
         else:
-            file = self._filesystem.open(temporary)
+            file = self.filesystem.open(temporary)
         file.allocate(self._file_size)
         key_id = self._keys.current
         salt = self._entropy(SALT_SIZE) if key_id != PLAIN else bytes(SALT_SIZE)
@@ -289,8 +293,8 @@ class JournalWriter:
         self._cipher = file_cipher(self._keys, header, path)
         file.write([header], 0, False)
         file.sync()
-        self._filesystem.rename(temporary, path)
-        self._filesystem.sync_directory(self._directory)
+        self.filesystem.rename(temporary, path)
+        self.filesystem.sync_directory(self._directory)
         self._position = FILE_HEADER_SIZE
         self._is_full = self._is_closed = False
         return file

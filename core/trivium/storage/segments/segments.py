@@ -134,14 +134,14 @@ class Segments:
         keys: Keys,
     ) -> None:
         self.filesystem = filesystem
-        self._keys = keys
+        self.keys = keys
         #: files that are encrypted with another key than what is written, or not at all
         self.foreign: set[int] = set()
         self.completions = completions
         self.fail = fail
         #: the storage is closing: nothing is handed out any more
         self.is_closed = False
-        self._directory = directory
+        self.directory = directory
         self._budget = budget
         self._worker = worker
         self.next_segment = 1
@@ -164,19 +164,19 @@ class Segments:
         self.dead: list[tuple[int, int, int]] = []
         #: chunks in memory that could be read back, oldest first, with stale ones in between
         self._loaded: deque[Chunk] = deque()
-        # Chunks that no log has any more.
-        self._unwanted: list[Chunk] = []
+        #: chunks that no log has any more, to be released
+        self.unwanted: list[Chunk] = []
         self._loaded_count = 0
         #: bytes in them
         self.loaded_bytes = 0
 
     def path(self, number: int) -> str:
         """The path of a segment file."""
-        return f"{self._directory}/{segment_name(number)}"
+        return f"{self.directory}/{segment_name(number)}"
 
     def reader(self) -> BlockReader:
         """For the blocks of these files, on any thread."""
-        return BlockReader(self.filesystem, self._directory, self._keys)
+        return BlockReader(self.filesystem, self.directory, self.keys)
 
     def check(self, number: int, size: int) -> None:
         """Look at a segment file's header, and whether it has at least ``size`` bytes.
@@ -192,8 +192,8 @@ class Segments:
         file.close()
         if found < size:
             raise StorageDamaged(path, found, "the file is too short")
-        header = read_file_header(head, path, number, self._keys)
-        if header.key_id != self._keys.current:
+        header = read_file_header(head, path, number, self.keys)
+        if header.key_id != self.keys.current:
             self.foreign.add(number)
         # With the blocks of chunks that the catalog names no more.
         self.sizes[number] = found - header.size
@@ -201,9 +201,9 @@ class Segments:
     def remove_unused(self) -> None:
         """Remove the files that the catalog does not name: a checkpoint did not get so far."""
         used = {segment_name(number) for number in self.chunks}
-        for name in self.filesystem.names(self._directory):
+        for name in self.filesystem.names(self.directory):
             if name not in used:
-                self.filesystem.remove(f"{self._directory}/{name}")
+                self.filesystem.remove(f"{self.directory}/{name}")
 
     def add(self, log: NumberedLog, chunk: Chunk) -> None:
         """The catalog names a chunk in the file where it lies."""
@@ -283,7 +283,7 @@ class Segments:
         looked_at = 0
         room = sys.maxsize
         if is_space_short:
-            room = self.filesystem.free(self._directory) // _ROOM_SHARE
+            room = self.filesystem.free(self.directory) // _ROOM_SHARE
         for segment in self._worthwhile(is_space_short):
             if self.live[segment] > room:
                 continue
@@ -358,7 +358,7 @@ class Segments:
 
     def let_go(self, chunks: list[Chunk]) -> None:
         """No log has them any more: ``make_room`` frees them, some in each turn."""
-        self._unwanted += chunks
+        self.unwanted += chunks
 
     def make_room(self, size: int) -> bool:
         """Release the chunks that came first until ``size`` more bytes are within the budget.
@@ -366,8 +366,8 @@ class Segments:
         False when that needs another call, in another turn.
         """
         for _ in range(_RELEASED_AT_ONCE):
-            if self._unwanted:
-                self._unwanted.pop()
+            if self.unwanted:
+                self.unwanted.pop()
                 continue
             if self.loaded_bytes + size <= self._budget or not self._loaded:
                 return True
