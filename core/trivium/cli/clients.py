@@ -27,7 +27,7 @@ from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.config import join_address
 
 #: publishes from standard input that may wait for their acknowledgement at a time
-WINDOW: Final = 256
+MAX_IN_FLIGHT: Final = 256
 READ_SIZE: Final = 64 * 1024
 
 
@@ -175,18 +175,18 @@ async def _publish(options: argparse.Namespace, server: Server, connect: Connect
         if options.payload is not None:
             await client.publish(publication, options.payload.encode(errors="surrogateescape"))
             return
-        window = asyncio.Semaphore(WINDOW)
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def publish(line: bytes) -> None:
             try:
                 await client.publish(publication, line)
             finally:
-                window.release()
+                in_flight.release()
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for line in _lines():
-                    await window.acquire()
+                    await in_flight.acquire()
                     tasks.create_task(publish(line))
         except* (ClientError, UsageError) as errors:
             raise errors.exceptions[0] from None
@@ -207,7 +207,7 @@ async def _lines() -> AsyncIterator[bytes]:
     could not exit while a thread holds the lock of `sys.stdin`.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue(WINDOW)
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_IN_FLIGHT)
 
     def put(line: bytes | None) -> None:
         asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
