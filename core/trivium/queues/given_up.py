@@ -6,15 +6,12 @@ never in both places or in none. Until then nobody else gets it, also after a re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trivium.common.timers import Timed
 from trivium.host import Host
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
 from trivium.queues.sub_queues import QueueEntry
-
-if TYPE_CHECKING:
-    from trivium.queues.queue import Queue
 
 #: Entries of one queue that are given up and not yet with its dead letter exchange. Then it hands
 #: out nothing more until some are, so that what consumers reject does not pile up in memory.
@@ -79,7 +76,7 @@ class GivenUp:
 
     def restore(self, entry: QueueEntry, until: int) -> None:
         """An entry was given up before a restart, as its row says, and is still here."""
-        queue: Queue = entry.queue
+        queue = entry.queue
         queue.unsettled += 1
         if queue.settings.dead_letter_exchange is None:
             queue.forget_requeues(entry)

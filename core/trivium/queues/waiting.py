@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trivium.queues.queue import Queue
 
 
-class QueueAlarm(Timed):
+class QueueWaker(Timed):
     """Wakes a queue when a time has come."""
 
     def __init__(self, queue: Queue) -> None:
@@ -35,8 +35,8 @@ class WaitingEntries:
 
     def __init__(self, queue: Queue, host: Host) -> None:
         #: called after some time, and at a date
-        self.timeout = QueueAlarm(queue)
-        self.date = QueueAlarm(queue)
+        self.timeout = QueueWaker(queue)
+        self.date = QueueWaker(queue)
         self._host = host
         self._delayed: list[tuple[int, int, QueueEntry]] = []
         self._postponed: list[tuple[int, int, QueueEntry]] = []

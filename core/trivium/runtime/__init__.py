@@ -1,3 +1,3 @@
-"""What runs a broker: turns, the event loop and its sockets, what protocol adapters implement and
-get, pauses and alarms.
+"""What runs a broker: turns, their driver on the event loop, sockets and listeners, what protocol
+adapters implement and get, pauses and alarms.
 """

@@ -1,3 +1,3 @@
-"""A virtual host: the topology of its exchanges, queues and streams, how it is declared and
-restored, its policies, and its delayed messages.
+"""A virtual host: its exchanges, queues and streams, how they are declared, bound and restored, the
+routes through them, policies, and delayed messages.
 """
