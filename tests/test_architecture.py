@@ -94,18 +94,6 @@ MAX_LINES = 60
 TO_BE_SPLIT = "to be split"
 #: class or function that is larger -> why
 LARGE = {
-    "trivium.storage.checkpoint.Checkpoint": TO_BE_SPLIT,
-    "trivium.storage.checkpoint.Checkpoint.__init__": TO_BE_SPLIT,
-    "trivium.storage.disk.DiskStorage": TO_BE_SPLIT,
-    "trivium.storage.disk.DiskStorage.__init__": TO_BE_SPLIT,
-    "trivium.storage.disk.DiskStorage._recover": TO_BE_SPLIT,
-    "trivium_mqtt.codec.properties.read_properties": TO_BE_SPLIT,
-    "trivium_mqtt.connection.MqttConnection._accept": TO_BE_SPLIT,
-    "trivium_mqtt.incoming.Incoming.take": TO_BE_SPLIT,
-    "trivium_mqtt.incoming.Incoming._repeat_acknowledged": TO_BE_SPLIT,
-    "trivium_mqtt.incoming.Incoming.repeat_live": TO_BE_SPLIT,
-    "trivium_mqtt.reader.Reader._take_packets": TO_BE_SPLIT,
-    "trivium_mqtt.sessions.Sessions.restore": TO_BE_SPLIT,
     "trivium_native.client.client.Client": TO_BE_SPLIT,
     "trivium_native.client.sync.SyncClient": TO_BE_SPLIT,
     "trivium_native.server.connection.NativeConnection": TO_BE_SPLIT,
