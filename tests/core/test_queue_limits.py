@@ -482,7 +482,7 @@ def test_a_dead_letter_moves_in_one_write_batch() -> None:
 # Retry
 
 
-def test_delivery_limit_counts_returns(vhost: VirtualHost) -> None:
+def test_delivery_limit_counts_requeues(vhost: VirtualHost) -> None:
     declare(vhost, "dead")
     queue = declare(
         vhost, delivery_limit=2, dead_letter_exchange="", dead_letter_routing_key="dead"

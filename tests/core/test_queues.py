@@ -75,7 +75,7 @@ def test_higher_priority_consumers_come_first(queue: Queue) -> None:
     assert (high.payloads, low.payloads) == ([b"0", b"1"], [b"2"])
 
 
-def test_returned_messages_keep_their_position_and_are_redelivered(queue: Queue) -> None:
+def test_requeued_messages_keep_their_position_and_are_redelivered(queue: Queue) -> None:
     fill(queue, 4)
     taken = [queue.get() for _ in range(3)]
     for entry in (taken[2], taken[0]):

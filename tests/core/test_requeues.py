@@ -56,7 +56,7 @@ def test_the_count_survives(is_clean: bool) -> None:
     assert drain(queue) == [b"2"]
 
 
-def test_a_message_that_is_never_returned_has_no_row() -> None:
+def test_a_message_that_is_never_requeued_has_no_row() -> None:
     storage = HeldStorage()
     queue = declare(open_vhost(storage))
     queue.put(message(b"m"), b"")
