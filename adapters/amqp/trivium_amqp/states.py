@@ -12,7 +12,7 @@ by a number, its event (``frames.event_of``). Reply codes and texts are RabbitMQ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trivium_amqp.codec import methods
@@ -85,17 +85,20 @@ def _all(refusal: Refusal) -> dict[int, Refusal]:
 class State:
     """A row of the table. ``refusals`` says what a frame costs that is not one of ``admitted``.
 
+    The first of ``admitted`` is the one that comes most: it is not looked up.
+
     ``channels`` is the row for frames on channels, where the state of the connection says it all.
     """
 
     def __init__(
         self,
         name: str,
-        admitted: Iterable[int],
+        admitted: Sequence[int],
         refusals: Mapping[int, Refusal],
         channels: State | None = None,
     ) -> None:
         self.name = name
+        self._usual = admitted[0] if admitted else METHODS
         self.admitted = frozenset(admitted)
         self.refusals = {**_MALFORMED, **refusals}
         self.channels = channels
@@ -105,7 +108,7 @@ class State:
 
         Raises the ConnectionException that it costs.
         """
-        if event in self.admitted:
+        if event == self._usual or event in self.admitted:
             return True
         refusal = self.refusals.get(event)
         if refusal is None:
@@ -174,13 +177,14 @@ NOT_OPEN: Final = State(
 OPEN: Final = State(
     "open",
     (
+        methods.BASIC_PUBLISH,
         *(methods.CHANNEL_FLOW, methods.CHANNEL_CLOSE),
         *(methods.EXCHANGE_DECLARE, methods.EXCHANGE_DELETE),
         *(methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND),
         *(methods.QUEUE_DECLARE, methods.QUEUE_DELETE, methods.QUEUE_PURGE),
         *(methods.QUEUE_BIND, methods.QUEUE_UNBIND),
         *(methods.BASIC_QOS, methods.BASIC_CONSUME, methods.BASIC_CANCEL, methods.BASIC_GET),
-        *(methods.BASIC_PUBLISH, methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT),
+        *(methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT),
         *(methods.BASIC_RECOVER, methods.BASIC_RECOVER_ASYNC),
         methods.CONFIRM_SELECT,
         *(methods.TX_SELECT, methods.TX_COMMIT, methods.TX_ROLLBACK),
