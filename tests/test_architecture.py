@@ -96,8 +96,6 @@ TO_BE_SPLIT = "to be split"
 LARGE = {
     "trivium_native.client.client.Client": TO_BE_SPLIT,
     "trivium_native.client.sync.SyncClient": TO_BE_SPLIT,
-    "trivium_native.server.connection.NativeConnection": TO_BE_SPLIT,
-    "trivium_native.server.publishing.Publisher.read": TO_BE_SPLIT,
 }
 #: what `import trivium` and `trivium --help` must not pay for
 HEAVY = {

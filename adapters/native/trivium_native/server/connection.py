@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
-from trivium.runtime.framed import FOR_PROTOCOL, FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
+from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
+from trivium_native.server import states
+from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetch, FetchTimer
-from trivium_native.server.handshake import Handshake, max_frame, of_topology
+from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.requests import Requests
 from trivium_native.server.subscriptions import Subscription
 from trivium_native.server.transactions import Transactions
 from trivium_native.wire import frames
-from trivium_native.wire.entries import CONFIRM, CREDIT, REQUEUE, SETTLE
+from trivium_native.wire.entries import CREDIT, REQUEUE, SETTLE
 from trivium_native.wire.errors import (
     AuthenticationFailed,
     BrokerError,
     Malformed,
     NativeError,
-    NotSupported,
     ProtocolError,
     Rejected,
     ShuttingDown,
     TimedOut,
-    UnexpectedFrame,
     UnknownDelivery,
     Unroutable,
 )
@@ -46,14 +45,13 @@ if TYPE_CHECKING:
 HEARTBEATS_MISSED: Final = 2
 
 
-# Why input is held, beside the reasons of ``FramedConnection``: the password is being checked, the
-# disk is behind with what the client has published, its reading of the answers is behind, the disk
-# is behind with what all have published, policies that it has changed are not in force everywhere.
-UNDECIDED: Final = FOR_PROTOCOL
-BEHIND_DISK: Final = FOR_PROTOCOL << 1
-BEHIND_CLIENT: Final = FOR_PROTOCOL << 2
-BEHIND_ALL: Final = FOR_PROTOCOL << 3
-BEHIND_POLICIES: Final = FOR_PROTOCOL << 4
+# Why input is held, beside the reasons of ``FramedConnection`` and that of the handshake: the disk
+# is behind with what the client has published, its reading of the answers is behind, the disk is
+# behind with what all have published, policies that it has changed are not in force everywhere.
+BEHIND_DISK: Final = UNDECIDED << 1
+BEHIND_CLIENT: Final = UNDECIDED << 2
+BEHIND_ALL: Final = UNDECIDED << 3
+BEHIND_POLICIES: Final = UNDECIDED << 4
 #: those among them for which the client's silence means nothing
 UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_POLICIES
 
@@ -92,7 +90,8 @@ class NativeConnection(FramedConnection):
         self.searches = 0
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
-        self._is_open = False
+        #: which frames may come
+        self.state = states.GREETING
         self._cutter = FrameCutter(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
         self._requests: Requests
@@ -101,12 +100,7 @@ class NativeConnection(FramedConnection):
         self._blocked: str | None = None
         self._is_slowed = False
         self._heartbeat = 0
-        # Requests confirmed in this turn, and what waits for its write batch: publishes by
-        # correlation id, other replies as frames.
-        self._confirmed: list[int] = []
-        self._unconfirmed: deque[tuple[int, int]] = deque()
-        self._unanswered: deque[tuple[int, bytes]] = deque()
-        self._waiting_write_batch = 0
+        self._answers = Answers()
         #: publishes that may wait for the disk before this client is not read any more
         self.max_unconfirmed = MAX_UNCONFIRMED
         # Something waits for room in the output.
@@ -127,14 +121,14 @@ class NativeConnection(FramedConnection):
         # What is of no use any more must not keep it in memory.
         self.fetch_timer.stop()
         self._handshake = None
-        if self._is_open:
+        if self.state is states.OPEN:
             self.vhost.delete_queues_of(self)
             del self._requests
             del self._transactions
 
     def tick(self, now: float) -> None:
         elapsed = self.broker.elapsed_ms
-        if not self._is_open:
+        if self.state is not states.OPEN:
             if elapsed - self._began_at >= self.broker.config.limits.handshake_seconds * 1000:
                 self.fail(0, TimedOut("no authentication in time"))
             return
@@ -164,22 +158,20 @@ class NativeConnection(FramedConnection):
     def write_batch_durable(self, write_batch: int) -> None:
         if self.is_closed:
             return
-        unconfirmed = self._unconfirmed
-        while unconfirmed and unconfirmed[0][0] <= write_batch:
-            self._confirmed.append(unconfirmed.popleft()[1])
+        answers = self._answers
+        answers.write_batch_durable(write_batch)
         self._send_confirms()
-        if len(unconfirmed) <= self.max_unconfirmed // 2:
+        if answers.unconfirmed <= self.max_unconfirmed // 2:
             self.continue_input(BEHIND_DISK)
-        unanswered = self._unanswered
-        while unanswered and unanswered[0][0] <= write_batch:
-            self.send(unanswered.popleft()[1])
+        for frame in answers.take_answers(write_batch):
+            self.send(frame)
 
     def blocked(self, reason: str) -> None:
         if not reason:
             self._is_slowed = True
             return
         self._blocked = reason
-        if self._is_open:
+        if self.state is states.OPEN:
             self._publisher.blocked = reason
             self.send(encode_frame(frames.BLOCKED, 0, pack({"reason": reason})))
 
@@ -189,7 +181,7 @@ class NativeConnection(FramedConnection):
             self.continue_input(BEHIND_ALL)
             return
         self._blocked = None
-        if self._is_open:
+        if self.state is states.OPEN:
             self._publisher.blocked = None
             self.send(encode_frame(frames.UNBLOCKED, 0))
 
@@ -240,29 +232,18 @@ class NativeConnection(FramedConnection):
     def _send_when_durable(self, frame: bytes) -> None:
         storage = self.broker.storage
         if storage.is_durable:
-            self._unanswered.append((storage.write_batch, frame))
+            self._answers.answer_after(storage.write_batch, frame)
             self._await_write_batch(storage.write_batch)
         else:
             self.send(frame)
 
     def _await_write_batch(self, write_batch: int) -> None:
-        if self._waiting_write_batch != write_batch:
-            self._waiting_write_batch = write_batch
+        if self._answers.is_new(write_batch):
             self.broker.storage.wait(self)
 
     def _send_confirms(self) -> None:
-        """One CONFIRM per run of neighbouring correlation ids."""
-        confirmed = self._confirmed
-        if not confirmed:
-            return
-        self._confirmed = []
-        first = last = confirmed[0]
-        for correlation in confirmed[1:]:
-            if correlation != last + 1:
-                self.send(_confirm_frame(first, last))
-                first = correlation
-            last = correlation
-        self.send(_confirm_frame(first, last))
+        for frame in self._answers.take_confirms():
+            self.send(frame)
 
     def fail(self, correlation: int, error: NativeError) -> None:
         """Say why, then close."""
@@ -285,7 +266,8 @@ class NativeConnection(FramedConnection):
         size = len(data)
         try:
             while at < size and not self.stops_input():
-                if self._is_open and not self.has_room():
+                handshake = self._handshake
+                if handshake is None and not self.has_room():
                     # A client that does not read its answers is not read either.
                     self.hold_input(BEHIND_CLIENT)
                     break
@@ -294,11 +276,11 @@ class NativeConnection(FramedConnection):
                     self.needed = cutter.needed
                     break
                 at = cutter.end
-                if self._is_open:
+                if handshake is None:
                     self._handle(frame)
                 else:
-                    assert self._handshake is not None
-                    self._handshake.handle(frame)
+                    self.state.check(frame.kind)
+                    handshake.take_frame(frame)
         except ProtocolError as error:
             self.fail(0, error)
         return at
@@ -311,6 +293,7 @@ class NativeConnection(FramedConnection):
         kind = frame.kind
         correlation = frame.correlation
         try:
+            self.state.check(kind)
             if self._is_slowed and kind in _PUBLISHING:
                 self.hold_input(BEHIND_ALL)
             if kind == frames.PUBLISH:
@@ -330,12 +313,8 @@ class NativeConnection(FramedConnection):
                 self._transactions.handle(frame)
             elif kind == frames.STAGE:
                 self._transactions.stage(frame)
-            elif kind in frames.RESERVED:
-                raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")
-            elif kind not in frames.REQUESTS or not self._requests.handle(
-                kind, correlation, Fields(frame.body)
-            ):
-                raise UnexpectedFrame(f"frame type {kind:#04x} is not one that a client sends")
+            else:
+                self._requests.handle(kind, correlation, Fields(frame.body))
         except ProtocolError as error:
             self.fail(correlation, error)
         except NativeError as error:
@@ -359,12 +338,12 @@ class NativeConnection(FramedConnection):
         if not correlation:
             return
         if write_batch > self.broker.storage.durable:
-            self._unconfirmed.append((write_batch, correlation))
+            self._answers.confirm_after(write_batch, correlation)
             self._await_write_batch(write_batch)
-            if len(self._unconfirmed) > self.max_unconfirmed:
+            if self._answers.unconfirmed > self.max_unconfirmed:
                 self.hold_input(BEHIND_DISK)
         else:
-            self._confirmed.append(correlation)
+            self._answers.confirm(correlation)
 
     def _settle(self, frame: Frame) -> None:
         if len(frame.body) != SETTLE.size:
@@ -392,7 +371,7 @@ class NativeConnection(FramedConnection):
     def open(self, correlation: int, vhost: VirtualHost, heartbeat: int) -> None:
         """The client is in."""
         self.vhost = vhost
-        self._is_open = True
+        self.state = states.OPEN
         self._handshake = None
         self._heartbeat = heartbeat
         self._cutter.max_frame = max_frame(self.broker)
@@ -411,21 +390,9 @@ class NativeConnection(FramedConnection):
         self.send(_error_frame(correlation, error))
         self.close()
 
-    def wait_for_decision(self) -> None:
-        """A thread decides: until then nothing more is read, so that nothing piles up."""
-        self.hold_input(UNDECIDED)
-
-    def decided(self) -> None:
-        """The decision is made: go on with what was on its way already."""
-        self.continue_input(UNDECIDED)
-
 
 def _error_frame(correlation: int, error: NativeError) -> bytes:
     body: list[object] = [error.code, error.text]
     if error.detail:
         body.append(error.detail)
     return encode_frame(frames.ERROR, correlation, pack(body))
-
-
-def _confirm_frame(first: int, last: int) -> bytes:
-    return encode_frame(frames.CONFIRM, first, CONFIRM.pack(last - first + 1))

@@ -34,6 +34,11 @@ MAX_MS: Final = 3_600_000
 #: Heartbeats of a session: two may be lost.
 _HEARTBEATS: Final = 3
 
+#: The requests of this module.
+GROUP_REQUESTS: Final = frozenset(
+    (frames.COMMIT, frames.COMMITTED, frames.HEARTBEAT, frames.JOIN, frames.LEAVE)
+)
+
 _MAX_GENERATION: Final = (1 << 63) - 1
 
 
@@ -58,8 +63,8 @@ class GroupRequests:
         self._vhost = vhost
         self._calls = _Calls(connection)
 
-    def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
-        """Carry out one request and answer it; False when the frame type is none of these.
+    def handle(self, kind: int, correlation: int, fields: Fields) -> None:
+        """Carry out one request and answer it.
 
         Raises the errors that refuse the request.
         """
@@ -71,11 +76,8 @@ class GroupRequests:
             self._heartbeat(correlation, fields)
         elif kind == frames.JOIN:
             self._join(correlation, fields)
-        elif kind == frames.LEAVE:
-            self._leave(correlation, fields)
         else:
-            return False
-        return True
+            self._leave(correlation, fields)
 
     def _join(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")

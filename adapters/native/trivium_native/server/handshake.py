@@ -1,10 +1,4 @@
-"""The beginning of a connection: HELLO, AUTH, and whether the client is let in.
-
-States, and the frame that a client may send in each (CLOSE in any)::
-
-    GREETING        HELLO  -> AUTHENTICATION
-    AUTHENTICATION  AUTH   -> decided at once, or by a thread -> open, or closed
-"""
+"""The beginning of a connection: HELLO, AUTH, and whether the client is let in."""
 
 from __future__ import annotations
 
@@ -14,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import trivium
 from trivium import errors as core
 from trivium.runtime.broker import Broker
+from trivium.runtime.framed import FOR_PROTOCOL
+from trivium_native.server import states
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
     AccessRefused,
@@ -27,7 +23,6 @@ from trivium_native.wire.errors import (
     ResourceLocked,
     StaleMember,
     TooManyRequests,
-    UnexpectedFrame,
     UnsupportedVersion,
 )
 from trivium_native.wire.fields import Fields
@@ -38,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GREETING: Final = 0
-AUTHENTICATION: Final = 1
+#: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
+UNDECIDED: Final = FOR_PROTOCOL
 
 #: Longest heartbeat interval that a client may ask for, in seconds; 0 is none.
 MAX_HEARTBEAT: Final = 3600
@@ -52,20 +47,16 @@ class Handshake:
     def __init__(self, connection: NativeConnection) -> None:
         self._connection = connection
         self._broker = connection.broker
-        self._state = GREETING
         self._heartbeat = 0
 
-    def handle(self, frame: Frame) -> None:
-        """Take the next frame. Raises the errors that close the connection."""
-        kind = frame.kind
-        if kind == frames.CLOSE:
+    def take_frame(self, frame: Frame) -> None:
+        """Take a frame that the state admits. Raises the errors that close the connection."""
+        if frame.kind == frames.CLOSE:
             self._connection.close()
-        elif kind == frames.HELLO and self._state == GREETING:
+        elif frame.kind == frames.HELLO:
             self._greet(frame)
-        elif kind == frames.AUTH and self._state == AUTHENTICATION:
-            self._authenticate(frame)
         else:
-            raise UnexpectedFrame(f"frame type {kind:#04x} does not belong here")
+            self._authenticate(frame)
 
     def _greet(self, frame: Frame) -> None:
         fields = Fields(frame.body)
@@ -80,7 +71,7 @@ class Handshake:
         if name != frames.PROTOCOL_NAME or version != frames.VERSION:
             raise UnsupportedVersion(f"this broker speaks version {frames.VERSION}")
         self._heartbeat = heartbeat
-        self._state = AUTHENTICATION
+        self._connection.state = states.AUTHENTICATION
         reply: dict[str, object] = {
             "version": frames.VERSION,
             "heartbeat": heartbeat,
@@ -123,12 +114,12 @@ class Handshake:
                 error = AuthenticationFailed("wrong username or password")
                 connection.refuse(correlation, error)
             if is_later:
-                connection.decided()
+                connection.continue_input(UNDECIDED)
 
         authenticator.authenticate(username, password, connection.peer.is_loopback, done)
         if not is_decided:
             is_later = True
-            connection.wait_for_decision()
+            connection.hold_input(UNDECIDED)
 
     def _open(self, correlation: int, vhost: str) -> None:
         try:

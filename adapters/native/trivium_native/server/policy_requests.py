@@ -26,8 +26,8 @@ class PolicyRequests:
         self._connection = connection
         self._vhost = vhost
 
-    def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
-        """Carry out one request and answer it; False when it is none about policies."""
+    def handle(self, kind: int, correlation: int, fields: Fields) -> None:
+        """Carry out one request and answer it."""
         if kind == frames.SET_POLICY:
             self._set(correlation, fields)
         elif kind == frames.DELETE_POLICY:
@@ -35,14 +35,11 @@ class PolicyRequests:
             fields.finish()
             self._vhost.delete_policy(name)
             self._answer(correlation)
-        elif kind == frames.LIST_POLICIES:
+        else:
             fields.finish()
             self._connection.reply(
                 correlation, {"policies": [_described(p) for p in self._vhost.policies.all()]}
             )
-        else:
-            return False
-        return True
 
     def _set(self, correlation: int, fields: Fields) -> None:
         name = fields.text("name")

@@ -144,7 +144,6 @@ class Publisher:
         messages: list[Message] = []
         self._mandatory = set()
         size = len(body)
-        now = self._broker.now_ms
         for index in range(count):
             data_at = at + ENTRY_SIZE
             if data_at > size:
@@ -155,52 +154,58 @@ class Publisher:
             header_at = data_at + exchange_size + key_size
             payload_at = header_at + header_size
             at = payload_at + payload_size
-            mode = flags & MODE_MASK
-            if at > size or flags & ~_KNOWN_FLAGS or mode == MODE_MASK or reserved:
+            if at > size or flags & ~_KNOWN_FLAGS or flags & MODE_MASK == MODE_MASK or reserved:
                 raise Malformed("PUBLISH has a malformed entry")
             if payload_size > self._max_payload:
                 raise MessageTooLarge(f"a payload has at most {self._max_payload} bytes")
             route = self._find_route(body[data_at:header_at], exchange_size)
-            header = b""
-            expires = 0
-            persistent = flags & PERSISTENT != 0
-            insists = False
-            deliver_at = 0
-            if header_size:
-                header = self._check_properties(body[header_at:payload_at])
-                if self._expiration >= 0:
-                    expires = now + self._expiration
-                if self._delivery >= 0:
-                    mode = self._delivery
-                    persistent = mode != AT_MOST_ONCE
-                    insists = True
-                if self._delay:
-                    deliver_at = now + self._delay
-            if flags & RETAIN and route.address.exchange != RETAINING_EXCHANGE:
+            header = body[header_at:payload_at] if header_size else b""
+            message = self._message(route, flags, priority, header, body[payload_at:at])
+            if message.retain and route.address.exchange != RETAINING_EXCHANGE:
                 raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
             if flags & MANDATORY:
                 self._mandatory.add(index)
             routes.append(route)
-            messages.append(
-                Message(
-                    PROTOCOL_NATIVE,
-                    route.address,
-                    header,
-                    body[payload_at:at],
-                    mode,
-                    persistent,
-                    now,
-                    expires,
-                    flags & RETAIN != 0,
-                    priority,
-                    self._origin,
-                    deliver_at,
-                    insists=insists,
-                )
-            )
+            messages.append(message)
         if at != size:
             raise Malformed("PUBLISH has trailing bytes")
         return routes, messages
+
+    def _message(
+        self, route: Route, flags: int, priority: int, header: bytes, payload: bytes
+    ) -> Message:
+        """The message of an entry. Raises InvalidArgument for its properties."""
+        now = self._broker.now_ms
+        mode = flags & MODE_MASK
+        persistent = flags & PERSISTENT != 0
+        expires = 0
+        insists = False
+        deliver_at = 0
+        if header:
+            header = self._check_properties(header)
+            if self._expiration >= 0:
+                expires = now + self._expiration
+            if self._delivery >= 0:
+                mode = self._delivery
+                persistent = mode != AT_MOST_ONCE
+                insists = True
+            if self._delay:
+                deliver_at = now + self._delay
+        return Message(
+            PROTOCOL_NATIVE,
+            route.address,
+            header,
+            payload,
+            mode,
+            persistent,
+            now,
+            expires,
+            flags & RETAIN != 0,
+            priority,
+            self._origin,
+            deliver_at,
+            insists=insists,
+        )
 
     def _find_route(self, raw: bytes, exchange_size: int) -> Route:
         vhost = self._vhost

@@ -13,7 +13,7 @@ from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
 from trivium_native.server.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
-from trivium_native.server.grouping import GroupRequests
+from trivium_native.server.grouping import GROUP_REQUESTS, GroupRequests
 from trivium_native.server.parts import Parts
 from trivium_native.server.policy_requests import PolicyRequests
 from trivium_native.server.subscriptions import (
@@ -55,8 +55,8 @@ class Requests:
         self._groups = GroupRequests(connection, vhost)
         self._policies = PolicyRequests(connection, vhost)
 
-    def handle(self, kind: int, correlation: int, fields: Fields) -> bool:
-        """Carry out one request and answer it; False when the frame type is not a request.
+    def handle(self, kind: int, correlation: int, fields: Fields) -> None:
+        """Carry out one request and answer it.
 
         Raises the errors that refuse the request.
         """
@@ -80,11 +80,10 @@ class Requests:
             self._bind(correlation, fields, kind == frames.BIND)
         elif kind == frames.PURGE:
             self._purge(correlation, fields)
+        elif kind in GROUP_REQUESTS:
+            self._groups.handle(kind, correlation, fields)
         else:
-            return self._groups.handle(kind, correlation, fields) or self._policies.handle(
-                kind, correlation, fields
-            )
-        return True
+            self._policies.handle(kind, correlation, fields)
 
     # Subscriptions
 

@@ -1,0 +1,54 @@
+"""Which frame a client may send when, as data.
+
+::
+
+    GREETING -> AUTHENTICATION -> OPEN          CLOSE ends any of them
+
+The connection asks the row of its state (``State.check``) before it looks at anything else of a
+frame. The result of an authentication may take a while: input is held meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from trivium_native.wire import frames
+from trivium_native.wire.errors import NotSupported, UnexpectedFrame
+
+
+class State:
+    """A row of the table: the frame types that are carried out, and what is said of the others.
+
+    Of the latter those that are ``reserved`` cost the request alone, the others the connection.
+    """
+
+    def __init__(
+        self, name: str, admitted: Collection[int], refusal: str, reserved: Collection[int] = ()
+    ) -> None:
+        self.name = name
+        self.admitted = frozenset(admitted)
+        self.reserved = frozenset(reserved)
+        self._refusal = refusal
+
+    def check(self, kind: int) -> None:
+        """Raise NotSupported or UnexpectedFrame for a frame that may not come."""
+        if kind in self.admitted:
+            return
+        if kind in self.reserved:
+            raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")
+        raise UnexpectedFrame(f"frame type {kind:#04x} {self._refusal}")
+
+
+GREETING: Final = State("greeting", (frames.HELLO, frames.CLOSE), "does not belong here")
+AUTHENTICATION: Final = State("authentication", (frames.AUTH, frames.CLOSE), "does not belong here")
+OPEN: Final = State(
+    "open",
+    (
+        *(frames.PUBLISH, frames.ACK, frames.NACK, frames.CREDIT, frames.PING, frames.CLOSE),
+        *(frames.TX, frames.STAGE),
+        *frames.REQUESTS,
+    ),
+    "is not one that a client sends",
+    frames.RESERVED,
+)
