@@ -152,11 +152,14 @@ class RepeatedPublish:
 
     def _run_at_qos_0(self, data: bytes, at: int, end: int) -> tuple[int, int]:
         prefix = self._prefix
+        # Slices cost less than ``startswith``, compiled.
+        prefix_size = len(prefix)
         behind_header = self._behind_header
+        behind_size = len(behind_header)
         size = self.size
         count = 0
         while True:
-            while at + size <= end and data.startswith(prefix, at):
+            while at + size <= end and data[at : at + prefix_size] == prefix:
                 at += size
                 count += 1
             # A packet of another size: its fixed header (2.1) decides where the topic must stand.
@@ -172,10 +175,10 @@ class RepeatedPublish:
                 body += 1
             after = body + remaining
             if (
-                remaining < len(behind_header)
+                remaining < behind_size
                 or after > end
                 or after - at > self._maximum_packet
-                or not data.startswith(behind_header, body)
+                or data[body : body + behind_size] != behind_header
             ):
                 break
             at = after
@@ -188,7 +191,7 @@ class RepeatedPublish:
         packet_id_at = len(prefix)
         is_v5 = self._is_v5
         count = 0
-        while at + size <= end and data.startswith(prefix, at):
+        while at + size <= end and data[at : at + packet_id_at] == prefix:
             behind = at + packet_id_at
             if not (data[behind] or data[behind + 1]) or (is_v5 and data[behind + 2]):
                 break
