@@ -165,18 +165,18 @@ class RowPublisher:
         return Staged(producer, place.batch, Part(name, index)) if index else Published(0)
 
     def _requests(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
-        """The rows as entries, in requests of a moderate size."""
+        """The rows as framed messages, in requests of a moderate size."""
         request: list[bytes] = []
         size = 0
         for batch in batches:
             for message in self._messages(batch):
-                entry = message.encode()
-                if request and size + len(entry) > REQUEST_BYTES:
+                framed = message.encode()
+                if request and size + len(framed) > REQUEST_BYTES:
                     yield request
                     request = []
                     size = 0
-                request.append(entry)
-                size += len(entry)
+                request.append(framed)
+                size += len(framed)
                 if len(request) >= REQUEST_MESSAGES:
                     yield request
                     request = []

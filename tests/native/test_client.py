@@ -18,8 +18,8 @@ from trivium_native.client.protocol import ClientProtocol
 from trivium_native.transaction import Transaction
 from trivium_native.values import Part, PolicyInfo, Producer, Publication, Record
 from trivium_native.wire import frames
-from trivium_native.wire.entries import MAX_MESSAGES
 from trivium_native.wire.frames import encode_frame, pack
+from trivium_native.wire.messages import MAX_MESSAGES
 
 
 @pytest.fixture(params=["memory", "disk"])

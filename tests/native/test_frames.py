@@ -19,7 +19,7 @@ from trivium_native.client import group_operations, operations
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import decode_delivery
 from trivium_native.errors import FrameTooLarge, Malformed, NativeError
-from trivium_native.server.deliveries import delivery_head, entry_of
+from trivium_native.server.deliveries import delivery_head, framed_message
 from trivium_native.values import (
     AssignedPartition,
     Joined,
@@ -31,16 +31,16 @@ from trivium_native.values import (
     Settlement,
 )
 from trivium_native.wire import errors, frames
-from trivium_native.wire.entries import (
+from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.messages import (
     BATCH_HEAD,
     CREDIT,
     TX_SETTLE,
-    decode_entry,
     decode_fetched,
-    encode_entry,
+    decode_message,
     encode_fetched,
+    encode_message,
 )
-from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack
 from trivium_native.wire.properties import decode_properties, encode_properties
 
 FRAMES = vectors.frames()
@@ -55,7 +55,7 @@ KEYED = Publication(payload=b"hi", routing_key=b"a.b", properties=Properties(key
 DELIVERED = Message(
     1, Address("amq.topic", b"a.b"), b"", b"hi", 1, True, 1700000000123, 1700000000123 + 60_000
 )
-ENTRY = entry_of(DELIVERED, ProtocolMetrics())
+ENTRY = framed_message(DELIVERED, ProtocolMetrics())
 BATCH = vectors.record_batch()
 MEMBER = Membership("g", "m", 1)
 COMMIT = OffsetCommit("g", "s", {0: 44}, membership=MEMBER)
@@ -367,7 +367,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "FETCHED": decode_fetched,
     "ERROR": unpack,
     "HELLO": unpack,
-    "PUBLISH": lambda body: decode_entry(body, 8),
+    "PUBLISH": lambda body: decode_message(body, 8),
 }
 
 
@@ -385,9 +385,9 @@ def test_a_mutated_body_gives_only_errors_of_the_protocol(name: str, data: st.Da
 
 def test_entries_have_16_bit_names() -> None:
     with pytest.raises(ValueError):
-        encode_entry(0, 0, b"", bytes(65_536), b"", b"")
+        encode_message(0, 0, b"", bytes(65_536), b"", b"")
     with pytest.raises(ValueError):
-        encode_entry(0, 0, bytes(65_536), b"", b"", b"")
+        encode_message(0, 0, bytes(65_536), b"", b"", b"")
 
 
 @pytest.mark.pure

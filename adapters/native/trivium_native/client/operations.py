@@ -19,7 +19,14 @@ from trivium_native.client.values import (
     StreamInfo,
 )
 from trivium_native.wire import frames
-from trivium_native.wire.entries import (
+from trivium_native.wire.errors import (
+    InvalidArgument,
+    Malformed,
+    RemoteProtocolError,
+    error_of,
+)
+from trivium_native.wire.frames import Frame, pack, unpack
+from trivium_native.wire.messages import (
     HAS_PRODUCER,
     MAX_MESSAGES,
     MAX_PRODUCER_BYTES,
@@ -30,13 +37,6 @@ from trivium_native.wire.entries import (
     TX_HEAD,
     decode_fetched,
 )
-from trivium_native.wire.errors import (
-    InvalidArgument,
-    Malformed,
-    RemoteProtocolError,
-    error_of,
-)
-from trivium_native.wire.frames import Frame, pack, unpack
 
 T = TypeVar("T")
 
@@ -99,9 +99,9 @@ def publish(
 
 
 def publish_encoded(
-    entries: bytes, count: int, producer: Producer | None = None
+    messages: bytes, count: int, producer: Producer | None = None
 ) -> Operation[None]:
-    """``count`` messages that are entries already. Raises InvalidArgument."""
+    """``count`` messages that are framed already. Raises InvalidArgument."""
     _check_count(count, 1)
     flags = 0
     block = b""
@@ -111,7 +111,7 @@ def publish_encoded(
         if not 0 < len(name) <= MAX_PRODUCER_BYTES:
             raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
-    body = PUBLISH_HEAD.pack(count, flags) + block + entries
+    body = PUBLISH_HEAD.pack(count, flags) + block + messages
     return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing)
 
 
@@ -140,7 +140,7 @@ def transaction(
     producer: Producer | None = None,
     parts: Sequence[Part] = (),
 ) -> Operation[int]:
-    """All of it or nothing; answered once it is durable. The messages are entries already.
+    """All of it or nothing; answered once it is durable. The messages are framed already.
 
     The result is how many requests of parts are not published yet.
     """

@@ -15,19 +15,6 @@ from trivium_native.client.operations import Operation
 from trivium_native.client.url import Target
 from trivium_native.client.values import Delivery, StoredBatch
 from trivium_native.wire import frames
-from trivium_native.wire.entries import (
-    BATCH_HEAD,
-    BATCH_HEAD_SIZE,
-    CONFIRM,
-    CREDIT,
-    DELIVERY,
-    DELIVERY_SIZE,
-    MODE_MASK,
-    PERSISTENT,
-    REDELIVERED,
-    RETAIN,
-    decode_entry,
-)
 from trivium_native.wire.errors import (
     ConnectionFailed,
     InvalidArgument,
@@ -38,6 +25,19 @@ from trivium_native.wire.errors import (
     error_of,
 )
 from trivium_native.wire.frames import Frame, FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.messages import (
+    BATCH_HEAD,
+    BATCH_HEAD_SIZE,
+    CONFIRM,
+    CREDIT,
+    DELIVERY,
+    DELIVERY_SIZE,
+    MODE_MASK,
+    PERSISTENT,
+    REDELIVERED,
+    RETAIN,
+    decode_message,
+)
 from trivium_native.wire.properties import decode_properties
 
 #: What reading a frame raises when it is none of this protocol.
@@ -249,20 +249,20 @@ def decode_delivery(body: bytes) -> Delivery:
     if len(body) < DELIVERY_SIZE:
         raise Malformed("DELIVER is cut")
     subscription, flags, protocol, returns, tag, timestamp, lifetime = DELIVERY.unpack_from(body)
-    entry, end = decode_entry(body, DELIVERY_SIZE)
+    message, end = decode_message(body, DELIVERY_SIZE)
     if end != len(body):
         raise Malformed("DELIVER has trailing bytes")
     return Delivery(
         subscription,
         tag,
-        entry.exchange.decode(),
-        entry.key,
-        decode_properties(entry.properties),
-        entry.payload,
-        entry.flags & MODE_MASK,
-        entry.flags & PERSISTENT != 0,
-        entry.flags & RETAIN != 0,
-        entry.priority,
+        message.exchange.decode(),
+        message.key,
+        decode_properties(message.properties),
+        message.payload,
+        message.flags & MODE_MASK,
+        message.flags & PERSISTENT != 0,
+        message.flags & RETAIN != 0,
+        message.priority,
         protocol,
         timestamp,
         None if lifetime == 0 else lifetime,

@@ -14,7 +14,7 @@ from trivium_native.client.values import (
     Publication,
     Settlement,
 )
-from trivium_native.wire.entries import TX_REJECT, TX_REQUEUE, TX_SETTLE
+from trivium_native.wire.messages import TX_REJECT, TX_REQUEUE, TX_SETTLE
 
 
 class Transaction:
@@ -29,7 +29,7 @@ class Transaction:
         self.producer = producer
         #: bytes of the messages, as they will be sent
         self.size = 0
-        self._entries: list[bytes] = []
+        self._messages: list[bytes] = []
         self._settlements: list[Settlement] = []
         self._commits: list[OffsetCommit] = []
         self._parts: list[Part] = []
@@ -40,8 +40,8 @@ class Transaction:
             self.publish_encoded(publication.encode())
 
     def publish_encoded(self, entry: bytes) -> None:
-        """Publish one message that is an entry already (``Publication.encode``)."""
-        self._entries.append(entry)
+        """Publish one message that is framed already (``Publication.encode``)."""
+        self._messages.append(entry)
         self.size += len(entry)
 
     def ack(self, delivery: Delivery, *, multiple: bool = False) -> None:
@@ -67,14 +67,14 @@ class Transaction:
     @property
     def publishes(self) -> bool:
         """Whether there are messages in it, staged ones included."""
-        return bool(self._entries or self._parts)
+        return bool(self._messages or self._parts)
 
     def __len__(self) -> int:
         """Number of messages."""
-        return len(self._entries)
+        return len(self._messages)
 
     def operation(self) -> Operation[int]:
         """The request that commits it."""
         return operations.transaction(
-            self._entries, self._settlements, self._commits, self.producer, self._parts
+            self._messages, self._settlements, self._commits, self.producer, self._parts
         )

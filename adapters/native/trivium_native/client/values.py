@@ -16,7 +16,7 @@ from trivium.streams.records import (
     TIMESTAMP,
     RecordBatch,
 )
-from trivium_native.wire.entries import MANDATORY, PERSISTENT, RETAIN, encode_entry
+from trivium_native.wire.messages import MANDATORY, PERSISTENT, RETAIN, encode_message
 from trivium_native.wire.properties import encode_properties
 
 
@@ -43,7 +43,7 @@ class Publication:
             raise ValueError("mode is not 0, 1 or 2, or priority is not from 0 to 255")
 
     def encode(self) -> bytes:
-        """The message as an entry of PUBLISH."""
+        """The message as PUBLISH frames it."""
         flags = self.mode
         if self.mode != AT_MOST_ONCE if self.persistent is None else self.persistent:
             flags |= PERSISTENT
@@ -52,7 +52,7 @@ class Publication:
         if self.mandatory:
             flags |= MANDATORY
         key = self.routing_key
-        return encode_entry(
+        return encode_message(
             flags,
             self.priority,
             self.exchange.encode(),
@@ -271,7 +271,7 @@ class OffsetCommit:
 class Settlement:
     """Deliveries ``first`` to ``last`` of a subscription within a transaction.
 
-    ``action`` is TX_SETTLE, TX_REQUEUE or TX_REJECT of ``trivium_native.wire.entries``.
+    ``action`` is TX_SETTLE, TX_REQUEUE or TX_REJECT of ``trivium_native.wire.messages``.
     """
 
     subscription: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from trivium_native.wire import frames
-from trivium_native.wire.entries import CONFIRM
 from trivium_native.wire.frames import encode_frame
+from trivium_native.wire.messages import CONFIRM
 
 
 class Answers:

@@ -19,7 +19,6 @@ from trivium_native.server.requests import Requests
 from trivium_native.server.subscriptions import Subscription
 from trivium_native.server.transactions import Transactions
 from trivium_native.wire import frames
-from trivium_native.wire.entries import CREDIT, REQUEUE, SETTLE
 from trivium_native.wire.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -34,6 +33,7 @@ from trivium_native.wire.errors import (
 )
 from trivium_native.wire.fields import Fields
 from trivium_native.wire.frames import Frame, FrameCutter, encode_frame, pack
+from trivium_native.wire.messages import CREDIT, REQUEUE, SETTLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,25 +8,25 @@ from typing import Final
 
 from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
-from trivium_native.wire.entries import (
+from trivium_native.wire.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
+from trivium_native.wire.messages import (
     DELIVER_FRAME,
     DELIVER_REST,
     PERSISTENT,
     RETAIN,
-    encode_entry,
+    encode_message,
 )
-from trivium_native.wire.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
 from trivium_native.wire.properties import MAX_HEADERS, encode_properties
 
-#: key of the entry among the encodings that a message keeps
+#: key of the framed message among the encodings that a message keeps
 _VARIANT: Final = PROTOCOL_NATIVE * 16
 
 #: Properties and their headers are levels of a msgpack body too: map, list, pair.
 _HEADER_DEPTH: Final = MAX_DEPTH - 3
 
 
-def entry_of(message: Message, metrics: ProtocolMetrics) -> bytes:
-    """The message as an entry (see ``entries``), encoded once for all its native readers."""
+def framed_message(message: Message, metrics: ProtocolMetrics) -> bytes:
+    """The message as it is framed (see ``messages``), encoded once for all its native readers."""
     found = message.encoding(_VARIANT)
     if found is None:
         header = message.header
@@ -38,7 +38,7 @@ def entry_of(message: Message, metrics: ProtocolMetrics) -> bytes:
         if message.retain:
             flags |= RETAIN
         address = message.address
-        found = encode_entry(
+        found = encode_message(
             flags, message.priority, address.exchange.encode(), address.key, header, message.payload
         )
         message.keep_encoding(_VARIANT, found)
@@ -124,15 +124,15 @@ def delivery_head(
     returns: int,
     tag: int,
     now_ms: int,
-    entry_size: int,
+    message_size: int,
 ) -> bytes:
-    """What stands before the entry: the frame's head and the delivery's own fields.
+    """What stands before the message: the frame's head and the delivery's own fields.
 
     The lifetime is the time remaining, 0 for no limit; a message on the verge has 1 left.
     """
     remaining = 0 if message.expires == 0 else max(message.expires - now_ms, 1)
     return DELIVER_FRAME.pack(
-        DELIVER_REST + entry_size,
+        DELIVER_REST + message_size,
         DELIVER,
         0,
         subscription,
@@ -162,8 +162,8 @@ class LiveFrames:
         """The frame that delivers ``message`` to a live subscription."""
         if message is self._message and number == self._number and now_ms == self._now:
             return self._frame
-        entry = entry_of(message, self._metrics)
-        frame = delivery_head(number, 0, message, 0, 0, now_ms, len(entry)) + entry
+        framed = framed_message(message, self._metrics)
+        frame = delivery_head(number, 0, message, 0, 0, now_ms, len(framed)) + framed
         self._message = message
         self._number = number
         self._now = now_ms

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.streams.records import batch_count
 from trivium.streams.stream import Partition, StreamReader
-from trivium_native.wire.entries import encode_fetched
 from trivium_native.wire.errors import NotFound
 from trivium_native.wire.frames import FETCHED, encode_frame
+from trivium_native.wire.messages import encode_fetched
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection

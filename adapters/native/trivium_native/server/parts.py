@@ -22,7 +22,6 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter, Log
 from trivium_native.server.handshake import of_topology
 from trivium_native.server.publishing import Publisher
-from trivium_native.wire.entries import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
 from trivium_native.wire.errors import (
     NativeError,
     NotFound,
@@ -30,6 +29,7 @@ from trivium_native.wire.errors import (
     PreconditionFailed,
     TooManyRequests,
 )
+from trivium_native.wire.messages import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -131,7 +131,7 @@ class Parts(Timed):
         return self._vhost.transactional.expected(producer) > sequence
 
     def stage(
-        self, producer: bytes, sequence: int, name: str, index: int, count: int, entries: bytes
+        self, producer: bytes, sequence: int, name: str, index: int, count: int, messages: bytes
     ) -> None:
         """Keep request ``index`` of a part, unless it is there already.
 
@@ -155,7 +155,7 @@ class Parts(Timed):
                 {"expected": expected},
             )
         if index == expected:
-            part.log.append(PUBLISH_HEAD.pack(count, 0) + entries)
+            part.log.append(PUBLISH_HEAD.pack(count, 0) + messages)
             hour = self._broker.now_ms // _HOUR_MS
             if hour != part.hour:
                 part.hour = hour

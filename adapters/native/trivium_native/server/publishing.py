@@ -23,21 +23,6 @@ from trivium.routing.exchanges import REJECTED, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_native.wire.entries import (
-    ENTRY,
-    ENTRY_SIZE,
-    HAS_PRODUCER,
-    MANDATORY,
-    MAX_MESSAGES,
-    MAX_PRODUCER_BYTES,
-    MODE_MASK,
-    PERSISTENT,
-    PRODUCER,
-    PRODUCER_SIZE,
-    PUBLISH_HEAD,
-    PUBLISH_HEAD_SIZE,
-    RETAIN,
-)
 from trivium_native.wire.errors import (
     AccessRefused,
     Blocked,
@@ -50,6 +35,21 @@ from trivium_native.wire.errors import (
     Unroutable,
 )
 from trivium_native.wire.frames import Frame
+from trivium_native.wire.messages import (
+    HAS_PRODUCER,
+    MANDATORY,
+    MAX_MESSAGES,
+    MAX_PRODUCER_BYTES,
+    MESSAGE_HEAD,
+    MESSAGE_HEAD_SIZE,
+    MODE_MASK,
+    PERSISTENT,
+    PRODUCER,
+    PRODUCER_SIZE,
+    PUBLISH_HEAD,
+    PUBLISH_HEAD_SIZE,
+    RETAIN,
+)
 from trivium_native.wire.properties import decode_properties
 
 #: Indexes of refused messages that an error names.
@@ -136,7 +136,7 @@ class Publisher:
         return storage.write_batch if storage.is_durable else 0
 
     def read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
-        """The routes and messages of all entries, up to the end of ``body``.
+        """The routes and messages that ``body`` holds from ``at``, up to the end of ``body``.
 
         Raises Malformed, and the errors that refuse the request.
         """
@@ -145,11 +145,11 @@ class Publisher:
         self._mandatory = set()
         size = len(body)
         for index in range(count):
-            data_at = at + ENTRY_SIZE
+            data_at = at + MESSAGE_HEAD_SIZE
             if data_at > size:
                 raise Malformed("PUBLISH is cut")
             flags, priority, exchange_size, key_size, reserved, header_size, payload_size = (
-                ENTRY.unpack_from(body, at)
+                MESSAGE_HEAD.unpack_from(body, at)
             )
             header_at = data_at + exchange_size + key_size
             payload_at = header_at + header_size
@@ -174,7 +174,7 @@ class Publisher:
     def _message(
         self, route: Route, flags: int, priority: int, header: bytes, payload: bytes
     ) -> Message:
-        """The message of an entry. Raises InvalidArgument for its properties."""
+        """A message that was framed like this. Raises InvalidArgument for its properties."""
         now = self._broker.now_ms
         mode = flags & MODE_MASK
         persistent = flags & PERSISTENT != 0

@@ -9,10 +9,10 @@ from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
-from trivium_native.server.deliveries import delivery_head, entry_of
-from trivium_native.wire.entries import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
+from trivium_native.server.deliveries import delivery_head, framed_message
 from trivium_native.wire.errors import UnknownDelivery
 from trivium_native.wire.frames import BATCH, CANCELLED, encode_frame, frame_head, pack
+from trivium_native.wire.messages import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
@@ -185,7 +185,7 @@ class QueueSubscription(Subscription):
             metrics.messages_redelivered += 1
         metrics.messages_sent += 1
         message = entry.message
-        encoded = entry_of(message, metrics)
+        encoded = framed_message(message, metrics)
         now = connection.broker.now_ms
         connection.send(
             delivery_head(self.number, flags, message, entry.requeues, self._tag, now, len(encoded))

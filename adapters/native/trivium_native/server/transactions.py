@@ -21,7 +21,10 @@ from trivium_native.server.commits import Commit
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.subscriptions import Subscription
-from trivium_native.wire.entries import (
+from trivium_native.wire.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
+from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
+from trivium_native.wire.messages import (
     MAX_MESSAGES,
     TX_HEAD,
     TX_HEAD_SIZE,
@@ -29,9 +32,6 @@ from trivium_native.wire.entries import (
     TX_REQUEUE,
     TX_SETTLE,
 )
-from trivium_native.wire.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
-from trivium_native.wire.fields import Fields
-from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
@@ -160,7 +160,7 @@ class Transactions:
 
 
 def _split(body: bytes) -> tuple[Fields, int, int]:
-    """The fields of TX and STAGE, the number of entries, and where they begin."""
+    """The fields of TX and STAGE, the number of messages, and where they begin."""
     if len(body) < TX_HEAD_SIZE:
         raise Malformed("TX or STAGE is cut")
     size, count = TX_HEAD.unpack_from(body)

@@ -1,4 +1,4 @@
-"""What goes over the wire, for both sides: frames, their fields, message entries, error codes.
+"""What goes over the wire, for both sides: frames, their fields, messages, error codes.
 
 It knows neither the broker nor a client.
 """

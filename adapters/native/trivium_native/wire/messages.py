@@ -1,7 +1,8 @@
-"""Messages in frames: the entries of PUBLISH and DELIVER, and the batches of FETCHED.
+"""Messages in frames, as in PUBLISH and DELIVER, and the record batches of FETCHED.
 
-An *entry* is 16 bytes of lengths and flags, then exchange, routing key, properties and payload. It
-is the same in both directions, so what a publisher sent is what a subscriber gets, to the byte.
+A framed message is 16 bytes of lengths and flags, then exchange, routing key, properties and
+payload. It is the same in both directions, so what a publisher sent is what a subscriber gets, to
+the byte.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final
 from trivium_native.wire.errors import Malformed
 
 #: flags, priority, exchange length, routing key length, reserved, properties length, payload length
-ENTRY: Final = Struct("<BBHHHII")
-ENTRY_SIZE: Final = 16
+MESSAGE_HEAD: Final = Struct("<BBHHHII")
+MESSAGE_HEAD_SIZE: Final = 16
 
 MODE_MASK: Final = 3
 PERSISTENT: Final = 4
@@ -21,7 +22,7 @@ RETAIN: Final = 8
 #: PUBLISH only: an error when no binding wants the message
 MANDATORY: Final = 16
 
-#: count of entries, flags
+#: count of messages, flags
 PUBLISH_HEAD: Final = Struct("<II")
 PUBLISH_HEAD_SIZE: Final = 8
 #: PUBLISH flag: a producer block (id length, epoch, first sequence number, id) comes first
@@ -32,7 +33,7 @@ MAX_PRODUCER_BYTES: Final = 255
 #: Messages of one request: what they cost in memory must not depend on how small they are.
 MAX_MESSAGES: Final = 65_536
 
-#: TX: size of the fields, count of entries; then the fields, then the entries
+#: TX: size of the fields, count of messages; then the fields, then the messages
 TX_HEAD: Final = Struct("<II")
 TX_HEAD_SIZE: Final = 8
 #: what a settlement within a transaction does: done with, back to the queue, away
@@ -43,7 +44,7 @@ TX_REJECT: Final = 2
 #: subscription, flags, source protocol, returns, delivery tag, arrival, remaining lifetime
 DELIVERY: Final = Struct("<IBBHQqq")
 DELIVERY_SIZE: Final = 32
-#: the same behind the head of its frame, and what that frame's length counts beside the entry
+#: the same behind the head of its frame, and what that frame's length counts beside the message
 DELIVER_FRAME: Final = Struct("<IBQIBBHQqq")
 DELIVER_REST: Final = 9 + DELIVERY_SIZE
 REDELIVERED: Final = 1
@@ -71,7 +72,7 @@ CONFIRM: Final = Struct("<I")
 _PADDING: Final = (b"", bytes(7), bytes(6), bytes(5), bytes(4), bytes(3), bytes(2), bytes(1))
 
 
-class Entry:
+class FramedMessage:
     """A message as it travels."""
 
     __slots__ = ("exchange", "flags", "key", "payload", "priority", "properties")
@@ -93,39 +94,41 @@ class Entry:
         self.payload = payload
 
 
-def encode_entry(
+def encode_message(
     flags: int, priority: int, exchange: bytes, key: bytes, properties: bytes, payload: bytes
 ) -> bytes:
-    """One entry as bytes. Raises ValueError when a length is out of its field's range."""
+    """One message as bytes. Raises ValueError when a length is out of its field's range."""
     if len(exchange) > 0xFFFF or len(key) > 0xFFFF:
         raise ValueError("exchange or routing key is longer than 65535 bytes")
-    head = ENTRY.pack(flags, priority, len(exchange), len(key), 0, len(properties), len(payload))
+    head = MESSAGE_HEAD.pack(
+        flags, priority, len(exchange), len(key), 0, len(properties), len(payload)
+    )
     return b"".join((head, exchange, key, properties, payload))
 
 
-def decode_entry(data: bytes, at: int) -> tuple[Entry, int]:
-    """The entry at a position, and the position after it. Raises Malformed when it is cut."""
+def decode_message(data: bytes, at: int) -> tuple[FramedMessage, int]:
+    """The message at a position, and the position after it. Raises Malformed when it is cut."""
     size = len(data)
-    if at + ENTRY_SIZE > size:
+    if at + MESSAGE_HEAD_SIZE > size:
         raise Malformed("entry is cut")
-    flags, priority, exchange_size, key_size, _, properties_size, payload_size = ENTRY.unpack_from(
-        data, at
+    flags, priority, exchange_size, key_size, _, properties_size, payload_size = (
+        MESSAGE_HEAD.unpack_from(data, at)
     )
-    key_at = at + ENTRY_SIZE + exchange_size
+    key_at = at + MESSAGE_HEAD_SIZE + exchange_size
     properties_at = key_at + key_size
     payload_at = properties_at + properties_size
     end = payload_at + payload_size
     if end > size:
         raise Malformed("entry is shorter than its lengths say")
-    entry = Entry(
+    message = FramedMessage(
         flags,
         priority,
-        data[at + ENTRY_SIZE : key_at],
+        data[at + MESSAGE_HEAD_SIZE : key_at],
         data[key_at:properties_at],
         data[properties_at:payload_at],
         data[payload_at:end],
     )
-    return entry, end
+    return message, end
 
 
 def encode_fetched(first_offset: int, mark: int, batches: list[tuple[int, bytes]]) -> bytes:
