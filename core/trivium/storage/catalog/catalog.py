@@ -21,7 +21,7 @@ from trivium.storage.files.encryption import PLAIN, SALT_SIZE, FileCipher, Keys
 from trivium.storage.files.executor import TimeSlice
 from trivium.storage.files.filesystem import Database, FileSystem
 from trivium.storage.segments.blocks import offsets_from_bytes, offsets_to_bytes
-from trivium.storage.segments.chunks import Chunk
+from trivium.storage.segments.chunks import Chunk, chunk_in_segment
 from trivium.storage.segments.segments import Segments
 
 if TYPE_CHECKING:
@@ -294,17 +294,9 @@ class Catalog:
                 self.damaged_chunks.append(row)
                 continue
             number, first, end, slots, size, segment, position, length, removed = row[:9]
-            chunk = Chunk(first)
-            chunk.end = end
-            chunk.slots = slots
-            chunk.size = size
-            chunk.segment = segment
-            chunk.position = position
-            chunk.length = length
+            chunk = chunk_in_segment(first, end, slots, size, segment, position, length)
             chunk.removed = int.from_bytes(removed, "little")
             chunk.live = slots - chunk.removed.bit_count()
-            chunk.records = None
-            chunk.closed = chunk.fixed = True
             if row[9]:
                 chunk.offsets = offsets_from_bytes(row[9])
                 chunk.ends = offsets_from_bytes(row[10])

@@ -83,9 +83,11 @@ class DiskLog(NumberedLog):
 
     def restore(self, offset: int, count: int, record: bytes, annotation: bytes) -> None:
         """A record as the journal has it, at or after ``next_offset``."""
-        self.restore_next_offset(offset)
+        if offset > self.next_offset:
+            super().skip(offset - self.next_offset)
         super().append(record, count, annotation)
-        self.mark_changed()
+        if not self._is_changed:
+            self._mark_changed()
 
     def restore_next_offset(self, offset: int) -> None:
         """Offsets before this one were given out."""

@@ -13,21 +13,14 @@ import struct
 from typing import Final
 
 from trivium.storage.contents.changes import (
-    APPEND,
-    APPEND_CHANGE,
-    APPEND_SAME,
-    DEFINE_CHANGE,
     DEFINE_LOG,
-    DEFINE_TABLE,
-    DELETE,
     DROP_LOG,
-    LOG_CHANGE,
-    NEXT_OFFSET,
-    PUT,
     REMOVE,
-    ROW_CHANGE,
     TRUNCATE,
     Changes,
+    ChangeVisitor,
+    WrongChange,
+    read_changes,
 )
 from trivium.storage.contents.log import DiskLog
 from trivium.storage.contents.table import DiskTable
@@ -47,7 +40,7 @@ from trivium.storage.segments.segments import Segments
 _logger: Final = logging.getLogger(__name__)
 
 
-class Recovered:
+class Recovered(ChangeVisitor):
     """Logs and tables by number, and where the journal goes on."""
 
     def __init__(self, changes: Changes, segments: Segments, keys: Keys) -> None:
@@ -80,6 +73,8 @@ class Recovered:
         self._checkpointed: dict[int, int] = {}
         #: logs that have changes in the journal but no definition: removed before the checkpoint
         self._unknown: dict[int, str] = {}
+        #: the file whose changes are read
+        self._path = ""
 
     def begin(self) -> None:
         """The checkpoint is loaded; batches follow."""
@@ -96,20 +91,18 @@ class Recovered:
                 self.left_over.append(f"{directory}/{name}")
             else:
                 numbers.append(number)
-        if not numbers and self.needed_batch >= 0:
-            raise StorageDamaged(f"{directory}/{file_name(self.first_file)}", 0, "it is missing")
         self.next_file = self.first_file
         # Of a new directory; a process that made a checkpoint and left no batch did not stop.
         self.was_clean = self.needed_batch < 0
         for number in numbers:
             self.last_file = self._replay_file(filesystem, directory, number, number == numbers[-1])
         last = self.last_file
+        damage = self.damage_behind(
+            last, self.last_batch, f"{directory}/{file_name(self.next_file)}"
+        )
+        if damage is not None:
+            raise damage
         if last is not None:
-            if last.is_followed:
-                raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
-            if self.last_batch < self.needed_batch:
-                reason = f"batch {self.needed_batch} of the checkpoint is missing"
-                raise StorageDamaged(last.path, last.end, reason)
             for path in self._unknown.values():
                 raise StorageDamaged(path, last.start, "it changes a log that is not there")
             if last.is_torn:
@@ -123,12 +116,13 @@ class Recovered:
         if number != self.next_file:
             raise StorageDamaged(f"{directory}/{file_name(self.next_file)}", 0, "it is missing")
         file = read_file(path, read_whole(filesystem, path), number, is_last, self.keys)
-        if self.files and file.first_batch != self.last_batch + 1:
-            raise StorageDamaged(path, 0, f"batch {self.last_batch + 1} is missing before it")
-        if not self.files:
-            if file.first_batch > self.checkpoint_batch + 1:
-                raise StorageDamaged(path, 0, f"it begins with batch {file.first_batch}")
+        if self.files:
+            reason = file.fault_behind(self.last_batch)
+        else:
+            reason = file.fault_as_first(self.checkpoint_batch)
             self.last_batch = file.first_batch - 1
+        if reason:
+            raise StorageDamaged(path, 0, reason)
         for batch in file.batches:
             self.last_batch = batch.number
             self.was_clean = batch.flags & STOPPED != 0
@@ -141,6 +135,21 @@ class Recovered:
         self.next_file = number + 1
         return file
 
+    def damage_behind(
+        self, last: JournalFile | None, last_batch: int, next_path: str
+    ) -> StorageDamaged | None:
+        """What is missing behind the last journal file, which ends with ``last_batch``.
+
+        ``last`` is None when there is no file; the next one would have ``next_path``.
+        """
+        needed = self.needed_batch
+        if (needed >= 0) if last is None else last.is_followed:
+            return StorageDamaged(next_path, 0, "it is missing")
+        if last is not None and last_batch < needed:
+            reason = f"batch {needed} of the checkpoint is missing"
+            return StorageDamaged(last.path, last.end, reason)
+        return None
+
     def nameless(self, number: int) -> DiskLog:
         """A log of which only the number is known."""
         self.logs[number] = DiskLog(number, "", self.changes, self.segments)
@@ -151,87 +160,56 @@ class Recovered:
 
         All of it or, when it raises, a part.
         """
+        self._path = file.path
         try:
-            data, position, behind = file.body(batch)
-            self._apply_changes(file.path, data, position, behind)
-        except (KeyError, IndexError, UnicodeDecodeError, struct.error, _WrongChange) as error:
+            data, position, end = file.body(batch)
+            read_changes(data, position, end, self)
+        except (KeyError, IndexError, UnicodeDecodeError, struct.error, WrongChange) as error:
             # The checksum is right, so this was written: by a fault, or by somebody.
             reason = f"batch {batch.number} has no meaning"
             raise StorageDamaged(file.path, batch.start, reason) from error
 
-    def _apply_changes(self, path: str, data: bytes, position: int, end: int) -> None:
-        record = b""
-        while position < end:
-            kind = data[position]
-            if APPEND <= kind <= APPEND_SAME:
-                _, annotation_size, number, offset, count, size = APPEND_CHANGE.unpack_from(
-                    data, position
-                )
-                annotation_at = position + APPEND_CHANGE.size
-                record_at = annotation_at + annotation_size
-                position = record_at + size
-                if kind == APPEND:
-                    record = data[record_at:position]
-                log = self.logs.get(number)
-                if log is None:
-                    self._unknown[number] = path
-                elif offset >= log.next_offset:
-                    log.restore(offset, count, record, data[annotation_at:record_at])
-                elif offset >= self._checkpointed.get(number, 0):
-                    raise _WrongChange
-            elif REMOVE <= kind <= NEXT_OFFSET:
-                _, number, first, last = LOG_CHANGE.unpack_from(data, position)
-                position += LOG_CHANGE.size
-                self._change_log(path, kind, number, first, last)
-            elif kind in (PUT, DELETE):
-                _, number, key_size, value_size = ROW_CHANGE.unpack_from(data, position)
-                key_at = position + ROW_CHANGE.size
-                value_at = key_at + key_size
-                position = value_at + value_size
-                table = self.tables[number]
-                if kind == PUT:
-                    table.restore(data[key_at:value_at], data[value_at:position])
-                else:
-                    table.restore_deleted(data[key_at:value_at])
-            elif kind in (DEFINE_LOG, DEFINE_TABLE):
-                _, size, number = DEFINE_CHANGE.unpack_from(data, position)
-                name_at = position + DEFINE_CHANGE.size
-                position = name_at + size
-                self._define(kind, number, data[name_at:position].decode())
-            else:
-                raise _WrongChange
-        if position != end:
-            raise _WrongChange
+    def append(self, log: int, offset: int, count: int, record: bytes, annotation: bytes) -> None:
+        found = self.logs.get(log)
+        if found is None:
+            self._unknown[log] = self._path
+        elif offset >= found.next_offset:
+            found.restore(offset, count, record, annotation)
+        elif offset >= self._checkpointed.get(log, 0):
+            raise WrongChange
 
-    def _change_log(self, path: str, kind: int, number: int, first: int, last: int) -> None:
+    def change_log(self, kind: int, log: int, first: int, last: int) -> None:
         if kind == DROP_LOG:
-            self._unknown.pop(number, None)
-            dropped = self.logs.pop(number, None)
+            self._unknown.pop(log, None)
+            dropped = self.logs.pop(log, None)
             if dropped is not None:
                 dropped.drop()
-                self.changes.dropped.append(number)
+                self.changes.dropped.append(log)
             return
-        log = self.logs.get(number)
-        if log is None:
-            self._unknown[number] = path
+        found = self.logs.get(log)
+        if found is None:
+            self._unknown[log] = self._path
         elif kind == REMOVE:
-            log.restore_removed(first, last)
+            found.restore_removed(first, last)
         elif kind == TRUNCATE:
-            log.restore_truncated(first)
+            found.restore_truncated(first)
         else:
-            log.restore_next_offset(first)
+            found.restore_next_offset(first)
 
-    def _define(self, kind: int, number: int, name: str) -> None:
+    def put(self, table: int, key: bytes, value: bytes) -> None:
+        self.tables[table].restore(key, value)
+
+    def delete(self, table: int, key: bytes) -> None:
+        self.tables[table].restore_deleted(key)
+
+    def define(self, kind: int, number: int, name: bytes) -> None:
+        text = name.decode()
         if kind == DEFINE_LOG:
             if number not in self.logs:
-                self.logs[number] = DiskLog(number, name, self.changes, self.segments)
+                self.logs[number] = DiskLog(number, text, self.changes, self.segments)
                 self.logs[number].mark_changed()
             self.next_log = max(self.next_log, number + 1)
         else:
             if number not in self.tables:
-                self.tables[number] = DiskTable(number, name, self.changes)
+                self.tables[number] = DiskTable(number, text, self.changes)
             self.next_table = max(self.next_table, number + 1)
-
-
-class _WrongChange(Exception):
-    """A batch holds something that is no change, or one that cannot follow the others."""

@@ -186,6 +186,18 @@ class JournalFile:
         second = trailer if trailer.flags & FOLLOWED else self.at(trailer.end)
         self.is_followed = second is not None and second.flags & FOLLOWED != 0
 
+    def fault_as_first(self, checkpoint_batch: int) -> str:
+        """What is wrong if this is the first file, and the catalog has all up to a batch."""
+        if self.first_batch > checkpoint_batch + 1:
+            return f"it begins with batch {self.first_batch}"
+        return ""
+
+    def fault_behind(self, last_batch: int) -> str:
+        """What is wrong if the file before this one ends with ``last_batch``."""
+        if self.first_batch != last_batch + 1:
+            return f"batch {last_batch + 1} is missing before it"
+        return ""
+
     def fault_at_end(self, expected: int, newest_synced: int, is_last: bool) -> str:
         """What is wrong if the file has no batch ``expected`` at ``end``; "" for nothing.
 

@@ -13,18 +13,15 @@ from typing import Final
 
 from trivium.storage.contents.changes import (
     APPEND,
-    APPEND_CHANGE,
-    APPEND_SAME,
-    DEFINE_CHANGE,
     DEFINE_LOG,
     DEFINE_TABLE,
     DELETE,
-    LOG_CHANGE,
-    NEXT_OFFSET,
     PUT,
     REMOVE,
-    ROW_CHANGE,
     TRUNCATE,
+    ChangeVisitor,
+    WrongChange,
+    read_changes,
 )
 from trivium.storage.contents.recovery import Recovered
 from trivium.storage.contents.table import DiskTable
@@ -135,20 +132,14 @@ class InspectedJournal:
 
     def _look_at_end(self, last: JournalFile | None, expected: int, is_start_known: bool) -> None:
         """Whether anything is missing behind the last file; see ``Recovered.replay``."""
-        needed = self._recovered.needed_batch
-        is_lost = bool(self._holes)
-        if last is None:
-            is_missing = needed >= 0 or not is_start_known
-        else:
-            is_missing = last.is_followed
-        if is_missing:
+        damage = self._recovered.damage_behind(last, self._reached, self._path(expected))
+        if damage is not None:
+            self.damages.append(damage)
+        elif last is None and not is_start_known:
             self._miss(expected)
-        elif last is not None and self._reached < needed:
-            reason = f"batch {needed} of the checkpoint is missing"
-            self.damages.append(StorageDamaged(last.path, last.end, reason))
-            is_missing = True
-        if is_lost or is_missing:
-            self._lose(self._reached + 1, UNKNOWN)
+        elif not self._holes:
+            return
+        self._lose(self._reached + 1, UNKNOWN)
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{file_name(number)}"
@@ -208,11 +199,11 @@ class InspectedJournal:
         if before is None:
             if not is_start_known:
                 self._last = first - 1
-            elif first > self._recovered.checkpoint_batch + 1:
-                reason = f"it begins with batch {first}"
+            else:
+                reason = file.fault_as_first(self._recovered.checkpoint_batch)
             self._reached = min(first - 1, self._last)
-        elif first != self._reached + 1:
-            reason = f"batch {self._reached + 1} is missing before it"
+        else:
+            reason = file.fault_behind(self._reached)
         if reason and not self.damages:
             self.damages.append(StorageDamaged(file.path, 0, reason))
 
@@ -304,7 +295,7 @@ class InspectedJournal:
                     names[number] = name.decode("utf-8", "replace")
                 elif kind == _UNREADABLE:
                     self._is_told = False
-                elif kind in (APPEND, APPEND_SAME):
+                elif kind == APPEND:
                     self._see(number, names.get(number, ""), at, behind)
         if seen <= last - first:
             # Some of them are nowhere.
@@ -379,7 +370,7 @@ class InspectedJournal:
             self.damages.append(damage)
             self._lose(number, number)
             return
-        changes = list(mentioned(data, start, end))
+        changes = mentioned(data, start, end)
         if changes and changes[-1][0] == _UNREADABLE:
             # Perhaps it is encrypted, in a file whose header is lost.
             reason = f"batch {number} has no meaning"
@@ -397,7 +388,7 @@ class InspectedJournal:
             else:
                 if target not in recovered.logs and (DEFINE_LOG, target) not in defined:
                     recovered.nameless(target)
-                if kind in (APPEND, APPEND_SAME) and target in self._watched:
+                if kind == APPEND and target in self._watched:
                     self._close_gap(target, first)
                 elif kind == REMOVE and target in self._removed:
                     self._removed[target].append((first, last))
@@ -425,36 +416,37 @@ def _mentioned_in_hole(
         start = stop
 
 
-def mentioned(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int, bytes]]:
+def mentioned(data: bytes, position: int, end: int) -> list[tuple[int, int, int, int, bytes]]:
     """The changes in a batch; where they end too soon or too late, ``_UNREADABLE`` at last.
 
     Kind; number of the log or table; first offset and the one behind, or the two numbers of the
     change; the name that a definition gives.
     """
+    mentions = _Mentions()
     try:
-        while position < end:
-            kind = data[position]
-            if APPEND <= kind <= APPEND_SAME:
-                _, annotation_size, number, offset, count, size = APPEND_CHANGE.unpack_from(
-                    data, position
-                )
-                yield kind, number, offset, offset + count, b""
-                position += APPEND_CHANGE.size + annotation_size + size
-            elif REMOVE <= kind <= NEXT_OFFSET:
-                _, number, first, last = LOG_CHANGE.unpack_from(data, position)
-                yield kind, number, first, last, b""
-                position += LOG_CHANGE.size
-            elif kind in (PUT, DELETE):
-                _, number, key_size, value_size = ROW_CHANGE.unpack_from(data, position)
-                yield kind, number, 0, 0, b""
-                position += ROW_CHANGE.size + key_size + value_size
-            elif kind in (DEFINE_LOG, DEFINE_TABLE):
-                _, size, number = DEFINE_CHANGE.unpack_from(data, position)
-                position += DEFINE_CHANGE.size + size
-                yield kind, number, 0, 0, data[position - size : position]
-            else:
-                break
-    except (struct.error, IndexError):
-        pass
-    if position != end:
-        yield _UNREADABLE, 0, 0, 0, b""
+        read_changes(data, position, end, mentions)
+    except (struct.error, IndexError, WrongChange):
+        mentions.found.append((_UNREADABLE, 0, 0, 0, b""))
+    return mentions.found
+
+
+class _Mentions(ChangeVisitor):
+    """Lists changes, whatever they refer to."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, int, int, bytes]] = []
+
+    def append(self, log: int, offset: int, count: int, record: bytes, annotation: bytes) -> None:
+        self.found.append((APPEND, log, offset, offset + count, b""))
+
+    def change_log(self, kind: int, log: int, first: int, last: int) -> None:
+        self.found.append((kind, log, first, last, b""))
+
+    def put(self, table: int, key: bytes, value: bytes) -> None:
+        self.found.append((PUT, table, 0, 0, b""))
+
+    def delete(self, table: int, key: bytes) -> None:
+        self.found.append((DELETE, table, 0, 0, b""))
+
+    def define(self, kind: int, number: int, name: bytes) -> None:
+        self.found.append((kind, number, 0, 0, name))

@@ -24,17 +24,16 @@ from trivium.storage.errors import StorageDamaged, StorageFailed
 from trivium.storage.files.directory import (
     CATALOG_COPY_FILE,
     CATALOG_FILE,
-    FORMAT_VERSION,
     JOURNAL_DIRECTORY,
     NO_FORMAT,
     SEGMENT_DIRECTORY,
-    format_path,
     read_directory_format,
 )
 from trivium.storage.files.encryption import Keys
 from trivium.storage.files.executor import Completions, Worker
 from trivium.storage.files.filesystem import FileSystem, read_whole
 from trivium.storage.journal.journal_files import file_name
+from trivium.storage.opening import format_fault, is_catalog_lost
 from trivium.storage.repair.inspected_journal import MARGIN, InspectedJournal
 from trivium.storage.repair.salvage import salvaged
 from trivium.storage.segments.blocks import (
@@ -47,7 +46,7 @@ from trivium.storage.segments.blocks import (
     decode_block,
     offsets_from_bytes,
 )
-from trivium.storage.segments.chunks import Chunk
+from trivium.storage.segments.chunks import Chunk, chunk_in_segment
 from trivium.storage.segments.segment_files import (
     ENCRYPTED_HEADER_SIZE,
     FILE_HEADER_SIZE,
@@ -148,8 +147,9 @@ class Inspection:
         journal.read(self._names(self.journal_directory), has_positions or not self.damages)
         for found in journal.damages:
             self._damaged(found)
-        if version == NO_FORMAT and (recovered.logs or recovered.tables):
-            self._damaged(StorageDamaged(format_path(self.directory), 0, "it is missing"))
+        fault = format_fault(self.directory, version, recovered)
+        if fault is not None:
+            self._damaged(fault)
         self.notes += journal.notes
         for gap in journal.gaps:
             log = recovered.logs.get(gap.number)
@@ -203,9 +203,8 @@ class Inspection:
             damaged_chunks = catalog.damaged_chunks
         is_unreadable = not is_whole or not has_positions
         if not has_positions and len(self.damages) == found:
-            # In an old format the first checkpoint makes it: until then the journal is whole.
-            is_young = self.filesystem.exists(f"{self.journal_directory}/{file_name(1)}")
-            if version == FORMAT_VERSION or (numbers and not is_young):
+            is_journal_whole = self.filesystem.exists(f"{self.journal_directory}/{file_name(1)}")
+            if is_catalog_lost(version, is_journal_whole, names):
                 self._damaged(self._in_catalog("it is missing, or empty"))
         if any(damage.file == self.catalog_path for damage in self.damages[found:]):
             self._find_chunks(damaged_chunks, is_unreadable, numbers)
@@ -309,15 +308,10 @@ class Inspection:
                 body = bytes(20 * count)
                 flags = 0
             name, at = block_name(body, flags)
-            chunk = Chunk(first)
-            chunk.end = end
-            chunk.slots = chunk.live = count
-            chunk.segment = segment
-            chunk.position = position
-            chunk.length = BLOCK_HEADER_SIZE + length
-            chunk.records = None
-            chunk.closed = chunk.fixed = True
-            chunk.size = sum(struct.unpack_from(f"<{count}I", body, at))
+            size = sum(struct.unpack_from(f"<{count}I", body, at))
+            chunk = chunk_in_segment(
+                first, end, count, size, segment, position, BLOCK_HEADER_SIZE + length
+            )
             if flags & SPARSE:
                 at += 4 * count
                 chunk.offsets = offsets_from_bytes(body[at : at + 8 * count])

@@ -313,6 +313,22 @@ class Chunk:
             self.add(offset, end - offset, record, annotation)
 
 
+def chunk_in_segment(
+    first: int, end: int, slots: int, size: int, segment: int, position: int, length: int
+) -> Chunk:
+    """A chunk of ``slots`` records, of ``size`` bytes together, whose block lies in a segment."""
+    chunk = Chunk(first)
+    chunk.end = end
+    chunk.slots = chunk.live = slots
+    chunk.size = size
+    chunk.segment = segment
+    chunk.position = position
+    chunk.length = length
+    chunk.records = None
+    chunk.closed = chunk.fixed = True
+    return chunk
+
+
 class ChunkedLog(Log):
     """What the logs of every storage share: the records in memory, by offset."""
 
