@@ -68,10 +68,10 @@ REBALANCE: Final = 0x54
 STAGE: Final = 0x55
 
 #: Types whose numbers are taken and whose bodies come later: POLL.
-RESERVED: Final = frozenset((0x28,))
+RESERVED: Final[frozenset[int]] = frozenset((0x28,))
 
 #: Types of requests whose body is a map of fields.
-REQUESTS: Final = frozenset(
+REQUESTS: Final[frozenset[int]] = frozenset(
     (
         *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
         *(DECLARE, DELETE, BIND, UNBIND, PURGE, SET_POLICY, DELETE_POLICY, LIST_POLICIES),
