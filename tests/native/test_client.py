@@ -132,7 +132,7 @@ async def test_at_most_once_is_sent_without_waiting(client: Client) -> None:
     async with client.subscribe("#") as messages:
         for n in range(3):
             await client.publish(b"%d" % n, mode=AT_MOST_ONCE, routing_key="k")
-        assert not client._link.requests
+        assert not client.connection.requests
         assert [(await anext(messages)).payload for _ in range(3)] == [b"0", b"1", b"2"]
 
 
@@ -147,8 +147,9 @@ async def test_many_publishes_at_a_time(client: Client) -> None:
 @pytest.mark.parametrize("pause", ["the socket is full", "the broker takes none"])
 async def test_publishes_leave_in_the_order_of_the_calls(client: Client, pause: str) -> None:
     await client.declare_queue("q")
-    link = client._link
-    gate = link.can_write if pause == "the socket is full" else link.can_publish
+    connection = client.connection
+    is_full = pause == "the socket is full"
+    gate = connection.can_write if is_full else connection.can_publish
     gate.close()
     waiting = []
     for n in range(3):
@@ -337,7 +338,7 @@ async def test_errors_are_typed(client: Client) -> None:
 
 async def test_a_request_beyond_the_brokers_limit_is_not_sent(client: Client) -> None:
     with pytest.raises(errors.InvalidArgument):
-        await client.publish(bytes(client._link.protocol.max_frame))
+        await client.publish(bytes(client.connection.protocol.max_frame))
     await client.metadata()
 
 
@@ -416,8 +417,8 @@ async def test_a_cancelled_call_leaves_the_connection_usable(client: Client) -> 
         await consuming
     await client.publish(b"1", exchange="", routing_key="q")
     assert (await client.declare_queue("q")).messages == 1
-    assert not client._link.requests
-    assert not client._link.sinks
+    assert not client.connection.requests
+    assert not client.connection.sinks
 
 
 async def test_everyone_who_waits_is_told_when_the_broker_stops() -> None:

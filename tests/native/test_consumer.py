@@ -224,7 +224,7 @@ async def test_the_same_on_one_connection(client: Client) -> None:
             with pytest.raises(errors.Fenced):
                 await anext(old)
         # The end of the old one takes nothing from the new one.
-        assert client._link.members["g", "m"] is new
+        assert client.connection.members["g", "m"] is new
         await put(client, range(10))
         await read(new, log, 10)
     assert sorted(log.read) == list(range(10))
@@ -271,8 +271,8 @@ async def test_a_lost_connection_ends_the_iterator_and_the_member_can_come_back(
     log = Log()
     async with connect(url) as first, first.join("g", ["s"], member="m") as consumer:
         await read(consumer, log, 20)
-        assert first._link._transport is not None
-        first._link._transport.abort()
+        assert first.connection.transport is not None
+        first.connection.transport.abort()
         with pytest.raises(errors.ConnectionFailed):
             await anext(consumer)
     async with connect(url) as second, second.join("g", ["s"], member="m") as consumer:

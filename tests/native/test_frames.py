@@ -93,7 +93,7 @@ ENCODED = {
         group_operations.heartbeat(MEMBER, [AssignedPartition("s", "5f", 0, 42)]), 10
     ),
     "REBALANCE": encode_frame(frames.REBALANCE, 0, pack({"group": "g", "member": "m"})),
-    "COMMIT": sent(group_operations.commit(COMMIT), 11),
+    "COMMIT": sent(group_operations.commit_offsets(COMMIT), 11),
     "TX": sent(
         operations.transaction(
             [PUBLICATION.encode()],

@@ -176,7 +176,7 @@ async def test_a_silent_broker_times_out() -> None:
 
 async def test_after_an_error_of_the_connection_nothing_works_but_close() -> None:
     def work(client: SyncClient) -> None:
-        client._socket.close()
+        client.socket.close()
         for _ in range(2):
             with pytest.raises(errors.ConnectionFailed):
                 client.metadata()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trivium_native.client import group_operations, operations
-from trivium_native.client.link import Link
+from trivium_native.client.connection import ClientConnection
 from trivium_native.client.values import (
     AssignedPartition,
     Membership,
@@ -93,7 +93,7 @@ class GroupConsumer:
 
     def __init__(
         self,
-        link: Link,
+        connection: ClientConnection,
         group: str,
         member: str,
         streams: Sequence[str],
@@ -107,7 +107,7 @@ class GroupConsumer:
         on_revoked: Callback | None,
     ) -> None:
         self.membership = Membership(group, member, 0)
-        self._link = link
+        self._connection = connection
         self._join = group_operations.join(
             group,
             member,
@@ -152,7 +152,7 @@ class GroupConsumer:
             self._wakeup.clear()
             await self._wakeup.wait()
         reader, batch = self._items.popleft()
-        self._link.add_credit(reader.number, len(batch.data))
+        self._connection.add_credit(reader.number, len(batch.data))
         self._current = reader
         assigned = reader.assigned
         found = GroupBatch(assigned.stream, assigned.partition, reader.position, batch)
@@ -166,7 +166,7 @@ class GroupConsumer:
 
     def ended(self, error: NativeError) -> None:
         """A subscription, or the connection, is over."""
-        if self._link.error is not None:
+        if self._connection.error is not None:
             self._fail(error)
         else:
             # The stream was deleted: the next answer says what to read instead.
@@ -219,7 +219,7 @@ class GroupConsumer:
         if lost is not None:
             raise lost
         for commit in self.offsets():
-            await self._link.run(group_operations.commit(commit))
+            await self._connection.run(group_operations.commit_offsets(commit))
             self.committed([commit])
 
     # Membership
@@ -227,12 +227,12 @@ class GroupConsumer:
     async def start(self) -> None:
         """Join, and read what is assigned."""
         place = (self.membership.group, self.membership.member)
-        self._link.members[place] = self
+        self._connection.members[place] = self
         await self._assign(await self._joined())
         self._task = asyncio.create_task(self._beat())
 
     async def _joined(self) -> list[AssignedPartition]:
-        joined = await self._link.run(self._join)
+        joined = await self._connection.run(self._join)
         self.membership = joined.membership
         self._interval = joined.heartbeat
         return joined.assigned
@@ -243,13 +243,13 @@ class GroupConsumer:
             self._task.cancel()
         membership = self.membership
         place = (membership.group, membership.member)
-        if self._link.members.get(place) is self:
-            del self._link.members[place]
+        if self._connection.members.get(place) is self:
+            del self._connection.members[place]
         for reader in self._readers.values():
             self._unsubscribe(reader)
         self._readers.clear()
-        if self._link.error is None and membership.generation:
-            self._link.send(group_operations.leave(membership), False)
+        if self._connection.error is None and membership.generation:
+            self._connection.send(group_operations.leave(membership), False)
 
     async def _beat(self) -> None:
         try:
@@ -273,7 +273,7 @@ class GroupConsumer:
         owned = [reader.assigned for reader in self._readers.values()]
         try:
             request = group_operations.heartbeat(self.membership, owned)
-            self.membership, assigned = await self._link.run(request)
+            self.membership, assigned = await self._connection.run(request)
         except StaleMember as error:
             await self._lose_everything(error)
             assigned = await self._joined()
@@ -325,18 +325,18 @@ class GroupConsumer:
             del self._readers[reader.key]
 
     async def _subscribe(self, assigned: AssignedPartition) -> None:
-        reader = _Reader(self, self._link.next_number(), assigned)
+        reader = _Reader(self, self._connection.next_number(), assigned)
         offset: int | str = self._start if assigned.committed is None else assigned.committed
-        self._link.sinks[reader.number] = reader
+        self._connection.sinks[reader.number] = reader
         try:
             try:
-                offset = await self._link.run(self._subscription(reader, offset))
+                offset = await self._connection.run(self._subscription(reader, offset))
             except OffsetOutOfRange:
                 # Retention has removed what was committed.
-                offset = await self._link.run(self._subscription(reader, self._start))
+                offset = await self._connection.run(self._subscription(reader, self._start))
         except (NotFound, StreamChanged):
             # Deleted since: the next answer says so.
-            self._link.sinks.pop(reader.number, None)
+            self._connection.sinks.pop(reader.number, None)
             self._is_called.set()
             return
         self._readers[reader.key] = reader
@@ -355,8 +355,11 @@ class GroupConsumer:
         )
 
     def _unsubscribe(self, reader: _Reader) -> None:
-        if self._link.sinks.pop(reader.number, None) is not None and self._link.error is None:
-            self._link.send(operations.unsubscribe(reader.number), False)
+        if (
+            self._connection.sinks.pop(reader.number, None) is not None
+            and self._connection.error is None
+        ):
+            self._connection.send(operations.unsubscribe(reader.number), False)
 
 
 def _key(assigned: AssignedPartition) -> tuple[str, str, int]:

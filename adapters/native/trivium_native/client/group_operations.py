@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from trivium_native.client.operations import Operation, done, request
 from trivium_native.client.values import (
@@ -15,14 +15,32 @@ from trivium_native.client.values import (
 )
 from trivium_native.wire import frames
 
+T = TypeVar("T")
 
-def commit(commit: OffsetCommit) -> Operation[None]:
-    """Commit the next offsets to read; answered once they are durable."""
+
+def commit(
+    group: str,
+    stream: str,
+    offsets: Mapping[int, int],
+    *,
+    incarnation: str | None = None,
+    membership: Membership | None = None,
+) -> Operation[None]:
+    """Commit a group's next offsets by partition; returns once they are durable.
+
+    While the group has members or a holder only they commit, by their ``membership``. Raises
+    NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
+    """
+    return commit_offsets(OffsetCommit(group, stream, offsets, incarnation, membership))
+
+
+def commit_offsets(commit: OffsetCommit) -> Operation[None]:
+    """Commit offsets that were collected."""
     return request(frames.COMMIT, done, **commit.fields())
 
 
 def committed(
-    group: str, stream: str, incarnation: str | None = None
+    group: str, stream: str, *, incarnation: str | None = None
 ) -> Operation[list[GroupOffset]]:
     """How far a group is, for all partitions in order."""
     return request(
@@ -57,7 +75,11 @@ def join(
 
 
 def join_exclusively(group: str, member: str) -> Operation[Membership]:
-    """Hold a group; whoever held it, and its members, are fenced."""
+    """Hold a group, as long as nobody holds it after: its members and former holder are fenced.
+
+    The holder commits with the result, checks with ``check_membership`` that it still is the
+    holder, and leaves with ``leave``; there is no time-out.
+    """
     return request(
         frames.JOIN,
         lambda reply: _joined(group, reply).membership,
@@ -79,18 +101,31 @@ def heartbeat(
         joined = _joined(membership.group, {**reply, "member": membership.member})
         return joined.membership, joined.assigned
 
+    return _heartbeat(
+        membership, parse, [[*stream, partitions] for stream, partitions in by_stream.items()]
+    )
+
+
+def check_membership(membership: Membership) -> Operation[None]:
+    """Whether this still is the holder of the group. Raises Fenced, StaleMember."""
+    return _heartbeat(membership, done, [])
+
+
+def _heartbeat(
+    membership: Membership, parse: Callable[[Any], T], owned: list[object]
+) -> Operation[T]:
     return request(
         frames.HEARTBEAT,
         parse,
         group=membership.group,
         member=membership.member,
         generation=membership.generation,
-        owned=[[*stream, partitions] for stream, partitions in by_stream.items()],
+        owned=owned,
     )
 
 
 def leave(membership: Membership) -> Operation[None]:
-    """Leave a group: what the member owns is free for others."""
+    """Leave a group: what the member owns is free for others. Raises Fenced, StaleMember."""
     return request(
         frames.LEAVE,
         done,

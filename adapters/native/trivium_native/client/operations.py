@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from trivium_native.client.values import (
@@ -10,10 +10,8 @@ from trivium_native.client.values import (
     OffsetCommit,
     Part,
     PartitionInfo,
-    PolicyInfo,
     Producer,
     Publication,
-    QueueInfo,
     Settlement,
     StoredBatch,
     StreamInfo,
@@ -42,11 +40,26 @@ T = TypeVar("T")
 
 
 class Operation(Generic[T]):
-    """One request. ``parse`` turns the body of the reply into its meaning."""
+    """One request. ``parse`` turns the body of the reply into its meaning.
 
-    def __init__(self, kind: int, body: bytes, reply: int, parse: Callable[[bytes], T]) -> None:
+    ``publishes``: the broker refuses it while publishers are paused. ``wait``: seconds for which
+    the request lets the broker wait before it answers.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        body: bytes,
+        reply: int,
+        parse: Callable[[bytes], T],
+        *,
+        publishes: bool = False,
+        wait: float = 0.0,
+    ) -> None:
         self.kind = kind
         self.body = body
+        self.publishes = publishes
+        self.wait = wait
         self._reply = reply
         self._parse = parse
 
@@ -84,6 +97,11 @@ def done(reply: Any) -> None:
     """OK says it all."""
 
 
+def pattern_bytes(pattern: bytes | str) -> bytes:
+    """A pattern as it is sent."""
+    return pattern.encode() if isinstance(pattern, str) else pattern
+
+
 # Publishing
 
 
@@ -112,7 +130,7 @@ def publish_encoded(
             raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
     body = PUBLISH_HEAD.pack(count, flags) + block + messages
-    return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing)
+    return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing, publishes=True)
 
 
 def _check_count(count: int, least: int) -> None:
@@ -120,10 +138,11 @@ def _check_count(count: int, least: int) -> None:
         raise InvalidArgument(f"a request has {least} to {MAX_MESSAGES} messages, not {count}")
 
 
-def open_producer(name: str, transactional: bool = False) -> Operation[Producer]:
-    """Start a new epoch of an idempotent producer; older ones are fenced.
+def open_producer(name: str, *, transactional: bool = False) -> Operation[Producer]:
+    """Start a new epoch of an idempotent producer; whoever published in an older one is fenced.
 
-    The numbers are those of its messages, or of its transactions: two kinds that share no names.
+    The result says at which number it goes on: of its messages, or of its transactions. These are
+    two kinds of producers that share no names.
     """
     return request(
         frames.PRODUCER,
@@ -158,7 +177,10 @@ def transaction(
         fields["commits"] = [each.fields() for each in commits]
     if parts:
         fields["parts"] = [[part.name, part.requests] for part in parts]
-    return Operation(frames.TX, _with_fields(fields, entries), frames.OK, _left)
+    # Publishing is what the broker refuses at times.
+    publishes = bool(entries or parts)
+    body = _with_fields(fields, entries)
+    return Operation(frames.TX, body, frames.OK, _left, publishes=publishes)
 
 
 def _with_fields(fields: dict[str, object], entries: Sequence[bytes]) -> bytes:
@@ -178,7 +200,13 @@ def _left(body: bytes) -> int:
 def stage(
     producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
 ) -> Operation[bool]:
-    """Request ``index`` of a part; whether it is kept, which it is not once that is committed."""
+    """Stage request ``index`` of a part for a transaction that somebody else will commit.
+
+    ``entries`` are messages as ``Publication.encode`` makes them. Returns once they are durable;
+    nobody gets them before that transaction is committed. A request may be repeated. False means
+    that it was committed already, and that nothing more can belong to it. Raises what publishing
+    raises, PreconditionFailed, OutOfSequence.
+    """
     _check_count(len(entries), 1)
     fields: dict[str, object] = {
         "producer": producer,
@@ -191,16 +219,20 @@ def stage(
         _with_fields(fields, entries),
         frames.OK,
         lambda body: not unpack(body).get("committed", False),
+        publishes=True,
     )
 
 
 def discard_part(producer: str, part: str) -> Operation[None]:
-    """Forget a part that is not committed."""
+    """Forget a part, if there is one of that name. Raises PreconditionFailed once committed."""
     return request(frames.DELETE, done, kind="part", producer=producer, name=part)
 
 
-def delete_producer(name: str, transactional: bool) -> Operation[None]:
-    """Forget a producer and its numbers."""
+def delete_producer(name: str, *, transactional: bool = False) -> Operation[None]:
+    """Forget a producer, its numbers and its parts; one that is opened anew begins at 0.
+
+    Raises PreconditionFailed while parts that it has committed are not published.
+    """
     return request(
         frames.DELETE, done, kind="producer", name=name, transactional=transactional or None
     )
@@ -210,7 +242,7 @@ def delete_producer(name: str, transactional: bool) -> Operation[None]:
 
 
 def subscribe_live(
-    subscription: int, exchange: str, pattern: bytes, no_local: bool
+    subscription: int, exchange: str, pattern: bytes | str, no_local: bool
 ) -> Operation[None]:
     """Mode ``pubsub``."""
     return request(
@@ -219,7 +251,7 @@ def subscribe_live(
         subscription=subscription,
         mode="pubsub",
         exchange=exchange,
-        pattern=pattern,
+        pattern=pattern_bytes(pattern),
         no_local=no_local,
     )
 
@@ -300,7 +332,12 @@ def fetch(
     min_bytes: int = 1,
     max_wait: float = 0.0,
 ) -> Operation[Fetched]:
-    """Whole record batches from the one that holds ``offset`` on."""
+    """Whole record batches from the one that holds ``offset`` on.
+
+    The offset may also be ``first``, ``last`` (the newest record) or ``next``. Waits up to
+    ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises NotFound,
+    OffsetOutOfRange, StreamChanged.
+    """
     fields: dict[str, object] = {
         "stream": stream,
         "partition": partition,
@@ -312,11 +349,11 @@ def fetch(
         fields["incarnation"] = incarnation
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
-    return Operation(frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched)
+    return Operation(frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched, wait=max_wait)
 
 
 def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:
-    """The named streams, or all of the virtual host."""
+    """The named streams, or all of the virtual host. Raises NotFound."""
     return request(
         frames.METADATA,
         lambda reply: [_stream_info(row) for row in reply["streams"]],
@@ -330,7 +367,7 @@ def _stream_info(row: dict[str, Any]) -> StreamInfo:
 
 
 def offset_for_timestamp(
-    stream: str, partition: int, timestamp: int, incarnation: str | None = None
+    stream: str, partition: int, timestamp: int, *, incarnation: str | None = None
 ) -> Operation[int]:
     """The first record that arrived at or after a time in milliseconds since the epoch."""
     return request(
@@ -340,127 +377,4 @@ def offset_for_timestamp(
         partition=partition,
         timestamp=timestamp,
         incarnation=incarnation,
-    )
-
-
-# Topology
-
-
-def declare_exchange(
-    name: str,
-    type_: str = "topic",
-    *,
-    durable: bool = True,
-    auto_delete: bool = False,
-    internal: bool = False,
-    arguments: Mapping[str, object] | None = None,
-) -> Operation[None]:
-    """An exchange with these properties, made when it is new."""
-    return request(
-        frames.DECLARE,
-        done,
-        kind="exchange",
-        name=name,
-        type=type_,
-        durable=durable,
-        auto_delete=auto_delete,
-        internal=internal,
-        arguments=None if arguments is None else dict(arguments),
-    )
-
-
-def declare_queue(
-    name: str = "",
-    *,
-    durable: bool = True,
-    auto_delete: bool = False,
-    exclusive: bool = False,
-    arguments: Mapping[str, object] | None = None,
-) -> Operation[QueueInfo]:
-    """A queue with these properties, made when it is new; an empty name makes one up."""
-    return request(
-        frames.DECLARE,
-        lambda reply: QueueInfo(reply["name"], reply["messages"], reply["consumers"]),
-        kind="queue",
-        name=name,
-        durable=durable,
-        auto_delete=auto_delete,
-        exclusive=exclusive,
-        arguments=None if arguments is None else dict(arguments),
-    )
-
-
-def declare_stream(
-    name: str, partitions: int = 1, arguments: Mapping[str, object] | None = None
-) -> Operation[str]:
-    """A stream with this many partitions, made when it is new; its incarnation."""
-    return request(
-        frames.DECLARE,
-        lambda reply: str(reply["incarnation"]),
-        kind="stream",
-        name=name,
-        partitions=partitions,
-        arguments=None if arguments is None else dict(arguments),
-    )
-
-
-def delete(
-    kind: str, name: str, if_unused: bool | None = None, if_empty: bool | None = None
-) -> Operation[None]:
-    """Delete an exchange, queue, stream or group."""
-    return request(
-        frames.DELETE, done, kind=kind, name=name, if_unused=if_unused, if_empty=if_empty
-    )
-
-
-def bind(
-    kind: str,
-    name: str,
-    exchange: str,
-    pattern: bytes,
-    arguments: Mapping[str, object] | None = None,
-    is_bind: bool = True,
-) -> Operation[None]:
-    """Bind a queue, stream or exchange to an exchange, or take the binding back."""
-    return request(
-        frames.BIND if is_bind else frames.UNBIND,
-        done,
-        kind=kind,
-        name=name,
-        exchange=exchange,
-        pattern=pattern,
-        arguments=None if arguments is None else dict(arguments),
-    )
-
-
-def purge(queue: str) -> Operation[int]:
-    """Remove all ready messages of a queue; how many there were."""
-    return request(frames.PURGE, lambda reply: int(reply["messages"]), name=queue)
-
-
-# Policies
-
-
-def set_policy(policy: PolicyInfo) -> Operation[None]:
-    """Add a policy, or replace the one of its name; in force at once."""
-    return request(
-        frames.SET_POLICY,
-        done,
-        name=policy.name,
-        pattern=policy.pattern,
-        definition=dict(policy.definition),
-        apply_to=policy.apply_to,
-        priority=policy.priority,
-    )
-
-
-def delete_policy(name: str) -> Operation[None]:
-    """Remove a policy; what then holds is in force at once."""
-    return request(frames.DELETE_POLICY, done, name=name)
-
-
-def policies() -> Operation[list[PolicyInfo]]:
-    """All policies of the virtual host, by name."""
-    return request(
-        frames.LIST_POLICIES, lambda reply: [PolicyInfo(**row) for row in reply["policies"]]
     )

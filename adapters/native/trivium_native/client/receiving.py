@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final, Generic, TypeVar
 
 from trivium_native.client import operations
-from trivium_native.client.link import Link
+from trivium_native.client.connection import ClientConnection
 from trivium_native.client.values import Delivery, StoredBatch
 from trivium_native.wire.errors import NativeError
 
@@ -20,9 +20,9 @@ LIVE_BACKLOG: Final = 4096
 class Subscription(Generic[T]):
     """An async iterator over what a subscription gets. Ends with the error that ended it."""
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, connection: ClientConnection, number: int) -> None:
         self.number = number
-        self._link = link
+        self._connection = connection
         self._items: deque[T] = deque()
         self._wakeup = asyncio.Event()
         self._error: NativeError | None = None
@@ -74,8 +74,10 @@ class LiveMessages(Subscription[Delivery]):
 class Deliveries(Subscription[Delivery]):
     """Messages of a queue. Each is settled by ``ack`` or ``nack``, unless ``no_ack`` was asked."""
 
-    def __init__(self, link: Link, number: int, credit: int, no_ack: bool) -> None:
-        super().__init__(link, number)
+    def __init__(
+        self, connection: ClientConnection, number: int, credit: int, no_ack: bool
+    ) -> None:
+        super().__init__(connection, number)
         self._credit = credit
         self._no_ack = no_ack
         self._used = 0
@@ -85,7 +87,7 @@ class Deliveries(Subscription[Delivery]):
         if self._no_ack:
             self._used += 1
             if self._used * 2 >= self._credit:
-                self._link.add_credit(self.number, self._used)
+                self._connection.add_credit(self.number, self._used)
                 self._used = 0
 
     async def ack(self, delivery: Delivery, *, multiple: bool = False, wait: bool = False) -> None:
@@ -96,9 +98,9 @@ class Deliveries(Subscription[Delivery]):
         first = 1 if multiple else delivery.tag
         operation = operations.settle(self.number, first, delivery.tag)
         if wait:
-            await self._link.run(operation)
+            await self._connection.run(operation)
         else:
-            await self._link.tell(operation)
+            await self._connection.tell(operation)
 
     async def nack(
         self, delivery: Delivery, *, requeue: bool = True, multiple: bool = False
@@ -106,7 +108,7 @@ class Deliveries(Subscription[Delivery]):
         """The delivery was not wanted: back to the queue, or away."""
         first = 1 if multiple else delivery.tag
         operation = operations.give_back(self.number, first, delivery.tag, requeue)
-        await self._link.tell(operation)
+        await self._connection.tell(operation)
 
 
 class Batches(Subscription[StoredBatch]):
@@ -115,4 +117,4 @@ class Batches(Subscription[StoredBatch]):
     offset: int = 0
 
     def _taken(self, item: StoredBatch) -> None:
-        self._link.add_credit(self.number, len(item.data))
+        self._connection.add_credit(self.number, len(item.data))

@@ -14,24 +14,18 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, TypeVar
 
-from trivium_native.client import group_operations, operations
+from trivium_native.client import operations, topology_operations
+from trivium_native.client.methods import Operations, SyncRunner
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
-from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import Target, parse_url
 from trivium_native.client.values import (
-    Fetched,
-    GroupOffset,
-    Membership,
-    OffsetCommit,
     Producer,
     Publication,
-    QueueInfo,
-    StreamInfo,
 )
 from trivium_native.wire.errors import ConnectionFailed, NativeError
 
@@ -41,7 +35,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT: Final = 30.0
 _READ_SIZE: Final = 1 << 20
 #: Publish requests that ``publish_many`` keeps unanswered.
-_WINDOW: Final = 16
+_MAX_IN_FLIGHT: Final = 16
 
 
 def connect(url: str | Target, *, timeout: float = DEFAULT_TIMEOUT, name: str = "") -> SyncClient:
@@ -52,8 +46,8 @@ def connect(url: str | Target, *, timeout: float = DEFAULT_TIMEOUT, name: str = 
     return SyncClient(parse_url(url) if isinstance(url, str) else url, timeout, name)
 
 
-class SyncClient:
-    """A connected client that blocks.
+class SyncClient(SyncRunner, Operations):
+    """A connected client that blocks. The methods that make one request are in ``methods``.
 
     Every method raises the errors of ``trivium_native.wire.errors``.
     """
@@ -65,8 +59,9 @@ class SyncClient:
         self._error: NativeError | None = None
         where = f"{target.host}:{target.port}"
         try:
-            self._socket = socket.create_connection((target.host, target.port), timeout)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            #: what it speaks through
+            self.socket = socket.create_connection((target.host, target.port), timeout)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise ConnectionFailed(f"cannot connect to {where}: {error}") from None
         try:
@@ -75,7 +70,7 @@ class SyncClient:
             while not self._protocol.is_ready:
                 self._receive(timeout)
         except BaseException:
-            self._socket.close()
+            self.socket.close()
             raise
 
     def __enter__(self) -> SyncClient:
@@ -98,76 +93,12 @@ class SyncClient:
                 self._send()
             except (OSError, ConnectionFailed):
                 pass
-        self._socket.close()
+        self.socket.close()
 
     @property
     def max_request(self) -> int:
         """Bytes of the longest request that the broker takes."""
         return self._protocol.max_frame
-
-    # Streams
-
-    def metadata(self, streams: Sequence[str] | None = None) -> list[StreamInfo]:
-        """The named streams, or all. Raises NotFound."""
-        return self._run(operations.metadata(streams))
-
-    def fetch(
-        self,
-        stream: str,
-        partition: int,
-        offset: int | str,
-        *,
-        incarnation: str | None = None,
-        max_bytes: int | None = None,
-        min_bytes: int = 1,
-        max_wait: float = 0.0,
-    ) -> Fetched:
-        """Whole record batches from the one that holds ``offset`` on.
-
-        The offset may also be ``first``, ``last`` (the newest record) or ``next``. Waits up to
-        ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises NotFound,
-        OffsetOutOfRange, StreamChanged.
-        """
-        operation = operations.fetch(
-            stream,
-            partition,
-            offset,
-            incarnation=incarnation,
-            max_bytes=max_bytes,
-            min_bytes=min_bytes,
-            max_wait=max_wait,
-        )
-        return self._run(operation, max_wait)
-
-    def offset_for_timestamp(
-        self, stream: str, partition: int, timestamp: int, *, incarnation: str | None = None
-    ) -> int:
-        """The first record that arrived at or after a time in milliseconds since the epoch."""
-        return self._run(operations.offset_for_timestamp(stream, partition, timestamp, incarnation))
-
-    def commit(
-        self,
-        group: str,
-        stream: str,
-        offsets: Mapping[int, int],
-        *,
-        incarnation: str | None = None,
-        membership: Membership | None = None,
-    ) -> None:
-        """Commit a group's next offsets by partition; returns once they are durable.
-
-        While the group has members or a holder only they commit, by their ``membership``. Raises
-        NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
-        """
-        self._run(
-            group_operations.commit(OffsetCommit(group, stream, offsets, incarnation, membership))
-        )
-
-    def committed(
-        self, group: str, stream: str, *, incarnation: str | None = None
-    ) -> list[GroupOffset]:
-        """How far a group is, for all partitions in order."""
-        return self._run(group_operations.committed(group, stream, incarnation))
 
     # Publishing
 
@@ -181,7 +112,7 @@ class SyncClient:
         again. Raises Rejected, Unroutable, Fenced, OutOfSequence.
         """
         if publications:
-            self._run(operations.publish(publications, producer))
+            self.run(operations.publish(publications, producer))
 
     def publish_many(self, requests: Iterable[Sequence[Publication]]) -> None:
         """Publish request after request without waiting for each; returns once all are durable.
@@ -195,7 +126,7 @@ class SyncClient:
                 continue
             operation = operations.publish(publications)
             waiting.append((self._start(operation), operation))
-            if len(waiting) >= _WINDOW:
+            if len(waiting) >= _MAX_IN_FLIGHT:
                 failure = self._answered(waiting)
             if failure is not None:
                 break
@@ -212,97 +143,24 @@ class SyncClient:
             return error
         return None
 
-    def open_producer(self, name: str, *, transactional: bool = False) -> Producer:
-        """Start a new epoch of an idempotent producer; whoever published in an older one is fenced.
-
-        The result says at which number it goes on: of its messages, or of its transactions.
-        """
-        return self._run(operations.open_producer(name, transactional))
-
-    # Groups held exclusively, and transactions
-
-    def join_exclusively(self, group: str, member: str) -> Membership:
-        """Hold a group, as long as nobody holds it after: its members and former holder are fenced.
-
-        The holder commits with the result, checks with ``check_membership`` that it still is the
-        holder, and leaves with ``leave``; there is no time-out.
-        """
-        return self._run(group_operations.join_exclusively(group, member))
-
-    def check_membership(self, membership: Membership) -> None:
-        """Whether this still is the holder of the group. Raises Fenced, StaleMember."""
-        self._run(group_operations.heartbeat(membership))
-
-    def leave(self, membership: Membership) -> None:
-        """Leave a group. Raises Fenced, StaleMember."""
-        self._run(group_operations.leave(membership))
-
-    def stage(
-        self, producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
-    ) -> bool:
-        """Stage request ``index`` of a part for a transaction that somebody else will commit.
-
-        ``entries`` are messages as ``Publication.encode`` makes them. Returns once they are
-        durable; nobody gets them before that transaction is committed. A request may be repeated.
-        False means that it was committed already, and that nothing more can belong to it. Raises
-        what publishing raises, PreconditionFailed, OutOfSequence.
-        """
-        return self._run(operations.stage(producer, sequence, part, index, entries))
-
-    def discard_part(self, producer: str, part: str) -> None:
-        """Forget a part, if there is one of that name. Raises PreconditionFailed once committed."""
-        self._run(operations.discard_part(producer, part))
-
-    def delete_producer(self, name: str, *, transactional: bool = False) -> None:
-        """Forget a producer, its numbers and its parts; one that is opened anew begins at 0.
-
-        Raises PreconditionFailed while parts that it has committed are not published.
-        """
-        self._run(operations.delete_producer(name, transactional))
-
-    def commit_transaction(self, transaction: Transaction) -> int:
-        """Commit a transaction; returns once it is durable.
-
-        The result is how many requests of its parts are still to be published, which the broker
-        does by itself: 0 without parts, and once it has published all. Commit again to ask. Then
-        an error of publishing means that the broker cannot go on for now, and will try again.
-
-        With a transactional producer (``open_producer(name, transactional=True)``) it may be
-        repeated after ConnectionFailed, on any connection. Every other error means that nothing of
-        it was done. Raises what publishing and committing offsets raise.
-        """
-        return self._run(transaction.operation())
-
-    # Topology
-
-    def declare_stream(
-        self, name: str, partitions: int = 1, arguments: Mapping[str, object] | None = None
-    ) -> str:
-        """A stream with this many partitions, made when it is new; its incarnation."""
-        return self._run(operations.declare_stream(name, partitions, arguments))
-
-    def declare_queue(
-        self, name: str = "", *, durable: bool = True, auto_delete: bool = False
-    ) -> QueueInfo:
-        """A queue with these properties, made when it is new."""
-        return self._run(operations.declare_queue(name, durable=durable, auto_delete=auto_delete))
+    # Topology, shorter
 
     def bind_queue(self, queue: str, exchange: str, pattern: bytes | str) -> None:
         """Bind a queue to an exchange."""
-        self._run(operations.bind("queue", queue, exchange, _bytes(pattern)))
+        self.run(topology_operations.bind("queue", queue, exchange=exchange, pattern=pattern))
 
     def bind_stream(self, stream: str, exchange: str, pattern: bytes | str) -> None:
         """Bind a stream to an exchange."""
-        self._run(operations.bind("stream", stream, exchange, _bytes(pattern)))
+        self.run(topology_operations.bind("stream", stream, exchange=exchange, pattern=pattern))
 
     def delete_stream(self, name: str) -> None:
         """Delete a stream with its records."""
-        self._run(operations.delete("stream", name))
+        self.run(topology_operations.delete("stream", name))
 
     # I/O
 
-    def _run(self, operation: Operation[T], extra_wait: float = 0.0) -> T:
-        return self._finish(self._start(operation), operation, self._timeout + extra_wait)
+    def run(self, operation: Operation[T]) -> T:
+        return self._finish(self._start(operation), operation, self._timeout + operation.wait)
 
     def _start(self, operation: Operation[T]) -> int:
         if self._error is not None:
@@ -324,15 +182,15 @@ class SyncClient:
 
     def _send(self) -> None:
         try:
-            self._socket.settimeout(self._timeout)
-            self._socket.sendall(self._protocol.take_output())
+            self.socket.settimeout(self._timeout)
+            self.socket.sendall(self._protocol.take_output())
         except OSError as error:
             raise self._fail(ConnectionFailed(f"the connection was lost: {error}")) from None
 
     def _receive(self, timeout: float) -> None:
         try:
-            self._socket.settimeout(timeout)
-            data = self._socket.recv(_READ_SIZE)
+            self.socket.settimeout(timeout)
+            data = self.socket.recv(_READ_SIZE)
         except OSError as error:
             raise self._fail(ConnectionFailed(f"the connection was lost: {error}")) from None
         if not data:
@@ -349,9 +207,5 @@ class SyncClient:
 
     def _fail(self, error: NativeError) -> NativeError:
         self._error = error
-        self._socket.close()
+        self.socket.close()
         return error
-
-
-def _bytes(pattern: bytes | str) -> bytes:
-    return pattern.encode() if isinstance(pattern, str) else pattern

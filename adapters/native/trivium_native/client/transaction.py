@@ -64,11 +64,6 @@ class Transaction:
         """Publish what was staged as these parts under the producer's name and number."""
         self._parts += parts
 
-    @property
-    def publishes(self) -> bool:
-        """Whether there are messages in it, staged ones included."""
-        return bool(self._messages or self._parts)
-
     def __len__(self) -> int:
         """Number of messages."""
         return len(self._messages)
@@ -78,3 +73,18 @@ class Transaction:
         return operations.transaction(
             self._messages, self._settlements, self._commits, self.producer, self._parts
         )
+
+
+def commit_transaction(transaction: Transaction) -> Operation[int]:
+    """Commit a transaction; returns once it is durable.
+
+    The result is how many requests of its parts are still to be published, which the broker does by
+    itself: 0 without parts, and once it has published all. Commit again to ask. Then an error of
+    publishing means that the broker cannot go on for now, and will try again.
+
+    With a transactional producer (``open_producer(name, transactional=True)``) it may be repeated
+    after ConnectionFailed, on any connection. Every other error means that nothing of it was done;
+    UnknownDelivery after a repetition, that the first attempt was not either, and the deliveries
+    come again. Raises what publishing, settling and committing offsets raise.
+    """
+    return transaction.operation()

@@ -60,7 +60,7 @@ class GroupMember(Protocol):
         """The connection is over."""
 
 
-class Link(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection. Once it has failed, every call raises the error it failed with."""
 
     def __init__(self, protocol: ClientProtocol) -> None:
@@ -79,7 +79,8 @@ class Link(asyncio.Protocol):
         #: members of groups, by group and name
         self.members: dict[tuple[str, str], GroupMember] = {}
         self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport | None = None
+        #: the socket, once it is connected
+        self.transport: asyncio.Transport | None = None
         # A transaction that is sent again on another connection must not meet other deliveries
         # under the numbers of its own.
         self._number = secrets.randbits(31)
@@ -170,8 +171,8 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         self._is_flush_scheduled = False
         output = self.protocol.take_output()
-        if output and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(output)
+        if output and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(output)
 
     # Life
 
@@ -184,7 +185,7 @@ class Link(asyncio.Protocol):
             raise ConnectionFailed(
                 f"cannot connect to {target.host}:{target.port}: {error}"
             ) from None
-        self._transport = transport
+        self.transport = transport
         transport.set_write_buffer_limits(WRITE_HIGH_WATER)
         self.protocol.start()
         self._flush()
@@ -221,8 +222,8 @@ class Link(asyncio.Protocol):
         self._take_publishes()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def _take_publishes(self) -> None:
         self._can_repeat.open()
