@@ -1,10 +1,10 @@
 """Changed rows on their way to the catalog, some thousand at a time.
 
 A million rows in one transaction would keep a checkpoint busy for so long that messages pile up in
-memory behind it. So all rows that have changed up to some batch, the *base*, are taken at once, and
-are written in portions, each with a checkpoint of its own: messages go to segments between them,
-and only the journal waits for the last portion. A row is looked at when its portion is written, so
-it may be newer than the base, which replay copes with as with every other image.
+memory behind it. So all rows that have changed up to some write batch, the *base*, are taken at
+once, and are written in portions, each with a checkpoint of its own: messages go to segments
+between them, and only the journal waits for the last portion. A row is looked at when its portion
+is written, so it may be newer than the base, which replay copes with as with every other image.
 
 Portions are in key order: each then changes few pages of the catalog, whereas rows in the order of
 a hash table would change nearly all of them, each time.

@@ -1,4 +1,4 @@
-"""A table on disk: all rows in memory, each change in the batch, changed rows in the checkpoint."""
+"""A table on disk: all rows in memory, changes in write batches, changed rows in checkpoints."""
 
 from __future__ import annotations
 

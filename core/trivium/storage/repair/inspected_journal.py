@@ -1,4 +1,4 @@
-"""The journal of an inspection: read past damage, as far as any batch is whole.
+"""The journal of an inspection: read past damage, as far as any write batch is whole.
 
 A hole is told from a torn end by the rules of ``journal_files``. Behind a hole the changes of logs
 and tables go on; a log's own offsets then show what is missing in it.
