@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from trivium.streams.records import RecordBatch
 from trivium_spark.columns import BatchConverter, arrow_schema
+from trivium_spark.connection import ReconnectingConnection, StreamGone
 from trivium_spark.errors import TriviumSparkError
 from trivium_spark.offsets import (
     OffsetRange,
@@ -39,7 +40,6 @@ from trivium_spark.offsets import (
     resolve,
 )
 from trivium_spark.options import ReadOptions, format_partition
-from trivium_spark.session import Session, StreamGone
 
 logger = logging.getLogger("trivium_spark")
 
@@ -68,10 +68,10 @@ class RangeReader:
 
         Raises DataLossError when some do not exist any more, unless the query accepts that.
         """
-        with Session(self._options.url, self._options.retry_timeout) as session:
+        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
             converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
             position = wanted.start
-            for batches in _grouped(self._batches(session, wanted)):
+            for batches in _grouped(self._batches(connection, wanted)):
                 base, last = batches[-1]
                 try:
                     rows = converter.convert(batches, position, wanted.end)
@@ -84,13 +84,15 @@ class RangeReader:
                 if rows.num_rows:
                     yield rows
 
-    def _batches(self, session: Session, wanted: OffsetRange) -> Iterator[tuple[int, RecordBatch]]:
+    def _batches(
+        self, connection: ReconnectingConnection, wanted: OffsetRange
+    ) -> Iterator[tuple[int, RecordBatch]]:
         """The record batches of a range, each with its offset."""
         position = wanted.start
         while position < wanted.end:
             reason = ""
             try:
-                fetched = session.fetch(wanted, position)
+                fetched = connection.fetch(wanted, position)
             except StreamGone as error:
                 fetched = []
                 reason = f" ({error})"
@@ -164,7 +166,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._reader = RangeReader(options, arrow_schema(schema))
-        self._session: Session | None = None
+        self._connection: ReconnectingConnection | None = None
         self._target: Offsets | None = None
         self._newest: Offsets | None = None
         self._committed: Offsets | None = None
@@ -212,24 +214,26 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.group is None or offsets == self._committed or offsets.is_initial:
             return
         self._committed = offsets
-        session = self._connected()
-        if not session.is_holding:
-            session.hold(self._options.group)
-        session.commit(self._options.group, offsets.of(self._options.streams))
+        connection = self._connected()
+        if not connection.is_holding:
+            connection.hold(self._options.group)
+        connection.commit(self._options.group, offsets.of(self._options.streams))
 
     def stop(self) -> None:
-        if self._session is not None:
-            self._session.release()
-            self._session.close()
-            self._session = None
+        if self._connection is not None:
+            self._connection.release()
+            self._connection.close()
+            self._connection = None
 
     def _snapshot(self) -> Snapshot:
         return self._connected().snapshot(self._options.streams)
 
-    def _connected(self) -> Session:
-        if self._session is None:
-            self._session = Session(self._options.url, self._options.retry_timeout)
-        return self._session
+    def _connected(self) -> ReconnectingConnection:
+        if self._connection is None:
+            self._connection = ReconnectingConnection(
+                self._options.url, self._options.retry_timeout
+            )
+        return self._connection
 
 
 class TriviumReader(DataSourceReader):
@@ -240,8 +244,8 @@ class TriviumReader(DataSourceReader):
         self._reader = RangeReader(options, arrow_schema(schema))
 
     def partitions(self) -> list[InputPartition]:
-        with Session(self._options.url, self._options.retry_timeout) as session:
-            snapshot = session.snapshot(self._options.streams)
+        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
+            snapshot = connection.snapshot(self._options.streams)
         start = initial_offsets(self._options.start, snapshot)
         end = Offsets(resolve(self._options.end, snapshot), start.incarnations, start.offsets)
         check_order(start, self._options.end)

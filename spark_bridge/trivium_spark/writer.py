@@ -31,9 +31,9 @@ from pyspark.sql.types import StructType
 from trivium.messages.message import Properties
 from trivium.messages.topics import key_of
 from trivium_native.values import Part, Publication
+from trivium_spark.connection import ReconnectingConnection
 from trivium_spark.errors import OptionError, TriviumSparkError
 from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions
-from trivium_spark.session import Session
 
 _BYTES: Final = ("binary", "string")
 
@@ -141,10 +141,10 @@ class RowPublisher:
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
         count = 0
-        with Session(self._options.url, self._options.retry_timeout) as session:
+        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
             for batch in batches:
                 messages = self._messages(batch)
-                session.publish(messages)
+                connection.publish(messages)
                 count += len(messages)
         return Published(count)
 
@@ -157,9 +157,9 @@ class RowPublisher:
         name = f"{place.partition}/{secrets.token_hex(8)}"
         producer = place.producer
         index = 0
-        with Session(self._options.url, self._options.retry_timeout) as session:
+        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
             for request in self._requests(batches):
-                if not session.stage(producer, place.batch, name, index, request):
+                if not connection.stage(producer, place.batch, name, index, request):
                     return Staged(producer, place.batch, None)
                 index += 1
         return Staged(producer, place.batch, Part(name, index)) if index else Published(0)
@@ -257,14 +257,16 @@ class TriviumStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
-            with Session(self._options.url, self._options.retry_timeout) as session:
-                session.commit_parts(staged[0].producer, batchId, _parts(staged))
+            with ReconnectingConnection(
+                self._options.url, self._options.retry_timeout
+            ) as connection:
+                connection.commit_parts(staged[0].producer, batchId, _parts(staged))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
-            with Session(self._options.url, retry_timeout=0) as session:
-                session.discard_parts(staged[0].producer, _parts(staged))
+            with ReconnectingConnection(self._options.url, retry_timeout=0) as connection:
+                connection.discard_parts(staged[0].producer, _parts(staged))
 
 
 def _parts(staged: list[Staged]) -> list[Part]:
@@ -278,8 +280,8 @@ def forget_query(url: str, query: str, retry_timeout: float = DEFAULT_RETRY_TIME
     broker keeps the number of its last micro-batch for a week. Raises TriviumSparkError while
     something that was committed is not published.
     """
-    with Session(url, retry_timeout) as session:
-        session.delete_producer(producer_of(query))
+    with ReconnectingConnection(url, retry_timeout) as connection:
+        connection.delete_producer(producer_of(query))
 
 
 class TriviumWriter(DataSourceArrowWriter):

@@ -64,7 +64,7 @@ def options(fail_on_data_loss: bool = True) -> ReadOptions:
 def read(
     monkeypatch: pytest.MonkeyPatch, stored: Stored, start: int, end: int, fails: bool = True
 ) -> list[pa.RecordBatch]:
-    monkeypatch.setattr(reader, "Session", stored)
+    monkeypatch.setattr(reader, "ReconnectingConnection", stored)
     return list(RangeReader(options(fails), SCHEMA).read(OffsetRange("s", 0, "one", start, end)))
 
 

@@ -1,4 +1,4 @@
-"""A session outlives its broker, but not for ever, and says at once what waiting does not mend."""
+"""A connection outlives its broker, not for ever, and says at once what waiting does not mend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from interop.brokers import TriviumProcess
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, Publication
-from trivium_spark import session as module
+from trivium_spark import connection as module
+from trivium_spark.connection import ReconnectingConnection, StreamGone
 from trivium_spark.errors import (
     BrokerUnavailable,
     DataLossError,
@@ -26,12 +27,11 @@ from trivium_spark.errors import (
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, StreamState
 from trivium_spark.options import parse_read_options
 from trivium_spark.reader import RangePartition, TriviumReader, TriviumStreamReader
-from trivium_spark.session import Session, StreamGone
 
 
 @pytest.fixture
-def session(broker: TriviumProcess) -> Iterator[Session]:
-    with Session(broker.url, 60) as made:
+def connection(broker: TriviumProcess) -> Iterator[ReconnectingConnection]:
+    with ReconnectingConnection(broker.url, 60) as made:
         yield made
 
 
@@ -39,39 +39,39 @@ def messages(*payloads: bytes) -> list[Publication]:
     return [Publication(payload=data, exchange="", routing_key="s") for data in payloads]
 
 
-def payloads(session: Session, wanted: OffsetRange) -> list[bytes]:
+def payloads(connection: ReconnectingConnection, wanted: OffsetRange) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < wanted.end - wanted.start:
-        for _, batch in session.fetch(wanted, wanted.start + len(found)):
+        for _, batch in connection.fetch(wanted, wanted.start + len(found)):
             found += [batch.message(row).payload for row in range(batch.count)]
     return found
 
 
 def test_everything_goes_on_after_a_crash_of_the_broker(
-    broker: TriviumProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, connection: ReconnectingConnection
 ) -> None:
     incarnation = client.declare_stream("s", 1)
-    session.publish(messages(b"0", b"1"))
+    connection.publish(messages(b"0", b"1"))
     broker.kill()
     broker.start()
-    session.publish(messages(b"2"))
+    connection.publish(messages(b"2"))
     broker.kill()
     broker.start()
-    assert session.snapshot(["s"]) == {"s": StreamState(incarnation, (Bounds(0, 3),))}
+    assert connection.snapshot(["s"]) == {"s": StreamState(incarnation, (Bounds(0, 3),))}
     broker.kill()
     broker.start()
-    assert payloads(session, OffsetRange("s", 0, incarnation, 0, 3)) == [b"0", b"1", b"2"]
+    assert payloads(connection, OffsetRange("s", 0, incarnation, 0, 3)) == [b"0", b"1", b"2"]
 
 
 def test_crash_in_the_middle_of_publishing_loses_nothing(
-    broker: TriviumProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, connection: ReconnectingConnection
 ) -> None:
     incarnation = client.declare_stream("s", 1)
     half_way = threading.Event()
 
     def publish() -> None:
         for n in range(40):
-            session.publish(messages(*[b"%d" % (n * 500 + m) for m in range(500)]))
+            connection.publish(messages(*[b"%d" % (n * 500 + m) for m in range(500)]))
             if n == 10:
                 half_way.set()
 
@@ -82,27 +82,27 @@ def test_crash_in_the_middle_of_publishing_loses_nothing(
     broker.start()
     publisher.join(60)
     assert not publisher.is_alive()
-    end = session.snapshot(["s"])["s"].partitions[0].latest
-    found = payloads(session, OffsetRange("s", 0, incarnation, 0, end))
+    end = connection.snapshot(["s"])["s"].partitions[0].latest
+    found = payloads(connection, OffsetRange("s", 0, incarnation, 0, end))
     assert {int(payload) for payload in found} == set(range(20_000))
 
 
 def test_many_and_large_messages_are_cut_into_requests(
-    client: SyncClient, session: Session
+    client: SyncClient, connection: ReconnectingConnection
 ) -> None:
     incarnation = client.declare_stream("s", 1)
     sent = [b"%d" % n for n in range(3000)] + [b"x" * (300 << 10)] * 8
-    session.publish(messages(*sent))
-    assert payloads(session, OffsetRange("s", 0, incarnation, 0, len(sent))) == sent
+    connection.publish(messages(*sent))
+    assert payloads(connection, OffsetRange("s", 0, incarnation, 0, len(sent))) == sent
 
 
 def test_broker_that_stays_away_is_an_error(broker: TriviumProcess) -> None:
     broker.kill()
     with (
-        Session(broker.url, 0) as session,
+        ReconnectingConnection(broker.url, 0) as connection,
         pytest.raises(BrokerUnavailable, match=r"did not answer for 0 seconds .*: cannot"),
     ):
-        session.snapshot(["s"])
+        connection.snapshot(["s"])
     broker.start()
 
 
@@ -118,34 +118,38 @@ def test_what_waiting_does_not_mend_is_an_error_at_once(
     broker: TriviumProcess, url: str, kind: type[Exception], named: str
 ) -> None:
     with (
-        Session(url.format(f"127.0.0.1:{broker.ports['native']}"), 3600) as session,
+        ReconnectingConnection(
+            url.format(f"127.0.0.1:{broker.ports['native']}"), 3600
+        ) as connection,
         pytest.raises(kind, match=named),
     ):
-        session.snapshot(["s"])
+        connection.snapshot(["s"])
 
 
-def test_unknown_stream_is_named(session: Session) -> None:
+def test_unknown_stream_is_named(connection: ReconnectingConnection) -> None:
     with pytest.raises(OptionError, match="option stream: no stream 's'"):
-        session.snapshot(["s"])
+        connection.snapshot(["s"])
 
 
-def test_range_of_another_incarnation_is_never_read(client: SyncClient, session: Session) -> None:
+def test_range_of_another_incarnation_is_never_read(
+    client: SyncClient, connection: ReconnectingConnection
+) -> None:
     old = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 2)
-    session.publish(messages(b"old", b"old"))
+    connection.publish(messages(b"old", b"old"))
     client.delete_stream("s")
     with pytest.raises(StreamGone, match="no stream 's'"):
-        session.fetch(old, 0)
+        connection.fetch(old, 0)
     client.declare_stream("s", 1)
-    session.publish(messages(b"new", b"new"))
+    connection.publish(messages(b"new", b"new"))
     with pytest.raises(StreamGone, match="another one of that name"):
-        session.fetch(old, 0)
+        connection.fetch(old, 0)
 
 
-def test_nothing_beyond_the_end(client: SyncClient, session: Session) -> None:
+def test_nothing_beyond_the_end(client: SyncClient, connection: ReconnectingConnection) -> None:
     wanted = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 9)
-    session.publish(messages(b"0", b"1"))
-    assert session.fetch(wanted, 2) == []
-    assert session.fetch(wanted, 5) == []
+    connection.publish(messages(b"0", b"1"))
+    assert connection.fetch(wanted, 2) == []
+    assert connection.fetch(wanted, 5) == []
 
 
 @pytest.mark.parametrize(("first", "asked"), [(4, [0, 4]), (9, [0]), (12, [0])])
@@ -165,33 +169,38 @@ def test_fetch_goes_on_at_the_first_offset_that_is_kept(
             pass
 
     monkeypatch.setattr(module, "connect", lambda url, name: Trimmed())
-    with Session("trivium://x", 0) as session:
-        assert session.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
+    with ReconnectingConnection("trivium://x", 0) as connection:
+        assert connection.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
     assert offsets == asked
 
 
-def test_publish_that_is_refused_says_why(session: Session) -> None:
+def test_publish_that_is_refused_says_why(connection: ReconnectingConnection) -> None:
     missing = [Publication(payload=b"x", exchange="nowhere")]
     with pytest.raises(TriviumSparkError, match="not published: no exchange 'nowhere'"):
-        session.publish(missing)
+        connection.publish(missing)
 
 
-def test_commit_is_seen_by_others(client: SyncClient, session: Session) -> None:
+def test_commit_is_seen_by_others(client: SyncClient, connection: ReconnectingConnection) -> None:
     incarnation = client.declare_stream("s", 2)
-    session.publish(messages(b"0"))
-    partition = next(n for n in (0, 1) if session.snapshot(["s"])["s"].partitions[n].latest)
-    session.commit("g", Offsets({("s", partition): 1, ("s", 1 - partition): 0}, {"s": incarnation}))
+    connection.publish(messages(b"0"))
+    partition = next(n for n in (0, 1) if connection.snapshot(["s"])["s"].partitions[n].latest)
+    connection.commit(
+        "g", Offsets({("s", partition): 1, ("s", 1 - partition): 0}, {"s": incarnation})
+    )
     assert [row.lag for row in client.committed("g", "s")] == [0, 0]
     assert client.committed("g", "s")[partition].committed == 1
 
 
 @pytest.mark.parametrize("incarnation", ["", "another"])
 def test_commit_that_fails_is_a_warning(
-    client: SyncClient, session: Session, caplog: pytest.LogCaptureFixture, incarnation: str
+    client: SyncClient,
+    connection: ReconnectingConnection,
+    caplog: pytest.LogCaptureFixture,
+    incarnation: str,
 ) -> None:
     made = client.declare_stream("s", 1)
     with caplog.at_level(logging.WARNING):
-        session.commit("g", Offsets({("s", 0): 7}, {"s": incarnation or made}))
+        connection.commit("g", Offsets({("s", 0): 7}, {"s": incarnation or made}))
     (record,) = caplog.records
     assert record.getMessage().startswith("group g: offsets not committed: ")
     assert client.committed("g", "s")[0].committed is None
@@ -204,10 +213,10 @@ def reader(broker: TriviumProcess, group: str = "g") -> TriviumStreamReader:
 
 
 def test_of_two_queries_with_one_group_the_older_one_ends(
-    broker: TriviumProcess, client: SyncClient, session: Session
+    broker: TriviumProcess, client: SyncClient, connection: ReconnectingConnection
 ) -> None:
     client.declare_stream("s", 1)
-    session.publish(messages(b"0", b"1"))
+    connection.publish(messages(b"0", b"1"))
     older, newer = reader(broker), reader(broker)
     begin = older.initialOffset()
     end = older.latestOffset(begin, ReadAllAvailable())
@@ -216,7 +225,7 @@ def test_of_two_queries_with_one_group_the_older_one_ends(
     assert newer.latestOffset(newer.initialOffset(), ReadAllAvailable())["offsets"] == {"s/0": 2}
     with pytest.raises(GroupTakenOver, match="give each query a group of its own"):
         older.latestOffset(end, ReadAllAvailable())
-    session.publish(messages(b"2"))
+    connection.publish(messages(b"2"))
     with pytest.raises(GroupTakenOver, match="taken over by 'spark-"):
         older.commit({**end, "offsets": {"s/0": 3}})
     # The newer one goes on, whatever the older one does when it ends.
@@ -236,13 +245,13 @@ def read_of(broker: TriviumProcess, streams: str, **more: str) -> TriviumStreamR
 def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_back(
     broker: TriviumProcess,
     client: SyncClient,
-    session: Session,
+    connection: ReconnectingConnection,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("a", "s"):
         client.declare_stream(name, 1)
         client.bind_stream(name, "amq.topic", "#")
-    session.publish([Publication(payload=b"x", routing_key="k")] * 3)
+    connection.publish([Publication(payload=b"x", routing_key="k")] * 3)
     both = read_of(broker, "a,s")
     first = both.latestOffset(both.initialOffset(), ReadAllAvailable())
     both.stop()
@@ -250,7 +259,7 @@ def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_ba
     with pytest.raises(DataLossError, match="a: the checkpoint has offsets of this stream"):
         strict.latestOffset(first, ReadAllAvailable())
     strict.stop()
-    session.publish([Publication(payload=b"x", routing_key="k")])
+    connection.publish([Publication(payload=b"x", routing_key="k")])
     accepting = read_of(broker, "s", failOnDataLoss="false", group="g")
     with caplog.at_level(logging.WARNING):
         second = accepting.latestOffset(first, ReadAllAvailable())
@@ -273,11 +282,11 @@ def test_a_stream_that_is_removed_from_a_query_is_told_and_goes_on_when_it_is_ba
 def test_a_batch_that_begins_beyond_the_end_is_a_loss(
     broker: TriviumProcess,
     client: SyncClient,
-    session: Session,
+    connection: ReconnectingConnection,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client.declare_stream("s", 1)
-    session.publish(messages(b"0", b"1"))
+    connection.publish(messages(b"0", b"1"))
 
     def plan(**more: str) -> list[InputPartition]:
         given = {"url": broker.url, "stream": "s", "startingOffsets": '{"s/0": 5}', **more}
@@ -294,13 +303,13 @@ def test_a_batch_that_begins_beyond_the_end_is_a_loss(
 
 
 def test_a_limit_of_the_broker_is_an_error_at_once(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    connection: ReconnectingConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_many(self: SyncClient, *arguments: object, **named: object) -> None:
         raise TooManyRequests("this virtual host has too many producers")
 
-    # For an hour the session would repeat what passes.
-    patient = Session(session._url, 3600)
+    # For an hour the connection would repeat what passes.
+    patient = ReconnectingConnection(connection.url, 3600)
     monkeypatch.setattr(SyncClient, "open_producer", too_many)
     with patient, pytest.raises(TriviumSparkError, match="too many producers"):
         patient.commit_parts("p", 0, [])

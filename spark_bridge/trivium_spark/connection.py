@@ -69,17 +69,18 @@ class StreamGone(Exception):
     """The stream that a range belongs to was deleted. The text says what is there instead."""
 
 
-class Session:
+class ReconnectingConnection:
     """A connection, made when needed. Methods raise BrokerUnavailable and TriviumSparkError."""
 
     def __init__(self, url: str, retry_timeout: float) -> None:
-        self._url = url
+        #: the broker's
+        self.url = url
         self._retry_timeout = retry_timeout
         self._client: SyncClient | None = None
-        # The group that this session holds.
+        # The group that this connection holds.
         self._held: Membership | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> ReconnectingConnection:
         return self
 
     def __exit__(
@@ -148,11 +149,11 @@ class Session:
 
     @property
     def is_holding(self) -> bool:
-        """Whether this session has taken a group over."""
+        """Whether this connection has taken a group over."""
         return self._held is not None
 
     def hold(self, group: str) -> None:
-        """Take a group over, or see to it that it is still this session's.
+        """Take a group over, or see to it that it is still this connection's.
 
         Raises GroupTakenOver when someone else has taken it over since.
         """
@@ -259,7 +260,7 @@ class Session:
     def _connected(self) -> SyncClient:
         if self._client is None:
             try:
-                self._client = connect(self._url, name="spark")
+                self._client = connect(self.url, name="spark")
             except (ValueError, NotFound) as error:
                 raise OptionError(f"option url: {error}") from error
         return self._client
