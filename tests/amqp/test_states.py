@@ -1,7 +1,7 @@
 """Every frame in every state of a connection and of a channel (AMQP 0-9-1, 2.2.4, 2.2.5, 4.2.6).
 
-Frames are made by pamqp. The answers are those of RabbitMQ 3.10, but where interop/oracle says why
-not. A method that a state refuses is sent without arguments: the state is looked at first.
+Frames are made by pamqp. The answers are those of RabbitMQ 3.10 where no test says otherwise.
+A method that a state refuses is sent without arguments: the state is looked at first.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ def cut(name: str) -> Answer:
     ],
 )
 def test_2_2_4_during_the_handshake_one_method_may_come_or_close(state: str, expected: str) -> None:
+    """RabbitMQ ends such a connection without a word, or by 504, and close too."""
     answers = {
         name: closes(
             503,
@@ -253,6 +254,7 @@ def test_4_2_3_frames_of_other_types_are_501_in_any_state(state: str) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "tuning", "opening"])
 def test_2_2_4_there_are_no_channels_before_the_connection_is_open(state: str) -> None:
+    """RabbitMQ ends such a connection without a word, or by 505."""
     refusal = closes(504, "CHANNEL_ERROR - frame on channel 1 before the connection is open")
     assert differences(dict.fromkeys(ALL, refusal), state, 1) == {}
     assert answer(state, content_header(0)) == refusal
@@ -342,7 +344,10 @@ def test_an_open_channel_refuses_everything_else() -> None:
     ],
 )
 def test_4_2_6_content_is_not_interrupted(state: str, text: str) -> None:
-    """But channel.close may come, which ends content, and channel.open is an error of its own."""
+    """But channel.close may come, which ends content, and channel.open is an error of its own.
+
+    RabbitMQ refuses both like other methods.
+    """
     refusal = closes(505, f"UNEXPECTED_FRAME - {text}", METHODS[PUBLISH])
     answers = dict.fromkeys(ALL, refusal)
     answers["Channel.Close"] = cut("Channel.Close")
@@ -373,6 +378,7 @@ def test_4_2_6_content_is_a_header_and_then_bodies() -> None:
 
 
 def test_2_2_5_after_channel_close_was_sent_only_its_answer_and_another_close_count() -> None:
+    """RabbitMQ refuses channel.open and stray content then."""
     answers = dict.fromkeys(ALL, IGNORED)
     answers["Channel.Close"] = cut("Channel.Close")
     assert differences(answers, "channel closing", 1) == {}

@@ -7,7 +7,7 @@
 
 Each state has a row: the frames that are carried out in it, and what each other one costs. The
 connection asks the row (``State.admits``) before it looks at anything else of a frame. A frame goes
-by a number, its event (``frames.event_of``). Reply codes and texts are RabbitMQ's.
+by a number, its event (``frames.event_of``). Reply codes and texts are RabbitMQ's where it answers.
 """
 
 from __future__ import annotations
