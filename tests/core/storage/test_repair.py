@@ -713,6 +713,20 @@ def test_a_start_names_what_the_inspection_names() -> None:
                 continue
 
 
+@pytest.mark.parametrize("path", [CATALOG, COPY])
+def test_an_empty_catalog_is_damage_to_a_start_and_to_an_inspection(path: str) -> None:
+    host = Host()
+    host.storage.log("l").append(b"kept")
+    host.commit()
+    disk = host.disk.copy()
+    for emptied in {CATALOG, path}:
+        del disk.content(emptied)[:]
+    with pytest.raises(StorageDamaged, match="it is empty") as raised:
+        Host(disk.copy())
+    assert raised.value.file == CATALOG
+    assert CATALOG in {damage.file for damage in inspect(disk).damages}
+
+
 def test_what_a_file_held_in_an_earlier_life_is_not_taken_for_its_batches() -> None:
     before = written(is_clean=False, tail=20)
     disk = before.disk.copy()
