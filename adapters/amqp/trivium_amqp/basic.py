@@ -237,7 +237,7 @@ class GetReply(Reply):
 
 
 class _Loaded(LoadWaiter):
-    """Tries again (an object of its own: one base class each)."""
+    """Tries again."""
 
     def __init__(self, reply: GetReply) -> None:
         self._reply = reply

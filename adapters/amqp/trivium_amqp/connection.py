@@ -167,7 +167,7 @@ class AmqpConnection(FramedConnection):
         repeats = self.repeats
         while not self.stops_input():
             repeated = repeats.publish
-            if repeated is not None and data.startswith(repeated.head, position):
+            if repeated is not None and repeated.may_begin(data, position):
                 self.needed = 0
                 after = self._publish_repeated(repeated, data, position)
                 if self.needed:
@@ -178,7 +178,7 @@ class AmqpConnection(FramedConnection):
                         self.hold_input(FOR_ANSWERS)
                     continue
             channel = repeats.ack_channel
-            if channel is not None and data.startswith(repeats.ack_prefix, position):
+            if channel is not None and repeats.is_acknowledgement(data, position):
                 self.needed = 0
                 position = self._acknowledge_repeated(channel, data, position)
                 if self.needed:
@@ -240,8 +240,8 @@ class AmqpConnection(FramedConnection):
     def _acknowledge_repeated(self, channel: Channel, data: bytes, position: int) -> int:
         """Handle acknowledgements on one channel; where they end. Sets ``needed`` likewise."""
         size = len(data)
-        prefix = self.repeats.ack_prefix
-        while data.startswith(prefix, position):
+        repeats = self.repeats
+        while repeats.is_acknowledgement(data, position):
             if position + _ACK_SIZE > size:
                 self.needed = _ACK_SIZE
                 break

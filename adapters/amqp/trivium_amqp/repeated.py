@@ -51,8 +51,8 @@ class RepeatedPublish:
         self.target = target
         self.header = header
         number = publisher.number
-        #: its frames up to the size of the body in the content header
-        self.head = b"".join(
+        # Its frames up to the size of the body in the content header.
+        self._head = b"".join(
             (
                 HEAD.pack(METHOD, number, 4 + len(arguments)),
                 _PUBLISH_ID,
@@ -62,12 +62,13 @@ class RepeatedPublish:
                 CONTENT_HEADER,
             )
         )
+        self._head_size = len(self._head)
         # From behind that size up to the size of the body frame, and where that begins.
         self._middle = header.received + END + HEAD.pack(BODY, number, 0)[:3]
-        self._middle_at = len(self.head) + 8
+        self._middle_at = len(self._head) + 8
         # Bytes of body, and all of the frames up to such a body.
         self._size = size
-        self._prefix = b"".join((self.head, U64.pack(size), self._middle, U32.pack(size)))
+        self._prefix = b"".join((self._head, U64.pack(size), self._middle, U32.pack(size)))
         #: where the body begins
         self.body_at = len(self._prefix)
         self._largest_body = largest_body
@@ -76,15 +77,21 @@ class RepeatedPublish:
         """Whether it still leads where it led."""
         return self.target.route.topology_version == vhost.topology_version
 
+    def may_begin(self, data: bytes, at: int) -> bool:
+        """Whether what begins at ``at`` is as far the same."""
+        return data[at : at + self._head_size] == self._head
+
     def body_size(self, data: bytes, at: int) -> int:
         """Bytes of body, all in one frame, of the publish at ``at``; 0 when it must be read.
 
         Some of the body may not be there yet.
         """
-        if data.startswith(self._prefix, at):
+        if data[at : at + self.body_at] == self._prefix:
             return self._size
-        if not data.startswith(self.head, at) or not data.startswith(
-            self._middle, at + self._middle_at
+        middle_at = at + self._middle_at
+        if (
+            not self.may_begin(data, at)
+            or data[middle_at : middle_at + len(self._middle)] != self._middle
         ):
             return 0
         if at + self.body_at > len(data):
@@ -125,6 +132,11 @@ class Repeats:
         if self.largest_body:
             self.ack_channel = channel
             self.ack_prefix = HEAD.pack(METHOD, channel.number, CONFIRM_SIZE) + _ACK_ID
+
+    def is_acknowledgement(self, data: bytes, at: int) -> bool:
+        """Whether basic.ack on ``ack_channel`` begins at ``at``."""
+        prefix = self.ack_prefix
+        return data[at : at + len(prefix)] == prefix
 
     def forget(self) -> None:
         """Read the next frames in full: what they mean may have changed."""

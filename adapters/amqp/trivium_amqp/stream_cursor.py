@@ -40,7 +40,7 @@ _LOAD_BYTES: Final = 1 << 20
 
 
 class _CursorReader(StreamReader):
-    """The cursor as its partition sees it (an object of its own: one base class each)."""
+    """The cursor as its partition sees it."""
 
     def __init__(self, cursor: StreamCursor) -> None:
         self._cursor = cursor
