@@ -266,3 +266,12 @@ def test_links_lead_somewhere(file: Path) -> None:
 def test_a_docstring_says_something_itself(file: Path) -> None:
     """An override has one only where there is more to say than its base class says."""
     assert [text for text in docstrings(file) if text.startswith(("See `", "See the "))] == []
+
+
+def test_a_word_means_one_thing() -> None:
+    """The glossary has one row for each, in the order of the alphabet."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \|", text[text.index("## Words") :], re.MULTILINE)
+    words = rows[2:]
+    assert len(words) > 50
+    assert words == sorted(set(words), key=str.lower)
