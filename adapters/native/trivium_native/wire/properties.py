@@ -6,7 +6,7 @@ docs/native-protocol.md, "Properties".
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from trivium.messages.delivery import MAX_DELAY
 from trivium.messages.message import HeaderValue, Properties, PropertyCodec
@@ -35,43 +35,47 @@ MAX_KEY_BYTES: Final = 65_535
 #: Longest lifetime in milliseconds: added to a time of arrival it still is a 64-bit integer.
 MAX_EXPIRATION: Final = 1 << 53
 
-_TEXTS: Final = frozenset(
-    (CONTENT_TYPE, CONTENT_ENCODING, REPLY_TO, MESSAGE_ID, TYPE, USER_ID, APP_ID)
+_TEXT: Final = "text"
+_BYTES: Final = "bytes"
+_BOOLEAN: Final = "boolean"
+_NUMBER: Final = "number"
+
+#: The properties but for the headers: number, attribute of ``Properties``, and what it holds.
+_FIELDS: Final = (
+    (CONTENT_TYPE, "content_type", _TEXT),
+    (CONTENT_ENCODING, "content_encoding", _TEXT),
+    (CORRELATION_ID, "correlation_id", _BYTES),
+    (REPLY_TO, "reply_to", _TEXT),
+    (REPLY_TO_TOPIC, "reply_to_topic", _BYTES),
+    (EXPIRATION, "expiration", _NUMBER),
+    (MESSAGE_ID, "message_id", _TEXT),
+    (TIMESTAMP, "timestamp", _NUMBER),
+    (TYPE, "type_", _TEXT),
+    (USER_ID, "user_id", _TEXT),
+    (APP_ID, "app_id", _TEXT),
+    (PAYLOAD_IS_TEXT, "payload_is_text", _BOOLEAN),
+    (KEY, "key", _BYTES),
+    (DELAY, "delay", _NUMBER),
 )
-_BYTES: Final = frozenset((CORRELATION_ID, REPLY_TO_TOPIC, KEY))
+_BY_NUMBER: Final[dict[int, tuple[str, str]]] = {
+    number: (name, kind) for number, name, kind in _FIELDS
+}
+#: The largest numbers, and the most bytes.
+_MOST: Final[dict[int, int]] = {
+    EXPIRATION: MAX_EXPIRATION,
+    DELAY: MAX_DELAY,
+    TIMESTAMP: (1 << 63) - 1,
+    KEY: MAX_KEY_BYTES,
+}
 
 
 def encode_properties(properties: Properties) -> bytes:
     """Neutral properties as bytes; empty when there are none."""
     fields: dict[int, object] = {}
-    if properties.content_type is not None:
-        fields[CONTENT_TYPE] = properties.content_type
-    if properties.content_encoding is not None:
-        fields[CONTENT_ENCODING] = properties.content_encoding
-    if properties.correlation_id is not None:
-        fields[CORRELATION_ID] = properties.correlation_id
-    if properties.reply_to is not None:
-        fields[REPLY_TO] = properties.reply_to
-    if properties.reply_to_topic is not None:
-        fields[REPLY_TO_TOPIC] = properties.reply_to_topic
-    if properties.expiration is not None:
-        fields[EXPIRATION] = properties.expiration
-    if properties.message_id is not None:
-        fields[MESSAGE_ID] = properties.message_id
-    if properties.timestamp is not None:
-        fields[TIMESTAMP] = properties.timestamp
-    if properties.type_ is not None:
-        fields[TYPE] = properties.type_
-    if properties.user_id is not None:
-        fields[USER_ID] = properties.user_id
-    if properties.app_id is not None:
-        fields[APP_ID] = properties.app_id
-    if properties.payload_is_text:
-        fields[PAYLOAD_IS_TEXT] = True
-    if properties.key is not None:
-        fields[KEY] = properties.key
-    if properties.delay is not None:
-        fields[DELAY] = properties.delay
+    for number, name, _ in _FIELDS:
+        value = getattr(properties, name)
+        if value is not None and value is not False:
+            fields[number] = value
     if properties.headers:
         fields[HEADERS] = [[name, value] for name, value in properties.headers]
     return pack(fields) if fields else b""
@@ -94,60 +98,28 @@ def decode_properties(header: bytes) -> Properties:
     return properties
 
 
-def _set(properties: Properties, field: object, value: object) -> bool:
-    """Set one field; whether that is allowed."""
-    if not isinstance(field, int) or isinstance(field, bool):
+def _set(properties: Properties, number: object, value: object) -> bool:
+    """Set one property; False where that is not allowed."""
+    if not isinstance(number, int) or isinstance(number, bool):
         return False
-    if field in _TEXTS:
-        return isinstance(value, str) and _set_text(properties, field, value)
-    if field in _BYTES:
-        return isinstance(value, bytes) and _set_bytes(properties, field, value)
-    if field == PAYLOAD_IS_TEXT:
-        properties.payload_is_text = value is True
-        return isinstance(value, bool)
-    if field == HEADERS:
+    if number == HEADERS:
         return _set_headers(properties, value)
-    if not isinstance(value, int) or isinstance(value, bool):
+    field = _BY_NUMBER.get(number)
+    if field is None:
         return False
-    if field == EXPIRATION:
-        properties.expiration = value
-        return 0 <= value <= MAX_EXPIRATION
-    if field == DELAY:
-        properties.delay = value
-        return 0 <= value <= MAX_DELAY
-    if field == TIMESTAMP:
-        properties.timestamp = value
-        return 0 <= value < 1 << 63
-    return False
-
-
-def _set_text(properties: Properties, field: int, value: str) -> bool:
-    if field == CONTENT_TYPE:
-        properties.content_type = value
-    elif field == CONTENT_ENCODING:
-        properties.content_encoding = value
-    elif field == REPLY_TO:
-        properties.reply_to = value
-    elif field == MESSAGE_ID:
-        properties.message_id = value
-    elif field == TYPE:
-        properties.type_ = value
-    elif field == USER_ID:
-        properties.user_id = value
+    name, kind = field
+    if kind == _TEXT:
+        is_allowed = isinstance(value, str)
+    elif kind == _BYTES:
+        is_allowed = isinstance(value, bytes) and len(value) <= _MOST.get(number, len(value))
+    elif kind == _BOOLEAN:
+        is_allowed = isinstance(value, bool)
     else:
-        properties.app_id = value
-    return True
-
-
-def _set_bytes(properties: Properties, field: int, value: bytes) -> bool:
-    if field == KEY:
-        properties.key = value
-        return len(value) <= MAX_KEY_BYTES
-    if field == CORRELATION_ID:
-        properties.correlation_id = value
-    else:
-        properties.reply_to_topic = value
-    return True
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        is_allowed = is_number and 0 <= cast("int", value) <= _MOST[number]
+    if is_allowed:
+        setattr(properties, name, value)
+    return is_allowed
 
 
 def _set_headers(properties: Properties, value: object) -> bool:
