@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
+from tests.support.steps import steps
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.groups.offsets import Groups
 from trivium.storage.memory import MemoryStorage, MemoryTable
@@ -105,3 +106,69 @@ def test_offsets_go_with_their_stream() -> None:
         assert groups.names() == ["both"]
         assert groups.committed("both", kept) == {0: 0}
         assert groups.committed("both", vhost.declare_stream("gone")) == {}
+
+
+# Many streams and groups
+
+
+def committed_everywhere(count: int) -> tuple[VirtualHost, list[Stream]]:
+    """As many streams, in each of which one group has committed, as has one of the stream's own."""
+    vhost = open_vhost()
+    streams = [vhost.declare_stream(f"s{number}", 1) for number in range(count)]
+    for number, stream in enumerate(streams):
+        vhost.groups.commit("g", stream, [(0, 0)])
+        vhost.groups.commit(f"g{number}", stream, [(0, 0)])
+    return vhost, streams
+
+
+@pytest.mark.pure
+def test_what_a_group_committed_in_each_of_its_streams_is_found_in_linear_steps() -> None:
+    def lags(count: int) -> int:
+        vhost, streams = committed_everywhere(count)
+        found: list[int] = []
+
+        def ask() -> None:
+            for stream in streams:
+                found.extend(lag.committed for lag in vhost.groups.lag("g", stream))
+
+        taken = steps(ask)
+        assert found == [0] * count
+        return taken
+
+    assert lags(200) < 4 * 1.2 * lags(50)
+
+
+@pytest.mark.pure
+def test_streams_with_committed_offsets_are_forgotten_in_linear_steps() -> None:
+    def forgets(count: int) -> int:
+        vhost, streams = committed_everywhere(count)
+
+        def delete() -> None:
+            for stream in streams:
+                vhost.delete_stream(stream.name)
+
+        taken = steps(delete)
+        assert vhost.groups.names() == []
+        return taken
+
+    assert forgets(200) < 4 * 1.2 * forgets(50)
+
+
+@pytest.mark.pure
+def test_groups_of_one_stream_are_deleted_in_linear_steps() -> None:
+    def deletes(count: int) -> int:
+        vhost = open_vhost()
+        stream = vhost.declare_stream("s", 1)
+        names = [f"g{number}" for number in range(count)]
+        for name in names:
+            vhost.groups.commit(name, stream, [(0, 0)])
+
+        def delete() -> None:
+            for name in names:
+                vhost.delete_group(name)
+
+        taken = steps(delete)
+        assert vhost.groups.names() == []
+        return taken
+
+    assert deletes(200) < 4 * 1.2 * deletes(50)

@@ -36,12 +36,19 @@ class Groups:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        # Group name -> (stream incarnation, partition) -> committed offset.
-        self._groups: dict[str, dict[tuple[str, int], int]] = {}
+        # Stream incarnation -> group name -> partition -> committed offset. None of them is empty.
+        self._offsets: dict[str, dict[str, dict[int, int]]] = {}
+        # Group name -> the stream incarnations that it has offsets of.
+        self._groups: dict[str, dict[str, None]] = {}
         for key, value in table.items():
             incarnation, partition, name = key.split(_KEY_SEPARATOR, 2)
-            offsets = self._groups.setdefault(name.decode(), {})
-            offsets[incarnation.decode(), int(partition)] = int.from_bytes(value, "little")
+            offsets = self._of(name.decode(), incarnation.decode())
+            offsets[int(partition)] = int.from_bytes(value, "little")
+
+    def _of(self, group: str, incarnation: str) -> dict[int, int]:
+        """Where the offsets of a group in a stream go: at least one must follow."""
+        self._groups.setdefault(group, {})[incarnation] = None
+        return self._offsets.setdefault(incarnation, {}).setdefault(group, {})
 
     def names(self) -> list[str]:
         """The groups that have committed an offset, in order of their names."""
@@ -77,18 +84,15 @@ class Groups:
         self.check(group, stream, offsets)
         if not offsets:
             return
-        committed = self._groups.setdefault(group, {})
+        committed = self._of(group, stream.incarnation)
         for index, offset in offsets:
-            committed[stream.incarnation, index] = offset
+            committed[index] = offset
             self._table.put(_key(stream.incarnation, index, group), offset.to_bytes(8, "little"))
 
     def committed(self, group: str, stream: Stream) -> dict[int, int]:
         """The committed offsets by partition; partitions without one are left out."""
-        return {
-            partition: offset
-            for (incarnation, partition), offset in self._groups.get(group, {}).items()
-            if incarnation == stream.incarnation
-        }
+        groups = self._offsets.get(stream.incarnation)
+        return {} if groups is None else dict(groups.get(group, {}))
 
     def lag(self, group: str, stream: Stream) -> list[PartitionLag]:
         """How far the group is in each partition of the stream, in order."""
@@ -103,22 +107,28 @@ class Groups:
 
     def delete(self, group: str) -> None:
         """Forget a group. Raises NotFound."""
-        offsets = self._groups.pop(group, None)
-        if offsets is None:
+        incarnations = self._groups.pop(group, None)
+        if incarnations is None:
             raise NotFound(f"no group '{group}'")
-        for incarnation, partition in offsets:
-            self._table.delete(_key(incarnation, partition, group))
+        for incarnation in incarnations:
+            groups = self._offsets[incarnation]
+            self._delete_rows(incarnation, group, groups.pop(group))
+            if not groups:
+                del self._offsets[incarnation]
 
     def forget(self, stream: Stream) -> None:
         """The stream was deleted: forget what was committed for it."""
-        for name in list(self._groups):
-            offsets = self._groups[name]
-            for incarnation, partition in list(offsets):
-                if incarnation == stream.incarnation:
-                    del offsets[incarnation, partition]
-                    self._table.delete(_key(incarnation, partition, name))
-            if not offsets:
-                del self._groups[name]
+        incarnation = stream.incarnation
+        for group, offsets in self._offsets.pop(incarnation, {}).items():
+            self._delete_rows(incarnation, group, offsets)
+            incarnations = self._groups[group]
+            del incarnations[incarnation]
+            if not incarnations:
+                del self._groups[group]
+
+    def _delete_rows(self, incarnation: str, group: str, offsets: dict[int, int]) -> None:
+        for partition in offsets:
+            self._table.delete(_key(incarnation, partition, group))
 
 
 def check_group_name(group: str) -> None:
