@@ -11,7 +11,7 @@ from pamqp.commands import Basic, Channel, Exchange, Queue
 from tests.support.amqp import Client, Server, assert_channel_closed, names, publish_frames
 from tests.support.steps import calls
 from trivium.messages.message import Address, Message
-from trivium.routing.exchanges import Binding
+from trivium.routing.exchanges import Binding, TopicExchange
 from trivium_amqp.content import MAX_COPIES
 
 SECOND = datetime.fromtimestamp(1, UTC)
@@ -531,7 +531,7 @@ def test_routing_keys_in_headers_are_looked_up_so_often_at_each_exchange(name: s
                 client.call(Exchange.Bind(0, f"x{number}", f"x{number - 1}", "#"))
         headers = {name: [f"{key}" for key in range(keys)]}
         frames = publish_frames("k", exchange="x0", headers=headers)
-        return calls("match", lambda: client.feed(frames))
+        return calls(TopicExchange.match, lambda: client.feed(frames))
 
     most = looks(8, MAX_COPIES)
     assert looks(16, MAX_COPIES) <= 2.2 * most

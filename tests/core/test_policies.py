@@ -19,7 +19,7 @@ from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.settings import POLICY_KEYS as STREAM_KEYS
 from trivium.vhost.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
-from trivium.vhost.policy_walk import MAX_PER_TURN, PolicyWaiter
+from trivium.vhost.policy_walk import MAX_PER_TURN, PolicyWaiter, PolicyWalk
 from trivium.vhost.virtual_host import VirtualHost
 
 
@@ -269,9 +269,9 @@ def test_many_changes_in_one_turn_reach_no_more_than_one_does() -> None:
         for turn in range(20):
             vhost.set_policy(Policy("p", "^q", {"max-length": 7 + turn}))
 
-    assert calls("apply_policy_to_queue", change) <= MAX_PER_TURN
+    assert calls(PolicyWalk.apply_to_queue, change) <= MAX_PER_TURN
     while not vhost.policy_walk.is_done:
-        assert calls("apply_policy_to_queue", broker_of(vhost).end_turn) <= MAX_PER_TURN
+        assert calls(PolicyWalk.apply_to_queue, broker_of(vhost).end_turn) <= MAX_PER_TURN
     assert set(limits(vhost)) == {26}
 
 

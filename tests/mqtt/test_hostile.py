@@ -15,6 +15,7 @@ from tests.support.mqtt import (
     split,
 )
 from tests.support.steps import calls
+from trivium_mqtt.reader import Reader
 
 
 class Outcome:
@@ -82,5 +83,5 @@ def test_a_packet_in_small_pieces_is_put_together_once(size: int) -> None:
     data = publish("t", bytes(size))
     sender.feed(data)
     pieces = [data[at : at + 1460] for at in range(0, len(data), 1460)]
-    assert calls("_read", lambda: sender.feed(*pieces)) <= 3
+    assert calls(Reader.take_frames, lambda: sender.feed(*pieces)) <= 3
     assert receiver.take_bytes() == data * 2

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native import vectors
-from tests.support.native import Client, Server, entry, payloads, publish
+from tests.support.native import Client, Server, entry, frame, payloads, publish
+from tests.support.steps import calls
 from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Binding, Destination
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.security.passwords import hash_password
+from trivium_native.server.connection import NativeConnection
 from trivium_native.wire import frames
 
 LISTEN = {"native": Listen(0)}
@@ -192,6 +194,19 @@ def test_a_client_that_left_meanwhile_is_not_let_in(server: Server) -> None:
 
 
 # Limits
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("size", [1 << 16, 1 << 18, 1 << 20])
+def test_a_frame_in_small_pieces_is_put_together_once(size: int) -> None:
+    server = Server(config=Config(listen=LISTEN, limits=LimitsConfig(max_message_bytes=size)))
+    client = server.open()
+    client.ask(frames.DECLARE, kind="queue", name="q")
+    data = frame(frames.PUBLISH, 3, publish(entry(bytes(size), b"q", b"")))
+    pieces = [data[at : at + 1460] for at in range(0, len(data), 1460)]
+    # One for its length, one for what that announces.
+    assert calls(NativeConnection.take_frames, lambda: client.feed(*pieces)) <= 2
+    assert len(server.vhost.queue("q")) == 1
 
 
 def test_a_large_first_frame_is_refused_by_its_length(server: Server) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.native import vectors
 from tests.support.steps import calls
+from trivium.common.pieces import Pieces
 from trivium.messages.message import Address, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
 from trivium_native.client import group_operations, operations
@@ -396,4 +397,4 @@ def test_a_frame_in_small_pieces_is_put_together_once(size: int) -> None:
     reader = FrameReader(1 << 20)
     data = encode_frame(16, 1, bytes(size))
     pieces = [data[at : at + 100] for at in range(0, len(data), 100)]
-    assert calls("take", lambda: cut(reader, pieces)) <= 3
+    assert calls(Pieces.take, lambda: cut(reader, pieces)) <= 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 
@@ -33,13 +33,20 @@ def steps(action: Callable[[], object]) -> int:
     return count
 
 
-def calls(name: str, action: Callable[[], object]) -> int:
-    """How often ``action`` calls functions called ``name``."""
+def calls(function: Callable[..., object], action: Callable[[], object]) -> int:
+    """How often ``action`` calls a function of the product, which must be at least once.
+
+    It is the function itself and no name: a test whose function is gone or is no longer what does
+    the work would hold nothing.
+    """
+    assert isinstance(function, FunctionType), f"{function!r} cannot be counted"
+    assert function.__module__.startswith("trivium"), f"{function!r} is not ours"
+    code = function.__code__
     count = 0
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
-        if event == "call" and frame.f_code.co_name == name:
+        if event == "call" and frame.f_code is code:
             count += 1
 
     before = sys.getprofile()
@@ -48,6 +55,7 @@ def calls(name: str, action: Callable[[], object]) -> int:
         action()
     finally:
         sys.setprofile(before)
+    assert count, f"{function.__qualname__} was not called"
     return count
 
 
