@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
 from tests.support.simulated import Host
+from tests.support.steps import steps
 from trivium.errors import (
     Fenced,
     LimitExceeded,
@@ -448,6 +449,62 @@ def test_group_names_are_bounded(vhost: VirtualHost, stream: Stream, name: str) 
         Client(vhost, "a", group=name).join()
     with pytest.raises(PreconditionFailed):
         vhost.memberships.join_exclusively(name, "a")
+
+
+# Many of them
+
+
+@pytest.mark.pure
+def test_streams_that_a_group_does_not_read_cost_it_nothing() -> None:
+    """Streams are declared and deleted beside as many groups."""
+
+    def declares(count: int) -> int:
+        vhost = open_vhost()
+        vhost.declare_stream("s", 4)
+        clients = [Client(vhost, "a", group=f"g{number}").join() for number in range(count)]
+        changes = vhost.topology_version
+
+        def declare() -> None:
+            for number in range(count):
+                vhost.declare_stream(f"t{number}", 1)
+            for number in range(count):
+                vhost.delete_stream(f"t{number}")
+
+        taken = steps(declare)
+        assert vhost.topology_version == changes + 2 * count
+        broker_of(vhost).end_turn()
+        assert [client.calls for client in clients] == [0] * count
+        vhost.delete_stream("s")
+        broker_of(vhost).end_turn()
+        assert [client.calls for client in clients] == [1] * count
+        return taken
+
+    assert declares(100) < 4 * 1.2 * declares(25)
+
+
+@pytest.mark.pure
+def test_streams_of_many_groups_are_changed_in_linear_steps() -> None:
+    """Each group reads a stream of its own, which is deleted and made again."""
+
+    def changes(count: int) -> int:
+        vhost = open_vhost()
+        clients = []
+        for number in range(count):
+            vhost.declare_stream(f"s{number}", 2)
+            clients.append(Client(vhost, "a", f"s{number}", group=f"g{number}").join())
+
+        def change() -> None:
+            for number in range(count):
+                vhost.delete_stream(f"s{number}")
+                vhost.declare_stream(f"s{number}", 2)
+            broker_of(vhost).end_turn()
+
+        taken = steps(change)
+        assert [client.calls for client in clients] == [1] * count
+        assert [client.beat().partitions for client in clients] == [[0, 1]] * count
+        return taken
+
+    assert changes(100) < 4 * 1.2 * changes(25)
 
 
 # Restart

@@ -102,6 +102,8 @@ class GroupMembers(Timed):
         self.name = name
         self.strategy = strategy
         self.members: dict[str, Member] = {}
+        #: how many members read each stream
+        self.readers: dict[str, int] = {}
         self._memberships = memberships
         self._broker = memberships.vhost.broker
         self._owners: dict[Partition, Member] = {}
@@ -137,8 +139,11 @@ class GroupMembers(Timed):
         self._release_all(name)
         member = Member(name, streams, session_ms, rebalance_ms, generation)
         self.members[name] = member
-        if replaced is not None and replaced.listener is not listener:
-            replaced.notify(self.name)
+        self._begin_reading(streams)
+        if replaced is not None:
+            self._end_reading(replaced.streams)
+            if replaced.listener is not listener:
+                replaced.notify(self.name)
         self.reassign()
         self._heard_from(member, listener)
         self._give(member, generation)
@@ -167,8 +172,35 @@ class GroupMembers(Timed):
     def leave(self, name: str) -> None:
         """A member leaves: all that it owns is free."""
         self._release_all(name)
-        del self.members[name]
+        self._end_reading(self.members.pop(name).streams)
         self.reassign()
+
+    def dissolve(self) -> None:
+        """All members are fenced."""
+        for member in self.members.values():
+            member.notify(self.name)
+            self._end_reading(member.streams)
+        self.members.clear()
+
+    def read_without(self, name: str) -> set[str]:
+        """The streams that others than this member read."""
+        member = self.members.get(name)
+        own: set[str] = set() if member is None else member.streams
+        return {stream for stream, count in self.readers.items() if count > (stream in own)}
+
+    def _begin_reading(self, streams: set[str]) -> None:
+        for name in streams:
+            count = self.readers.get(name, 0)
+            self.readers[name] = count + 1
+            if count == 0:
+                self._memberships.begin_reading(name, self)
+
+    def _end_reading(self, streams: set[str]) -> None:
+        for name in streams:
+            self.readers[name] -= 1
+            if self.readers[name] == 0:
+                del self.readers[name]
+                self._memberships.end_reading(name, self)
 
     def _heard_from(self, member: Member, listener: MemberListener) -> None:
         member.listener = listener
@@ -214,10 +246,8 @@ class GroupMembers(Timed):
         To be called when members or streams have changed.
         """
         members = {name: member.streams for name, member in self.members.items()}
-        names: set[str] = set()
-        names.update(*members.values())
         known = self._memberships.vhost.streams
-        streams = [known[name] for name in names if name in known]
+        streams = [known[name] for name in self.readers if name in known]
         self._target = assign(self.strategy, members, streams, self._target)
         now = self._broker.elapsed_ms
         concerned: dict[str, None] = {}
@@ -300,6 +330,8 @@ class Memberships:
         self._storage = vhost.broker.storage
         self._table = self._storage.table(f"memberships/{vhost.name}")
         self._groups: dict[str, GroupMembers] = {}
+        # Stream name -> the groups that read it.
+        self._readers: dict[str, dict[GroupMembers, None]] = {}
         self._count = 0
         # The newest write batch with a generation that someone may have been told.
         self.write_batch = 0
@@ -366,9 +398,7 @@ class Memberships:
         known = self._groups.get(group)
         names = set(streams)
         if known is not None:
-            for other in known.members.values():
-                if other.name != member:
-                    names |= other.streams
+            names |= known.read_without(member)
             total = sum([len(found[name].partitions) for name in names if name in found])
         if total > MAX_GROUP_PARTITIONS:
             raise PreconditionFailed(f"a group reads at most {MAX_GROUP_PARTITIONS} partitions")
@@ -409,9 +439,7 @@ class Memberships:
         known = self._groups.pop(group, None)
         if known is not None:
             self._count -= len(known.members)
-            for member in known.members.values():
-                member.notify(group)
-            known.members.clear()
+            known.dissolve()
         return generation
 
     def heartbeat(
@@ -493,9 +521,19 @@ class Memberships:
 
     def stream_changed(self, name: str) -> None:
         """A stream was made or deleted: its readers share other partitions."""
-        for group in list(self._groups.values()):
-            if any(name in member.streams for member in group.members.values()):
-                group.reassign()
+        for group in self._readers.get(name, ()):
+            group.reassign()
+
+    def begin_reading(self, stream: str, group: GroupMembers) -> None:
+        """The first member of a group reads a stream."""
+        self._readers.setdefault(stream, {})[group] = None
+
+    def end_reading(self, stream: str, group: GroupMembers) -> None:
+        """The last member of a group that read a stream does not any more."""
+        groups = self._readers[stream]
+        del groups[group]
+        if not groups:
+            del self._readers[stream]
 
     def delete(self, group: str) -> bool:
         """The group is deleted; a holder is fenced. Whether there was anything here.
