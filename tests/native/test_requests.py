@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from tests.support.core import message
 from tests.support.native import Client, Received, Server, entry, publish
+from tests.support.steps import steps
 from tests.support.storages import ColdLog, HeldStorage
 from trivium.config import Config, Listen
 from trivium.routing.exchanges import Binding
+from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
-from trivium_native.server.fetching import MAX_FETCHES
+from trivium_native.server.fetching import MAX_FETCHES, Fetch
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
@@ -214,6 +217,93 @@ def test_a_lost_connection_waits_no_more(server: Server, client: Client) -> None
     client.lose()
     assert server.vhost.stream("s").partitions[0]._readers == {}
     server.advance(1)
+
+
+@pytest.mark.pure
+def test_fetches_that_wait_for_as_many_times_are_answered_in_linear_steps() -> None:
+    def answers(count: int) -> int:
+        server = Server(None, CONFIG)
+        server.vhost.declare_stream("s")
+        client = server.open()
+        for number in range(count):
+            assert fetch(client, 0, max_wait_ms=100 + number) == []
+
+        def wait() -> None:
+            for number in range(count):
+                server.broker.now_ms += 1 if number else 100
+                server.broker.end_turn()
+
+        taken = steps(wait)
+        assert [kind for kind, _, _ in client.take()] == [frames.FETCHED] * count
+        return taken
+
+    assert answers(200) < 4 * 1.2 * answers(50)
+
+
+@pytest.mark.pure
+def test_fetches_of_a_slow_reader_are_answered_in_linear_steps() -> None:
+    """Each answer fills the output, and others wait for records meanwhile."""
+
+    def answers(count: int) -> int:
+        server = Server(None, Config(listen={"native": Listen(0)}))
+        stream = server.vhost.declare_stream("s")
+        server.vhost.bind(server.vhost.exchange("amq.topic"), Binding(stream, b"#"))
+        add(server, b"x" * OUTPUT_HIGH_WATER)
+        client = server.open()
+        for _ in range(count):
+            assert fetch(client, 1, max_wait_ms=60_000) == []
+        client.connection.is_writable = False
+        for _ in range(count):
+            assert fetch(client, 0) == []
+        client.connection.is_writable = True
+        found: list[int] = []
+
+        def read() -> None:
+            for _ in range(count):
+                client.connection.flushed()
+                found.append(len(client.connection.take_output()))
+
+        taken = steps(read)
+        assert all(found)
+        server.advance(60)
+        assert len(client.take()) == count
+        return taken
+
+    assert answers(100) < 4 * 1.2 * answers(25)
+
+
+def test_fetches_that_are_due_together_are_answered_in_their_order(
+    server: Server, client: Client
+) -> None:
+    for correlation, wait in ((11, 300), (12, 100), (13, 200)):
+        fields = {"stream": "s", "partition": 0, "offset": 4, "max_wait_ms": wait}
+        assert client.send(frames.FETCH, correlation, fields) == []
+    server.broker.now_ms += 300
+    server.broker.end_turn()
+    assert [correlation for _, correlation, _ in client.take()] == [11, 12, 13]
+
+
+def test_answered_fetches_are_not_kept_until_their_times(server: Server, client: Client) -> None:
+    for number in range(4):
+        for _ in range(MAX_FETCHES):
+            assert fetch(client, 4 + number, max_wait_ms=60_000) == []
+        add(server, b"x")
+        assert len(client.take()) == MAX_FETCHES
+    assert sum(isinstance(each, Fetch) for each in gc.get_objects()) <= 2 * MAX_FETCHES
+    assert fetch(client, 8, max_wait_ms=1) == []
+    server.advance(0.001)
+    assert len(client.take()) == 1
+
+
+def test_a_fetch_of_a_deleted_stream_is_refused_once(server: Server, client: Client) -> None:
+    """It waits for records and, once its time has come, for room in the output."""
+    assert fetch(client, 4, max_wait_ms=100) == []
+    client.connection.is_writable = False
+    server.advance(0.1)
+    server.vhost.delete_stream("s")
+    client.connection.resume_writing()
+    server.settle()
+    assert [kind for kind, _, _ in client.take()] == [frames.ERROR]
 
 
 def make_cold(server: Server) -> ColdLog:

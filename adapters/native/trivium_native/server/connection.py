@@ -11,7 +11,7 @@ from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium_native.server import states
 from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
-from trivium_native.server.fetching import Fetch, FetchTimer
+from trivium_native.server.fetching import Fetches
 from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
@@ -84,8 +84,7 @@ class NativeConnection(FramedConnection):
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
-        self.fetches: dict[Fetch, None] = {}
-        self.fetch_timer = FetchTimer(self)
+        self.fetches = Fetches(self)
         #: searches for a time that wait for the disk
         self.searches = 0
         # None once it is over.
@@ -115,11 +114,8 @@ class NativeConnection(FramedConnection):
         for subscription in list(self.subscriptions.values()):
             subscription.end()
         self.subscriptions.clear()
-        for fetch in self.fetches:
-            fetch.cancel()
-        self.fetches.clear()
         # What is of no use any more must not keep it in memory.
-        self.fetch_timer.stop()
+        self.fetches.stop()
         self._handshake = None
         if self.state is states.OPEN:
             self.vhost.delete_queues_of(self)
@@ -139,7 +135,7 @@ class NativeConnection(FramedConnection):
     def flushed(self) -> None:
         if self._is_held:
             self._is_held = False
-            self.answer_fetches()
+            self.fetches.flushed()
             subscriptions = list(self.subscriptions.values())
             # All of them first, so that those of one queue take turns.
             for subscription in subscriptions:
@@ -205,12 +201,6 @@ class NativeConnection(FramedConnection):
             return []
         self.metrics.bytes_sent += self.output_size
         return super().take_output()
-
-    def answer_fetches(self) -> None:
-        """Answer the fetches that can be answered now."""
-        if self.fetches and not self.is_closed:
-            for fetch in [fetch for fetch in self.fetches if fetch.step()]:
-                self.fetches.pop(fetch, None)
 
     # Replies
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
@@ -19,6 +21,9 @@ MAX_FETCH_BYTES: Final = 16 << 20
 MAX_WAIT_MS: Final = 60_000
 #: Fetches that one connection may have waiting.
 MAX_FETCHES: Final = 1024
+#: Times kept for fetches of one connection. As many as may wait, and as many of answered ones: so
+#: those are cleared away once for as many fetches, not for each.
+_MAX_TIMES: Final = 2 * MAX_FETCHES
 
 
 class Fetch(StreamReader):
@@ -51,7 +56,10 @@ class Fetch(StreamReader):
     def step(self) -> bool:
         """Answer if that is possible now; whether it was answered."""
         connection = self.connection
-        if self._is_loading or not connection.has_room():
+        if self._is_loading:
+            return False
+        if not connection.has_room():
+            connection.fetches.hold(self)
             return False
         partition = self._partition
         if partition.stream.is_deleted:
@@ -88,13 +96,14 @@ class Fetch(StreamReader):
         self._try()
 
     def _try(self) -> None:
-        if not self.connection.is_closed and self.step():
-            self.connection.fetches.pop(self, None)
+        connection = self.connection
+        if not connection.is_closed and self.step():
+            connection.fetches.remove(self)
 
     def stream_deleted(self, partition: Partition) -> None:
         self._is_waiting = False
         connection = self.connection
-        connection.fetches.pop(self, None)
+        connection.fetches.remove(self)
         connection.send_error(self.correlation, NotFound("the stream was deleted"))
 
     def _stop_waiting(self) -> None:
@@ -107,26 +116,78 @@ class Fetch(StreamReader):
         self._stop_waiting()
 
 
-class FetchTimer(Timed):
-    """Answers the fetches of one connection when their time has come.
+class Fetches(Timed):
+    """The fetches of one connection that are not answered yet.
 
-    One timer for all of them, so that many short fetches leave nothing behind in the heap.
+    One timer for all of them, so that many short fetches leave nothing behind with the broker's.
     """
 
     def __init__(self, connection: NativeConnection) -> None:
         self._connection: NativeConnection | None = connection
+        # Fetch -> its number: they are numbered as they come.
+        self._fetches: dict[Fetch, int] = {}
+        self._number = 0
+        # Those that wait for room in the output.
+        self._held: OrderedDict[Fetch, None] = OrderedDict()
+        # Heap of deadline, number and fetch; the entries of answered ones stay for a while.
+        self._times: list[tuple[int, int, Fetch]] = []
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    def add(self, fetch: Fetch) -> None:
+        """``fetch`` could not be answered at once."""
+        connection = self._connection
+        assert connection is not None
+        self._number += 1
+        self._fetches[fetch] = self._number
+        if len(self._times) >= _MAX_TIMES:
+            self._times = [each for each in self._times if each[2] in self._fetches]
+            heapify(self._times)
+        heappush(self._times, (fetch.deadline_ms, self._number, fetch))
+        connection.broker.timeouts.call_at(fetch.deadline_ms, self)
+
+    def hold(self, fetch: Fetch) -> None:
+        """``fetch`` is to be answered once the connection takes output."""
+        self._held[fetch] = None
+
+    def remove(self, fetch: Fetch) -> None:
+        """``fetch`` is answered."""
+        self._fetches.pop(fetch, None)
+        self._held.pop(fetch, None)
+
+    def flushed(self) -> None:
+        """The connection takes output: answer what it was held for."""
+        connection = self._connection
+        while self._held and connection is not None and connection.has_room():
+            fetch, _ = self._held.popitem(last=False)
+            if fetch.step():
+                self.remove(fetch)
 
     def due(self) -> None:
         connection = self._connection
         if connection is None:
             return
-        connection.answer_fetches()
-        # What is due but held (by a slow reader, or a read from disk) is answered without a timer.
         now = connection.broker.elapsed_ms
-        later = [fetch.deadline_ms for fetch in connection.fetches if fetch.deadline_ms > now]
-        if later:
-            connection.broker.timeouts.call_at(min(later), self)
+        times = self._times
+        due: list[tuple[int, Fetch]] = []
+        while times and (times[0][0] <= now or times[0][2] not in self._fetches):
+            _, number, fetch = heappop(times)
+            if fetch in self._fetches:
+                due.append((number, fetch))
+        due.sort()
+        # What is due but held (by a slow reader, or a read from disk) is answered without a timer.
+        for _, fetch in due:
+            if fetch.step():
+                self.remove(fetch)
+        if times:
+            connection.broker.timeouts.call_at(times[0][0], self)
 
     def stop(self) -> None:
         """The connection is gone, and need not be kept in memory."""
+        for fetch in self._fetches:
+            fetch.cancel()
+        self._fetches.clear()
+        self._held.clear()
+        self._times.clear()
         self._connection = None

@@ -212,8 +212,7 @@ class Requests:
             connection.broker.elapsed_ms + min(max_wait, MAX_WAIT_MS),
         )
         if not fetch.step():
-            connection.fetches[fetch] = None
-            connection.broker.timeouts.call_at(fetch.deadline_ms, connection.fetch_timer)
+            connection.fetches.add(fetch)
 
     def _metadata(self, correlation: int, fields: Fields) -> None:
         names = fields.texts("streams", MAX_STREAMS)
