@@ -202,6 +202,26 @@ def test_refused_publish_is_nacked(setup: Setup) -> None:
     assert setup.acks() == [("Basic.Nack", 2, False), ("Basic.Nack", 3, False), ack(1)]
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-retain": True}])
+@pytest.mark.parametrize("queues", [("full", "disk"), ("disk", "full")])
+def test_a_publish_that_one_of_its_queues_refuses_is_nacked(
+    setup: Setup, queues: tuple[str, str], headers: dict[str, bool]
+) -> None:
+    """Whatever the others answer, and whether it is kept as a retained message."""
+    arguments = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    setup.client.declare("full", arguments=arguments)
+    for queue in queues:
+        setup.client.bind(queue, "amq.topic", "k")
+    setup.client.publish("k", b"m", "amq.topic", delivery_mode=2, headers=headers)
+    # basic.nack: tag 1, neither multiple nor requeue
+    assert setup.client.take_bytes() == bytes.fromhex(
+        "01 0001 0000000d 003c0078 0000000000000001 00 ce"
+    )
+    setup.sync(1)
+    assert setup.client.take_bytes() == b""
+    assert setup.client.counts("disk") == (1, 0)
+
+
 def test_tags_count_per_channel(setup: Setup) -> None:
     setup.client.open_channel(2)
     setup.client.call(Confirm.Select(), channel=2)

@@ -1,7 +1,8 @@
-"""Exchange types: which bindings match."""
+"""Exchange types: which bindings match; routes: what publishing by them answers."""
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 
 import pytest
@@ -9,15 +10,26 @@ import pytest
 from tests.support.core import message
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.messages.topics import topic_of
-from trivium.routing.exchanges import Binding, Destination, Exchange, make_exchange
+from trivium.routing.exchanges import (
+    ACCEPTED,
+    REJECTED,
+    Binding,
+    Destination,
+    Exchange,
+    Route,
+    make_exchange,
+)
 
 
 class Sink(Destination):
-    def __init__(self, name: str = "sink") -> None:
+    def __init__(self, name: str = "sink", answer: int = ACCEPTED) -> None:
         self.name = name
+        self.answer = answer
+        self.taken: list[bytes] = []
 
     def accept(self, message: Message) -> int:
-        return 0
+        self.taken.append(message.payload)
+        return self.answer
 
 
 def exchange(kind: str) -> Exchange:
@@ -136,3 +148,22 @@ def test_headers_exchange(arguments: dict[str, HeaderValue], is_matched: bool) -
     sent = message()
     sent.annotations = HEADERS
     assert (match(headers, b"", sent) == [b""]) is is_matched
+
+
+#: the write batch of a turn in which something is published
+BATCH = 7
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+def test_one_refusal_refuses_a_publish_and_else_one_write_batch_is_waited_for(size: int) -> None:
+    """Whatever the other destinations answer, and in which order; all of them get the message."""
+    for answers in itertools.product((ACCEPTED, REJECTED, BATCH), repeat=size):
+        sinks = [Sink(answer=answer) for answer in answers]
+        expected = ACCEPTED
+        if REJECTED in answers:
+            expected = REJECTED
+        elif BATCH in answers:
+            expected = BATCH
+        route = Route(Address("x", b"k"), [*sinks], 0)
+        assert route.publish(message(b"m")) == expected, answers
+        assert [sink.taken for sink in sinks] == [[b"m"]] * size

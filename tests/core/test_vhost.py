@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.core import RecordingConsumer, drain, message, open_broker, open_vhost
 from tests.support.steps import steps
+from tests.support.storages import HeldStorage
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from trivium.messages.message import HeaderValue, Message
 from trivium.routing.exchanges import REJECTED, Binding, Destination, Exchange
@@ -111,18 +112,25 @@ def test_headers_exchange_routes_by_each_message(vhost: VirtualHost) -> None:
         assert [d.name for d in route.resolve(sent).destinations] == expected
 
 
-def test_rejected_wins_over_acceptance(vhost: VirtualHost) -> None:
-    class Full(Destination):
-        name = "full"
-
-        def accept(self, message: Message) -> int:
-            return REJECTED
-
-    vhost.declare_queue("q")
-    bind(vhost, "amq.fanout", "q", b"")
-    vhost.bind(vhost.exchange("amq.fanout"), Binding(Full(), b""))
-    assert vhost.route(vhost.exchange("amq.fanout"), b"").publish(message(b"m")) == REJECTED
-    assert drain(vhost.queues["q"]) == [b"m"]
+@pytest.mark.parametrize("is_retained", [False, True])
+@pytest.mark.parametrize("names", [["full", "q"], ["q", "full"], ["q"], ["full"]])
+def test_a_publish_is_refused_by_one_destination_or_waits_for_the_disk(
+    names: list[str], is_retained: bool
+) -> None:
+    """A retained message is kept, and that waits too, but does not take a refusal back."""
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    full: dict[str, HeaderValue] = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    vhost.declare_queue("q", durable=True)
+    vhost.declare_queue("full", durable=True, arguments=full)
+    for name in names:
+        bind(vhost, "amq.topic", name, b"k")
+    sent = message(b"m", exchange="amq.topic")
+    sent.retain = is_retained
+    result = vhost.publish(sent, vhost.route(vhost.exchange("amq.topic"), b"k"))
+    assert result == (REJECTED if "full" in names else storage.write_batch)
+    assert drain(vhost.queues["q"]) == [b"m"] * names.count("q")
+    assert len(vhost.retained) == is_retained
 
 
 def test_missing_things_are_not_found(vhost: VirtualHost) -> None:

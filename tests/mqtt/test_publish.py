@@ -15,8 +15,11 @@ from tests.support.mqtt import (
     publish,
     pubrec,
     pubrel,
+    subscribed,
     text,
 )
+from tests.support.storages import HeldStorage
+from trivium.messages.message import HeaderValue
 from trivium.routing.exchanges import Binding, ExchangeDestination
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.runtime.pacing import MOMENT_MS, STALL_MS
@@ -425,6 +428,29 @@ def test_rejected_by_a_full_queue() -> None:
     assert sender.take_bytes() == acknowledge(0x50, 4, 0x97)
     sender.feed(pubrel(4))
     assert sender.take_bytes() == acknowledge(0x70, 4, 0x92)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(("qos", "first"), [(1, 0x40), (2, 0x50)])
+def test_a_message_that_one_of_its_queues_refuses_is_refused(
+    qos: int, first: int, is_first: bool, retain: bool
+) -> None:
+    """Whatever the session beside it does, and whether it is kept as a retained message."""
+    server = Server(HeldStorage())
+    vhost = server.vhost
+    arguments: dict[str, HeaderValue] = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    queue = vhost.declare_queue("full", arguments=arguments)
+    binding = Binding(queue, b"t")
+    if is_first:
+        vhost.bind(vhost.exchange("amq.topic"), binding)
+    subscribed(server, qos)
+    if not is_first:
+        vhost.bind(vhost.exchange("amq.topic"), binding)
+    sender = server.open("sender", 5)
+    sender.feed(publish("t", b"x", qos, 1, 5, retain=retain))
+    server.sync()
+    assert sender.take_bytes() == acknowledge(first, 1, 0x97)
 
 
 @pytest.mark.parametrize("version", [3, 4])

@@ -326,6 +326,24 @@ def test_a_full_queue_rejects_and_the_answer_waits_for_the_others(disk: Server) 
     assert len(queue) == 1
 
 
+@pytest.mark.parametrize("retain", [0, 8])
+@pytest.mark.parametrize("names", [["full", "kept"], ["kept", "full"]])
+def test_a_message_that_one_of_its_queues_refuses_is_refused(
+    disk: Server, names: list[str], retain: int
+) -> None:
+    """Whatever the others answer, and whether it is kept as a retained message."""
+    arguments: dict[str, dict[str, Any]] = {"kept": {}, "full": REJECTING | {"x-max-length": 0}}
+    topics = disk.vhost.exchange("amq.topic")
+    for name in names:
+        queue = disk.vhost.declare_queue(name, durable=True, arguments=arguments[name])
+        disk.vhost.bind(topics, Binding(queue, b"k"))
+    client = disk.open()
+    assert client.send(frames.PUBLISH, 1, publish(entry(flags=5 | retain))) == []
+    disk.sync()
+    assert error(client.take()) == (1, 400, {"indexes": [0]})
+    assert len(disk.vhost.queue("kept")) == 1
+
+
 # Retained messages
 
 
