@@ -26,6 +26,8 @@ class Host:
         self.dates = Timers()
         #: entries that queues may yet give up, or make ready, in this turn
         self.may_give_up = 0
+        #: how often something was collected for the end of a turn, which writes it
+        self.collected = 0
         #: the stream partition that is being compacted; one at a time bounds the memory for keys
         self.compacting: Timed | None = None
 
@@ -48,5 +50,8 @@ class Host:
         raise NotImplementedError
 
     def add_unflushed(self, item: EndOfTurn) -> None:
-        """``item`` has changes to write at the end of this turn."""
+        """``item`` has changes to write at the end of this turn.
+
+        What it collects beyond the first of them is counted in ``collected`` by who collects it.
+        """
         raise NotImplementedError

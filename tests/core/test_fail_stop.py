@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import pytest
 
 import trivium.runtime.driver
 import trivium.runtime.server
+from tests.support.core import message
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
+from trivium.common.values import HeaderValue
 from trivium.config import Config, Listen, StorageConfig
 from trivium.errors import ConfigError, InternalError
 from trivium.observability.http import HttpServer
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
+from trivium.routing.exchanges import REJECTED
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
 from trivium.runtime.sockets import SocketDriver
@@ -31,9 +35,45 @@ from trivium.storage.checkpoint.checkpoint import Checkpoint
 ERROR = MemoryError("no more")
 
 
+def settle(broker: Broker) -> None:
+    queue = broker.vhost("/").queue("q")
+    entry = queue.get()
+    assert entry is not None
+    queue.settle(entry)
+
+
+def reject(broker: Broker) -> None:
+    queue = broker.vhost("/").queue("q")
+    entry = queue.get()
+    assert entry is not None
+    queue.reject(entry)
+
+
+def purge(broker: Broker) -> None:
+    assert broker.vhost("/").queue("q").purge() > 0
+
+
+def pass_on(broker: Broker) -> None:
+    assert broker.vhost("/").queue("full").accept(message()) == REJECTED
+
+
+def record(broker: Broker) -> None:
+    broker.vhost("/").streams["s"].accept(message())
+
+
+#: what a connection does -> changes that are collected for the end of the turn
+COLLECTING: dict[int, Callable[[Broker], None]] = {
+    ord("g"): settle,
+    ord("j"): reject,
+    ord("u"): purge,
+    ord("f"): pass_on,
+    ord("r"): record,
+}
+
+
 class Faulty(Connection):
     """Answers ``e`` with itself; ``p`` publishes, ``x`` raises, ``a`` and ``w`` ask a thread, ``n``
-    goes on in the next turn and ``o`` has the others go on.
+    goes on in the next turn and ``o`` has the others go on. For others see ``COLLECTING``.
     """
 
     def __init__(self, adapter: FaultyAdapter, transport: Transport, peer: Peer) -> None:
@@ -57,6 +97,8 @@ class Faulty(Connection):
             elif byte == ord("o"):
                 for connection in self.broker.connections - {self}:
                     self.broker.driver.go_on(connection)
+            elif byte in COLLECTING:
+                COLLECTING[byte](self.broker)
             else:
                 raise ERROR
 
@@ -372,6 +414,31 @@ async def test_an_error_of_a_start_stops_it_without_what_it_did(
     await assert_nothing_half_done(world)
 
 
+async def test_a_start_that_explains_its_error_makes_nothing_durable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(broker: Broker) -> None:
+        broker.storage.table("t").put(b"half", b"done")
+        broker.driver.request_turn()
+        raise ConfigError("as it says")
+
+    async with world.broker as broker:
+        broker.storage.table("t").put(b"key", b"whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(world.adapter, "start", start)
+        world.broker = Broker(world.config)
+        with pytest.raises(ConfigError, match="as it says"):
+            await world.broker.__aenter__()
+        # The turn that was asked for is not made any more.
+        await asyncio.sleep(0)
+    world.broker = again = Broker(world.config)
+    async with again:
+        assert again.storage.table("t").get(b"key") == b"whole"
+        assert again.storage.table("t").get(b"half") is None
+        # Nothing was delivered since the clean stop.
+        assert again.storage.was_clean
+
+
 async def test_an_error_that_a_start_explains_is_no_internal_one(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,6 +571,102 @@ async def test_an_error_in_a_feed_that_is_partly_in_the_write_batch_stops_the_br
     await assert_nothing_half_done(world)
 
 
+@asynccontextmanager
+async def two(world: World) -> AsyncIterator[tuple[Connection, Connection, asyncio.StreamReader]]:
+    """The connections of two clients, and what the second one reads."""
+    found: list[Connection] = []
+    writers: list[asyncio.StreamWriter] = []
+    for _ in range(2):
+        before = set(world.broker.connections)
+        reader, writer = await world.connect()
+        writer.write(b"e")
+        assert await reader.readexactly(1) == b"e"
+        found.extend(world.broker.connections - before)
+        writers.append(writer)
+    yield found[0], found[1], reader
+    for writer in writers:
+        writer.close()
+
+
+async def durable(broker: Broker) -> None:
+    """All that was done so far is on disk."""
+    waiter = Told()
+    broker.storage.wait(waiter)
+    broker.driver.request_turn()
+    await waiter.is_told.wait()
+
+
+def take_in(connection: Connection, data: bytes) -> None:
+    """As the loop does, in this turn."""
+    connection.transport.data_received(data)  # type: ignore[attr-defined]
+
+
+def declare(broker: Broker) -> None:
+    vhost = broker.vhost("/")
+    to: dict[str, HeaderValue] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue = vhost.declare_queue("q", durable=True, arguments=to)
+    for _ in range(3):
+        queue.accept(message())
+    full: dict[str, HeaderValue] = {**to, "x-max-length": 0, "x-overflow": "reject-publish-dlx"}
+    vhost.declare_queue("full", durable=True, arguments=full)
+    vhost.declare_queue("dead", durable=True)
+    vhost.declare_stream("s")
+
+
+def kept(broker: Broker) -> tuple[int, int, int]:
+    """What is in the queue, behind it, and in the stream."""
+    vhost = broker.vhost("/")
+    return len(vhost.queue("q")), len(vhost.queue("dead")), vhost.streams["s"].record_count
+
+
+#: what remains of three messages once one client has done this
+LEFT = {"s": (3, 0, 0), "g": (2, 0, 0), "j": (2, 1, 0), "u": (0, 0, 0), "f": (3, 1, 0)} | {
+    "r": (3, 0, 1)
+}
+
+
+@pytest.mark.parametrize("command", list(LEFT))
+async def test_what_is_collected_for_others_does_not_count(world: World, command: str) -> None:
+    async with world.broker as broker:
+        declare(broker)
+        async with two(world) as (healthy, culprit, reader):
+            take_in(healthy, command.encode())
+            take_in(culprit, b"x")
+            assert await reader.read() == b"sorry"
+    world.broker = again = Broker(world.config)
+    async with again:
+        assert kept(again) == LEFT[command]
+
+
+@pytest.mark.parametrize("command", [each for each in LEFT if each != "u"])
+async def test_an_error_of_who_adds_to_what_is_collected_for_others_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    async with world.broker as broker:
+        declare(broker)
+        await durable(broker)
+        async with two(world) as (healthy, culprit, _):
+            take_in(healthy, command.encode())
+            take_in(culprit, command.encode() + b"x")
+            await assert_stopped(world, caplog)
+    world.broker = again = Broker(world.config)
+    async with again:
+        assert kept(again) == (3, 0, 0)
+
+
+async def test_a_purge_is_collected(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async with world.broker as broker:
+        declare(broker)
+        await durable(broker)
+        async with two(world) as (healthy, culprit, _):
+            take_in(healthy, b"g")
+            take_in(culprit, b"ux")
+            await assert_stopped(world, caplog)
+    world.broker = again = Broker(world.config)
+    async with again:
+        assert kept(again) == (3, 0, 0)
+
+
 @pytest.mark.pure  # a method of a compiled class cannot be replaced
 @pytest.mark.parametrize("step", ["step", "complete", "prepare", "run", "finish", "install"])
 async def test_an_error_in_any_step_of_a_checkpoint_stops_the_broker(
@@ -515,10 +678,7 @@ async def test_an_error_in_any_step_of_a_checkpoint_stops_the_broker(
     async with world.broker as broker:
         broker.storage.table("t").put(b"key", b"whole")
         broker.storage.log("l").append(b"whole")
-        waiter = Told()
-        broker.storage.wait(waiter)
-        broker.driver.request_turn()
-        await waiter.is_told.wait()
+        await durable(broker)
         monkeypatch.setattr(Checkpoint, step, fail)
         broker.storage.free_space()
         broker.driver.request_turn()

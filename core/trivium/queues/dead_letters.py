@@ -116,19 +116,16 @@ class DeadLetters(Timed):
         self._refused: list[DeadLetter] = []
         self._pending: deque[DeadLetter] = deque()
 
-    @property
-    def are_new(self) -> bool:
-        """Whether any came in this turn."""
-        return bool(self._new or self._refused)
-
     def add(self, letter: DeadLetter) -> None:
         """Publish it, in this turn unless there are too many."""
         self._new.append(letter)
+        self._broker.collected += 1
         self._broker.request_turn()
 
     def add_refused(self, letter: DeadLetter) -> None:
         """Publish, in this turn, what a full queue has refused: no queue keeps it meanwhile."""
         self._refused.append(letter)
+        self._broker.collected += 1
         self._broker.request_turn()
 
     def retry(self, letter: DeadLetter) -> None:

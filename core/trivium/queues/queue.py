@@ -322,6 +322,7 @@ class Queue(Destination):
         self.settled += 1
         if entry.is_stored and not self.is_deleted:
             entry.sub_queue.settle(entry.offset)
+            self._broker.collected += 1
             if entry.requeues:
                 self.forget_requeues(entry)
             if not self._is_dirty:
@@ -400,6 +401,7 @@ class Queue(Destination):
             self.unsettled += 1
             self.settle(entry)
         self.ready.purge()
+        self._broker.collected += count
         if count and not self._is_dirty:
             self._is_dirty = True
             self._broker.add_unflushed(_Settlements(self))

@@ -244,6 +244,7 @@ class Broker(Host):
         self.driver.request_turn()
 
     def add_unflushed(self, item: EndOfTurn) -> None:
+        self.collected += 1
         self._unflushed.append(item)
         self.driver.request_turn()
 
@@ -256,9 +257,11 @@ class Broker(Host):
         return due_at
 
     @property
-    def has_unwritten(self) -> bool:
-        """Whether the end of this turn has changes to write that are not in the write batch yet."""
-        return bool(self._unflushed or self.dead_letters.are_new)
+    def changes(self) -> int:
+        """A number that differs, within a turn, once something was added to the write batch, or
+        collected for the end of the turn, which adds it.
+        """
+        return self.storage.changes + self.collected
 
     def end_turn(self) -> None:
         """Call what is due, write, commit, send. When it raises, nothing was committed that is not

@@ -72,14 +72,14 @@ class LoopDriver(Driver):
         changes = -1
         try:
             self.begin_turn()
-            changes = self._broker.storage.changes
+            changes = self._broker.changes
             connection.feed(data)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
 
     def go_on(self, connection: Connection) -> None:
         """Others may be fed just now, and what it raises is not their fault."""
-        changes = self._broker.storage.changes
+        changes = self._broker.changes
         try:
             connection.take_waiting()
         except BaseException as error:
@@ -93,16 +93,14 @@ class LoopDriver(Driver):
         changes = -1
         try:
             self.begin_turn()
-            changes = self._broker.storage.changes
+            changes = self._broker.changes
             connection.next_turn()
         except BaseException as error:
             self._feed_failed(connection, changes, error)
 
     def _feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
-        """``feed`` has raised; before it the write batch was at ``changes`` (see ``Storage``)."""
-        broker = self._broker
-        is_alone = broker.storage.changes == changes and not broker.has_unwritten
-        if not is_alone or not isinstance(error, Exception):
+        """``feed`` has raised; before it the broker was at ``changes``."""
+        if self._broker.changes != changes or not isinstance(error, Exception):
             self._server.stop_for(error)
             return
         address = connection.peer.address

@@ -51,6 +51,13 @@ class Server:
         self._storage = self._open_storage()
         try:
             self._open(self._storage, adapters)
+        except BaseException:
+            # Nothing of it becomes durable: it is done by halves.
+            self.driver.cancel()
+            self.driver.is_over = True
+            await self._loop.run_in_executor(None, self._storage.withdraw)
+            raise
+        try:
             self.driver.call(self.watch)
             await self._listeners.start(adapters)
         except BaseException:

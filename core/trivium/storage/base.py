@@ -212,3 +212,11 @@ class Storage:
     def close(self) -> None:
         """Make everything durable, mark the stop as clean, release the directory."""
         raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """Release the directory after a start that failed before any ``commit``.
+
+        Nothing of the write batch becomes durable, and the stop is as clean as the last one was.
+        It blocks, as ``close`` does.
+        """
+        raise NotImplementedError

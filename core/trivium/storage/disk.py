@@ -317,6 +317,13 @@ class DiskStorage(Storage):
         finally:
             self._opened.release()
 
+    def withdraw(self) -> None:
+        try:
+            if self.was_clean and self._failure is None:
+                self.journal.write(self.write_batch, [], STOPPED, True, self.executor.now())
+        finally:
+            self.abandon()
+
     def abandon(self) -> None:
         """Release the directory as it is, as if the process had been killed.
 

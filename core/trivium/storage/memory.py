@@ -79,3 +79,6 @@ class MemoryStorage(Storage):
 
     def close(self) -> None:
         """Nothing to do."""
+
+    def withdraw(self) -> None:
+        """Nothing to do."""

@@ -368,6 +368,7 @@ class Stream(Destination):
         else:
             partition = partitions[self._choose(message, described)]
         partition.add(message, described)
+        self._broker.collected += 1
         if not partition.is_dirty:
             partition.is_dirty = True
             if not self._dirty:

@@ -208,6 +208,23 @@ def test_was_clean_only_after_close() -> None:
     assert not Host(clean.disk.copy(), seed=3).storage.was_clean
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_is_withdrawn_leaves_nothing_and_stops_as_the_last_one_did(is_clean: bool) -> None:
+    host = Host()
+    host.storage.log("l").append(b"x")
+    host.commit()
+    if is_clean:
+        host.storage.close()
+    failed = Host(host.disk.copy(), seed=1)
+    failed.storage.log("l").append(b"half")
+    failed.storage.log("new").append(b"half")
+    failed.storage.withdraw()
+    again = Host(failed.disk, seed=2)
+    assert again.storage.was_clean == is_clean
+    assert len(again.storage.log("l")) == 1
+    assert again.storage.log_names() == ["l"]
+
+
 def test_close_makes_everything_durable_and_calls_the_waiters() -> None:
     host = Host()
     waiter = Recorder()
