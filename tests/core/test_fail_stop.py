@@ -20,7 +20,7 @@ from tests.support.core import message
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
 from trivium.common.values import HeaderValue
-from trivium.config import Config, Listen, StorageConfig
+from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, InternalError
 from trivium.observability.http import HttpServer
 from trivium.observability.metrics import ProtocolMetrics
@@ -346,6 +346,41 @@ async def test_an_error_at_the_begin_or_end_of_a_connection_stops_the_broker(
         writer.close()
         await assert_stopped(world, caplog)
     await assert_nothing_half_done(world)
+
+
+async def test_an_error_while_a_socket_is_taken_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ERROR
+
+    async with world.broker as broker:
+        monkeypatch.setattr(SocketDriver, "__init__", fail)
+        broker.storage.table("t").put(b"half", b"done")
+        reader, writer = await world.connect()
+        await assert_stopped(world, caplog)
+        assert await reader.read() == b""
+        writer.close()
+    monkeypatch.undo()
+    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [world.adapter])
+    await assert_nothing_half_done(world)
+
+
+@pytest.mark.parametrize("where", ["_connect", "_close_if_silent"])
+async def test_an_error_in_a_callback_of_http_stops_the_broker(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ERROR
+
+    monkeypatch.setattr(HttpServer, where, fail)
+    world.config = replace(world.config, limits=LimitsConfig(handshake_seconds=0.01))
+    world.listen_for_http()
+    async with world.broker as broker:
+        host, _, port = broker.listeners["http"].rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        await assert_stopped(world, caplog)
+        writer.close()
 
 
 async def test_an_error_while_a_thread_is_answered_stops_the_broker(
@@ -741,17 +776,19 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
         raise ERROR
 
     world.listen_for_http()
-    server = HttpServer(world.broker.authenticator, fail, fail)
-    bound = socket.create_server(("127.0.0.1", 0))
-    await server.start([bound])
-    path = "/metrics" if where == "metrics_text" else "/health/ready"
-    for each, status in ((path, 500), ("/health/live", 200)):
-        reader, writer = await asyncio.open_connection(*bound.getsockname())
-        writer.write(f"GET {each} HTTP/1.0\r\n\r\n".encode())
-        assert (await reader.readline()).split()[1] == b"%d" % status
-        writer.close()
-    assert "Traceback" in caplog.text
-    await server.stop()
+    async with world.broker as broker:
+        assert broker.server is not None
+        server = HttpServer(broker.server.driver, broker.authenticator, fail, fail)
+        bound = socket.create_server(("127.0.0.1", 0))
+        await server.start([bound])
+        path = "/metrics" if where == "metrics_text" else "/health/ready"
+        for each, status in ((path, 500), ("/health/live", 200)):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            writer.write(f"GET {each} HTTP/1.0\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == b"%d" % status
+            writer.close()
+        assert "Traceback" in caplog.text
+        await server.stop()
 
 
 async def test_an_error_while_http_stops_keeps_nothing_from_being_written(

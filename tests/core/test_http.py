@@ -12,7 +12,18 @@ import pytest
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import HttpServer
 from trivium.runtime.broker import make_authenticator
+from trivium.runtime.sockets import Refused
 from trivium.security.passwords import hash_password
+
+
+class Loop:
+    """Calls the server as the event loop does."""
+
+    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
+        return take() or Refused()
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().call_later(seconds, work)
 
 
 class Site:
@@ -54,7 +65,11 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         tasks.add(asyncio.create_task(run_in_pool(work, done)))
 
     server = HttpServer(
-        make_authenticator(config, pool), lambda: site.reason, lambda: "up 1\n", handshake_seconds
+        Loop(),
+        make_authenticator(config, pool),
+        lambda: site.reason,
+        lambda: "up 1\n",
+        handshake_seconds,
     )
     with socket.create_server(("127.0.0.1", 0)) as bound:
         site.port = bound.getsockname()[1]

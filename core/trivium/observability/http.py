@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import BasicAuth, hdrs, web
 from aiohttp.typedefs import Handler
@@ -31,6 +31,19 @@ MAX_CONNECTIONS: Final = 128
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class HttpDriver(Protocol):
+    """What calls the server: the driver of the broker, to whom an exception is an internal error.
+
+    One in the answer to a request is the request's alone: aiohttp logs it and answers 500.
+    """
+
+    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
+        """A new socket, for whoever is to ``take`` it; None refuses it."""
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+        """Call ``work`` after some time."""
+
+
 class HttpServer:
     """Serves health and metrics on sockets that are already bound.
 
@@ -41,11 +54,13 @@ class HttpServer:
 
     def __init__(
         self,
+        driver: HttpDriver,
         authenticator: Authenticator,
         unready: Callable[[], str | None],
         metrics_text: Callable[[], str],
         handshake_seconds: float = 10.0,
     ) -> None:
+        self._driver = driver
         self._authenticator = authenticator
         self._unready = unready
         self._metrics_text = metrics_text
@@ -69,7 +84,9 @@ class HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         for bound in sockets:
-            self._listeners.append(await loop.create_server(self._connect, sock=bound))
+            self._listeners.append(
+                await loop.create_server(lambda: self._driver.accept(self._connect), sock=bound)
+            )
 
     async def stop(self) -> None:
         """Close the sockets; requests in progress get a second to end."""
@@ -77,15 +94,14 @@ class HttpServer:
             listener.close()
         await self._runner.cleanup()
 
-    def _connect(self) -> asyncio.Protocol:
+    def _connect(self) -> asyncio.Protocol | None:
         server = self._runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:
-            return _Refused()
+            return None
         connection = server()
         self._silent.add(connection)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._handshake_seconds, self._close_if_silent, connection)
+        self._driver.call_later(self._handshake_seconds, lambda: self._close_if_silent(connection))
         return connection
 
     def _close_if_silent(self, connection: web.RequestHandler) -> None:
@@ -140,10 +156,3 @@ class HttpServer:
             done,
         )
         return await answer
-
-
-class _Refused(asyncio.Protocol):
-    """A connection beyond the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()

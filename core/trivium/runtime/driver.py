@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import Driver
-from trivium.runtime.sockets import SocketDriver
+from trivium.runtime.sockets import Refused, SocketDriver
 
 if TYPE_CHECKING:
     from trivium.runtime.server import Server
@@ -67,6 +67,18 @@ class LoopDriver(Driver):
         except BaseException as error:
             self._server.stop_for(error)
 
+    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
+        """A new socket, for whoever is to ``take`` it: None refuses it. What it raises stops the
+        broker.
+        """
+        taken = None
+        try:
+            taken = take()
+        except BaseException as error:
+            # Once the socket has its protocol: one whose listener is closed by then is lost.
+            self._loop.call_soon(self._server.stop_for, error)
+        return Refused() if taken is None else taken
+
     def feed(self, connection: Connection, data: bytes) -> None:
         """Bytes of a connection's client arrived."""
         changes = -1
@@ -115,7 +127,7 @@ class LoopDriver(Driver):
         self._loop.call_soon(self.call, work)
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
-        """``call`` something of a socket after some time."""
+        """``call`` something of a socket, or of HTTP, after some time."""
         return self._loop.call_later(seconds, self.call, work)
 
     def post(self, work: Callable[[], None]) -> None:

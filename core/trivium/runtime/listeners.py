@@ -62,8 +62,12 @@ class Listeners:
         self, loop: asyncio.AbstractEventLoop, adapter: Adapter, bound: socket.socket
     ) -> asyncio.Server:
         server = self._server
+
+        def take() -> SocketDriver:
+            return SocketDriver(server, adapter)
+
         return await loop.create_server(
-            lambda: SocketDriver(server, adapter), sock=bound, backlog=BACKLOG
+            lambda: server.driver.accept(take), sock=bound, backlog=BACKLOG
         )
 
     async def _start_http(self) -> None:
@@ -74,6 +78,7 @@ class Listeners:
 
         broker = self._broker
         self._http = HttpServer(
+            self._server.driver,
             broker.authenticator,
             broker.unready,
             broker.metrics_text,

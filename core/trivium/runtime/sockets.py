@@ -27,6 +27,13 @@ WRITE_LOW_WATER: Final = 64 * 1024
 DRAIN_SECONDS: Final = 10.0
 
 
+class Refused(asyncio.Protocol):
+    """A socket that is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class SocketDriver(asyncio.Protocol):
     """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
 
