@@ -407,6 +407,15 @@ def test_bad_sender_selected_distribution_is_406(
     assert client.take()[0].reply_code == 406
 
 
+def test_what_is_retained_is_not_unroutable(client: Client) -> None:
+    client.publish("a.b", b"x", exchange="amq.topic", mandatory=True, headers={"x-retain": True})
+    assert client.take() == []
+    assert client.server.adapter.metrics.messages_unroutable == 0
+    client.publish("a.b", b"x", exchange="amq.fanout", mandatory=True, headers={"x-retain": True})
+    assert len(client.take()) == 3
+    assert client.server.adapter.metrics.messages_unroutable == 1
+
+
 def test_x_retain_header_sets_the_retained_message_of_its_topic(client: Client) -> None:
     retained = client.server.vhost.retained
     client.publish("a.b", b"21", exchange="amq.topic", headers={"x-retain": True})

@@ -16,6 +16,8 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
 
 from tests.support.amqp import Client, Server, publish_frames
+from tests.support.server import ShortTurns
+from trivium.runtime.framed import CLOCK_FRAMES
 from trivium_amqp.repeated import RepeatedPublish
 
 # What is recognised
@@ -362,3 +364,32 @@ def test_both_roads_take_any_damage_the_same() -> None:
         pair.feed(one * 2)
         assert recognised(pair.fast.sender) == (True, False)
         pair.feed(one[:at] + bytes((one[at] ^ 1,)) + one[at + 1 :] + one)
+
+
+# A turn
+
+
+@pytest.mark.parametrize("what", ["publish", "ack"])
+def test_a_run_of_what_is_recognised_ends_with_the_turn(publisher: Client, what: str) -> None:
+    count = 1000
+    queue = publisher.server.vhost.queues["q"]
+    data = publish_frames("q", b"12345") * count
+    if what == "ack":
+        publisher.feed(data)
+        publisher.send(Basic.Consume(queue="q"))
+        publisher.send(Basic.Ack(delivery_tag=1), Basic.Ack(delivery_tag=2))
+        assert recognised(publisher)[1]
+        data = b"".join(frame.marshal(Basic.Ack(delivery_tag=3 + n), 1) for n in range(count))
+    driver = ShortTurns()
+    publisher.server.broker.driver = publisher.server.driver = driver
+    begin = queue.published + queue.settled
+    publisher.connection.feed(data)
+    turns = 1
+    while driver.next:
+        assert driver.next == [publisher.connection]
+        driver.next.clear()
+        assert queue.published + queue.settled - begin <= turns * CLOCK_FRAMES
+        publisher.connection.next_turn()
+        turns += 1
+    assert queue.published + queue.settled - begin == count
+    assert turns >= count // CLOCK_FRAMES

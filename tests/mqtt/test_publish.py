@@ -18,11 +18,14 @@ from tests.support.mqtt import (
     subscribed,
     text,
 )
+from tests.support.server import ShortTurns
 from tests.support.storages import HeldStorage
 from trivium.messages.message import HeaderValue
 from trivium.routing.exchanges import Binding, ExchangeDestination
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.runtime.framed import CLOCK_FRAMES
 from trivium.runtime.pacing import MOMENT_MS, STALL_MS
+from trivium_mqtt.incoming import LONGEST_PUBLISHED_RUN
 from trivium_mqtt.options import MqttOptions
 
 
@@ -506,6 +509,46 @@ def test_what_nobody_wants_is_counted(depends_on_message: bool, qos: int) -> Non
     assert server.adapter.metrics.messages_received == 3
     assert server.adapter.metrics.messages_unroutable == 3
     assert server.adapter.metrics.messages_dropped == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_what_is_retained_is_not_unroutable(qos: int) -> None:
+    """But an acknowledgement tells that nobody is there to get it (MQTT5 3.4.2.1)."""
+    server = Server()
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", qos, 7, 5, retain=True))
+    assert server.adapter.metrics.messages_unroutable == 0
+    assert len(server.vhost.retained) == 1
+    answers = [b"", acknowledge(0x40, 7, 0x10), acknowledge(0x50, 7, 0x10)]
+    assert sender.take_bytes() == answers[qos]
+
+
+@pytest.mark.parametrize("binding", ["queue", "headers"])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_run_that_must_be_published_ends_with_the_turn(qos: int, binding: str) -> None:
+    server = Server()
+    vhost = server.vhost
+    queue = vhost.declare_queue("q")
+    if binding == "headers":
+        headers = vhost.declare_exchange("h", "headers")
+        vhost.bind(vhost.exchange("amq.topic"), Binding(ExchangeDestination(headers), b"t"))
+        vhost.bind(headers, Binding(queue, b"", {"x-match": "all"}))
+    else:
+        vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    driver = ShortTurns()
+    server.broker.driver = server.driver = driver
+    sender = server.open("s", 4)
+    count = 5000
+    sender.connection.feed(publish("t", b"x", qos, 7) * count)
+    turns = 1
+    while driver.next:
+        assert driver.next == [sender.connection]
+        driver.next.clear()
+        assert len(queue) <= turns * (LONGEST_PUBLISHED_RUN + CLOCK_FRAMES)
+        sender.connection.next_turn()
+        turns += 1
+    assert len(queue) == count
+    assert turns >= count // (LONGEST_PUBLISHED_RUN + CLOCK_FRAMES)
 
 
 def test_a_repeated_packet_that_comes_in_two_parts_does_not_wait_for_more() -> None:

@@ -13,6 +13,8 @@ from trivium_mqtt.codec.publish import PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
 
+#: more packets than there are
+MANY = 1_000
 #: bytes of the largest packet, so small that tests get there
 MOST = 400
 
@@ -112,7 +114,7 @@ def test_a_run_is_what_the_decoder_says_the_same_of(is_v5: bool, draws: st.DataO
 
 def check(is_v5: bool, first: bytes, data: bytes) -> None:
     repeated = RepeatedPublish(is_v5, MOST)
-    assert repeated.run(data, 0, len(data)) == (0, 0), "nothing is remembered"
+    assert repeated.run(data, 0, len(data), MANY) == (0, 0), "nothing is remembered"
     found = read(first, 0, is_v5)
     if found is None:
         return
@@ -124,7 +126,7 @@ def check(is_v5: bool, first: bytes, data: bytes) -> None:
     if not is_usual:
         return
     for start in (0, min(len(first), len(data)), len(data) // 2):
-        after, count = repeated.run(data, start, len(data))
+        after, count = repeated.run(data, start, len(data), MANY)
         assert (after, count) == follow(data, start, is_v5, said)
         check_payloads(repeated, data, start, after, is_v5)
 
@@ -150,9 +152,9 @@ def test_a_packet_of_the_maximum_is_recognised_and_one_byte_more_is_not() -> Non
     repeated = RepeatedPublish(False, MOST)
     publication = PublishDecoder(False).decode(0x30, first, 2, len(first))
     assert repeated.remember(first, 0, 2, len(first), publication)
-    assert repeated.run(most, 0, len(most)) == (MOST, 1)
+    assert repeated.run(most, 0, len(most), MANY) == (MOST, 1)
     more = publish("a", b"x" * (MOST - 5))
-    assert repeated.run(more, 0, len(more)) == (0, 0)
+    assert repeated.run(more, 0, len(more), MANY) == (0, 0)
 
 
 @given(st.integers(0, 20_000))
@@ -165,7 +167,7 @@ def test_sizes_from_a_fixed_header_of_four_bytes_on_are_left_to_the_decoder(size
     assert repeated.remember(first, 0, 2, len(first), publication)
     data = publish("a", b"y" * size)
     is_recognised = size + 3 < 0x4000
-    assert repeated.run(data, 0, len(data)) == ((len(data), 1) if is_recognised else (0, 0))
+    assert repeated.run(data, 0, len(data), MANY) == ((len(data), 1) if is_recognised else (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -189,4 +191,57 @@ def test_what_is_special_ends_a_run_at_qos_1(place: int, value: int) -> None:
     decoded = PublishDecoder(True).decode(usual[0], usual, 2, len(usual))
     assert repeated.remember(usual, 0, 2, len(usual), decoded)
     data = usual * 2 + special + usual
-    assert repeated.run(data, 0, len(data)) == (2 * len(usual), 2)
+    assert repeated.run(data, 0, len(data), MANY) == (2 * len(usual), 2)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        b"\x30\x02\x00\x01",  # ends before its topic, which follows it
+        b"\x30\x00",
+        b"\x30\x83\x00\x00\x01a",  # a remaining length of more bytes than it needs
+        b"\x30\x83\x80\x00\x00\x01a",
+        b"\x30\x83\x80\x80\x00\x00\x01a",
+        b"\x31\x03\x00\x01a",  # RETAIN
+        b"\x38\x03\x00\x01a",  # DUP
+        b"\x30\x03\x00\x01b",  # another topic
+        b"\x30\xff\xff\x7f\x00\x01a",  # not whole, and too large
+        b"\x30",
+        b"\x30\x83",
+        b"\xc0\x00",
+    ],
+)
+@pytest.mark.parametrize("behind", [b"", b"a", b"ab\x00", b"\x00\x01a" * 50])
+def test_what_is_special_ends_a_run_at_qos_0(special: bytes, behind: bytes) -> None:
+    usual = publish("a", b"xyz")
+    data = usual + publish("a", b"") + special + behind
+    check(False, usual, data)
+    repeated = RepeatedPublish(False, 1 << 28)
+    decoded = PublishDecoder(False).decode(usual[0], usual, 2, len(usual))
+    assert repeated.remember(usual, 0, 2, len(usual), decoded)
+    assert repeated.run(data, 0, len(data), MANY) == (len(usual) + 5, 2)
+
+
+def test_a_remaining_length_of_three_bytes_is_left_to_the_decoder() -> None:
+    usual = publish("a", b"xyz")
+    repeated = RepeatedPublish(False, 1 << 28)
+    decoded = PublishDecoder(False).decode(usual[0], usual, 2, len(usual))
+    assert repeated.remember(usual, 0, 2, len(usual), decoded)
+    # Read as one of two bytes, this is a whole packet with the same topic.
+    data = b"\x30\x83\x80\x01a" + b"\x00\x01a" + bytes(200)
+    assert repeated.run(data, 0, len(data), MANY) == (0, 0)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (1, 2, 3, 4)])
+def test_no_more_packets_than_are_wanted(qos: int, sizes: tuple[int, ...]) -> None:
+    usual = publish("a", b"xxx", qos, 7)
+    repeated = RepeatedPublish(False, MOST)
+    decoded = PublishDecoder(False).decode(usual[0], usual, 2, len(usual))
+    assert repeated.remember(usual, 0, 2, len(usual), decoded)
+    packets = [publish("a", b"x" * size, qos, 7) for size in sizes]
+    if qos and sizes[0] != 3:
+        return
+    data = b"".join(packets)
+    for most in range(len(sizes) + 1):
+        assert repeated.run(data, 0, len(data), most) == (len(b"".join(packets[:most])), most)

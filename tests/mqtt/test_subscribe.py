@@ -16,9 +16,8 @@ from tests.support.mqtt import (
     text,
     unsubscribe,
 )
-from tests.support.server import RecordingDriver
+from tests.support.server import ShortTurns
 from trivium.config import Config, LimitsConfig, StorageConfig
-from trivium.runtime.adapter import Connection
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
 
@@ -563,21 +562,6 @@ def test_subscription_of_qos_2_gets_qos_2_retained() -> None:
 
 
 # Very many filters in one packet
-
-
-class ShortTurns(RecordingDriver):
-    """A turn is long from its begin on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: who goes on in the next one
-        self.next: list[Connection] = []
-
-    def is_turn_long(self) -> bool:
-        return True
-
-    def next_turn(self, connection: Connection) -> None:
-        self.next.append(connection)
 
 
 def short_turns(version: int = 5) -> tuple[Client, ShortTurns]:

@@ -357,6 +357,15 @@ def test_retain_sets_the_retained_message(disk: Server) -> None:
     assert (kept.payload, kept.retain) == (b"kept", True)
 
 
+@pytest.mark.parametrize("flags", [8, 8 | 16])
+def test_what_is_retained_is_not_unroutable(memory: Server, flags: int) -> None:
+    client = memory.open()
+    answer = client.send(frames.PUBLISH, 1, publish(entry(b"kept", b"a.b", flags=flags)))
+    assert confirms(answer) == [(1, 1)]
+    assert memory.adapter.metrics.messages_unroutable == 0
+    assert len(memory.vhost.retained) == 1
+
+
 # Idempotent producers
 
 

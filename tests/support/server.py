@@ -104,6 +104,21 @@ def move_to(broker: Broker, at: int) -> None:
     broker.now_ms += max(at - broker.elapsed_ms, 0)
 
 
+class ShortTurns(RecordingDriver):
+    """A turn is long from its begin on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: who goes on in the next one
+        self.next: list[Connection] = []
+
+    def is_turn_long(self) -> bool:
+        return True
+
+    def next_turn(self, connection: Connection) -> None:
+        self.next.append(connection)
+
+
 class Server:
     """A broker that has just started: in memory, with the storage given, or on a host's disk."""
 

@@ -235,6 +235,8 @@ class AmqpConnection(FramedConnection):
                 raise _no_end()
             publisher.publish(target, header, data[body_at:end])
             position = end + 1
+            if self.stops_input():
+                break
         return position
 
     def _acknowledge_repeated(self, channel: Channel, data: bytes, position: int) -> int:
@@ -251,6 +253,8 @@ class AmqpConnection(FramedConnection):
                 raise _no_end()
             if not channel.acknowledge(tag, bits & 1 != 0):
                 channel.fail(unknown_tag(tag), methods.BASIC_ACK)
+                break
+            if self.stops_input():
                 break
         return position
 

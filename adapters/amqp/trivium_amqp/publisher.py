@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
 from trivium.messages.message import PROTOCOL_AMQP, Message
-from trivium.routing.exchanges import ACCEPTED, REJECTED, Route
-from trivium.routing.retained import RETAINING_EXCHANGE
+from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Route
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
@@ -240,9 +239,7 @@ class Publisher:
             return self._route_later(target, header, message)
         route = self._route_for(target, header, message)
         result = self._vhost.publish(message, route)
-        if not route.destinations and not (
-            header.retain and target.exchange.name == RETAINING_EXCHANGE
-        ):
+        if result == UNROUTABLE:
             self._metrics.messages_unroutable += 1
             if target.mandatory:
                 self._return(message)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
-from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination, Route
+from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Destination, Route
 from trivium_mqtt.codec.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
 from trivium_mqtt.codec.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, PacketProperties
 from trivium_mqtt.codec.publish import Publish, PublishDecoder, RepeatedPublish
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 _PUBACK_HEAD: Final = b"\x40\x02"
 _PUBACK_V5_HEAD: Final = b"\x40\x03"
+
+#: Packets of one run at most: any number that is forwarded as it is, but where each is published
+#: (some 40 µs, interpreted) no more than a turn has time for.
+LONGEST_RUN: Final = 1 << 20
+LONGEST_PUBLISHED_RUN: Final = 128
 
 _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
@@ -78,6 +83,8 @@ class Incoming:
         self._is_v5 = connection.is_v5
         self._decoder = PublishDecoder(connection.is_v5)
         self._repeated = RepeatedPublish(connection.is_v5, connection.maximum_packet)
+        # Packets of a run at QoS 0, at most.
+        self._longest_run = LONGEST_RUN
         # Of the packets that ``_repeated`` recognises.
         self._topic = b""
         self._route = Route(Address("", b""), [], 0)
@@ -89,13 +96,14 @@ class Incoming:
         ``at`` when there is no such packet, or not the whole of one.
         """
         repeated = self._repeated
-        after, count = repeated.run(data, at, end)
+        most = LONGEST_PUBLISHED_RUN if repeated.qos else self._longest_run
+        after, count = repeated.run(data, at, end, most)
         if count == 0:
             return at
         if repeated.qos:
-            self._publish_run(data, at, after)
-        else:
-            self._forward(data, at, after, count)
+            return self._publish_run(data, at, after)
+        self._forward(data, at, after, count)
+        self._connection.count_frames(count)
         return after
 
     def take(self, data: bytes, start: int, body: int, end: int) -> None:
@@ -188,8 +196,11 @@ class Incoming:
         if result == REJECTED:
             self._metrics.messages_dropped += 1
             return ACCEPTED, QUOTA_EXCEEDED
-        if not route.destinations and not message.deliver_at:
+        if result == UNROUTABLE:
             self._metrics.messages_unroutable += 1
+            return ACCEPTED, NO_MATCHING_SUBSCRIBERS
+        if not route.destinations and not message.deliver_at:
+            # It is retained, for those to come.
             return result, NO_MATCHING_SUBSCRIBERS
         return result, 0
 
@@ -199,6 +210,7 @@ class Incoming:
         route = self._current_route()
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
+            self._longest_run = LONGEST_PUBLISHED_RUN
             self._publish_each(run, route)
             return
         if not route.destinations:
@@ -213,6 +225,7 @@ class Incoming:
             if others is None:
                 others = []
             others.append(destination)
+        self._longest_run = LONGEST_RUN if others is None else LONGEST_PUBLISHED_RUN
         if others is not None:
             self._publish_each(run, Route(route.address, others, route.topology_version))
 
@@ -232,10 +245,10 @@ class Incoming:
                 message_of(route.address, payload, 0, False, None, now_ms, client_id), route
             )
 
-    def _publish_run(self, data: bytes, at: int, end: int) -> None:
-        """Publish and acknowledge the packets at QoS 1 that ``_repeated`` recognises."""
+    def _publish_run(self, data: bytes, at: int, end: int) -> int:
+        """Publish and acknowledge the packets at QoS 1 that ``_repeated`` recognises; the offset
+        behind those for which the turn had time."""
         connection = self._connection
-        vhost = self._vhost
         repeated = self._repeated
         now_ms = self._sessions.broker.now_ms
         client_id = connection.client_id
@@ -249,12 +262,10 @@ class Incoming:
         error: RemoteError | None = None
         begin = at
         route = self._current_route()
-        while at < end:
+        while True:
             if is_v5 and room <= (len(acknowledgements) if last else 0):
                 error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
                 break
-            if route.topology_version != vhost.topology_version:
-                route = self._current_route()
             payload = data[at + payload_at : at + size]
             packet_id = data[at + packet_id_at : at + packet_id_at + 2]
             at += size
@@ -270,6 +281,8 @@ class Incoming:
                 acknowledgements.append(_PUBACK_V5_HEAD + packet_id + bytes((reason,)))
             else:
                 acknowledgements.append(_PUBACK_HEAD + packet_id)
+            if at >= end or connection.stops_input():
+                break
         self._metrics.messages_received += (at - begin) // size
         count = len(acknowledgements)
         if count:
@@ -278,6 +291,7 @@ class Incoming:
             )
         if error is not None:
             raise error
+        return at
 
     def _keep_packet_id(self, packet_id: int, write_batch: int) -> int:
         """Remember a QoS 2 message until it is released; what its answer waits for."""

@@ -30,6 +30,8 @@ ACCEPTED: Final = 0
 """Result of a publish that waits for nothing. A positive result is the write batch to wait for."""
 REJECTED: Final = -1
 """Result of a publish that a destination refused (length limit with reject-publish)."""
+UNROUTABLE: Final = -2
+"""Result of a publish that leads nowhere (``VirtualHost.publish``)."""
 
 #: The exchange type of RabbitMQ's plugin for delayed messages.
 DELAYED_TYPE: Final = "x-delayed-message"

@@ -71,6 +71,10 @@ class FramedConnection(Connection):
             self._look_at_clock()
         return self.held_for != 0 or self.is_closed
 
+    def count_frames(self, count: int) -> None:
+        """So many frames were taken since ``stops_input`` was asked."""
+        self._frames = max(self._frames - count, 1)
+
     def _look_at_clock(self) -> None:
         self._frames = CLOCK_FRAMES
         if not self.held_for & FOR_TURN and self.broker.driver.is_turn_long():

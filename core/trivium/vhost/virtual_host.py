@@ -36,6 +36,7 @@ from trivium.queues.settings import (
 from trivium.routing.exchanges import (
     EXCHANGE_TYPES,
     REJECTED,
+    UNROUTABLE,
     Binding,
     Destination,
     Exchange,
@@ -469,14 +470,17 @@ class VirtualHost(StreamNamespace):
     # Publishing
 
     def publish(self, message: Message, route: Route, copies: list[bytes] | None = None) -> int:
-        """Let a message in: ACCEPTED, the write batch to wait for, or REJECTED.
+        """Let a message in: ACCEPTED, the write batch to wait for, REJECTED, or UNROUTABLE.
 
         All protocols publish by this. ``route`` is that of this very message (``Route.resolve``).
-        A delayed message is kept until its time, with its further routing keys (``copies``).
+        A delayed message is kept until its time, with its further routing keys (``copies``). One
+        that is retained is not unroutable, whoever is there to get it.
         """
         if message.deliver_at:
             return self.delays.add(message, [] if copies is None else copies)
         is_retained = message.retain and self.keep_retained(message)
+        if not route.destinations and not is_retained:
+            return UNROUTABLE
         result = route.publish(message)
         if is_retained and result != REJECTED and self.broker.storage.is_durable:
             return self.broker.storage.write_batch

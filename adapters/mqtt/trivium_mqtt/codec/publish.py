@@ -141,16 +141,18 @@ class RepeatedPublish:
         self._behind_header = data[body:stop]
         return True
 
-    def run(self, data: bytes, at: int, end: int) -> tuple[int, int]:
+    def run(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         """How far such packets follow one another from ``at`` on, and how many: whole ones.
 
-        ``data[at:end]`` is what was read. (``at``, 0) when there is none.
+        ``data[at:end]`` is what was read, ``most`` as many as are wanted. (``at``, 0) for none.
         """
         if not self._prefix:
             return at, 0
-        return self._run_at_qos_1(data, at, end) if self.qos else self._run_at_qos_0(data, at, end)
+        if self.qos:
+            return self._run_at_qos_1(data, at, end, most)
+        return self._run_at_qos_0(data, at, end, most)
 
-    def _run_at_qos_0(self, data: bytes, at: int, end: int) -> tuple[int, int]:
+    def _run_at_qos_0(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         prefix = self._prefix
         # Slices cost less than ``startswith``, compiled.
         prefix_size = len(prefix)
@@ -159,11 +161,11 @@ class RepeatedPublish:
         size = self.size
         count = 0
         while True:
-            while at + size <= end and data[at : at + prefix_size] == prefix:
+            while count < most and at + size <= end and data[at : at + prefix_size] == prefix:
                 at += size
                 count += 1
             # A packet of another size: its fixed header (2.1) decides where the topic must stand.
-            if at + 2 > end or data[at] != QOS_0:
+            if count >= most or at + 2 > end or data[at] != QOS_0:
                 break
             remaining = data[at + 1]
             body = at + 2
@@ -185,13 +187,13 @@ class RepeatedPublish:
             count += 1
         return at, count
 
-    def _run_at_qos_1(self, data: bytes, at: int, end: int) -> tuple[int, int]:
+    def _run_at_qos_1(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         prefix = self._prefix
         size = self.size
         packet_id_at = len(prefix)
         is_v5 = self._is_v5
         count = 0
-        while at + size <= end and data[at : at + packet_id_at] == prefix:
+        while count < most and at + size <= end and data[at : at + packet_id_at] == prefix:
             behind = at + packet_id_at
             if not (data[behind] or data[behind + 1]) or (is_v5 and data[behind + 2]):
                 break

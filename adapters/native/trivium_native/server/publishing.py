@@ -19,7 +19,7 @@ from trivium.messages.message import (
 )
 from trivium.messages.topics import MAX_LEVELS
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.routing.exchanges import REJECTED, Demand, Route
+from trivium.routing.exchanges import REJECTED, UNROUTABLE, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
@@ -270,7 +270,7 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(messages[index])
-            if not route.destinations:
+            if not route.destinations and not messages[index].retain:
                 missed.append(index)
         if missed:
             raise Unroutable("no binding wants the message", _indexes(missed))
@@ -300,17 +300,17 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(message)
-            is_delayed = message.deliver_at > 0
-            is_routable = len(route.destinations) > 0
-            if not is_routable and (not is_delayed or index in self._mandatory):
+            is_mandatory = index in self._mandatory
+            if message.deliver_at and is_mandatory and not route.destinations:
+                result = UNROUTABLE
+            else:
+                result = self._vhost.publish(message, route)
+            if result == UNROUTABLE:
                 metrics.messages_unroutable += 1
                 unroutable.append(index)
-                if skip >= 0 and index in self._mandatory:
+                if skip >= 0 and is_mandatory:
                     break
-                if is_delayed:
-                    continue
-            result = self._vhost.publish(message, route)
-            if result == REJECTED:
+            elif result == REJECTED:
                 rejected.append(index)
                 if skip >= 0:
                     break
