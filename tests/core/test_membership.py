@@ -18,7 +18,7 @@ from trivium.errors import (
     StaleMember,
 )
 from trivium.groups.assignment import RANGE, ROUND_ROBIN, STICKY
-from trivium.groups.membership import MAX_GROUP_MEMBERS, MemberListener
+from trivium.groups.membership import MAX_GROUP_MEMBERS, MAX_SHARED_PER_TURN, MemberListener
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.stream import Partition, Stream
 from trivium.vhost.virtual_host import VirtualHost
@@ -136,6 +136,7 @@ def test_a_member_that_leaves_gives_everything_back_at_once(
 ) -> None:
     a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
     a.leave()
+    broker_of(vhost).end_turn()
     assert b.calls == 1
     assert b.beat().partitions == [0, 1, 2, 3]
     assert not a.may_commit(stream, 0)
@@ -312,9 +313,11 @@ def test_joining_again_fences_the_same_member_before(vhost: VirtualHost, stream:
 def test_a_stream_that_is_made_again_is_another_one(vhost: VirtualHost, stream: Stream) -> None:
     a = Client(vhost, "a").join()
     vhost.delete_stream("s")
+    broker_of(vhost).end_turn()
     assert a.calls == 1
     assert a.beat().held == set()
     again = vhost.declare_stream("s", 2)
+    broker_of(vhost).end_turn()
     assert a.calls == 2
     assert a.beat().held == set(again.partitions)
     assert not stream.partitions, "nothing to commit for"
@@ -452,6 +455,128 @@ def test_group_names_are_bounded(vhost: VirtualHost, stream: Stream, name: str) 
 
 
 # Many of them
+
+
+def members_of(vhost: VirtualHost, count: int) -> list[Client]:
+    """Members of one group, each of which knows what it is assigned."""
+    vhost.declare_stream("s", 4)
+    clients = [Client(vhost, f"m{number:03}").join(ROUND_ROBIN) for number in range(count)]
+    for _ in range(2):
+        for client in clients:
+            client.beat()
+    return clients
+
+
+@pytest.mark.pure
+def test_members_of_one_group_leave_in_linear_steps() -> None:
+    def leaves(count: int) -> int:
+        vhost = open_vhost()
+        clients = members_of(vhost, count + 1)
+
+        def leave() -> None:
+            for client in clients[:-1]:
+                client.leave()
+            broker_of(vhost).end_turn()
+
+        taken = steps(leave)
+        assert clients[-1].calls == 1
+        assert clients[-1].beat().partitions == [0, 1, 2, 3]
+        return taken
+
+    assert leaves(128) < 4 * 1.2 * leaves(32)
+
+
+@pytest.mark.pure
+def test_members_of_one_group_expire_in_linear_steps() -> None:
+    def expires(count: int) -> int:
+        vhost = open_vhost()
+        clients = members_of(vhost, 2 * count)
+        advance(vhost, SESSION // 2)
+        alive = clients[count:]
+        for client in alive:
+            client.beat()
+        taken = steps(lambda: advance(vhost, SESSION // 2))
+        # Those that are left have everything, and the others are out.
+        assert [client.calls for client in alive[:5]] == [1, 1, 1, 1, 0]
+        assert [client.beat().partitions for client in alive[:4]] == [[0], [1], [2], [3]]
+        for client in clients[:count]:
+            with pytest.raises(StaleMember):
+                client.beat()
+        return taken
+
+    assert expires(128) < 4 * 1.2 * expires(32)
+
+
+@pytest.mark.pure
+def test_heartbeats_walk_what_is_their_members_own() -> None:
+    def beats(count: int) -> int:
+        vhost = open_vhost()
+        vhost.declare_stream("s", count)
+        clients = [Client(vhost, f"m{number:03}").join(ROUND_ROBIN) for number in range(count)]
+
+        def beat() -> None:
+            for client in clients:
+                client.beat()
+
+        for _ in range(3):
+            beat()
+        taken = steps(beat)
+        assert [client.partitions for client in clients] == [[index] for index in range(count)]
+        return taken
+
+    assert beats(128) < 4 * 1.2 * beats(32)
+
+
+def test_the_partitions_of_many_groups_are_shared_out_in_several_turns(vhost: VirtualHost) -> None:
+    vhost.declare_stream("s", 1024)
+    each_turn = -(-MAX_SHARED_PER_TURN // (1024 + 1))
+    count = 2 * each_turn + 2
+    pairs = [
+        (Client(vhost, "a", group=f"g{n}").join(), Client(vhost, "b", group=f"g{n}").join())
+        for n in range(count)
+    ]
+    broker_of(vhost).end_turn()
+    for a, _ in pairs:
+        a.leave()
+    # An answer that needs it is not kept waiting, and who has left owns nothing.
+    assert len(pairs[-1][1].beat().partitions) == 1024
+    assert not any(a.may_commit(vhost.stream("s"), 0) for a, _ in pairs)
+    told = []
+    for _ in range(4):
+        broker_of(vhost).end_turn()
+        told.append(sum(b.calls for _, b in pairs))
+    # The last one was asked before its heartbeat.
+    assert told == [each_turn + 1, 2 * each_turn + 1, count, count]
+    assert all(len(b.beat().partitions) == 1024 for _, b in pairs)
+
+
+def test_who_leaves_and_is_back_within_the_turn_has_its_partitions_by_its_new_generation(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    before = a.generation
+    a.leave()
+    assert not a.may_commit(stream, 0)
+    a.join()
+    assert a.generation > before
+    assert a.partitions == [0, 1, 2, 3]
+    assert not a.may_commit(stream, 0, generation=before)
+
+
+def test_a_group_that_is_taken_over_within_the_turn_that_changed_it_is_shared_out_no_more(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    broker_of(vhost).end_turn()
+    a.leave()
+    holder = vhost.memberships.join_exclusively("g", "h")
+    broker_of(vhost).end_turn()
+    assert (a.calls, b.calls) == (1, 1)
+    with pytest.raises(Fenced):
+        b.beat()
+    vhost.memberships.leave("g", "h", holder)
+    with pytest.raises(StaleMember):
+        b.beat()
 
 
 @pytest.mark.pure

@@ -58,6 +58,8 @@ class Group:
         self.strategy = strategy
         self.members: dict[str, Member] = {}
         self.target: dict[Place, str] = {}
+        #: whether members or streams have changed since the target was worked out
+        self.is_changed = False
 
     def has_owner(self, place: Place) -> bool:
         return any(place in member.held for member in self.members.values())
@@ -106,7 +108,7 @@ class GroupModel:
     def _stream_changed(self, stream: str, now: int) -> None:
         for group in self.groups.values():
             if any(stream in member.streams for member in group.members.values()):
-                self._reassign(group, now)
+                group.is_changed = True
 
     def check_stream(self, stream: str, incarnation: int) -> None:
         """Raises Refused when there is no such stream."""
@@ -147,6 +149,7 @@ class GroupModel:
         if newer is not None and generation < newer.joined:
             raise Refused(FENCED)
         member = self._group(group).member(name, generation)
+        self._settle(self._group(group), now)
         member.expires = now + member.session_ms
         for place, held in list(member.held.items()):
             if held.since <= generation and place not in owned:
@@ -160,14 +163,15 @@ class GroupModel:
             self._forget_if_unused(group)
             return
         self._group(group).member(name, generation)
-        self._remove(group, name, now)
+        self._remove(group, name)
 
     def end_turn(self, now: int) -> None:
         """Members that showed no life go; what was not let go in time is taken away."""
         for name, group in list(self.groups.items()):
             for each, member in list(group.members.items()):
                 if member.expires <= now:
-                    self._remove(name, each, now)
+                    self._remove(name, each)
+            self._settle(group, now)
             for member in group.members.values():
                 for place, held in list(member.held.items()):
                     if 0 < held.release_by <= now:
@@ -196,10 +200,10 @@ class GroupModel:
     def _forget(self, group: str) -> None:
         self.forgotten = max(self.forgotten, self.generations.pop(group, 0))
 
-    def _remove(self, group: str, name: str, now: int) -> None:
+    def _remove(self, group: str, name: str) -> None:
         known = self.groups[group]
         del known.members[name]
-        self._reassign(known, now)
+        known.is_changed = True
         if not known.members:
             del self.groups[group]
             self._forget_if_unused(group)
@@ -210,7 +214,13 @@ class GroupModel:
 
     # Partitions
 
+    def _settle(self, group: Group, now: int) -> None:
+        """Before an answer that needs it, and at the end of a turn."""
+        if group.is_changed:
+            self._reassign(group, now)
+
     def _reassign(self, group: Group, now: int) -> None:
+        group.is_changed = False
         group.target = self._assign(group)
         for name, member in group.members.items():
             for place, held in list(member.held.items()):

@@ -17,6 +17,10 @@ since that generation or an earlier one.
 A group may instead be held *exclusively* by one holder, who reads what it likes: whoever joins
 exclusively later fences it. There is no time-out; it lasts until the holder leaves or is fenced.
 
+When members or streams have changed the partitions are shared out anew once, at the end of the
+turn, or earlier when an answer needs it; of many groups in as many turns as that takes. Who has
+left or is fenced owns nothing from that moment on.
+
 Members are not durable: after a restart they join again. The generation and the exclusive holder
 are a row of a table, so generations do not go back and a fenced holder stays fenced.
 """
@@ -24,9 +28,11 @@ are a row of a table, so generations do not go back and a fenced holder stays fe
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.common.timers import Timed
+from trivium.common.turns import EndOfTurn
 from trivium.common.values import pack, unpack
 from trivium.errors import Fenced, LimitExceeded, PreconditionFailed, ResourceLocked, StaleMember
 from trivium.groups.assignment import Assignment, assign
@@ -43,6 +49,9 @@ MAX_GROUP_MEMBERS: Final = 1024
 MAX_MEMBERS: Final = 65_536
 #: partitions that a group reads: an assignment is worked out within one turn
 MAX_GROUP_PARTITIONS: Final = 4096
+#: Members and partitions of the groups that are shared out anew at the end of one turn, as many as
+#: one group may have; the groups beyond have the next turn.
+MAX_SHARED_PER_TURN: Final = MAX_GROUP_MEMBERS + MAX_GROUP_PARTITIONS
 #: groups with members, a holder, or offsets committed by such
 MAX_GROUPS: Final = 65_536
 
@@ -107,7 +116,9 @@ class GroupMembers(Timed):
         self._memberships = memberships
         self._broker = memberships.vhost.broker
         self._owners: dict[Partition, Member] = {}
+        # Who is to have each partition, as of when that was worked out, and the same by member.
         self._target: Assignment = {}
+        self._shares: dict[str, list[Partition]] = {}
 
     # Members
 
@@ -144,7 +155,7 @@ class GroupMembers(Timed):
             self._end_reading(replaced.streams)
             if replaced.listener is not listener:
                 replaced.notify(self.name)
-        self.reassign()
+        self._reassign()
         self._heard_from(member, listener)
         self._give(member, generation)
         return member
@@ -161,6 +172,7 @@ class GroupMembers(Timed):
         if newer is not None and generation < newer.joined:
             raise Fenced(f"group '{self.name}' was joined again as '{name}': that one took over")
         member = self.member(name, generation)
+        self.settle()
         self._heard_from(member, listener)
         for partition, ownership in list(member.owned.items()):
             # What it was given in an answer that it has not seen yet is not let go.
@@ -173,7 +185,7 @@ class GroupMembers(Timed):
         """A member leaves: all that it owns is free."""
         self._release_all(name)
         self._end_reading(self.members.pop(name).streams)
-        self.reassign()
+        self._memberships.changed(self)
 
     def dissolve(self) -> None:
         """All members are fenced."""
@@ -240,11 +252,19 @@ class GroupMembers(Timed):
                 del self._owners[partition]
             member.owned.clear()
 
-    def reassign(self) -> None:
-        """Work out who is to have what, and ask those for whom it changes for a heartbeat.
+    def settle(self) -> None:
+        """Share the partitions out anew if members or streams have changed since that was done."""
+        if self._memberships.is_changed(self):
+            self._reassign()
 
-        To be called when members or streams have changed.
-        """
+    @property
+    def size(self) -> int:
+        """What sharing out costs: members and partitions."""
+        return len(self.members) + len(self._target)
+
+    def _reassign(self) -> None:
+        """Work out who is to have what, and ask those for whom it changes for a heartbeat."""
+        self._memberships.settled(self)
         members = {name: member.streams for name, member in self.members.items()}
         known = self._memberships.vhost.streams
         streams = [known[name] for name in self.readers if name in known]
@@ -263,7 +283,9 @@ class GroupMembers(Timed):
             elif ownership.release_by == 0:
                 ownership.release_by = now + member.rebalance_ms
                 self._broker.timeouts.call_at(ownership.release_by, self)
+        self._shares = {name: [] for name in members}
         for partition, name in self._target.items():
+            self._shares[name].append(partition)
             if partition not in self._owners:
                 concerned[name] = None
         for name in concerned:
@@ -276,9 +298,7 @@ class GroupMembers(Timed):
         """
         assigned: list[Partition] = []
         free: list[Partition] = []
-        for partition, name in self._target.items():
-            if name != member.name:
-                continue
+        for partition in self._shares[member.name]:
             if partition not in self._owners:
                 free.append(partition)
             elif partition not in member.owned:
@@ -300,28 +320,37 @@ class GroupMembers(Timed):
             if member.expires_at <= now:
                 logger.info("group %s: member %s showed no life in time", self.name, name)
                 self._memberships.remove(self, name)
+        overdue: list[tuple[Member, Partition]] = []
         next_at = 0
         for member in self.members.values():
             next_at = member.expires_at if not next_at else min(next_at, member.expires_at)
-            for partition, ownership in list(member.owned.items()):
+            for partition, ownership in member.owned.items():
                 if ownership.release_by == 0:
                     continue
                 if ownership.release_by <= now:
-                    logger.info(
-                        "group %s: member %s did not let partition %d of %s go in time",
-                        self.name,
-                        member.name,
-                        partition.index,
-                        partition.stream.name,
-                    )
-                    self._release(member, partition)
+                    overdue.append((member, partition))
                 else:
                     next_at = min(next_at, ownership.release_by)
+        if overdue:
+            self.settle()
+        for member, partition in overdue:
+            held = member.owned.get(partition)
+            # By what has changed just now its owner may keep it after all.
+            if held is None or held.release_by == 0:
+                continue
+            logger.info(
+                "group %s: member %s did not let partition %d of %s go in time",
+                self.name,
+                member.name,
+                partition.index,
+                partition.stream.name,
+            )
+            self._release(member, partition)
         if next_at:
             self._broker.timeouts.call_at(next_at, self)
 
 
-class Memberships:
+class Memberships(EndOfTurn):
     """The members of all groups of a virtual host."""
 
     def __init__(self, vhost: StreamNamespace, groups: Groups) -> None:
@@ -332,6 +361,9 @@ class Memberships:
         self._groups: dict[str, GroupMembers] = {}
         # Stream name -> the groups that read it.
         self._readers: dict[str, dict[GroupMembers, None]] = {}
+        # Those whose members or streams have changed since their partitions were shared out.
+        self._changed: OrderedDict[GroupMembers, None] = OrderedDict()
+        self._is_unflushed = False
         self._count = 0
         # The newest write batch with a generation that someone may have been told.
         self.write_batch = 0
@@ -438,6 +470,7 @@ class Memberships:
         self._put_row(group, generation, holder)
         known = self._groups.pop(group, None)
         if known is not None:
+            self.settled(known)
             self._count -= len(known.members)
             known.dissolve()
         return generation
@@ -474,6 +507,7 @@ class Memberships:
         self._count -= 1
         if not group.members:
             del self._groups[group.name]
+            self.settled(group)
             self._forget_if_unused(group.name)
 
     def _is_holder(self, group: str, member: str, generation: int) -> bool:
@@ -522,7 +556,33 @@ class Memberships:
     def stream_changed(self, name: str) -> None:
         """A stream was made or deleted: its readers share other partitions."""
         for group in self._readers.get(name, ()):
-            group.reassign()
+            self.changed(group)
+
+    def changed(self, group: GroupMembers) -> None:
+        """The partitions of a group are to be shared out anew."""
+        self._changed[group] = None
+        if not self._is_unflushed:
+            self._is_unflushed = True
+            self.vhost.broker.add_unflushed(self)
+
+    def is_changed(self, group: GroupMembers) -> bool:
+        """Whether they are to be."""
+        return group in self._changed
+
+    def settled(self, group: GroupMembers) -> None:
+        """They are shared out, or there is nobody to have them."""
+        self._changed.pop(group, None)
+
+    def flush_turn(self) -> None:
+        self._is_unflushed = False
+        allowed = MAX_SHARED_PER_TURN
+        while self._changed and allowed > 0:
+            group = next(iter(self._changed))
+            group.settle()
+            allowed -= group.size
+        if self._changed:
+            self._is_unflushed = True
+            self.vhost.broker.add_unflushed(self)
 
     def begin_reading(self, stream: str, group: GroupMembers) -> None:
         """The first member of a group reads a stream."""
