@@ -357,13 +357,71 @@ def test_both_roads_take_what_happens_between_two_reads_the_same(
     pair.do(lambda world: world.sender.connection.unblocked())
 
 
-def test_both_roads_take_any_damage_the_same() -> None:
+def test_both_roads_take_any_damage_of_a_publish_the_same() -> None:
     one = publish_frames("q", b"abc", delivery_mode=2)
     for at in range(len(one)):
         pair = Pair(True)
         pair.feed(one * 2)
         assert recognised(pair.fast.sender) == (True, False)
         pair.feed(one[:at] + bytes((one[at] ^ 1,)) + one[at + 1 :] + one)
+
+
+def acknowledging(count: int) -> Pair:
+    """Both recognise acknowledgements, and ``count`` deliveries of theirs are left, from tag 2 on.
+
+    What is rejected is dead-lettered to the queue that the other client consumes.
+    """
+
+    def begin(world: World) -> None:
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+        world.other.declare("d", arguments=arguments)
+        world.other.feed(b"".join(publish_frames("d", b"%d" % n) for n in range(1 + count)))
+        world.sender.call(Basic.Consume(queue="d", consumer_tag="d"))
+        world.sender.feed(method(Basic.Ack(1)))
+
+    pair = Pair(False)
+    pair.do(begin)
+    assert recognised(pair.fast.sender) == (False, True)
+    assert recognised(pair.slow.sender) == (False, False)
+    return pair
+
+
+def test_both_roads_take_any_damage_of_an_acknowledgement_the_same() -> None:
+    one, following = method(Basic.Ack(2)), method(Basic.Ack(3))
+    for at in range(len(one)):
+        for bit in range(8):
+            pair = acknowledging(3)
+            pair.feed(one[:at] + bytes((one[at] ^ 1 << bit,)) + one[at + 1 :] + following)
+            pair.do(lambda world: world.sender.lose())
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda requeue: Basic.Nack(3, False, requeue),
+        lambda requeue: Basic.Nack(3, True, requeue),
+        lambda requeue: Basic.Reject(3, requeue),
+    ],
+    ids=["nack", "nack multiple", "reject"],
+)
+def test_both_roads_take_what_is_as_long_as_an_acknowledgement_the_same(
+    other: Callable[[bool], Frame], requeue: bool
+) -> None:
+    pair = acknowledging(4)
+    frames = [method(Basic.Ack(2)), method(other(requeue)), method(Basic.Ack(4))]
+    assert len({len(one) for one in frames}) == 1
+    pair.feed(b"".join(frames))
+    pair.do(lambda world: world.sender.lose())
+
+
+def test_both_roads_take_acknowledgements_the_same_wherever_they_are_cut() -> None:
+    run = b"".join(method(Basic.Ack(tag, multiple)) for tag, multiple in ((2, False), (4, True)))
+    for cut in range(1, len(run)):
+        pair = acknowledging(5)
+        pair.feed(run[:cut])
+        pair.feed(run[cut:] + method(Basic.Ack(5)))
+        pair.do(lambda world: world.sender.lose())
 
 
 # A turn
