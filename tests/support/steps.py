@@ -1,10 +1,11 @@
 """Counting what code does, since time says little: tests compare the counts for n and for 4 n.
 
-Both counters see interpreted code only, so tests that use them are marked ``pure``.
+``steps`` and ``calls`` see interpreted code only, so tests that use them are marked ``pure``.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
@@ -57,6 +58,11 @@ def calls(function: Callable[..., object], action: Callable[[], object]) -> int:
         sys.setprofile(before)
     assert count, f"{function.__qualname__} was not called"
     return count
+
+
+def living(kind: type) -> int:
+    """How many objects of a class there are, whoever refers to them."""
+    return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
 class Compared:
