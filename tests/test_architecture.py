@@ -168,6 +168,71 @@ def test_the_core_asks_for_no_protocol_by_name() -> None:
             assert not re.search(r"\bPROTOCOL_(MQTT|AMQP|NATIVE)\b", text), module
 
 
+#: Names of protocols and of another broker, and words that are AMQP's or that broker's own.
+PROTOCOL_WORDS = re.compile(
+    r"amqp|mqtt|rabbit|native|spark|longstr|signedint|x-death", re.IGNORECASE
+)
+#: module of the core -> words that it has all the same
+PROTOCOL_WORDS_LEFT = {
+    # The numbers of the protocols are stored with messages.
+    "trivium.messages.message": {"amqp", "mqtt", "native"},
+    # The ports of the protocols that come with it: a configuration is made and checked, and
+    # ``trivium --help`` printed, without the adapters.
+    "trivium.config": {"amqp", "mqtt", "native"},
+    # Help for who publishes and subscribes by a URL, and the options of those protocols.
+    "trivium.cli": {"amqp", "mqtt", "native"},
+    # Names of the types of values, in refusals that quote what is there and what was asked for.
+    "trivium.common.values": {"longstr", "signedint"},
+    "trivium.queues.settings": {"longstr"},
+    # The history of a dead letter is stored under this name, in this form.
+    "trivium.queues.dead_letters": {"x-death"},
+}
+
+
+def words_of(text: str) -> Iterator[str]:
+    """Identifiers and strings of a module, without its docstrings."""
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {
+        id(statement.value)
+        for node in nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body[:1]
+        if isinstance(statement, ast.Expr)
+    }
+    for node in nodes:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str | bytes)
+            and id(node) not in docstrings
+        ):
+            yield str(node.value)
+        for field in ("id", "attr", "name", "asname", "arg", "module"):
+            word = getattr(node, field, None)
+            if isinstance(word, str):
+                yield word
+
+
+def protocol_words(text: str) -> set[str]:
+    return {found.lower() for word in words_of(text) for found in PROTOCOL_WORDS.findall(word)}
+
+
+def test_the_core_names_no_protocol_but_where_it_is_said_why() -> None:
+    found = {
+        module: protocol_words(file.read_text(encoding="utf-8"))
+        for package, module, file in MODULES
+        if package == "trivium"
+    }
+    assert {module: words for module, words in found.items() if words} == PROTOCOL_WORDS_LEFT
+
+
+def test_a_name_of_a_protocol_is_found() -> None:
+    text = (
+        '"""Of AMQP."""\nimport mqtt_a\n# Spark\n'
+        'def native_b(c):\n    """As x-death."""\n    return f"a rabbit_{c}", b"longstr"\n'
+    )
+    assert protocol_words(text) == {"mqtt", "native", "rabbit", "longstr"}
+
+
 @pytest.mark.parametrize("folder", list(FOLDERS))
 def test_folders_of_adapters_have_a_direction(folder: str) -> None:
     package = folder.split(".")[0]

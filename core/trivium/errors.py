@@ -47,12 +47,49 @@ class PreconditionFailed(TopologyError):
     """It exists with other properties, or it is in use or not empty."""
 
 
+class UnfitArgument(PreconditionFailed):
+    """An argument that queues of this type do not have; ``what`` names the queue."""
+
+    def __init__(self, argument: str, what: str, kind: str) -> None:
+        super().__init__(f"invalid arg '{argument}' for {what}: a {kind} queue does not have it")
+        self.argument = argument
+        self.what = what
+        self.kind = kind
+
+
+class UnfitProperty(PreconditionFailed):
+    """A property that a queue which is not its clients' alone cannot have: it is ``auto-delete``,
+    ``exclusive`` or ``non-durable``.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"invalid property '{name}' for {what}")
+        self.name = name
+        self.what = what
+
+
+class NameNeeded(PreconditionFailed):
+    """A queue of this type is not given a name by the broker."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"a {kind} queue needs a name")
+        self.kind = kind
+
+
 class AccessRefused(TopologyError):
     """A reserved name, or something that the user may not do."""
 
 
 class ResourceLocked(TopologyError):
     """It belongs exclusively to another connection."""
+
+
+class QueueLocked(ResourceLocked):
+    """A queue is another connection's, or it is nobody's and was declared as somebody's."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is exclusive to another connection, or is not exclusive")
+        self.what = what
 
 
 class StaleMember(TopologyError):

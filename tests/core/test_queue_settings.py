@@ -35,9 +35,9 @@ from trivium.queues.settings import (
         ({"x-queue-mode": "eager"}, "\"unsupported queue mode 'eager'\""),
         ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
         ({"x-queue-version": "2"}, '"expected integer, got longstr"'),
-        ({"x-queue-type": "quorum", "x-max-priority": 3}, "of queue type rabbit_quorum_queue"),
+        ({"x-queue-type": "quorum", "x-max-priority": 3}, "a quorum queue does not have it"),
         ({"x-queue-type": "quorum", "x-quorum-initial-group-size": -1}, "-1 is not in"),
-        ({"x-compression": "lz4"}, "of queue type rabbit_classic_queue"),
+        ({"x-compression": "lz4"}, "a classic queue does not have it"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue], text: str) -> None:
@@ -49,7 +49,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue], text: st
     ("durable", "exclusive", "auto_delete", "field"),
     [
         (False, False, False, "non-durable"),
-        (True, True, False, "exclusive-owner"),
+        (True, True, False, "exclusive"),
         (True, False, True, "auto-delete"),
     ],
 )

@@ -21,6 +21,7 @@ from trivium_amqp.codec.errors import (
     ChannelException,
     ConnectionException,
     channel_exception,
+    unfit_argument,
 )
 from trivium_amqp.codec.frames import content_frames, method_frame
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
@@ -137,10 +138,7 @@ def _check_options(channel: Channel, name: str, kind: str, options: dict[str, He
     what = f"queue '{name}' in vhost '{channel.vhost.name}'"
     for option in options:
         if option == (PRIORITY if kind == STREAM else OFFSET):
-            raise ChannelException(
-                PRECONDITION_FAILED,
-                f"invalid arg '{option}' for {what} of queue type rabbit_{kind}_queue",
-            )
+            raise ChannelException(PRECONDITION_FAILED, unfit_argument(option, what, kind))
     try:
         check_number(options.get(PRIORITY, 0), None, f"arg '{PRIORITY}' for {what}")
     except PreconditionFailed as error:

@@ -23,6 +23,7 @@ from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     PRECONDITION_FAILED,
     ChannelException,
+    unfit_argument,
 )
 
 if TYPE_CHECKING:
@@ -132,8 +133,7 @@ def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
         # Ours could count records, but a client of RabbitMQ's streams means messages of a queue.
         raise ChannelException(
             PRECONDITION_FAILED,
-            f"invalid arg '{LENGTH}' for queue '{name}' in vhost '{vhost.name}'"
-            " of queue type rabbit_stream_queue",
+            unfit_argument(LENGTH, f"queue '{name}' in vhost '{vhost.name}'", STREAM),
         )
     stream = vhost.declare_stream(name, 1, options, "queue")
     channel.last_queue = name

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from trivium.common.values import type_name
-from trivium.errors import PreconditionFailed
+from trivium.errors import PreconditionFailed, UnfitArgument, UnfitProperty
 from trivium.idempotence.deduplication import DEFAULT_HEADER, DEFAULT_SIZE, MAX_SIZE, Settings
 from trivium.messages.delivery import DELIVERY_MODES
 from trivium.messages.message import AT_MOST_ONCE, HeaderValue, Message
@@ -260,9 +260,7 @@ def check_names(arguments: Mapping[str, HeaderValue], what: str, kind: str) -> N
     """Raise PreconditionFailed for arguments that only queues of other types have."""
     for name in arguments:
         if name in KNOWN_ARGUMENTS and name not in ARGUMENTS[kind]:
-            raise PreconditionFailed(
-                f"invalid arg '{name}' for {what} of queue type rabbit_{kind}_queue"
-            )
+            raise UnfitArgument(name, what, kind)
 
 
 def check_exchange_name(arguments: Mapping[str, HeaderValue], name: str, what: str) -> None:
@@ -276,16 +274,11 @@ def check_exchange_name(arguments: Mapping[str, HeaderValue], name: str, what: s
 def check_shared(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
     """Raise PreconditionFailed for a quorum queue or stream that would go with its clients."""
     if auto_delete:
-        raise PreconditionFailed(f"invalid property 'auto-delete' for {what}")
+        raise UnfitProperty("auto-delete", what)
     if exclusive:
-        raise PreconditionFailed(f"invalid property 'exclusive-owner' for {what}")
+        raise UnfitProperty("exclusive", what)
     if not durable:
-        raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
-
-
-def unnamed(kind: str) -> PreconditionFailed:
-    """The refusal of a queue without a name whose type needs one."""
-    return PreconditionFailed(f"Cannot declare a server-named queue for type rabbit_{kind}_queue")
+        raise UnfitProperty("non-durable", what)
 
 
 def check_value(key: str, value: HeaderValue, what: str) -> None:

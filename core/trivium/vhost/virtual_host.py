@@ -11,7 +11,13 @@ from typing import Final
 
 from trivium.common.equivalence import UnknownArguments, require_same, require_same_arguments
 from trivium.common.values import pack, unpack
-from trivium.errors import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from trivium.errors import (
+    AccessRefused,
+    NameNeeded,
+    NotFound,
+    PreconditionFailed,
+    QueueLocked,
+)
 from trivium.groups.membership import Memberships
 from trivium.groups.offsets import Groups
 from trivium.host import Host
@@ -31,7 +37,6 @@ from trivium.queues.settings import (
     check_queue_arguments,
     check_shared,
     queue_type,
-    unnamed,
 )
 from trivium.routing.exchanges import (
     EXCHANGE_TYPES,
@@ -207,12 +212,8 @@ class VirtualHost(StreamNamespace):
             raise self._locked(name)
         return found
 
-    def _locked(self, name: str) -> ResourceLocked:
-        return ResourceLocked(
-            f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'."
-            " It could be originally declared on another connection or the exclusive"
-            " property value does not match that of the original declaration."
-        )
+    def _locked(self, name: str) -> QueueLocked:
+        return QueueLocked(f"queue '{name}' in vhost '{self.name}'")
 
     def declare_queue(
         self,
@@ -260,7 +261,7 @@ class VirtualHost(StreamNamespace):
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         check_queue_arguments(wanted, what, durable, owner is not None, auto_delete)
         if not name and queue_type(wanted) != CLASSIC:
-            raise unnamed(queue_type(wanted))
+            raise NameNeeded(queue_type(wanted))
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
         if is_durable:
@@ -349,7 +350,7 @@ class VirtualHost(StreamNamespace):
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
         check_stream_arguments(wanted, what)
         if not name:
-            raise unnamed(STREAM)
+            raise NameNeeded(STREAM)
         if len(name.encode()) > MAX_STREAM_NAME_BYTES:
             raise PreconditionFailed(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
         if name.startswith("amq."):

@@ -17,10 +17,14 @@ from typing import Final
 
 from trivium.errors import (
     AccessRefused,
+    NameNeeded,
     NotFound,
     PreconditionFailed,
+    QueueLocked,
     ResourceLocked,
     TopologyError,
+    UnfitArgument,
+    UnfitProperty,
 )
 
 REPLY_SUCCESS: Final = 200
@@ -114,4 +118,32 @@ def channel_exception(error: TopologyError) -> ChannelException:
         code = RESOURCE_LOCKED
     else:
         assert isinstance(error, PreconditionFailed)
-    return ChannelException(code, str(error))
+    return ChannelException(code, _words(error))
+
+
+def _queue_type(kind: str) -> str:
+    """A type of queue as RabbitMQ names it in its refusals."""
+    return f"rabbit_{kind}_queue"
+
+
+def unfit_argument(argument: str, what: str, kind: str) -> str:
+    """RabbitMQ's text where ``what``, a queue of this type, does not have the argument."""
+    return f"invalid arg '{argument}' for {what} of queue type {_queue_type(kind)}"
+
+
+def _words(error: TopologyError) -> str:
+    """RabbitMQ's text for a refusal where clients know one, else the core's."""
+    if isinstance(error, UnfitArgument):
+        return unfit_argument(error.argument, error.what, error.kind)
+    if isinstance(error, UnfitProperty):
+        name = "exclusive-owner" if error.name == "exclusive" else error.name
+        return f"invalid property '{name}' for {error.what}"
+    if isinstance(error, NameNeeded):
+        return f"Cannot declare a server-named queue for type {_queue_type(error.kind)}"
+    if isinstance(error, QueueLocked):
+        return (
+            f"cannot obtain exclusive access to locked {error.what}."
+            " It could be originally declared on another connection or the exclusive"
+            " property value does not match that of the original declaration."
+        )
+    return str(error)
