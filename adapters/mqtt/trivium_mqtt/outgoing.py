@@ -18,7 +18,12 @@ from trivium.messages.message import PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
-from trivium_mqtt.codec.packets import PUBREL, acknowledgement
+from trivium_mqtt.codec.packets import (
+    PLAIN_PUBACK_SIZE,
+    PUBREL,
+    acknowledgement,
+    plain_puback,
+)
 from trivium_mqtt.codec.reasons import ProtocolError
 from trivium_mqtt.codec.wire import PACKET_IDS
 from trivium_mqtt.encoder import DUP, RETAIN, PublishEncoder
@@ -40,7 +45,6 @@ MAX_RETAINED: Final = 1024
 
 _PUBLISH: Final = 0x30
 _PUBLISH_QOS_1: Final = 0x32
-_PUBACK: Final = 0x40
 
 #: marks, in ``_assigned``, an identifier that belongs to a QoS 2 message
 _EXACTLY_ONCE: Final = 0x1_0000
@@ -334,8 +338,10 @@ class Outgoing(Consumer):
         """Take the plain PUBACK packets at ``at``; the offset behind them."""
         inflight = self._inflight
         queue = self.queue
-        while at + 4 <= end and data[at] == _PUBACK and data[at + 1] == 2:
-            packet_id = data[at + 2] << 8 | data[at + 3]
+        while True:
+            packet_id = plain_puback(data, at, end)
+            if packet_id == 0:
+                break
             entry = inflight.get(packet_id)
             if entry is not None:
                 if entry.annotation or entry.message.mode != 1:
@@ -344,9 +350,9 @@ class Outgoing(Consumer):
                     del inflight[packet_id]
                     self._credit += 1
                     queue.settle(entry)
-            elif packet_id == 0 or packet_id in self._released:
+            elif packet_id in self._released:
                 break
-            at += 4
+            at += PLAIN_PUBACK_SIZE
         return at
 
     def acknowledged(self, packet_id: int) -> bool:

@@ -220,6 +220,21 @@ class Acknowledgement:
             raise MalformedPacket("acknowledgement is longer than its fields")
 
 
+#: Bytes of a plain PUBACK: two of fixed header, a packet identifier (3.4).
+PLAIN_PUBACK_SIZE: Final = 4
+
+
+def plain_puback(data: bytes, at: int, end: int) -> int:
+    """The packet identifier of the PUBACK that begins at ``at``; 0 if that is to be decoded.
+
+    ``data[at:end]`` is what was read. A plain PUBACK is whole and has neither reason code nor
+    properties, so all versions have it, and ``Acknowledgement`` would say just this of it.
+    """
+    if at + PLAIN_PUBACK_SIZE > end or data[at] != PUBACK or data[at + 1] != 2:
+        return 0
+    return data[at + 2] << 8 | data[at + 3]
+
+
 class Disconnect:
     """DISCONNECT from a client (3.14)."""
 

@@ -1,0 +1,139 @@
+"""The fast path of PUBACK: it recognises what the decoder reads so, and has the same effect."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.support.mqtt import Client, Server, acknowledge, puback, publish, pubrec
+from trivium_mqtt.codec.packets import PLAIN_PUBACK_SIZE, PUBACK, Acknowledgement, plain_puback
+from trivium_mqtt.codec.reasons import RemoteError
+from trivium_mqtt.codec.wire import read_fixed_header
+
+VERSIONS = [3, 4, 5]
+
+
+def recognised(data: bytes, at: int, end: int) -> tuple[list[int], int]:
+    """The identifiers of the run of plain PUBACK packets at ``at``, and where it ends."""
+    found: list[int] = []
+    while packet_id := plain_puback(data, at, end):
+        found.append(packet_id)
+        at += PLAIN_PUBACK_SIZE
+    return found, at
+
+
+def decoded(data: bytes, at: int, end: int, version: int) -> tuple[list[int], int]:
+    """The same, of packets that are read one by one."""
+    found: list[int] = []
+    while at < end and data[at] == PUBACK:
+        try:
+            body, after = read_fixed_header(data, at, end)
+            if after > end or after - body > 2:
+                # It is not whole, or says more than which message it is for.
+                break
+            packet = Acknowledgement(PUBACK, data, body, after, version)
+        except RemoteError:
+            break
+        assert packet.reason == 0
+        found.append(packet.packet_id)
+        at = after
+    return found, at
+
+
+identifiers = st.one_of(st.integers(0, 3), st.integers(0, 65_535))
+#: what may be in a stream: mostly plain PUBACK, and what is alike
+parts = st.one_of(
+    identifiers.map(puback),
+    identifiers.map(puback),
+    identifiers.map(puback),
+    st.builds(acknowledge, st.just(0x40), identifiers, st.sampled_from([0, 0x10, 0x80, 0x91])),
+    identifiers.map(lambda packet_id: acknowledge(0x40, packet_id, 0) + b"\x00"),
+    identifiers.map(pubrec),
+    st.sampled_from([b"\x40\x00", b"\x40\x01\x01", b"\x40\x82\x00\x00\x01", b"\xc0\x00"]),
+    st.binary(max_size=5),
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """A run of PUBACK and others, with a few bytes changed, and cut."""
+    run = draw(st.lists(st.integers(1, 65_535).map(puback), max_size=6))
+    data = bytearray(b"".join(run + draw(st.lists(parts, max_size=4))))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 3]))):
+        if data:
+            at = draw(st.integers(0, len(data) - 1))
+            data[at] = draw(st.sampled_from([0, 1, 2, 3, 0x40, 0x41, 0x42, 0x50, 0x82, 0xFF]))
+    return bytes(data[: draw(st.one_of(st.just(len(data)), st.integers(0, len(data))))])
+
+
+@settings(max_examples=1500)
+@given(st.sampled_from(VERSIONS), streams(), st.binary(max_size=5), st.binary(max_size=5))
+def test_a_run_is_what_the_decoder_reads_one_by_one(
+    version: int, data: bytes, before: bytes, behind: bytes
+) -> None:
+    """Whatever lies before it, and whatever lies behind what was read."""
+    at, end = len(before), len(before) + len(data)
+    found = recognised(before + data + behind, at, end)
+    event(f"a run of {len(found[0])}")
+    assert found == decoded(before + data + behind, at, end, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_any_first_two_bytes_and_any_identifier_are_recognised_as_they_are_read(
+    version: int,
+) -> None:
+    for two in range(65_536):
+        changing = two.to_bytes(2, "big")
+        for data in (changing + b"\x00\x01", b"\x40\x02" + changing):
+            assert recognised(data, 0, 4) == decoded(data, 0, 4, version), data.hex()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_ends_where_what_was_read_does(version: int) -> None:
+    data = puback(1) + puback(2) + puback(3)
+    for end in range(len(data) + 1):
+        expected = ([1, 2, 3][: end // 4], end // 4 * 4)
+        assert recognised(data, 0, end) == decoded(data, 0, end, version) == expected
+
+
+# What it does
+
+
+def with_reason(packet_id: int) -> bytes:
+    """The form of MQTT 5 that says in full what a plain one says, and that is decoded."""
+    return b"\x40\x03" + packet_id.to_bytes(2, "big") + b"\x00"
+
+
+class World:
+    """A client to which messages were sent: identifiers 1, 3, 5 at QoS 1 and 2, 4 at QoS 2.
+
+    Of 4 it has sent PUBREC.
+    """
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.client: Client = self.server.open("c", 5)
+        self.client.subscribe("t", 2)
+        self.sender = self.server.open("sender", 5)
+        for number in range(1, 6):
+            self.sender.feed(publish("t", b"%d" % number, 1 + (number % 2 == 0), number, 5))
+        self.client.feed(pubrec(4))
+        self.client.take_bytes()
+
+    def seen(self, data: bytes) -> object:
+        """What the client is sent once it has sent ``data``, and what is left for it."""
+        self.client.feed(data)
+        for number in (6, 7, 8):
+            self.sender.feed(publish("t", b"%d" % number, 1, number, 5))
+        queues = [len(queue) for queue in self.server.vhost.queues.values()]
+        found = self.client.take_bytes(), self.client.is_closed, queues
+        self.client.lose()
+        return found, self.server.adapter.metrics.protocol_errors
+
+
+@given(st.lists(st.one_of(st.sampled_from([1, 3, 5]), st.integers(0, 7)), max_size=7))
+def test_a_run_has_the_effect_of_its_packets_read_one_by_one(packet_ids: list[int]) -> None:
+    plain = b"".join(puback(packet_id) for packet_id in packet_ids)
+    in_full = b"".join(with_reason(packet_id) for packet_id in packet_ids)
+    assert World().seen(plain) == World().seen(in_full)
