@@ -52,10 +52,10 @@ def test_each_unknown_name_is_told_once_and_so_many_at_most(
     unknown = UnknownArguments()
     with caplog.at_level(logging.WARNING):
         for turn in range(3):
-            unknown.note("queue 'q'", {"known": turn, "a\nb": turn}, {"known"})
+            unknown.tell("queue 'q'", {"known": turn, "a\nb": turn}, {"known"})
         assert [record.getMessage() for record in caplog.records] == [
             "argument 'a\\nb' of queue 'q' is unknown and ignored"
         ]
         for turn in range(2 * MAX_TOLD):
-            unknown.note("queue 'q'", {f"made up {turn}": 1}, {"known"})
+            unknown.tell("queue 'q'", {f"made up {turn}": 1}, {"known"})
     assert len(caplog.records) == MAX_TOLD

@@ -1,8 +1,9 @@
 """AMQP 0-9-1 for Trivium, in RabbitMQ's dialect.
 
-``frames``, ``methods``, ``tables`` and ``properties`` are the encoding; ``connection`` reads
-frames, ``handshake`` opens the connection, ``channel`` publishes and acknowledges, ``basic`` and
-``topology`` hold the other methods, ``consumer`` makes deliveries.
+``codec`` says what bytes mean and ``states`` which frames may come when. ``connection`` reads
+frames, ``repeated`` recognises the usual ones unread, ``handshake`` opens the connection;
+``publisher`` publishes and confirms, ``channel`` acknowledges, ``basic`` and ``topology`` hold the
+other methods, ``consumer`` makes deliveries.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def _return_deliveries(channel: Channel, tag: int, multiple: bool, requeue: bool
     taken = channel.take(tag, multiple)
     if taken is None:
         raise ChannelException(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-    channel.settle(taken, REQUEUE if requeue else REJECT)
+    channel.dispose(taken, REQUEUE if requeue else REJECT)
 
 
 def recover(channel: Channel, arguments: list[Any]) -> None:
@@ -279,7 +279,7 @@ def recover_async(channel: Channel, arguments: list[Any]) -> None:
     assert taken is not None
     transaction = channel.publisher.transaction
     channel.publisher.transaction = None
-    channel.settle(taken, REQUEUE)
+    channel.dispose(taken, REQUEUE)
     channel.publisher.transaction = transaction
 
 
@@ -329,7 +329,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
         is_stored = is_stored or result > ACCEPTED
     for tag, held, action in transaction.acknowledgements:
         is_stored = is_stored or held[0].is_stored
-        channel.settle([(tag, held)], action)
+        channel.dispose([(tag, held)], action)
     channel.publisher.transaction = Transaction()
     channel.reply_after(
         channel.broker.storage.write_batch if is_stored else 0, methods.TX_COMMIT_OK

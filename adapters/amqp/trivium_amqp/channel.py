@@ -125,7 +125,7 @@ class Channel:
         taken = self.take(tag, multiple)
         if taken is None:
             return False
-        self.settle(taken, SETTLE)
+        self.dispose(taken, SETTLE)
         return True
 
     def take(self, tag: int, multiple: bool) -> list[tuple[int, Held]] | None:
@@ -155,7 +155,7 @@ class Channel:
         self._lowest_tag = tag + 1
         return [(known, unacked.pop(known)) for known in tags]
 
-    def settle(self, taken: list[tuple[int, Held]], action: int) -> None:
+    def dispose(self, taken: list[tuple[int, Held]], action: int) -> None:
         """Settle, reject or requeue deliveries, at once or with the transaction."""
         if self.publisher.transaction is not None:
             pending = self.publisher.transaction.acknowledgements

@@ -36,7 +36,7 @@ class Dispatches:
             return
         consumers = self._credited
         self._credited = []
-        # All of them first, so that those of one queue take turns.
+        # All of them first, so that those of one queue are served in rotation.
         for consumer in consumers:
             consumer.is_credited = False
             if consumer.channel.limit == 0:

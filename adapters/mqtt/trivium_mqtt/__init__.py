@@ -1,4 +1,9 @@
-"""Trivium's MQTT adapter."""
+"""MQTT 3.1, 3.1.1 and 5.0 for Trivium.
+
+``codec`` says what bytes mean and ``states`` which packets may come when. A connection is a
+``reader``, a ``writer`` and what it does between them (``connection``, ``subscribing``);
+``incoming`` publishes, ``outgoing`` and ``replay`` deliver, ``sessions`` outlives connections.
+"""
 
 from __future__ import annotations
 

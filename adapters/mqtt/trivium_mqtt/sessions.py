@@ -32,8 +32,8 @@ from trivium_mqtt.topic_cache import TopicCache
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
 
-#: Milliseconds between notes of the time, by which a restart after a crash knows how long it was
-#: away.
+#: Milliseconds after which the time is written anew, by which a restart after a crash knows how
+#: long it was away.
 CLOCK_INTERVAL = 60_000
 
 #: The adapter name that queues of sessions carry, and what their names start with: clients of other
@@ -182,7 +182,7 @@ class Sessions:
         if expiry > 0:
             self._connected_persistent += 1
             session.is_stored = True
-            self._note_time()
+            self._write_clock()
         if session.is_stored:
             # With expiry 0 too: after a crash its rows must not be those of a persistent session.
             self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
@@ -263,7 +263,7 @@ class Sessions:
         handover.go_on()
 
     def tick(self) -> None:
-        """About once a second: publish wills and end sessions that are due, note the time."""
+        """About once a second: publish wills and end sessions that are due, write the time."""
         elapsed = self.broker.elapsed_ms
         due = self._due
         while due and due[0][0] <= elapsed:
@@ -277,9 +277,9 @@ class Sessions:
                 self._publish_will(session.client_id, session.will)
                 session.will = None
         if self._connected_persistent:
-            self._note_time()
+            self._write_clock()
 
-    def _note_time(self) -> None:
+    def _write_clock(self) -> None:
         elapsed = self.broker.elapsed_ms
         if elapsed >= self._next_clock:
             self._next_clock = elapsed + CLOCK_INTERVAL

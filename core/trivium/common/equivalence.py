@@ -45,7 +45,7 @@ class UnknownArguments:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def note(self, what: str, arguments: Mapping[str, HeaderValue], known: Collection[str]) -> None:
+    def tell(self, what: str, arguments: Mapping[str, HeaderValue], known: Collection[str]) -> None:
         """Tell of what is not ``known``."""
         for name in arguments:
             if name not in known and name not in self._told and len(self._told) < MAX_TOLD:

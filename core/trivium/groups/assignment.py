@@ -111,7 +111,7 @@ def _assign_sticky(
         member = least[partition.stream].member()
         found[partition] = member
         counts[member] += 1
-        _note(views, member)
+        _count_changed(views, member)
     for _ in range(_ROUNDS):
         if not _level(found, counts, least, views):
             break
@@ -140,17 +140,17 @@ def _level(
                 found[partition] = member
                 counts[owner] -= 1
                 counts[member] += 1
-                _note(views, owner)
-                _note(views, member)
+                _count_changed(views, owner)
+                _count_changed(views, member)
                 heappush(most, (-counts[owner], owner))
                 has_moved = True
                 break
     return has_moved
 
 
-def _note(views: list[_Least], member: str) -> None:
+def _count_changed(views: list[_Least], member: str) -> None:
     for view in views:
-        view.note(member)
+        view.count_changed(member)
 
 
 class _Least:
@@ -163,7 +163,7 @@ class _Least:
         self._heap = [(counts[member], member) for member in ids]
         heapify(self._heap)
 
-    def note(self, member: str) -> None:
+    def count_changed(self, member: str) -> None:
         """The count of a member changed."""
         if member in self._ids:
             heappush(self._heap, (self._counts[member], member))

@@ -1,1 +1,1 @@
-"""Who may connect."""
+"""Who may connect: users, how their passwords are hashed and checked, and who needs none."""

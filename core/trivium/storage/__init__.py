@@ -1,1 +1,1 @@
-"""Storage: batches, logs and tables, in memory and on disk."""
+"""Storage: write batches, logs and tables, in memory and on disk."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from trivium.storage.base import Storage
 
-#: Changes that are let go of as another is noted: more than one, so that they become fewer.
+#: Changes that are let go of as another is added: more than one, so that they become fewer.
 FORGET_AT_ONCE: Final = 2
 
 
@@ -23,7 +23,7 @@ class PendingChanges:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._write_batches: dict[tuple[str, str], int] = {}
-        # What was noted and when, oldest first.
+        # What was added and when, oldest first.
         self._order: deque[tuple[tuple[str, str], int]] = deque()
         self._newest = 0
 
@@ -36,7 +36,7 @@ class PendingChanges:
         """The write batch that makes the last change durable; 0 when it is."""
         return self._newest if self._newest > self._storage.durable else 0
 
-    def note(self, kind: str, name: str) -> None:
+    def add(self, kind: str, name: str) -> None:
         """This was made or deleted in the current write batch."""
         storage = self._storage
         if storage.is_durable:

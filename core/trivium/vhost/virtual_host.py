@@ -139,7 +139,7 @@ class VirtualHost(StreamNamespace):
         """
         wanted = {} if arguments is None else arguments
         what = f"exchange '{name}' in vhost '{self.name}'"
-        self._unknown.note(what, wanted, EXCHANGE_ARGUMENTS)
+        self._unknown.tell(what, wanted, EXCHANGE_ARGUMENTS)
         if kind not in EXCHANGE_TYPES:
             raise PreconditionFailed(f"unknown exchange type '{kind}'")
         known = self.exchanges.get(name)
@@ -166,7 +166,7 @@ class VirtualHost(StreamNamespace):
             self._exchange_rows.put(
                 name.encode(), pack([kind, auto_delete, internal, made.arguments])
             )
-            self.changes.note(EXCHANGE, name)
+            self.changes.add(EXCHANGE, name)
         self.topology_version += 1
         return made
 
@@ -187,7 +187,7 @@ class VirtualHost(StreamNamespace):
         del self.exchanges[name]
         if exchange.durable:
             self._exchange_rows.delete(name.encode())
-            self.changes.note(EXCHANGE, name)
+            self.changes.add(EXCHANGE, name)
         self._bindings.forget_from(exchange)
         destination = exchange.deleted()
         if destination is not None:
@@ -236,7 +236,7 @@ class VirtualHost(StreamNamespace):
             # What is the default makes no difference to a declaration that does not name it.
             del wanted["x-queue-type"]
         what = f"queue '{name}' in vhost '{self.name}'"
-        self._unknown.note(what, wanted, KNOWN_ARGUMENTS)
+        self._unknown.tell(what, wanted, KNOWN_ARGUMENTS)
         # An exclusive queue goes with its connection, so it has nothing to keep on disk.
         is_durable = durable and owner is None
         if name in self.queues:
@@ -266,7 +266,7 @@ class VirtualHost(StreamNamespace):
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
         if is_durable:
             self._queue_rows.put(name.encode(), pack([auto_delete, wanted, adapter]))
-            self.changes.note(QUEUE, name)
+            self.changes.add(QUEUE, name)
         made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter)
         made.touch()
         self.topology_version += 1
@@ -310,7 +310,7 @@ class VirtualHost(StreamNamespace):
         if queue.durable and queue.owner is None:
             self._queue_rows.delete(queue.name.encode())
             self._queue_logs.drop(queue.name, queue.arguments)
-            self.changes.note(QUEUE, queue.name)
+            self.changes.add(QUEUE, queue.name)
         self._unbind_everywhere(queue)
         self.deduplication.drop(QUEUE, queue.name)
         self.topology_version += 1
@@ -339,7 +339,7 @@ class VirtualHost(StreamNamespace):
         """
         wanted = {} if arguments is None else arguments
         what = f"{term} '{name}' in vhost '{self.name}'"
-        self._unknown.note(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM])
+        self._unknown.tell(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM])
         known = self.streams.get(name)
         if known is not None:
             require_same(what, [("partitions", len(known.partitions), partitions)])
@@ -360,7 +360,7 @@ class VirtualHost(StreamNamespace):
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
         self._stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
-        self.changes.note(QUEUE, name)
+        self.changes.add(QUEUE, name)
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.topology_version += 1
         self.memberships.stream_changed(name)
@@ -392,7 +392,7 @@ class VirtualHost(StreamNamespace):
         stream = self.stream(name)
         del self.streams[name]
         self._stream_rows.delete(name.encode())
-        self.changes.note(QUEUE, name)
+        self.changes.add(QUEUE, name)
         self._unbind_everywhere(stream)
         self.groups.forget(stream)
         self.topology_version += 1

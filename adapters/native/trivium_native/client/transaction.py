@@ -46,13 +46,13 @@ class Transaction:
 
     def ack(self, delivery: Delivery, *, multiple: bool = False) -> None:
         """The delivery is done with; ``multiple``: and all before it."""
-        self._settle(delivery, TX_SETTLE, multiple)
+        self._dispose(delivery, TX_SETTLE, multiple)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True, multiple: bool = False) -> None:
         """The delivery was not wanted: back to the queue, or away."""
-        self._settle(delivery, TX_REQUEUE if requeue else TX_REJECT, multiple)
+        self._dispose(delivery, TX_REQUEUE if requeue else TX_REJECT, multiple)
 
-    def _settle(self, delivery: Delivery, action: int, multiple: bool) -> None:
+    def _dispose(self, delivery: Delivery, action: int, multiple: bool) -> None:
         first = 1 if multiple else delivery.tag
         self._settlements.append(Settlement(delivery.subscription, action, first, delivery.tag))
 

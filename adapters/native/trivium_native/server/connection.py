@@ -137,7 +137,7 @@ class NativeConnection(FramedConnection):
             self._is_held = False
             self.fetches.flushed()
             subscriptions = list(self.subscriptions.values())
-            # All of them first, so that those of one queue take turns.
+            # All of them first, so that those of one queue are served in rotation.
             for subscription in subscriptions:
                 subscription.stand_by()
             for subscription in subscriptions:
@@ -289,7 +289,7 @@ class NativeConnection(FramedConnection):
             if kind == frames.PUBLISH:
                 self._publish(frame)
             elif kind == frames.ACK or kind == frames.NACK:
-                self._settle(frame)
+                self._acknowledge(frame)
             elif kind == frames.CREDIT:
                 self._credit(frame)
             elif kind == frames.PING:
@@ -335,7 +335,7 @@ class NativeConnection(FramedConnection):
         else:
             self._answers.confirm(correlation)
 
-    def _settle(self, frame: Frame) -> None:
+    def _acknowledge(self, frame: Frame) -> None:
         if len(frame.body) != SETTLE.size:
             raise Malformed("ACK or NACK has a wrong size")
         number, flags, first, last = SETTLE.unpack(frame.body)

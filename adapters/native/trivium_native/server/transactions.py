@@ -98,7 +98,7 @@ class Transactions:
         for commit in commits:
             commit.check()
         # From here on nothing refuses.
-        _settle(found)
+        _dispose(found)
         publisher.publish_read(routes, messages)
         for commit in commits:
             commit.apply()
@@ -170,7 +170,7 @@ def _split(body: bytes) -> tuple[Fields, int, int]:
     return Fields(body[TX_HEAD_SIZE:at]), count, at
 
 
-def _settle(found: list[tuple[int, Subscription, list[int]]]) -> None:
+def _dispose(found: list[tuple[int, Subscription, list[int]]]) -> None:
     # All are taken before any is done: what is delivered meanwhile is not among them.
     taken = [(action, subscription.take(tags)) for action, subscription, tags in found]
     queues: dict[Queue, None] = {}

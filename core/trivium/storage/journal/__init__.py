@@ -1,1 +1,1 @@
-"""The journal: batches written one behind the other, and made durable."""
+"""The journal: write batches, written one behind the other, and made durable."""
