@@ -78,6 +78,29 @@ def _amqp(host: str, port: int) -> BlockingChannel:
     return channel
 
 
+def amqp_reads(host: str, port: int) -> None:
+    """One consumer of a stream is cancelled, one leaves, the stream of one is deleted."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters(host, port))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=1)
+    stream = {"x-queue-type": "stream"}
+    for name in ("left-stream", "left-other"):
+        channel.queue_declare(name, durable=True, arguments=stream)
+        channel.basic_publish("", name, b"payload")
+        channel.basic_publish("", name, b"payload")
+    for name in ("left-stream", "left-stream", "left-other"):
+        reader = connection.channel()
+        reader.basic_qos(prefetch_count=1)
+        next(reader.consume(name, arguments={"x-stream-offset": "first"}))
+        if name == "left-stream":
+            reader.cancel()
+    last = connection.channel()
+    last.basic_qos(prefetch_count=10)
+    next(last.consume("left-stream", arguments={"x-stream-offset": "first"}))
+    channel.queue_delete("left-other")
+    connection.close()
+
+
 def amqp_closes(host: str, port: int) -> None:
     _amqp(host, port).connection.close()
 
@@ -138,7 +161,7 @@ def http_asks(host: str, port: int) -> None:
 
 VISITS: dict[str, list[Callable[[str, int], None]]] = {
     "mqtt": [mqtt_disconnects, mqtt_vanishes, mqtt_is_wrong],
-    "amqp": [amqp_closes, amqp_transacts, amqp_errs, amqp_vanishes, amqp_is_refused],
+    "amqp": [amqp_reads, amqp_closes, amqp_transacts, amqp_errs, amqp_vanishes, amqp_is_refused],
     "native": [native_closes],
     "http": [http_asks],
 }

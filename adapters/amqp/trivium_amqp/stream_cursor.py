@@ -43,13 +43,16 @@ class _CursorReader(StreamReader):
     """The cursor as its partition sees it."""
 
     def __init__(self, cursor: StreamCursor) -> None:
-        self._cursor = cursor
+        #: None when it reads no more
+        self.cursor: StreamCursor | None = cursor
 
     def watermark_moved(self, partition: Partition) -> None:
-        self._cursor.arrived()
+        if self.cursor is not None:
+            self.cursor.arrived()
 
     def stream_deleted(self, partition: Partition) -> None:
-        self._cursor.end()
+        if self.cursor is not None:
+            self.cursor.end()
 
 
 class StreamCursor(Queue):
@@ -104,9 +107,17 @@ class StreamCursor(Queue):
     def end(self) -> None:
         """The stream is gone, or cannot be read."""
         consumer = self._consumer
-        self._consumer = None
+        self._leave()
         if consumer is not None:
             consumer.cancelled()
+
+    def _leave(self) -> None:
+        """Read no more, and let go of what refers back to the cursor."""
+        self._consumer = None
+        self._view = None
+        self._partition.cancel(self._reader)
+        self._reader.cursor = None
+        self.deleted()
 
     # As a queue
 
@@ -115,9 +126,7 @@ class StreamCursor(Queue):
         self._consumer = consumer
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        self._consumer = None
-        self._view = None
-        self._partition.cancel(self._reader)
+        self._leave()
 
     def serve(self, consumer: Consumer) -> None:
         self.dispatch()
