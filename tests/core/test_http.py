@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 
@@ -31,9 +32,16 @@ class Site:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        #: what asking for it raises
+        self.fault: Exception | None = None
         self.port = 0
         #: passwords that were hashed
         self.hashed = 0
+
+    def unready(self) -> str | None:
+        if self.fault is not None:
+            raise self.fault
+        return self.reason
 
     async def ask(self, path: str, *headers: str) -> tuple[int, dict[str, str], str]:
         lines = [f"GET {path} HTTP/1.1", "Host: test", "Connection: close", *headers, "", ""]
@@ -67,7 +75,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
     server = HttpServer(
         Loop(),
         make_authenticator(config, pool),
-        lambda: site.reason,
+        site.unready,
         lambda: "up 1\n",
         handshake_seconds,
     )
@@ -116,13 +124,27 @@ async def test_unknown_path_answers_404(site: Site) -> None:
         b"AMQP\x00\x00\x09\x01\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHostx\r\n\r\n",
     ],
 )
 async def test_hostile_request_answers_400_and_touches_nothing_else(
-    site: Site, request_bytes: bytes
+    site: Site, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     assert (await site.send(request_bytes))[0] == 400
     assert (await site.ask("/health/live"))[0] == 200
+    # Nor does it fill the log: no traceback, and one line.
+    records = [record for record in caplog.records if record.name.startswith("trivium")]
+    assert [(record.levelname, record.exc_info) for record in records] == [("INFO", None)]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_fault_of_our_own_is_logged_with_a_traceback(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.fault = RuntimeError("ours")
+    assert (await site.ask("/health/ready"))[0] == 500
+    assert any(record.exc_info and "ours" in str(record.exc_info[1]) for record in caplog.records)
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:

@@ -12,11 +12,13 @@ broker. It runs on the broker's own loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiohttp import BasicAuth, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from trivium.config import is_loopback
@@ -29,6 +31,25 @@ SHUTDOWN_SECONDS: Final = 1.0
 #: connections at a time; further ones are closed at once
 MAX_CONNECTIONS: Final = 128
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+logger = logging.getLogger(__name__)
+
+
+class _NotOurFault(logging.Filter):
+    """What is no HTTP is its sender's fault: a line in the log in place of a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            logger.info("malformed request: %s", type(error).__name__)
+            return False
+        return True
+
+
+#: What aiohttp logs by.
+_aiohttp_logger = logger.getChild("aiohttp")
+_aiohttp_logger.addFilter(_NotOurFault())
 
 
 class HttpDriver(Protocol):
@@ -76,6 +97,7 @@ class HttpServer:
             application,
             handle_signals=False,
             access_log=None,
+            logger=_aiohttp_logger,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
 
