@@ -7,9 +7,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.support.mqtt import Client, Server, acknowledge, puback, publish, pubrec
+from tests.support.server import ShortTurns
+from trivium.runtime.framed import CLOCK_FRAMES
 from trivium_mqtt.codec.packets import PLAIN_PUBACK_SIZE, PUBACK, Acknowledgement, plain_puback
 from trivium_mqtt.codec.reasons import RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
+from trivium_mqtt.reader import LONGEST_PUBACK_RUN
 
 VERSIONS = [3, 4, 5]
 
@@ -137,3 +140,22 @@ def test_a_run_has_the_effect_of_its_packets_read_one_by_one(packet_ids: list[in
     plain = b"".join(puback(packet_id) for packet_id in packet_ids)
     in_full = b"".join(with_reason(packet_id) for packet_id in packet_ids)
     assert World().seen(plain) == World().seen(in_full)
+
+
+def test_a_run_ends_with_the_turn() -> None:
+    server = Server()
+    client = server.open("c", 4)
+    client.subscribe("t", 1)
+    driver = ShortTurns()
+    server.broker.driver = server.driver = driver
+    count = 5000
+    client.connection.feed(b"".join(puback(1 + number) for number in range(count)) + b"\xc0\x00")
+    turns = 1
+    while driver.next:
+        assert driver.next == [client.connection]
+        driver.next.clear()
+        client.connection.next_turn()
+        turns += 1
+        client.feed()
+    assert client.take_bytes() == b"\xd0\x00"
+    assert turns >= count // (LONGEST_PUBACK_RUN + CLOCK_FRAMES)

@@ -38,6 +38,9 @@ MAX_CONNECT_SIZE: Final = 1 << 18
 #: A client with a window of messages to be acknowledged stops earlier, and goes on with the rest.
 MAX_ASIDE: Final = 1 << 16
 
+#: PUBACK packets of one run: settling one takes some 10 µs, interpreted, and a turn is short.
+LONGEST_PUBACK_RUN: Final = 256
+
 # Why input is held, beside the reasons of ``trivium.runtime.framed``.
 FOR_AUTHENTICATION: Final = FOR_PROTOCOL
 FOR_BROKER: Final = FOR_PROTOCOL << 1
@@ -175,7 +178,10 @@ class Reader(Writer):
             session = self.session
             outgoing = None if session is None else session.outgoing
             if outgoing is not None:
-                return outgoing.acknowledged_run(data, at, end)
+                most = at + LONGEST_PUBACK_RUN * packets.PLAIN_PUBACK_SIZE
+                after = outgoing.acknowledged_run(data, at, min(end, most))
+                self.count_frames((after - at) // packets.PLAIN_PUBACK_SIZE)
+                return after
         return at
 
     def blocked(self, reason: str) -> None:
