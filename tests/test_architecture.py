@@ -181,9 +181,6 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.config": {"amqp", "mqtt", "native"},
     # Help for who publishes and subscribes by a URL, and the options of those protocols.
     "trivium.cli": {"amqp", "mqtt", "native"},
-    # Names of the types of values, in refusals that quote what is there and what was asked for.
-    "trivium.common.values": {"longstr", "signedint"},
-    "trivium.queues.settings": {"longstr"},
     # The history of a dead letter is stored under this name, in this form.
     "trivium.queues.dead_letters": {"x-death"},
 }

@@ -19,6 +19,13 @@ The errors of the storage stand in ``trivium.storage.errors``.
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Types of values, as ``WrongType.expected`` says them.
+TEXT: Final = "text"
+BOOLEAN: Final = "a boolean"
+INTEGER: Final = "an integer"
+
 
 class TriviumError(Exception):
     """Base of all errors of the core. The text is fit to be shown to a client."""
@@ -55,6 +62,40 @@ class UnfitArgument(PreconditionFailed):
         self.argument = argument
         self.what = what
         self.kind = kind
+
+
+class WrongType(PreconditionFailed):
+    """A value of another type than is needed: ``what`` says for what, ``expected`` which."""
+
+    def __init__(self, what: str, expected: str, value: object) -> None:
+        super().__init__(f"invalid {what}: {expected} is needed")
+        self.what = what
+        self.expected = expected
+        self.value = value
+
+
+class NotAName(PreconditionFailed):
+    """An argument that is to name an exchange is no text."""
+
+    def __init__(self, argument: str, what: str, value: object) -> None:
+        super().__init__(f"invalid arg '{argument}' for {what}: text is needed")
+        self.argument = argument
+        self.what = what
+        self.value = value
+
+
+class ArgumentAbsent(PreconditionFailed):
+    """It exists with an argument that was not given (``is_current``), or without one that was."""
+
+    def __init__(self, argument: str, what: str, value: object, is_current: bool) -> None:
+        super().__init__(
+            f"inequivalent arg '{argument}' for {what}: "
+            + ("none was given, but it has one" if is_current else "it has none")
+        )
+        self.argument = argument
+        self.what = what
+        self.value = value
+        self.is_current = is_current
 
 
 class UnfitProperty(PreconditionFailed):

@@ -7,11 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from trivium.common.values import matches, pack, same, type_name, unpack
+from trivium.common.values import matches, pack, same, unpack
 from trivium.messages.message import HeaderValue
 
 SECOND = datetime.fromtimestamp(1, UTC)
-OTHERS: list[HeaderValue] = [1.5, Decimal(1), "v", b"v", SECOND, [], {}]
 
 
 @pytest.mark.parametrize(
@@ -78,23 +77,3 @@ def test_an_argument_is_the_same_as_itself_also_behind_the_disk(value: HeaderVal
     assert same(value, value)
     read = unpack(pack({"a": [value]}))["a"][0]
     assert same(value, read)
-    assert type_name(value) == type_name(read)
-
-
-def test_types_have_the_names_that_clients_match() -> None:
-    assert [type_name(value) for value in (None, True, 1, -1 << 31, 1 << 31)] == [
-        "void",
-        "bool",
-        "signedint",
-        "signedint",
-        "long",
-    ]
-    assert [type_name(value) for value in OTHERS] == [
-        "double",
-        "decimal",
-        "longstr",
-        "binary",
-        "timestamp",
-        "array",
-        "table",
-    ]

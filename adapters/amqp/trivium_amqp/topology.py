@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.common.values import type_name
 from trivium.idempotence.deduplication import EXCHANGE, QUEUE
 from trivium.messages.message import HeaderValue
 from trivium.queues.queue import Queue
@@ -23,6 +22,7 @@ from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     PRECONDITION_FAILED,
     ChannelException,
+    type_name,
     unfit_argument,
 )
 

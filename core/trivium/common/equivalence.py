@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from trivium.common.values import HeaderValue, same, type_name
-from trivium.errors import PreconditionFailed
+from trivium.common.values import HeaderValue, same
+from trivium.errors import ArgumentAbsent, PreconditionFailed
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,10 @@ def require_same_arguments(
 ) -> None:
     """Raise PreconditionFailed where one of the arguments called ``names`` differs."""
     for name in sorted(name for name in current.keys() | received.keys() if name in names):
-        if name not in current or name not in received:
-            raise PreconditionFailed(
-                f"inequivalent arg '{name}' for {what}: received {_describe(received, name)}"
-                f" but current is {_describe(current, name)}"
-            )
+        if name not in received:
+            raise ArgumentAbsent(name, what, current[name], True)
+        if name not in current:
+            raise ArgumentAbsent(name, what, received[name], False)
         if not same(current[name], received[name]):
             raise _inequivalent(what, name, current[name], received[name])
 
@@ -56,16 +55,10 @@ class UnknownArguments:
 def _inequivalent(what: str, name: str, current: object, received: object) -> PreconditionFailed:
     return PreconditionFailed(
         f"inequivalent arg '{name}' for {what}:"
-        f" received '{_show(received)}' but current is '{_show(current)}'"
+        f" received '{show(received)}' but current is '{show(current)}'"
     )
 
 
-def _describe(arguments: Mapping[str, HeaderValue], name: str) -> str:
-    if name not in arguments:
-        return "none"
-    value = arguments[name]
-    return f"the value '{_show(value)}' of type '{type_name(value)}'"
-
-
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """A value as refusals show it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

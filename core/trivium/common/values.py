@@ -21,8 +21,6 @@ HeaderValue = object
 #: The kind of msgpack's extension types that is a decimal number, written as text.
 _DECIMAL: Final = 1
 
-_INT32: Final = 1 << 31
-
 
 def matches(wanted: HeaderValue, value: HeaderValue) -> bool:
     """Whether a header has the content that a binding's argument wants."""
@@ -51,27 +49,6 @@ def same(one: HeaderValue, other: HeaderValue) -> bool:
     if isinstance(one, Decimal):
         return isinstance(other, Decimal) and one.as_tuple() == other.as_tuple()
     return type(one) is type(other) and one == other
-
-
-def type_name(value: HeaderValue) -> str:
-    """What AMQP's clients know the type of a value as."""
-    if value is None:
-        return "void"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "signedint" if -_INT32 <= value < _INT32 else "long"
-    if isinstance(value, float):
-        return "double"
-    if isinstance(value, Decimal):
-        return "decimal"
-    if isinstance(value, str):
-        return "longstr"
-    if isinstance(value, bytes):
-        return "binary"
-    if isinstance(value, datetime):
-        return "timestamp"
-    return "array" if isinstance(value, list) else "table"
 
 
 def pack(value: object) -> bytes:

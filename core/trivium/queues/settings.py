@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from trivium.common.values import type_name
-from trivium.errors import PreconditionFailed, UnfitArgument, UnfitProperty
+from trivium.errors import (
+    BOOLEAN,
+    INTEGER,
+    TEXT,
+    NotAName,
+    PreconditionFailed,
+    UnfitArgument,
+    UnfitProperty,
+    WrongType,
+)
 from trivium.idempotence.deduplication import DEFAULT_HEADER, DEFAULT_SIZE, MAX_SIZE, Settings
 from trivium.messages.delivery import DELIVERY_MODES
 from trivium.messages.message import AT_MOST_ONCE, HeaderValue, Message
@@ -266,9 +274,7 @@ def check_names(arguments: Mapping[str, HeaderValue], what: str, kind: str) -> N
 def check_exchange_name(arguments: Mapping[str, HeaderValue], name: str, what: str) -> None:
     """Raise PreconditionFailed where the argument ``name`` is there and no name of an exchange."""
     if name in arguments and not isinstance(arguments[name], str):
-        raise PreconditionFailed(
-            f"invalid type '{type_name(arguments[name])}' for arg '{name}' in {what}"
-        )
+        raise NotAName(name, what, arguments[name])
 
 
 def check_shared(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
@@ -289,10 +295,10 @@ def check_value(key: str, value: HeaderValue, what: str) -> None:
         check_number(value, bounds, what)
     elif key in _TEXTS or choices is not None:
         if not isinstance(value, str):
-            raise _wrong_type(what, "longstr", value)
+            raise WrongType(what, TEXT, value)
     elif key in _FLAGS:
         if not isinstance(value, bool):
-            raise _wrong_type(what, "bool", value)
+            raise WrongType(what, BOOLEAN, value)
     else:
         raise PreconditionFailed(f"invalid {what}: it is not supported")
     if choices is not None and value not in choices:
@@ -303,14 +309,9 @@ def check_value(key: str, value: HeaderValue, what: str) -> None:
 def check_number(value: HeaderValue, bounds: tuple[int, int] | None, what: str) -> None:
     """Raise PreconditionFailed unless ``value`` is an integer, and within the bounds."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong_type(what, "integer", value)
+        raise WrongType(what, INTEGER, value)
     if bounds is not None and not bounds[0] <= value <= bounds[1]:
         raise PreconditionFailed(f"invalid {what}: {value} is not in {bounds[0]}..{bounds[1]}")
-
-
-def _wrong_type(what: str, expected: str, value: HeaderValue) -> PreconditionFailed:
-    # RabbitMQ's clients know the text with its quotes.
-    return PreconditionFailed(f'invalid {what}: "expected {expected}, got {type_name(value)}"')
 
 
 def check_strategy(strategy: HeaderValue, overflow: HeaderValue, what: str) -> None:

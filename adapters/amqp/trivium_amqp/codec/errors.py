@@ -13,11 +13,19 @@ clients' test suites match it.
 
 from __future__ import annotations
 
+from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
+from trivium.common.equivalence import show
 from trivium.errors import (
+    BOOLEAN,
+    INTEGER,
+    TEXT,
     AccessRefused,
+    ArgumentAbsent,
     NameNeeded,
+    NotAName,
     NotFound,
     PreconditionFailed,
     QueueLocked,
@@ -25,6 +33,7 @@ from trivium.errors import (
     TopologyError,
     UnfitArgument,
     UnfitProperty,
+    WrongType,
 )
 
 REPLY_SUCCESS: Final = 200
@@ -61,6 +70,12 @@ _NAMES: Final = {
 
 #: The method that is being carried out is to blame, whichever it is.
 CARRIED_OUT: Final = -1
+
+#: What RabbitMQ calls the types that arguments are to have.
+_EXPECTED: Final = {TEXT: "longstr", BOOLEAN: "bool", INTEGER: "integer"}
+
+#: Integers below it, and from its negative on, are of 32 bits.
+_INT32: Final = 1 << 31
 
 #: A reply text is a short string.
 _MAX_TEXT_BYTES: Final = 255
@@ -131,10 +146,47 @@ def unfit_argument(argument: str, what: str, kind: str) -> str:
     return f"invalid arg '{argument}' for {what} of queue type {_queue_type(kind)}"
 
 
+def type_name(value: object) -> str:
+    """The name by which RabbitMQ's refusals call the type of a value of a field table."""
+    if value is None:
+        return "void"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "signedint" if -_INT32 <= value < _INT32 else "long"
+    if isinstance(value, float):
+        return "double"
+    if isinstance(value, Decimal):
+        return "decimal"
+    if isinstance(value, str):
+        return "longstr"
+    if isinstance(value, bytes):
+        return "binary"
+    if isinstance(value, datetime):
+        return "timestamp"
+    return "array" if isinstance(value, list) else "table"
+
+
+def _of_type(error: ArgumentAbsent) -> str:
+    """The one value that there is, and none, in the order of RabbitMQ's text."""
+    there = f"the value '{show(error.value)}' of type '{type_name(error.value)}'"
+    if error.is_current:
+        return f"received none but current is {there}"
+    return f"received {there} but current is none"
+
+
 def _words(error: TopologyError) -> str:
     """RabbitMQ's text for a refusal where clients know one, else the core's."""
     if isinstance(error, UnfitArgument):
         return unfit_argument(error.argument, error.what, error.kind)
+    if isinstance(error, WrongType):
+        # Clients know the text with its quotes.
+        expected = _EXPECTED[error.expected]
+        return f'invalid {error.what}: "expected {expected}, got {type_name(error.value)}"'
+    if isinstance(error, NotAName):
+        return f"invalid type '{type_name(error.value)}' for arg '{error.argument}' in {error.what}"
+    if isinstance(error, ArgumentAbsent):
+        return f"inequivalent arg '{error.argument}' for {error.what}: {_of_type(error)}"
     if isinstance(error, UnfitProperty):
         name = "exclusive-owner" if error.name == "exclusive" else error.name
         return f"invalid property '{name}' for {error.what}"
