@@ -352,11 +352,11 @@ async def test_an_error_while_a_socket_is_taken_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
+        world.broker.storage.table("t").put(b"half", b"done")
         raise ERROR
 
-    async with world.broker as broker:
+    async with world.broker:
         monkeypatch.setattr(SocketDriver, "__init__", fail)
-        broker.storage.table("t").put(b"half", b"done")
         reader, writer = await world.connect()
         await assert_stopped(world, caplog)
         assert await reader.read() == b""
