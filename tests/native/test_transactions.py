@@ -231,6 +231,13 @@ def test_a_queue_takes_what_it_has_room_for(server: Server) -> None:
     assert len(server.vhost.queues["full"]) == 2
 
 
+def test_a_mandatory_message_that_is_retained_has_where_to_go(server: Server) -> None:
+    answer = server.open().send(frames.TX, 5, tx(entry(b"x", b"k", b"amq.topic", 5 | 8 | 16)))
+    assert ok(answer)
+    assert len(server.vhost.retained) == 1
+    assert server.adapter.metrics.messages_unroutable == 0
+
+
 def test_destinations_of_a_headers_exchange_are_asked_too(server: Server) -> None:
     arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     full = server.vhost.declare_queue("full", durable=True, arguments=arguments)
