@@ -6,12 +6,8 @@ import pytest
 
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import AT_MOST_ONCE, HeaderValue
-from trivium.queues.settings import (
-    MAX_MILLISECONDS,
-    REJECT_PUBLISH,
-    check_queue_arguments,
-    settings_of,
-)
+from trivium.queues.arguments import MAX_MILLISECONDS, check_queue_arguments
+from trivium.queues.settings import REJECT_PUBLISH, settings_of
 
 
 @pytest.mark.parametrize(
@@ -32,12 +28,8 @@ from trivium.queues.settings import (
         ({"x-queue-type": "fancy"}, "\"unsupported queue type 'fancy'\""),
         ({"x-queue-type": "stream"}, "a stream is no queue"),
         ({"x-single-active-consumer": "yes"}, ": a boolean is needed"),
-        ({"x-queue-mode": "eager"}, "\"unsupported queue mode 'eager'\""),
-        ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
-        ({"x-queue-version": "2"}, ": an integer is needed"),
+        ({"x-dead-letter-strategy": "at-most-once"}, "a classic queue does not have it"),
         ({"x-queue-type": "quorum", "x-max-priority": 3}, "a quorum queue does not have it"),
-        ({"x-queue-type": "quorum", "x-quorum-initial-group-size": -1}, "-1 is not in"),
-        ({"x-compression": "lz4"}, "a classic queue does not have it"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, HeaderValue], text: str) -> None:
@@ -63,11 +55,7 @@ def test_a_quorum_queue_does_not_go_with_its_clients(
 
 
 def test_unknown_arguments_are_for_others() -> None:
-    check_queue_arguments({"x-unheard-of": 1, "team": None}, "queue 'q'", True)
-
-
-def test_arguments_without_meaning_here_are_accepted() -> None:
-    check_queue_arguments({"x-queue-mode": "lazy", "other": object()}, "queue 'q'", True)
+    check_queue_arguments({"x-unheard-of": 1, "team": object()}, "queue 'q'", True)
 
 
 def test_of_two_numbers_the_smaller_one_holds() -> None:

@@ -6,9 +6,14 @@ import pytest
 
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.settings import MAX_MILLISECONDS
+from trivium.queues.arguments import (
+    MAX_MILLISECONDS,
+    STREAM,
+    check_arguments,
+    check_queue_arguments,
+)
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
-from trivium.streams.settings import check_stream_arguments, parse_age, stream_settings_of
+from trivium.streams.settings import parse_age, stream_settings_of
 
 
 @pytest.mark.parametrize(
@@ -58,33 +63,22 @@ def test_other_ages_are_refused(value: HeaderValue) -> None:
         {"x-tombstone-retention": "soon"},
         {"x-message-ttl": 5},
         {"x-queue-type": "quorum"},
-        {"x-initial-cluster-size": "3"},
-        {"x-queue-leader-locator": 1},
-        {"x-stream-max-segment-size-bytes": 4_000_000_000},
     ],
 )
 def test_arguments_that_would_not_be_honoured_are_refused(
     arguments: dict[str, HeaderValue],
 ) -> None:
     with pytest.raises(PreconditionFailed, match=next(iter(arguments))):
-        check_stream_arguments(arguments, "s")
+        check_arguments(arguments, "s", STREAM)
 
 
 def test_unknown_arguments_are_for_others() -> None:
-    check_stream_arguments({"max-age": "1h", "x-unheard-of": 1}, "s")
+    check_arguments({"max-age": "1h", "x-unheard-of": 1}, "s", STREAM)
 
 
-def test_arguments_of_rabbitmq_for_its_segments_and_cluster_mean_nothing() -> None:
-    check_stream_arguments(
-        {
-            "x-queue-type": "stream",
-            "x-stream-max-segment-size-bytes": 1000,
-            "x-stream-filter-size-bytes": 16,
-            "x-initial-cluster-size": 3,
-            "x-queue-leader-locator": "client-local",
-        },
-        "s",
-    )
+def test_a_queue_does_not_have_the_arguments_of_streams() -> None:
+    with pytest.raises(PreconditionFailed, match="a classic queue does not have it"):
+        check_queue_arguments({"x-compression": "lz4"}, "queue 'q'", True)
 
 
 def test_without_arguments_and_policy_there_is_no_limit() -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import HeaderValue
+from trivium.queues.arguments import STREAM, check_number, queue_type
 from trivium.queues.queue import Queue
 from trivium.queues.ready import LoadWaiter
-from trivium.queues.settings import STREAM, check_number, queue_type
 from trivium.routing.exchanges import ACCEPTED, Demand
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (

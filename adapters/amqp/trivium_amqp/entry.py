@@ -6,10 +6,12 @@ from trivium.messages.message import PROTOCOL_AMQP, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
+from trivium_amqp import arguments
 from trivium_amqp.codec.properties import BasicPropertyCodec
 from trivium_amqp.connection import AmqpConnection
 
 register_codec(PROTOCOL_AMQP, BasicPropertyCodec())
+arguments.register()
 
 
 class AmqpAdapter(Adapter):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.idempotence.deduplication import EXCHANGE, QUEUE
 from trivium.messages.message import HeaderValue
+from trivium.queues.arguments import QUEUE_TYPE, STREAM
 from trivium.queues.queue import Queue
-from trivium.queues.settings import QUEUE_TYPE, STREAM
 from trivium.routing.exchanges import (
     Binding,
     Destination,

@@ -38,7 +38,7 @@ CHECKPOINT_SIZE: Final = 64 * 1024 * 1024
 MEMORY_SIZE: Final = 64 * 1024 * 1024
 
 
-class BatchWork(Work):
+class WriteBatchWork(Work):
     """A sealed write batch on its way to the disk."""
 
     def __init__(
@@ -211,7 +211,7 @@ class DiskStorage(Storage):
         if self._failure is not None or self._is_closed:
             return
         if not self._is_busy and (self._changes.parts or self._waiters):
-            work = BatchWork(self, self.write_batch, self._changes.take(), self._waiters)
+            work = WriteBatchWork(self, self.write_batch, self._changes.take(), self._waiters)
             self._waiters = {}
             self.write_batch += 1
             self._is_busy = True
@@ -267,7 +267,7 @@ class DiskStorage(Storage):
         if seconds and self.journal.synced < self.journal.written:
             self._workers.journal.submit_later(SyncWork(self), seconds)
 
-    def batch_written(self, work: BatchWork) -> None:
+    def batch_written(self, work: WriteBatchWork) -> None:
         """A write batch is done."""
         if self._failure is not None:
             return

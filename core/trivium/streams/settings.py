@@ -10,17 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from trivium.errors import PreconditionFailed
+from trivium.errors import INTEGER, TEXT, PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.settings import (
-    ARGUMENTS,
+from trivium.queues.arguments import (
     MAX_MILLISECONDS,
-    MAX_NODES,
     QUEUE_TYPE,
     STREAM,
-    check_names,
-    check_number,
-    check_value,
+    Rule,
+    register_arguments,
 )
 from trivium.streams.compression import CODECS
 from trivium.streams.record_layout import CODEC_NONE
@@ -30,28 +27,8 @@ COMPRESSION: Final = "compression"
 CLEANUP_POLICY: Final = "cleanup-policy"
 TOMBSTONE_RETENTION: Final = "tombstone-retention"
 
-_CLEANUP_POLICIES: Final = ("delete", "compact")
-
 #: Readers that are less than this behind learn that a key is gone.
 _TOMBSTONE_RETENTION_MS: Final = 24 * 3600 * 1000
-
-#: other limits: their largest values; the smallest is 1
-_LIMITS: Final = {"max-length": 1 << 62, "max-length-bytes": 1 << 62}
-
-#: What a policy for streams may set.
-POLICY_KEYS: Final = frozenset(_LIMITS) | {
-    MAX_AGE,
-    COMPRESSION,
-    CLEANUP_POLICY,
-    TOMBSTONE_RETENTION,
-}
-
-#: Arguments that RabbitMQ has for its own streams: their segments and their cluster.
-_IGNORED: Final = {
-    "stream-max-segment-size-bytes": (1, 3_000_000_000),
-    "stream-filter-size-bytes": (16, 255),
-    "initial-cluster-size": (1, MAX_NODES),
-}
 
 #: RabbitMQ's units of an age, in seconds. A year has 365 days, a month 30.
 _UNITS: Final = {
@@ -101,40 +78,28 @@ def parse_age(value: HeaderValue, what: str) -> int:
     return age
 
 
-def check_stream_value(key: str, value: HeaderValue, what: str) -> None:
-    """Raise PreconditionFailed unless ``value`` may be given for ``key`` (without ``x-``)."""
-    largest = _LIMITS.get(key)
-    if largest is not None:
-        check_number(value, (1, largest), what)
-    elif key in (MAX_AGE, TOMBSTONE_RETENTION):
+class _Age(Rule):
+    """A time as ``parse_age`` reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def check(self, key: str, value: HeaderValue, what: str) -> None:
         parse_age(value, what)
-    elif key == CLEANUP_POLICY:
-        if value not in _CLEANUP_POLICIES:
-            raise PreconditionFailed(f"invalid {what}: delete and compact are known")
-    elif key == COMPRESSION:
-        if not isinstance(value, str) or value not in CODECS:
-            raise PreconditionFailed(f"invalid {what}: {', '.join(CODECS)} are known")
-    else:
-        raise PreconditionFailed(f"invalid {what}: it is not supported for a stream")
 
 
-def check_stream_arguments(arguments: Mapping[str, HeaderValue], what: str) -> None:
-    """Raise PreconditionFailed for arguments of a stream that would not be honoured.
+_LENGTH: Final = Rule(INTEGER, (1, 1 << 62))
 
-    What is unknown is no matter: it is for others.
-    """
-    check_names(arguments, what, STREAM)
-    for name, value in arguments.items():
-        what_of = f"arg '{name}' for {what}"
-        if name == QUEUE_TYPE:
-            if value != STREAM:
-                raise PreconditionFailed(f"invalid {what_of}: it must be 'stream'")
-        elif name == "x-queue-leader-locator":
-            check_value(name[2:], value, what_of)
-        elif name[2:] in _IGNORED:
-            check_number(value, _IGNORED[name[2:]], what_of)
-        elif name in ARGUMENTS[STREAM]:
-            check_stream_value(name[2:], value, what_of)
+#: What streams have of their own, without ``x-``; also what a policy for them may set.
+STREAM_RULES: Final[Mapping[str, Rule]] = {
+    "max-length": _LENGTH,
+    "max-length-bytes": _LENGTH,
+    MAX_AGE: _Age(),
+    COMPRESSION: Rule(TEXT, choices=CODECS),
+    CLEANUP_POLICY: Rule(TEXT, choices=("delete", "compact")),
+    TOMBSTONE_RETENTION: _Age(),
+}
+register_arguments(STREAM, {**STREAM_RULES, QUEUE_TYPE[2:]: Rule(TEXT, choices=(STREAM,))})
 
 
 def stream_settings_of(

@@ -14,10 +14,10 @@ from trivium.common.patterns import Pattern, PatternError
 from trivium.common.values import pack, same, unpack
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.settings import POLICY_KEYS, check_strategy, check_value
+from trivium.queues.arguments import QUEUE_RULES, check_strategy
+from trivium.queues.settings import POLICY_KEYS
 from trivium.storage.base import Table
-from trivium.streams.settings import POLICY_KEYS as STREAM_KEYS
-from trivium.streams.settings import check_stream_value
+from trivium.streams.settings import STREAM_RULES
 
 QUEUES: Final = "queues"
 EXCHANGES: Final = "exchanges"
@@ -67,9 +67,9 @@ class Policy:
                 if not isinstance(value, str):
                     raise PreconditionFailed(f"invalid {what}: text is needed")
             elif key in POLICY_KEYS:
-                check_value(key, value, what)
-            elif key in STREAM_KEYS:
-                check_stream_value(key, value, what)
+                QUEUE_RULES[key].check(key, value, what)
+            elif key in STREAM_RULES:
+                STREAM_RULES[key].check(key, value, what)
             else:
                 raise PreconditionFailed(f"invalid {what}: it is not supported")
         check_strategy(

@@ -25,19 +25,20 @@ from trivium.idempotence.deduplication import ARGUMENTS as DEDUPLICATION_ARGUMEN
 from trivium.idempotence.deduplication import EXCHANGE, QUEUE, exchange_settings
 from trivium.idempotence.producers import Producers
 from trivium.messages.message import HeaderValue, Message
-from trivium.queues.dead_letters import DeadLetters
-from trivium.queues.queue import Queue
-from trivium.queues.settings import (
+from trivium.queues.arguments import (
     ARGUMENTS,
     CLASSIC,
     KNOWN_ARGUMENTS,
     QUEUE_TYPE,
     STREAM,
+    check_arguments,
     check_exchange_name,
     check_queue_arguments,
     check_shared,
     queue_type,
 )
+from trivium.queues.dead_letters import DeadLetters
+from trivium.queues.queue import Queue
 from trivium.routing.exchanges import (
     EXCHANGE_TYPES,
     REJECTED,
@@ -52,7 +53,6 @@ from trivium.routing.retained import RETAINING_EXCHANGE, RetainedMessages
 from trivium.storage.base import Log
 from trivium.streams.joining import RecoveredJoins
 from trivium.streams.namespace import StreamNamespace
-from trivium.streams.settings import check_stream_arguments
 from trivium.streams.stream import MAX_PARTITIONS, Stream
 from trivium.vhost.bindings import Bindings
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
@@ -339,16 +339,18 @@ class VirtualHost(StreamNamespace):
         """
         wanted = {} if arguments is None else arguments
         what = f"{term} '{name}' in vhost '{self.name}'"
-        self._unknown.tell(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM])
+        self._unknown.tell(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM].keys())
         known = self.streams.get(name)
         if known is not None:
             require_same(what, [("partitions", len(known.partitions), partitions)])
             # All of them have the same type, and it need not be named.
-            require_same_arguments(what, known.arguments, wanted, ARGUMENTS[STREAM] - {QUEUE_TYPE})
+            require_same_arguments(
+                what, known.arguments, wanted, ARGUMENTS[STREAM].keys() - {QUEUE_TYPE}
+            )
             return known
         if name in self.queues:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
-        check_stream_arguments(wanted, what)
+        check_arguments(wanted, what, STREAM)
         if not name:
             raise NameNeeded(STREAM)
         if len(name.encode()) > MAX_STREAM_NAME_BYTES:

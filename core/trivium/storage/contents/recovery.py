@@ -29,8 +29,8 @@ from trivium.storage.files.encryption import Keys
 from trivium.storage.files.filesystem import FileSystem, read_whole
 from trivium.storage.journal.journal_files import (
     STOPPED,
-    BatchPlace,
     JournalFile,
+    WriteBatchPlace,
     file_name,
     file_number,
     read_file,
@@ -155,7 +155,7 @@ class Recovered(ChangeVisitor):
         self.logs[number] = DiskLog(number, "", self.changes, self.segments)
         return self.logs[number]
 
-    def apply(self, file: JournalFile, batch: BatchPlace) -> None:
+    def apply(self, file: JournalFile, batch: WriteBatchPlace) -> None:
         """Replay a batch, which lies in ``file``. Raises StorageDamaged.
 
         All of it or, when it raises, a part.

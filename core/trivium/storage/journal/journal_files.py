@@ -98,7 +98,7 @@ def batch_context(marker: bytes, number: int, unsynced: int, length: int, flags:
     return _BATCH_HEADER.pack(marker, number, unsynced, length, flags, 0)
 
 
-class BatchPlace:
+class WriteBatchPlace:
     """A batch, or a trailer, that lies in a file with all its checksums right."""
 
     def __init__(self, position: int, number: int, unsynced: int, length: int, flags: int) -> None:
@@ -128,7 +128,7 @@ class JournalFile:
         self.has_trailers = True
         self.key_id = PLAIN
         self.cipher: FileCipher | None = None
-        self.batches: list[BatchPlace] = []
+        self.batches: list[WriteBatchPlace] = []
         #: position after the last batch
         self.end = 0
         self.is_closed = False
@@ -140,7 +140,7 @@ class JournalFile:
         """Whether what follows the last batch is the beginning of one, and not unused space."""
         return not self.is_closed and self.data.startswith(self.marker, self.end)
 
-    def body(self, batch: BatchPlace) -> tuple[bytes, int, int]:
+    def body(self, batch: WriteBatchPlace) -> tuple[bytes, int, int]:
         """Bytes that hold the body of a batch, decrypted, and where. Raises StorageDamaged."""
         start, end = batch.start, batch.end
         cipher = self.cipher
@@ -154,7 +154,7 @@ class JournalFile:
             raise StorageDamaged(self.path, batch.position, reason)
         return body, 0, len(body)
 
-    def at(self, position: int) -> BatchPlace | None:
+    def at(self, position: int) -> WriteBatchPlace | None:
         """The batch or trailer there; None if there is none."""
         body = position + BATCH_HEADER_SIZE
         data, marker = self.data, self.marker
@@ -168,9 +168,9 @@ class JournalFile:
         _, number, unsynced, length, flags, body_checksum = header
         if length > len(data) - body or body_checksum != zlib.crc32(view[body : body + length]):
             return None
-        return BatchPlace(position, number, unsynced, length, flags)
+        return WriteBatchPlace(position, number, unsynced, length, flags)
 
-    def behind(self, position: int) -> Iterator[BatchPlace]:
+    def behind(self, position: int) -> Iterator[WriteBatchPlace]:
         """Every batch and trailer from ``position`` on, whatever lies between them."""
         position = self.data.find(self.marker, position)
         while position >= 0:
@@ -180,7 +180,7 @@ class JournalFile:
             following = position + 1 if found is None else found.end
             position = self.data.find(self.marker, following)
 
-    def close_at(self, trailer: BatchPlace) -> None:
+    def close_at(self, trailer: WriteBatchPlace) -> None:
         """It is closed by ``trailer``."""
         self.is_closed = True
         second = trailer if trailer.flags & FOLLOWED else self.at(trailer.end)

@@ -31,8 +31,8 @@ from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     OLD_HEADER_SIZE,
     TRAILER,
-    BatchPlace,
     JournalFile,
+    WriteBatchPlace,
     file_name,
     file_number,
     find_marker,
@@ -260,7 +260,7 @@ class InspectedJournal:
         self._reached = number
         self._holes.clear()
 
-    def _take(self, file: JournalFile, batch: BatchPlace) -> None:
+    def _take(self, file: JournalFile, batch: WriteBatchPlace) -> None:
         """Replay a batch, unless the checkpoint has it."""
         self._reach(batch.number - 1)
         self._reached = batch.number
@@ -361,7 +361,7 @@ class InspectedJournal:
             left.append(replace(gap, first=at, records=0))
         return left
 
-    def _apply(self, file: JournalFile, batch: BatchPlace) -> None:
+    def _apply(self, file: JournalFile, batch: WriteBatchPlace) -> None:
         recovered = self._recovered
         number = batch.number
         try:
