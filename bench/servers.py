@@ -272,7 +272,7 @@ class Trivium(Server):
         super().__init__(directory, cores)
         self._on_disk = on_disk
         # Empty is as good as unset: the interpreted server runs what is installed, the source.
-        self._environment = {"PYTHONPATH": str(COMPILED) if self.is_compiled else ""}
+        self.environment = {"PYTHONPATH": str(COMPILED) if self.is_compiled else ""}
         self._version = ""
 
     def restart(self, number: signal.Signals) -> float:
@@ -296,7 +296,7 @@ class Trivium(Server):
         storage = ("--data", str(self.directory / "data")) if self._on_disk else ("--memory",)
         ports = ("--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off")
         command = [sys.executable, "-m", "trivium", "serve", *ports, *storage]
-        process = self._spawn(command, self._environment, subprocess.PIPE)
+        process = self._spawn(command, self.environment, subprocess.PIPE)
         for word in self._ready_line(process).split()[2:]:
             protocol, _, address = word.partition("=")
             host, _, port = address.rpartition(":")
@@ -311,7 +311,7 @@ class Trivium(Server):
         )
         result = subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, **self._environment},
+            env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             check=False,

@@ -157,6 +157,9 @@ class LimitsConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     #: seconds in which a new connection must have authenticated
     handshake_seconds: float = 10.0
+    #: milliseconds for which a turn of the event loop takes input of one client: what is left waits
+    #: for the next turn, and others are served between
+    turn_milliseconds: float = 5.0
     #: seconds in which an AMQP client must acknowledge a delivery where neither the queue nor its
     #: policy says otherwise (RabbitMQ's default); 0 is off
     consumer_timeout_seconds: float = 1800.0
@@ -185,7 +188,12 @@ class LimitsConfig:
             raise ConfigError("live_output_bytes must be from 1 to live_burst_bytes")
         if not 0 <= self.memory_high_fraction <= 1:
             raise ConfigError("memory_high_fraction must be from 0 to 1")
-        for name in ("consumer_timeout_seconds", "memory_high_bytes", "disk_free_bytes"):
+        for name in (
+            "turn_milliseconds",
+            "consumer_timeout_seconds",
+            "memory_high_bytes",
+            "disk_free_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")
 

@@ -146,6 +146,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "max_connections": "9",
             "max_message_bytes": "9",
             "handshake_seconds": "0.5",
+            "turn_milliseconds": "0.5",
             "consumer_timeout_seconds": "0.5",
             "memory_high_fraction": "0.5",
             "memory_high_bytes": "9",

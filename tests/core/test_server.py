@@ -117,6 +117,10 @@ def config(listen: Listen | None = None, **limits: float) -> Config:
     )
 
 
+SHORT_TURNS = config(turn_milliseconds=0)
+LONG_TURNS = config(turn_milliseconds=3_600_000)
+
+
 async def connect(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = broker.listeners["line"].rpartition(":")
     return await asyncio.open_connection(host.strip("[]"), int(port))
@@ -396,11 +400,6 @@ async def test_who_connects_during_an_alarm_is_told() -> None:
 # Much input of one client
 
 
-@pytest.fixture
-def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", -1)
-
-
 #: The last frame before a look at the clock is not taken when the turn is long.
 PIECE = CLOCK_FRAMES - 1
 MUCH = b"e" * (5 * PIECE + 1)
@@ -436,9 +435,11 @@ def read_at_once(connection: LineConnection, data: bytes) -> None:
     driver.data_received(data)
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_much_input_is_taken_in_turns_and_others_are_served_between() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (other_reader, other_writer, other):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (other_reader, other_writer, other),
+    ):
         async with a_client(broker) as (reader, _, connection):
             read_at_once(connection, MUCH)
             assert other.fed == [(connection, PIECE - 1)]
@@ -450,25 +451,31 @@ async def test_much_input_is_taken_in_turns_and_others_are_served_between() -> N
         assert other.fed.index((other, 1)) < len(PIECES), "it waited for all of the other's"
 
 
-async def test_a_turn_takes_what_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", 3600)
-    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+async def test_a_turn_takes_what_it_has_time_for() -> None:
+    async with (
+        Broker(LONG_TURNS) as broker,
+        a_client(broker) as (reader, _, connection),
+    ):
         read_at_once(connection, MUCH)
         assert connection.fed == [(connection, len(MUCH))]
         assert await reader.readexactly(len(MUCH)) == MUCH
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_reading_goes_on_behind_much_input() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (reader, writer, _):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (reader, writer, _),
+    ):
         for data in (MUCH, b"e" * CLOCK_BYTES, MUCH):
             writer.write(data)
             assert await reader.readexactly(len(data)) == data
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_few_frames_of_many_bytes_make_a_turn_too() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (reader, writer, connection):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (reader, writer, connection),
+    ):
         waits = []
         for size in (CLOCK_BYTES - 1, CLOCK_BYTES):
             read_at_once(connection, b"r" * size)
@@ -478,10 +485,9 @@ async def test_few_frames_of_many_bytes_make_a_turn_too() -> None:
         assert await reader.readexactly(1) == b"e"
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_a_connection_that_pauses_is_fed_no_more_of_it() -> None:
     async with (
-        Broker(config()) as broker,
+        Broker(SHORT_TURNS) as broker,
         a_client(broker) as other,
         a_client(broker) as (reader, _, connection),
     ):
@@ -494,43 +500,51 @@ async def test_a_connection_that_pauses_is_fed_no_more_of_it() -> None:
         assert await reader.readexactly(len(MUCH)) == MUCH
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_who_closes_behind_much_input_is_answered_first() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (reader, writer, _):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (reader, writer, _),
+    ):
         writer.write(MUCH)
         writer.write_eof()
         assert await reader.read(-1) == MUCH
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_much_input_counts_although_the_socket_is_gone() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (_, _, connection),
+    ):
         read_at_once(connection, MUCH)
         connection.transport.abort()
         await connection.is_lost.wait()
         assert sum(size for _, size in connection.fed) == len(MUCH)
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_a_connection_that_closes_is_fed_no_more_of_it() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (reader, _, connection),
+    ):
         read_at_once(connection, b"q" + MUCH)
         assert await reader.read(-1) == b"bye"
         assert connection.fed == [(connection, 1)]
 
 
-async def test_a_pause_within_a_turn_holds_for_the_rest_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trivium.runtime.driver, "TURN_SECONDS", 3600)
-    async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
+async def test_a_pause_within_a_turn_holds_for_the_rest_of_it() -> None:
+    async with (
+        Broker(LONG_TURNS) as broker,
+        a_client(broker) as (_, _, connection),
+    ):
         read_at_once(connection, b"p" + MUCH)
         assert connection.fed == [(connection, 1)]
 
 
-@pytest.mark.usefixtures("_short_turns")
 async def test_an_end_that_is_told_before_much_input_was_fed_waits_for_it() -> None:
-    async with Broker(config()) as broker, a_client(broker) as (reader, _, connection):
+    async with (
+        Broker(SHORT_TURNS) as broker,
+        a_client(broker) as (reader, _, connection),
+    ):
         read_at_once(connection, MUCH)
         driver = connection.transport
         assert isinstance(driver, SocketDriver)

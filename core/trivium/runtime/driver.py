@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from trivium.runtime.server import Server
 
 logger = logging.getLogger(__name__)
-
-#: A connection takes input until the turn has lasted for so many seconds; what is left waits for
-#: the next turn, and others are served between. The loop alone would feed megabytes of one client
-#: in a turn, which are tens of thousands of declarations.
-TURN_SECONDS: Final = 0.005
 
 
 class LoopDriver(Driver):
@@ -41,6 +36,9 @@ class LoopDriver(Driver):
         self._is_turn_requested = False
         self._has_begun = False
         self._began_at = 0.0
+        # The loop alone would feed megabytes of one client in a turn, which are tens of thousands
+        # of declarations.
+        self._turn_seconds = server.broker.config.limits.turn_milliseconds / 1000
         self._closing: list[SocketDriver] = []
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
@@ -57,7 +55,7 @@ class LoopDriver(Driver):
             self.request_turn()
 
     def is_turn_long(self) -> bool:
-        return time.monotonic() - self._began_at > TURN_SECONDS
+        return time.monotonic() - self._began_at >= self._turn_seconds
 
     def call(self, work: Callable[[], None]) -> None:
         """A callback of the loop: do ``work``. What it raises stops the broker."""
