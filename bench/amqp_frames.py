@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from bench.frames import payload_fields
+from bench.frames import Fields, payload_fields
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
@@ -98,9 +98,7 @@ def ack(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
     return method(channel, BASIC_ACK, struct.pack(">QB", delivery_tag, multiple))
 
 
-def publish(
-    channel: int, exchange: str, routing_key: str, body: bytes
-) -> tuple[bytes, dict[str, tuple[str, int]]]:
+def publish(channel: int, exchange: str, routing_key: str, body: bytes) -> tuple[bytes, Fields]:
     """Encode a persistent message in its three frames; return it with its fields' places."""
     ticket, bits = b"\0\0", b"\0"
     arguments = ticket + short_string(exchange) + short_string(routing_key) + bits
@@ -120,7 +118,7 @@ class DeliveryLayout:
     size: int
     head: bytes
     """What every delivery begins with: frame header, method, consumer tag."""
-    fields: dict[str, tuple[str, int]]
+    fields: Fields
 
 
 def delivery_layout(data: bytes | bytearray | memoryview, filled: int) -> DeliveryLayout | None:

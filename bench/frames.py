@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[Any]
 """A structured array, one row per frame."""
+Fields = dict[str, tuple[Any, int]]
+"""The fields of a frame: a numpy format, and an offset in bytes, by name."""
 
 SEQUENCE: Final = "sequence"
 STAMP: Final = "stamp"
@@ -40,7 +42,7 @@ def payload(size: int) -> bytes:
     return bytes(MINIMUM_PAYLOAD) + b"x" * (size - MINIMUM_PAYLOAD)
 
 
-def layout(size: int, fields: Mapping[str, tuple[str, int]]) -> np.dtype[np.void]:
+def layout(size: int, fields: Mapping[str, tuple[Any, int]]) -> np.dtype[np.void]:
     """Return the type of a frame of ``size`` bytes with ``fields`` of (format, offset in bytes)."""
     return np.dtype(
         {
@@ -52,7 +54,7 @@ def layout(size: int, fields: Mapping[str, tuple[str, int]]) -> np.dtype[np.void
     )
 
 
-def payload_fields(offset: int) -> dict[str, tuple[str, int]]:
+def payload_fields(offset: int) -> Fields:
     """Return the fields of a payload that starts ``offset`` bytes into its frame."""
     return {SEQUENCE: (SEQUENCE_FORMAT, offset), STAMP: (STAMP_FORMAT, offset + 8)}
 
@@ -63,7 +65,7 @@ class FrameBlock:
     The bytes that :meth:`take` returns are valid until the columns are next written.
     """
 
-    def __init__(self, frame: bytes, fields: Mapping[str, tuple[str, int]], rows: int) -> None:
+    def __init__(self, frame: bytes, fields: Mapping[str, tuple[Any, int]], rows: int) -> None:
         self.frame_size = len(frame)
         self.rows = rows
         backing = bytearray(frame * rows)

@@ -39,7 +39,10 @@ class Limits:
 
 
 class Lane:
-    """One publisher and the receivers of everything it sends."""
+    """One publisher and the receivers of everything it sends.
+
+    Without receivers a message counts as delivered once the publisher knows that the server has it.
+    """
 
     def __init__(self, publisher: Publisher, receivers: Sequence[Receiver]) -> None:
         self.publisher = publisher
@@ -48,6 +51,8 @@ class Lane:
     @property
     def delivered(self) -> int:
         """Messages received, over all receivers."""
+        if not self.receivers:
+            return self.publisher.settled
         return sum(receiver.check.received for receiver in self.receivers)
 
     @property
@@ -58,7 +63,8 @@ class Lane:
     def refill(self, limits: Limits) -> None:
         """Publish what the limits allow."""
         publisher = self.publisher
-        slowest = min(receiver.check.received for receiver in self.receivers)
+        received = (receiver.check.received for receiver in self.receivers)
+        slowest = min(received, default=publisher.settled)
         while not publisher.has_unsent:
             allowed = min(
                 limits.window - publisher.unsettled,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from bench.frames import payload_fields
+from bench.frames import Fields, payload_fields
 
 CONNACK: Final = 0x20
 PUBLISH: Final = 0x30
@@ -81,12 +81,12 @@ def topic_number_digits(topics: int) -> int:
 
 def publish(
     topic: str, qos: int, payload: bytes, topics: int = 1, *, is_retained: bool = False
-) -> tuple[bytes, dict[str, tuple[str, int]]]:
+) -> tuple[bytes, Fields]:
     """Encode PUBLISH (3.3), any packet identifier being 0; return it with its fields' places.
 
     With several ``topics`` the topic gets a last level, a number of fixed width, to be filled in.
     """
-    fields: dict[str, tuple[str, int]] = {}
+    fields: Fields = {}
     digits = topic_number_digits(topics)
     if topics > 1:
         topic += "/" + "0" * digits

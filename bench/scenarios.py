@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,6 +13,7 @@ from bench.endpoints import Address, Publisher, Receiver, closed_on_error
 from bench.frames import payload
 from bench.load import Lane, Limits
 from bench.mqtt_clients import MqttPublisher, MqttSubscriber
+from bench.native_clients import NativeConsumer, NativePublisher, NativeReader, NativeSetup
 
 RECEIVE_BYTES: Final = 256 * 1024
 """Receive buffer of a receiver where there are few; many share :data:`RECEIVE_BYTES_IN_ALL`."""
@@ -30,14 +31,21 @@ class Scenario:
     name: str
     title: str
     source: str
-    """The protocol that messages come in by: ``mqtt`` or ``amqp``."""
+    """The protocol that messages come in by: ``mqtt``, ``amqp`` or ``native``."""
     target: str
     """The protocol that messages go out by."""
     qos: int = 0
     acknowledge_every: int = 100
-    """AMQP deliveries per basic.ack; above 1 it is sent with ``multiple``."""
+    """Deliveries of a queue per acknowledgement; above 1 AMQP's is sent with ``multiple``."""
     lanes: int = 1
     receivers: int = 1
+    """How many get each message. Without any, what was acknowledged to the publisher counts."""
+    is_stream: bool = False
+    """Native messages go to a stream, and receivers fetch from it; otherwise to a queue."""
+    per_request: int = 1
+    """Messages that a native publisher puts into one request."""
+    is_idempotent: bool = False
+    """The native publisher is an idempotent producer."""
     topics: int = 1
     """MQTT topics that each publisher publishes to in turn; a receiver has a wildcard for them."""
     payload: int = 64
@@ -60,7 +68,7 @@ class Scenario:
     @property
     def is_acknowledged(self) -> bool:
         """The publisher hears what became of its messages."""
-        return self.source == "amqp" or self.qos > 0
+        return self.source != "mqtt" or self.qos > 0
 
     @property
     def limits(self) -> Limits:
@@ -85,6 +93,15 @@ _FANOUT = Scenario(
     latency_rate=1000,
     quick=True,
     goals=(15, 2),
+)
+_NATIVE = Scenario(
+    "native-publish",
+    "native persistent publishes to a queue that nobody consumes, 1 to a request",
+    "native",
+    "native",
+    receivers=0,
+    window=10_000,
+    on_disk=True,
 )
 _AMQP = Scenario(
     "amqp-confirmed-1q",
@@ -178,6 +195,76 @@ SCENARIOS: Final = {
             quick=False,
             goals=None,
         ),
+        replace(
+            _QOS1,
+            name="mqtt-qos1-2000c",
+            title="MQTT QoS 1, 1000 pairs, one message under way in each",
+            lanes=1000,
+            window=1,
+            quick=False,
+            goals=None,
+        ),
+        *(
+            replace(
+                base,
+                name=base.name.replace("1to1", "50to50"),
+                title=base.title.replace("1 to 1", "50 pairs"),
+                lanes=50,
+                quick=False,
+                goals=None,
+            )
+            for base in (_QOS0, _QOS1, _QOS2)
+        ),
+        *(
+            replace(
+                base,
+                name=f"{base.name}-1000t",
+                title=f"{base.title}, 1000 topics in turn",
+                topics=1000,
+                quick=False,
+                goals=None,
+            )
+            for base in (_QOS0, _QOS1, _QOS2)
+        ),
+        replace(
+            _AMQP,
+            name="amqp-confirmed-20q",
+            title="AMQP persistent, confirmed, acked by 50, 20 queues, window 100",
+            lanes=20,
+            window=100,
+            acknowledge_every=50,
+            quick=False,
+            goals=None,
+        ),
+        _NATIVE,
+        replace(
+            _NATIVE,
+            name="native-publish-100",
+            title="native persistent publishes to a queue that nobody consumes, 100 to a request",
+            per_request=100,
+        ),
+        replace(
+            _NATIVE,
+            name="native-publish-idempotent",
+            title="the same by an idempotent producer, 1 to a request",
+            is_idempotent=True,
+        ),
+        replace(
+            _NATIVE,
+            name="native-queue",
+            title="native persistent publishes, 100 to a request, to a queue, acked by 100",
+            per_request=100,
+            receivers=1,
+        ),
+        replace(
+            _NATIVE,
+            name="native-fetch-1to10",
+            title="native publishes, 100 to a request, to a stream that 10 clients fetch",
+            per_request=100,
+            receivers=10,
+            is_stream=True,
+            latency_rate=1000,
+        ),
     )
 }
 
@@ -207,46 +294,86 @@ def open_lanes(scenario: Scenario, addresses: Mapping[str, Address]) -> Iterator
 def _open_lane(
     scenario: Scenario, addresses: Mapping[str, Address], name: str, stack: ExitStack
 ) -> Lane:
-    source, target = addresses[scenario.source], addresses[scenario.target]
-    topic = f"bench/{name}"
-    body = payload(scenario.payload)
-    receive_bytes = min(
-        RECEIVE_BYTES, RECEIVE_BYTES_IN_ALL // (scenario.lanes * scenario.receivers)
-    )
-    receivers: list[Receiver] = []
+    if scenario.target == "native":
+        _declare_native(scenario, addresses["native"], name, stack)
+    receivers = []
     for number in range(scenario.receivers):
-        receiver: Receiver
-        if scenario.target == "mqtt":
-            client_id = f"{name}-r{number}"
-            receiver = MqttSubscriber(
-                target, client_id, topic, scenario.qos, body, receive_bytes, scenario.topics
-            )
-        else:
-            setup = AmqpSetup(target)
-            stack.callback(_delete_queue, target, name)
-            with closed_on_error(setup.socket):
-                setup.declare_queue(name)
-                if scenario.source == "mqtt":
-                    setup.bind_queue(name, "amq.topic", topic.replace("/", "."))
-            every = scenario.acknowledge_every
-            receiver = AmqpConsumer(setup, name, body, scenario.window, every, receive_bytes)
-        stack.callback(receiver.close)
-        receivers.append(receiver)
-    is_windowed = scenario.is_acknowledged or scenario.at_full_speed
-    batch = scenario.window if is_windowed else scenario.limits.backlog
-    publisher: Publisher
-    if scenario.source == "mqtt":
-        publisher = MqttPublisher(
-            source, f"{name}-p", topic, scenario.qos, body, batch, scenario.topics
-        )
-    else:
-        publisher = AmqpPublisher(source, "", name, body, batch)
+        receivers.append(_open_receiver(scenario, addresses, name, number, stack))
+        stack.callback(receivers[-1].close)
+    publisher = _open_publisher(scenario, addresses[scenario.source], name)
     stack.callback(publisher.close)
     return Lane(publisher, receivers)
+
+
+def _topic(name: str) -> str:
+    return f"bench/{name}"
+
+
+def _open_receiver(
+    scenario: Scenario, addresses: Mapping[str, Address], name: str, number: int, stack: ExitStack
+) -> Receiver:
+    address = addresses[scenario.target]
+    body = payload(scenario.payload)
+    in_all = scenario.lanes * scenario.receivers
+    receive_bytes = min(RECEIVE_BYTES, RECEIVE_BYTES_IN_ALL // in_all)
+    every = scenario.acknowledge_every
+    if scenario.target == "mqtt":
+        client_id, topic = f"{name}-r{number}", _topic(name)
+        return MqttSubscriber(
+            address, client_id, topic, scenario.qos, body, receive_bytes, scenario.topics
+        )
+    if scenario.target == "native":
+        session = NativeSetup(address)
+        if scenario.is_stream:
+            return NativeReader(session, name, body, receive_bytes)
+        return NativeConsumer(session, name, body, scenario.window, every, receive_bytes)
+    setup = AmqpSetup(address)
+    stack.callback(_delete_queue, address, name)
+    with closed_on_error(setup.socket):
+        setup.declare_queue(name)
+        if scenario.source == "mqtt":
+            setup.bind_queue(name, "amq.topic", _topic(name).replace("/", "."))
+    return AmqpConsumer(setup, name, body, scenario.window, every, receive_bytes)
+
+
+def _open_publisher(scenario: Scenario, address: Address, name: str) -> Publisher:
+    body = payload(scenario.payload)
+    is_windowed = scenario.is_acknowledged or scenario.at_full_speed
+    batch = scenario.window if is_windowed else scenario.limits.backlog
+    if scenario.source == "mqtt":
+        return MqttPublisher(
+            address, f"{name}-p", _topic(name), scenario.qos, body, batch, scenario.topics
+        )
+    if scenario.source == "native":
+        is_idempotent = scenario.is_idempotent
+        return NativePublisher(
+            address, name, body, batch, scenario.per_request, is_idempotent=is_idempotent
+        )
+    return AmqpPublisher(address, "", name, body, batch)
 
 
 def _delete_queue(address: Address, name: str) -> None:
     setup = AmqpSetup(address)
     with closed_on_error(setup.socket):
         setup.delete_queue(name)
+        setup.close()
+
+
+def _declare_native(scenario: Scenario, address: Address, name: str, stack: ExitStack) -> None:
+    """Declare what the lane's messages go to; delete it afterwards, and the lane's producer."""
+    kinds = ["stream" if scenario.is_stream else "queue"]
+    if scenario.is_idempotent:
+        kinds.append("producer")
+    setup = NativeSetup(address)
+    with closed_on_error(setup.socket):
+        setup.declare(kinds[0], name)
+        setup.close()
+    stack.callback(_delete_native, address, kinds, name)
+
+
+def _delete_native(address: Address, kinds: Sequence[str], name: str) -> None:
+    setup = NativeSetup(address)
+    with closed_on_error(setup.socket):
+        for kind in kinds:
+            setup.delete(kind, name)
         setup.close()

@@ -263,7 +263,7 @@ class Trivium(Server):
     """``trivium serve`` from the compiled build, in memory or on disk with its default fsync."""
 
     name = "trivium"
-    protocols = frozenset({"mqtt", "amqp"})
+    protocols = frozenset({"mqtt", "amqp", "native"})
     is_compiled = True
 
     def __init__(

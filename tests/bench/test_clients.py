@@ -1,6 +1,5 @@
 """What the clients make of the bytes they get, whole and in pieces."""
 
-import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,10 @@ from hypothesis import strategies as st
 
 from bench import amqp_frames, mqtt_frames
 from bench.amqp_clients import AmqpConsumer, AmqpPublisher, AmqpSetup
-from bench.endpoints import Endpoint, PeerError
+from bench.endpoints import PeerError
 from bench.frames import SEQUENCE, FrameBlock, payload
 from bench.mqtt_clients import MqttPublisher, MqttSubscriber
-
-BODY = payload(32)
-ADDRESS = ("127.0.0.1", 0)
+from tests.support.endpoints import ADDRESS, BODY, feed
 
 
 @contextmanager
@@ -36,14 +33,6 @@ def server_end(replies: bytes = b"") -> Iterator[socket.socket]:
 
 
 CONNACK = bytes((mqtt_frames.CONNACK, 2, 0, 0))
-
-
-def feed(endpoint: Endpoint, server: socket.socket, data: bytes, piece: int) -> None:
-    """Have ``endpoint`` read ``data`` in pieces of ``piece`` bytes."""
-    for start in range(0, len(data), piece):
-        server.sendall(data[start : start + piece])
-        while select.select([endpoint.socket], [], [], 0)[0]:
-            endpoint.readable()
 
 
 def packets(first_byte: int, *packet_ids: int) -> bytes:

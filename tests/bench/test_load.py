@@ -12,12 +12,15 @@ from bench.endpoints import Address, PeerError
 from bench.load import RunResult, run_closed, run_count, run_paced
 from bench.relay import AmqpRelayConnection, MqttRelayConnection, Relay, RelayConnection
 from bench.scenarios import SCENARIOS, Scenario, open_lanes
+from bench.servers import Relay as RelayServer
 from bench.verify import Tally
 
 RELAYED = [
     scenario
     for scenario in SCENARIOS.values()
-    if scenario.source == scenario.target and scenario.lanes <= 4
+    if scenario.source == scenario.target
+    and scenario.source in RelayServer.protocols
+    and scenario.lanes <= 4
 ]
 
 
