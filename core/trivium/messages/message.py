@@ -8,11 +8,18 @@ publisher's adapter registered makes it, once per message.
 
 from __future__ import annotations
 
-import struct
-from struct import Struct
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from librt.strings import (
+    BytesWriter,
+    read_i16_le,
+    read_i32_le,
+    read_i64_le,
+    write_i16_le,
+    write_i32_le,
+    write_i64_le,
+)
+from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from trivium.common.values import HeaderValue as HeaderValue
 from trivium.common.values import pack, unpack
@@ -35,17 +42,19 @@ _DELAYED: Final = 32
 _INSISTS: Final = 64
 _MODE_MASK: Final = 3
 
-# mode and flags, protocol, priority, hops, timestamp ms, expiry ms, exchange and key length,
-# header length
-_RECORD: Final = Struct("<BBBBqqHII")
+#: The fixed part of a record, little-endian: mode and flags, protocol, priority, hops (a byte
+#: each), timestamp and expiry in milliseconds (8), length of the exchange (2), the key (4) and the
+#: header (4).
+_FIXED_SIZE: Final = 30
+#: Payloads of this size and more are copied once, straight behind what precedes them (16 KiB).
+_LARGE_PAYLOAD: Final = 16 * 1024
+
+#: Where records are put together. What is left of one stays until the next: it is small.
+_writer: Final[BytesWriter] = BytesWriter()
 
 
 class RecordError(ValueError):
     """A stored message record cannot be decoded."""
-
-
-_I64: Final = Struct("<q")
-_U32: Final = Struct("<I")
 
 
 class Properties:
@@ -253,89 +262,94 @@ class Message:
         """The message as it is stored; encoded once, shared by every log that keeps it."""
         found = self._record
         if found is None:
-            flags = self.mode
-            if self.persistent:
-                flags |= _PERSISTENT
-            if self.retain:
-                flags |= _RETAIN
-            if self.insists:
-                flags |= _INSISTS
-            extra = b""
-            if self.deliver_at:
-                flags |= _DELAYED
-                extra = _I64.pack(self.deliver_at)
-            if self.annotations is not None:
-                flags |= _ANNOTATED
-                packed = pack(self.annotations)
-                extra += _U32.pack(len(packed)) + packed
-            key_size = len(self.address.key)
-            address = self.address.encoded()
-            found = b"".join(
-                (
-                    _RECORD.pack(
-                        flags,
-                        self.protocol,
-                        self.priority,
-                        self.hops,
-                        self.timestamp,
-                        self.expires,
-                        len(address) - key_size,
-                        key_size,
-                        len(self.header),
-                    ),
-                    address,
-                    extra,
-                    self.header,
-                    self.payload,
-                )
-            )
+            found = self._encoded()
             self._record = found
         return found
+
+    def _encoded(self) -> bytes:
+        flags = self.mode
+        if self.persistent:
+            flags |= _PERSISTENT
+        if self.retain:
+            flags |= _RETAIN
+        if self.insists:
+            flags |= _INSISTS
+        if self.deliver_at:
+            flags |= _DELAYED
+        if self.annotations is not None:
+            flags |= _ANNOTATED
+        header = self.header
+        payload = self.payload
+        address = self.address.encoded()
+        key_size: i64 = len(self.address.key)
+        exchange_size: i64 = len(address) - key_size
+        writer = _writer
+        writer.truncate(0)
+        writer.append(flags)
+        writer.append(self.protocol)
+        writer.append(self.priority)
+        writer.append(self.hops)
+        write_i64_le(writer, self.timestamp)
+        write_i64_le(writer, self.expires)
+        write_i16_le(writer, i16(exchange_size))
+        write_i32_le(writer, i32(key_size))
+        write_i32_le(writer, i32(len(header)))
+        writer.write(address)
+        if self.deliver_at:
+            write_i64_le(writer, self.deliver_at)
+        if self.annotations is not None:
+            packed = pack(self.annotations)
+            write_i32_le(writer, i32(len(packed)))
+            writer.write(packed)
+        writer.write(header)
+        if len(payload) >= _LARGE_PAYLOAD:
+            return writer.getvalue() + payload
+        writer.write(payload)
+        return writer.getvalue()
 
 
 def decode_record(record: bytes) -> Message:
     """Rebuild a message from ``Message.record()``. Raises RecordError when it is damaged."""
-    if len(record) < _RECORD.size:
+    size: i64 = len(record)
+    if size < _FIXED_SIZE:
         raise RecordError("message record is shorter than its fixed part")
-    flags, protocol, priority, hops, timestamp, expires, exchange_size, key_size, header_size = (
-        _RECORD.unpack_from(record)
-    )
-    key_at = _RECORD.size + exchange_size
-    at = key_at + key_size
-    if at > len(record):
+    flags = record[0]
+    key_at: i64 = _FIXED_SIZE + (i64(read_i16_le(record, 20)) & 0xFFFF)
+    at: i64 = key_at + (i64(read_i32_le(record, 22)) & 0xFFFF_FFFF)
+    if at > size:
         raise RecordError("message record is shorter than the lengths it states")
-    address = Address(record[_RECORD.size : key_at].decode(), record[key_at:at])
-    deliver_at = 0
+    address = Address(record[_FIXED_SIZE:key_at].decode(), record[key_at:at])
+    deliver_at: i64 = 0
     annotations: dict[str, HeaderValue] | None = None
     try:
         if flags & _DELAYED:
-            deliver_at = _I64.unpack_from(record, at)[0]
+            deliver_at = read_i64_le(record, at)
             at += 8
         if flags & _ANNOTATED:
-            size = _U32.unpack_from(record, at)[0]
-            at += 4 + size
-            annotations = unpack(record[at - size : at])
-    except (struct.error, ValueError) as error:
+            start = at + 4
+            at = start + (i64(read_i32_le(record, at)) & 0xFFFF_FFFF)
+            annotations = unpack(record[start:at])
+    except (IndexError, ValueError) as error:
         raise RecordError(f"message record has a damaged field: {error}") from None
-    payload_at = at + header_size
-    if payload_at > len(record):
+    payload_at: i64 = at + (i64(read_i32_le(record, 26)) & 0xFFFF_FFFF)
+    if payload_at > size:
         raise RecordError("message record is shorter than the lengths it states")
     message = Message(
-        protocol,
+        record[1],
         address,
         record[at:payload_at],
         record[payload_at:],
         flags & _MODE_MASK,
         flags & _PERSISTENT != 0,
-        timestamp,
-        expires,
+        read_i64_le(record, 4),
+        read_i64_le(record, 12),
         flags & _RETAIN != 0,
-        priority,
+        record[2],
         None,
         deliver_at,
         annotations,
         flags & _INSISTS != 0,
-        hops,
+        record[3],
     )
     message._record = record
     return message

@@ -210,7 +210,7 @@ class DiskStorage(Storage):
     def commit(self) -> None:
         if self._failure is not None or self._is_closed:
             return
-        if not self._is_busy and (self._changes.parts or self._waiters):
+        if not self._is_busy and (self._changes.count or self._waiters):
             work = WriteBatchWork(self, self.write_batch, self._changes.take(), self._waiters)
             self._waiters = {}
             self.write_batch += 1
@@ -240,7 +240,7 @@ class DiskStorage(Storage):
 
     @property
     def changes(self) -> int:
-        return len(self._changes.parts)
+        return self._changes.count
 
     def free_space(self) -> None:
         """A checkpoint drops journal files and segments."""

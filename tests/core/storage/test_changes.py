@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 
 from trivium.storage.contents.changes import (
@@ -99,7 +97,7 @@ def test_what_is_cut_between_two_changes_is_in_order_and_anywhere_else_it_is_not
         recorder = Recorder()
         try:
             read_changes(data[:end], 0, end, recorder)
-        except (WrongChange, IndexError, struct.error):
+        except (WrongChange, IndexError):
             # It may have seen the one that is cut.
             assert recorder.seen[:-1] == expected[: max(len(recorder.seen) - 1, 0)]
             continue

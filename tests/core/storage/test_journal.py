@@ -336,10 +336,12 @@ def test_a_large_batch_is_written_in_pieces_and_its_head_last() -> None:
     host.commit()
     operations = [each for each in host.disk.operations[start:] if each.kind in ("write", "sync")]
     # Those of the file before and the header of the next one, the pieces, the head.
-    writes = [each for each in operations if each.kind == "write"]
-    assert [len(each.data) >= PIECE_SIZE for each in writes[3:]] == [True, True, False, False]
-    positions_ = [each.position for each in writes[3:]]
-    assert positions_ == [*sorted(positions_[:3]), FILE_HEADER_SIZE]
+    *pieces, head_ = [each for each in operations if each.kind == "write"][3:]
+    assert len(pieces) > 1
+    assert all(PIECE_SIZE <= len(each.data) < 2 * PIECE_SIZE for each in pieces[:-1])
+    positions_ = [each.position for each in pieces]
+    assert positions_ == sorted(positions_)
+    assert head_.position == FILE_HEADER_SIZE
     assert [each.kind for each in operations[-2:]] == ["write", "sync"]
     path = next(path for path in host.disk.files if records[0] in host.disk.content(path))
     body = bytes(host.disk.content(path)[FILE_HEADER_SIZE + BATCH_HEADER_SIZE :])

@@ -69,7 +69,7 @@ class Checkpoints:
                 self._begin(write_batch)
         elif not current.is_complete:
             if current.step():
-                has_changes = len(self._contents.changes.parts) > 0
+                has_changes = self._contents.changes.count > 0
                 current.complete(write_batch if has_changes else write_batch - 1)
             if not current.must_wait:
                 self._wake()
@@ -161,7 +161,7 @@ class Checkpoints:
         it looks once for what its last batches have made useless.
         """
         changes = self._contents.changes
-        is_idle = write_batch == self._seen_batch and not changes.parts
+        is_idle = write_batch == self._seen_batch and not changes.count
         self._seen_batch = write_batch
         if not is_idle or self._current is not None or self._tidied_batch == write_batch:
             return

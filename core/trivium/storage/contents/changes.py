@@ -6,10 +6,10 @@ byte by byte. Nothing is joined or checksummed here: the writer does that once p
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import mypyc_attr
+from librt.strings import BytesWriter, read_i16_le, read_i32_le, read_i64_le, write_i64_le
+from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
     from trivium.storage.contents.log import DiskLog
@@ -35,28 +35,26 @@ PUT: Final = 9
 DELETE: Final = 10
 
 #: kind, (pad), annotation size, log, offset, count, record size; then the annotation and the record
-_APPEND_CHANGE: Final = Struct("<BxHIQII")
+_APPEND_SIZE: Final = 24
 #: kind, (pad), log, two numbers
-_LOG_CHANGE: Final = Struct("<B3xIQQ")
+_LOG_CHANGE_SIZE: Final = 24
 #: kind, (pad), name size, number; then the name
-_DEFINE_CHANGE: Final = Struct("<BxHI")
+_DEFINE_SIZE: Final = 8
 #: kind, (pad), table, key size, value size; then the key and the value
-_ROW_CHANGE: Final = Struct("<B3xIII")
+_ROW_CHANGE_SIZE: Final = 16
 
-_pack_append: Final = _APPEND_CHANGE.pack
-_pack_log: Final = _LOG_CHANGE.pack
-_pack_row: Final = _ROW_CHANGE.pack
-_unpack_append: Final = _APPEND_CHANGE.unpack_from
-_unpack_log: Final = _LOG_CHANGE.unpack_from
-_unpack_row: Final = _ROW_CHANGE.unpack_from
+#: Bytes of changes that are collected before another piece of the batch is begun (64 KiB).
+PIECE_SIZE: Final = 64 * 1024
+#: Records and values of this size and more are pieces of their own: they are not copied (4 KiB).
+_LARGE: Final = 4096
 
 
 class Changes:
     """The batch that is being filled, and what has changed since the last checkpoint."""
 
     def __init__(self) -> None:
-        #: encoded changes and their contents, to be joined
-        self.parts: list[bytes] = []
+        #: how many changes there are
+        self.count = 0
         #: bytes of the records and rows among them
         self.size = 0
         #: the record that was added last, if ``APPEND_SAME`` may refer to it
@@ -66,51 +64,91 @@ class Changes:
         self.tables: list[DiskTable] = []
         #: numbers of the logs removed since the last checkpoint
         self.dropped: list[int] = []
+        # Encoded changes and their contents, in pieces; those that came last.
+        self._pieces: list[bytes] = []
+        self._writer = BytesWriter()
 
     def take(self) -> list[bytes]:
-        """Start another batch; the parts of this one."""
-        parts = self.parts
-        self.parts = []
+        """Start another batch; the pieces of this one, which follow each other."""
+        self._end_piece()
+        pieces = self._pieces
+        self._pieces = []
+        self.count = 0
         self.size = 0
         self.last = None
-        return parts
+        return pieces
 
-    def append(self, log: int, offset: int, count: int, record: bytes, annotation: bytes) -> None:
+    def append(self, log: i64, offset: i64, count: i64, record: bytes, annotation: bytes) -> None:
         """A record of a log."""
-        parts = self.parts
+        self.count += 1
+        writer = self._writer
+        annotation_size: i64 = len(annotation)
+        # Each line is eight bytes: numbers that lie side by side are written as one.
         if record is self.last:
-            parts.append(_pack_append(APPEND_SAME, len(annotation), log, offset, count, 0))
-            if annotation:
-                parts.append(annotation)
-            return
-        parts.append(_pack_append(APPEND, len(annotation), log, offset, count, len(record)))
-        if annotation:
-            parts.append(annotation)
-        parts.append(record)
-        self.size += len(record)
-        self.last = record
+            write_i64_le(writer, APPEND_SAME | annotation_size << 16 | log << 32)
+            write_i64_le(writer, offset)
+            write_i64_le(writer, count)
+            writer.write(annotation)
+        else:
+            size: i64 = len(record)
+            write_i64_le(writer, APPEND | annotation_size << 16 | log << 32)
+            write_i64_le(writer, offset)
+            write_i64_le(writer, count | size << 32)
+            writer.write(annotation)
+            self._write(record)
+            self.size += size
+            self.last = record
+        if len(writer) >= PIECE_SIZE:
+            self._end_piece()
 
-    def change_log(self, kind: int, log: int, first: int, last: int) -> None:
+    def change_log(self, kind: i64, log: i64, first: i64, last: i64) -> None:
         """A change of a log that carries two numbers at most."""
-        self.parts.append(_pack_log(kind, log, first, last))
+        self.count += 1
+        writer = self._writer
+        write_i64_le(writer, kind | log << 32)
+        write_i64_le(writer, first)
+        write_i64_le(writer, last)
 
-    def define(self, kind: int, number: int, name: bytes) -> None:
+    def define(self, kind: i64, number: i64, name: bytes) -> None:
         """Give a log or table its number."""
-        self.parts.append(_DEFINE_CHANGE.pack(kind, len(name), number) + name)
+        self.count += 1
+        writer = self._writer
+        size: i64 = len(name)
+        write_i64_le(writer, kind | size << 16 | number << 32)
+        writer.write(name)
 
     def put(self, table: int, key: bytes, value: bytes) -> None:
         """Set a row."""
-        parts = self.parts
-        parts.append(_pack_row(PUT, table, len(key), len(value)))
-        parts.append(key)
-        parts.append(value)
+        self._row(PUT, table, key, len(value))
+        self._write(value)
         self.size += len(value)
 
     def delete(self, table: int, key: bytes) -> None:
         """Remove a row."""
-        parts = self.parts
-        parts.append(_pack_row(DELETE, table, len(key), 0))
-        parts.append(key)
+        self._row(DELETE, table, key, 0)
+
+    def _row(self, kind: i64, table: i64, key: bytes, value_size: i64) -> None:
+        self.count += 1
+        writer = self._writer
+        write_i64_le(writer, kind | table << 32)
+        key_size: i64 = len(key)
+        write_i64_le(writer, key_size | value_size << 32)
+        writer.write(key)
+        if len(writer) >= PIECE_SIZE:
+            self._end_piece()
+
+    def _write(self, content: bytes) -> None:
+        if len(content) < _LARGE:
+            self._writer.write(content)
+        else:
+            self._end_piece()
+            self._pieces.append(content)
+
+    def _end_piece(self) -> None:
+        writer = self._writer
+        if len(writer):
+            self._pieces.append(writer.getvalue())
+            writer.truncate(0)
 
 
 class WrongChange(Exception):
@@ -145,39 +183,57 @@ class ChangeVisitor:
 def read_changes(data: bytes, position: int, end: int, visitor: ChangeVisitor) -> None:
     """Have ``visitor`` see the changes that lie in ``data``, one after the other.
 
-    Raises WrongChange, IndexError or struct.error where they end too soon, too late or with a kind
-    that does not exist; ``visitor`` has seen those before it, and may have seen one that is cut.
+    Raises WrongChange or IndexError where they end too soon, too late or with a kind that does not
+    exist; ``visitor`` has seen those before it, and may have seen one that is cut.
     """
     record = b""
-    while position < end:
-        kind = data[position]
+    at: i64 = position
+    stop: i64 = end
+    while at < stop:
+        kind = data[at]
         if APPEND <= kind <= APPEND_SAME:
-            _, annotation_size, log, offset, count, size = _unpack_append(data, position)
-            annotation_at = position + _APPEND_CHANGE.size
-            record_at = annotation_at + annotation_size
-            position = record_at + size
+            annotation_at: i64 = at + _APPEND_SIZE
+            record_at: i64 = annotation_at + _u16(data, at + 2)
+            after: i64 = record_at + _u32(data, at + 20)
             if kind == APPEND:
-                record = data[record_at:position]
-            visitor.append(log, offset, count, record, data[annotation_at:record_at])
+                record = data[record_at:after]
+            visitor.append(
+                _u32(data, at + 4),
+                read_i64_le(data, at + 8),
+                _u32(data, at + 16),
+                record,
+                data[annotation_at:record_at],
+            )
+            at = after
         elif REMOVE <= kind <= NEXT_OFFSET:
-            _, log, first, last = _unpack_log(data, position)
-            position += _LOG_CHANGE.size
-            visitor.change_log(kind, log, first, last)
-        elif kind in (PUT, DELETE):
-            _, table, key_size, value_size = _unpack_row(data, position)
-            key_at = position + _ROW_CHANGE.size
-            value_at = key_at + key_size
-            position = value_at + value_size
+            visitor.change_log(
+                kind, _u32(data, at + 4), read_i64_le(data, at + 8), read_i64_le(data, at + 16)
+            )
+            at += _LOG_CHANGE_SIZE
+        elif PUT <= kind <= DELETE:
+            key_at: i64 = at + _ROW_CHANGE_SIZE
+            value_at: i64 = key_at + _u32(data, at + 8)
+            end_at: i64 = value_at + _u32(data, at + 12)
+            table = _u32(data, at + 4)
             if kind == PUT:
-                visitor.put(table, data[key_at:value_at], data[value_at:position])
+                visitor.put(table, data[key_at:value_at], data[value_at:end_at])
             else:
                 visitor.delete(table, data[key_at:value_at])
-        elif kind in (DEFINE_LOG, DEFINE_TABLE):
-            _, size, number = _DEFINE_CHANGE.unpack_from(data, position)
-            name_at = position + _DEFINE_CHANGE.size
-            position = name_at + size
-            visitor.define(kind, number, data[name_at:position])
+            at = end_at
+        elif DEFINE_LOG <= kind <= DEFINE_TABLE:
+            name_at: i64 = at + _DEFINE_SIZE
+            name_end: i64 = name_at + _u16(data, at + 2)
+            visitor.define(kind, _u32(data, at + 4), data[name_at:name_end])
+            at = name_end
         else:
             raise WrongChange
-    if position != end:
+    if at != stop:
         raise WrongChange
+
+
+def _u16(data: bytes, at: i64) -> i64:
+    return i64(read_i16_le(data, at)) & 0xFFFF
+
+
+def _u32(data: bytes, at: i64) -> i64:
+    return i64(read_i32_le(data, at)) & 0xFFFF_FFFF

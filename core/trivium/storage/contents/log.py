@@ -11,8 +11,8 @@ from trivium.storage.segments.segments import Segments
 
 #: The journal has 16 bits for the size of an annotation.
 MAX_ANNOTATION: Final = 65_535
-#: ... and 32 bits for the size of a record and the number of its offsets.
-MAX_RECORD: Final = 0xFFFF_FFFF
+#: ... and 32 bits, one for the sign, for the size of a record and the number of its offsets.
+MAX_RECORD: Final = 0x7FFF_FFFF
 
 #: Work to copy the list of a chunk's records, in units of adding one record.
 COPY_COST: Final = 20

@@ -9,7 +9,6 @@ logs are never used again.
 from __future__ import annotations
 
 import logging
-import struct
 from typing import Final
 
 from trivium.storage.contents.changes import (
@@ -164,7 +163,7 @@ class Recovered(ChangeVisitor):
         try:
             data, position, end = file.body(batch)
             read_changes(data, position, end, self)
-        except (KeyError, IndexError, UnicodeDecodeError, struct.error, WrongChange) as error:
+        except (KeyError, IndexError, UnicodeDecodeError, WrongChange) as error:
             # The checksum is right, so this was written: by a fault, or by somebody.
             reason = f"batch {batch.number} has no meaning"
             raise StorageDamaged(file.path, batch.start, reason) from error

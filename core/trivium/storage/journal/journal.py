@@ -26,11 +26,6 @@ from trivium.storage.journal.journal_files import (
 #: Larger bodies are written piece by piece: what one piece took of memory the next one uses again,
 #: where a block for all of it would be taken from the system, and touched, for each batch.
 PIECE_SIZE: Final = 1024 * 1024
-#: Parts of at least so many bytes on average are written as they are, smaller ones are joined.
-_LARGE_PART: Final = 1024
-#: Large and small parts that are counted and joined at once, which is quickly done.
-_LARGE_PARTS: Final = 128
-_SMALL_PARTS: Final = 1000
 #: Up to this size ``zlib.crc32`` keeps the interpreter lock.
 _LOCKED_CHECKSUM_SIZE: Final = 5 * 1024
 #: From this size on a checksum takes long enough to give the lock up.
@@ -40,47 +35,25 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 SPARE_SUFFIX: Final = ".spare"
 
 
-def checksum_of_parts(parts: list[bytes], checksum: int, slice_: TimeSlice) -> int:
-    """CRC-32 of ``parts``, started with ``checksum``, without giving up the interpreter lock more
-    often than ``slice_`` says, unless a part is large.
-
-    To win the lock back from a busy loop may take longer than the checksum.
+def checksum_of(part: bytes, checksum: int) -> int:
+    """CRC-32 of ``part``, started with ``checksum``, without giving up the interpreter lock unless
+    it is large: to win the lock back from a busy loop may take longer than the checksum.
     """
+    if _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
+        view = memoryview(part)
+        for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
+            checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
+        return checksum
+    return zlib.crc32(part, checksum)
+
+
+def checksum_of_parts(parts: list[bytes], slice_: TimeSlice) -> int:
+    """CRC-32 of ``parts``, one after the other; ``slice_`` says when to pause between them."""
+    checksum = 0
     for part in parts:
-        if _LOCKED_CHECKSUM_SIZE < len(part) < _SLOW_CHECKSUM_SIZE:
-            view = memoryview(part)
-            for at in range(0, len(part), _LOCKED_CHECKSUM_SIZE):
-                checksum = zlib.crc32(view[at : at + _LOCKED_CHECKSUM_SIZE], checksum)
-        else:
-            checksum = zlib.crc32(part, checksum)
+        checksum = checksum_of(part, checksum)
         slice_.pause()
     return checksum
-
-
-class _Piece:
-    """Parts that follow each other, and their bytes."""
-
-    def __init__(self, parts: list[bytes]) -> None:
-        self.parts = parts
-        self.size = sum(map(len, parts))
-        self.is_large = self.size >= _LARGE_PART * len(parts)
-
-    def joined(self) -> list[bytes]:
-        """The parts, in one if they are small."""
-        return self.parts if self.is_large else [b"".join(self.parts)]
-
-
-def _pieces(parts: list[bytes], slice_: TimeSlice) -> list[_Piece]:
-    found: list[_Piece] = []
-    start = 0
-    count = _LARGE_PARTS
-    while start < len(parts):
-        piece = _Piece(parts[start : start + count])
-        found.append(piece)
-        start += count
-        count = _LARGE_PARTS if piece.is_large else _SMALL_PARTS
-        slice_.pause()
-    return found
 
 
 class FsyncPolicy:
@@ -167,9 +140,7 @@ class JournalWriter:
 
         Raises OSError. After an error nothing more may be written.
         """
-        slice_ = TimeSlice()
-        pieces = _pieces(parts, slice_)
-        length = sum([piece.size for piece in pieces])
+        length = sum(map(len, parts))
         if self._keys.current != PLAIN:
             length += TAG_SIZE
         size = BATCH_HEADER_SIZE + length
@@ -184,12 +155,13 @@ class JournalWriter:
             sync = sync or now - self.synced_at >= policy.seconds
         if self._cipher is not None:
             context = batch_context(self._marker, number, self.synced + 1, length, flags)
-            pieces = [_Piece([self._cipher.seal(number, b"".join(parts), context)])]
+            parts = [self._cipher.seal(number, b"".join(parts), context)]
         position = self._position + BATCH_HEADER_SIZE
         body: list[bytes] = []
         waiting = 0
         checksum = 0
-        for piece in pieces:
+        slice_ = TimeSlice()
+        for part in parts:
             if waiting >= PIECE_SIZE:
                 # Without its head it is no batch yet.
                 file.write(body, position, False)
@@ -197,10 +169,10 @@ class JournalWriter:
                 position += waiting
                 body = []
                 waiting = 0
-            joined = piece.joined()
-            checksum = checksum_of_parts(joined, checksum, slice_)
-            body += joined
-            waiting += piece.size
+            checksum = checksum_of(part, checksum)
+            body.append(part)
+            waiting += len(part)
+            slice_.pause()
         head = self._head(number, length, flags, checksum)
         is_one = waiting == length
         if is_one:

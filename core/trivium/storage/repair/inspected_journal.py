@@ -6,7 +6,6 @@ and tables go on; a log's own offsets then show what is missing in it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -425,7 +424,7 @@ def mentioned(data: bytes, position: int, end: int) -> list[tuple[int, int, int,
     mentions = _Mentions()
     try:
         read_changes(data, position, end, mentions)
-    except (struct.error, IndexError, WrongChange):
+    except (IndexError, WrongChange):
         mentions.found.append((_UNREADABLE, 0, 0, 0, b""))
     return mentions.found
 

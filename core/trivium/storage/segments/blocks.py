@@ -101,7 +101,7 @@ class ChunkImage:
             count,
             flags,
             sum(map(len, body)),
-            checksum_of_parts(body, 0, slice_),
+            checksum_of_parts(body, slice_),
         )
         return [head, _CHECKSUM.pack(zlib.crc32(head)), *body]
 
