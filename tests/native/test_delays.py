@@ -51,6 +51,14 @@ def test_a_delayed_retained_message_is_retained_later() -> None:
     assert server.vhost.retained.get(b"k") is not None
 
 
+def test_a_mandatory_message_that_is_retained_later_is_kept() -> None:
+    server = Server()
+    mandatory = entry(flags=5 | 8 | 16, properties=delayed(50))
+    assert answer(server.open(), mandatory) == frames.CONFIRM
+    server.advance(0.05)
+    assert server.vhost.retained.get(b"k") is not None
+
+
 def test_mandatory_is_decided_when_it_is_published() -> None:
     server = Server()
     client = server.open()

@@ -20,7 +20,7 @@ from tests.support.native import (
     publish,
     settle,
 )
-from tests.support.steps import steps
+from tests.support.steps import calls, steps
 from tests.support.storages import ColdLog, HeldStorage
 from trivium.config import Config, Listen
 from trivium.messages.message import (
@@ -31,6 +31,7 @@ from trivium.messages.message import (
     PropertyCodec,
     register_codec,
 )
+from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import Binding
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.runtime.pacing import MOMENT_MS, STALL_MS
@@ -324,6 +325,34 @@ def test_nack_with_requeue_brings_it_back_flagged(server: Server, client: Client
     (again,) = deliveries(received)
     assert (again.tag, again.payload, again.flags, again.returns) == (3, b"0", 1, 1)
     assert server.adapter.metrics.messages_redelivered == 1
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("kind", [frames.ACK, frames.NACK])
+@pytest.mark.parametrize("order", ["forwards", "backwards", "backwards without end"])
+def test_settling_takes_the_same_steps_for_each_whatever_else_is_unsettled(
+    kind: int, order: str
+) -> None:
+    def settled(count: int) -> int:
+        server = Server(None, CONFIG)
+        client = server.open()
+        queue = fill(server, count)
+        consume(client, credit=count)
+        tags = range(1, count + 1) if order == "forwards" else range(count, 0, -1)
+        frames_ = [
+            frame(kind, 0, settle(1, tag, 1 << 62 if order == "backwards without end" else tag))
+            for tag in tags
+        ]
+
+        def run() -> None:
+            # What lies below is known to take a few steps for each (``Unsettled``).
+            assert calls(Unsettled.pop_range, lambda: client.feed(b"".join(frames_))) == count
+
+        taken = steps(run)
+        assert queue.unsettled == 0
+        return taken
+
+    assert settled(1200) <= 5 * settled(300)
 
 
 def test_nack_without_requeue_dead_letters(server: Server, client: Client) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -25,7 +27,9 @@ from tests.support.native import (
     tx,
 )
 from tests.support.simulated import Host, crashes
+from tests.support.steps import calls
 from tests.support.storages import HeldStorage
+from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import Binding
 from trivium_native.wire import frames
 
@@ -164,6 +168,42 @@ def test_settlements_happen_one_after_the_other(server: Server) -> None:
     assert payloads(received) == [b"i2"]
 
 
+def peak_memory(action: Callable[[], object]) -> int:
+    """Bytes that were in use at once while ``action`` ran, beyond those before."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.pure
+def test_settlements_take_what_they_settle_and_nothing_else() -> None:
+    def one_transaction(count: int) -> int:
+        server = Server(None, CONFIG)
+        server.vhost.declare_queue("in")
+        client = server.open()
+        client.send(frames.PUBLISH, 0, publish(*[into(b"in", b"")] * count))
+        consume(client, "in", credit=count)
+        rows = [[1, DONE, tag, tag] for tag in range(1, 2 * count, 2 * count // 100)]
+        rows = [row for row in rows if row[2] <= count]
+        body = tx(settle=rows)
+        bytes_used = 0
+
+        def run() -> None:
+            nonlocal bytes_used
+            bytes_used = peak_memory(lambda: client.send(frames.TX, 5, body))
+
+        assert calls(Unsettled.pop_range, run) == len(rows) == 50
+        assert server.vhost.queues["in"].unsettled == count - 50
+        return bytes_used
+
+    one_transaction(800)
+    # No copy of all tags either.
+    assert one_transaction(16_000) <= 2 * one_transaction(800)
+
+
 # Refused
 
 
@@ -236,6 +276,23 @@ def test_a_mandatory_message_that_is_retained_has_where_to_go(server: Server) ->
     assert ok(answer)
     assert len(server.vhost.retained) == 1
     assert server.adapter.metrics.messages_unroutable == 0
+
+
+#: A mandatory message that nobody would get now, but that is kept for its topic later.
+RETAINED_LATER = entry(b"x", b"t", flags=5 | 8 | 16, properties=msgpack.packb({15: 1000}))
+
+
+def test_a_mandatory_message_that_is_retained_later_has_where_to_go(server: Server) -> None:
+    client = server.open()
+    consume(client, "in")
+    received = client.send(frames.TX, 5, tx(*WORK, RETAINED_LATER, **FIELDS, **PRODUCER))
+    assert ok(received)
+    assert state(server) == AFTER
+    assert server.vhost.transactional.expected(b"p") == 1
+    server.advance(2)
+    kept = server.vhost.retained.get(b"t")
+    assert kept is not None
+    assert kept.payload == b"x"
 
 
 def test_destinations_of_a_headers_exchange_are_asked_too(server: Server) -> None:

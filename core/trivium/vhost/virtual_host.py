@@ -472,26 +472,41 @@ class VirtualHost(StreamNamespace):
 
     # Publishing
 
-    def publish(self, message: Message, route: Route, copies: list[bytes] | None = None) -> int:
+    def publish(
+        self,
+        message: Message,
+        route: Route,
+        copies: list[bytes] | None = None,
+        mandatory: bool = False,
+    ) -> int:
         """Let a message in: ACCEPTED, the write batch to wait for, REJECTED, or UNROUTABLE.
 
         All protocols publish by this. ``route`` is that of this very message (``Route.resolve``).
-        A delayed message is kept until its time, with its further routing keys (``copies``). One
-        that is retained is not unroutable, whoever is there to get it.
+        A delayed message is kept until its time, with its further routing keys (``copies``), unless
+        it is ``mandatory`` and unroutable now.
         """
         if message.deliver_at:
+            if mandatory and self.is_unroutable(message, route):
+                return UNROUTABLE
             return self.delays.add(message, [] if copies is None else copies)
-        is_retained = message.retain and self.keep_retained(message)
-        if not route.destinations and not is_retained:
+        if not route.destinations and self.is_unroutable(message, route):
             return UNROUTABLE
+        is_retained = message.retain and self.keep_retained(message)
         result = route.publish(message)
         if is_retained and result != REJECTED and self.broker.storage.is_durable:
             return self.broker.storage.write_batch
         return result
 
+    def is_unroutable(self, message: Message, route: Route) -> bool:
+        """Whether a message leads nowhere by ``route``, which is its very own.
+
+        One that is retained, now or when its time has come, does lead somewhere, whoever is there.
+        """
+        return not route.destinations and not (message.retain and _retains(message))
+
     def keep_retained(self, message: Message) -> bool:
         """Keep a message that asks to be retained, if its exchange keeps any; whether it does."""
-        if message.address.exchange != RETAINING_EXCHANGE:
+        if not _retains(message):
             return False
         self.retained.keep(message)
         return True
@@ -521,3 +536,8 @@ class VirtualHost(StreamNamespace):
             auto_delete, arguments, adapter = unpack(row)
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
         self._bindings.restore(self)
+
+
+def _retains(message: Message) -> bool:
+    """Whether the message's exchange keeps those that ask for it."""
+    return message.address.exchange == RETAINING_EXCHANGE

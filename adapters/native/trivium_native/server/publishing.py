@@ -270,13 +270,15 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(messages[index])
-            if not route.destinations and not messages[index].retain:
+            if self._vhost.is_unroutable(messages[index], route):
                 missed.append(index)
         if missed:
             raise Unroutable("no binding wants the message", _indexes(missed))
 
     def publish_read(self, routes: list[Route], messages: list[Message]) -> None:
         """Publish what was just read and found fit."""
+        # Those that are mandatory do have where to go (``check_routes``).
+        self._mandatory = set()
         try:
             self._publish(routes, messages, -1)
         except Rejected:
@@ -301,10 +303,7 @@ class Publisher:
             if route.depends_on_message:
                 route = route.resolve(message)
             is_mandatory = index in self._mandatory
-            if message.deliver_at and is_mandatory and not route.destinations:
-                result = UNROUTABLE
-            else:
-                result = self._vhost.publish(message, route)
+            result = self._vhost.publish(message, route, None, is_mandatory)
             if result == UNROUTABLE:
                 metrics.messages_unroutable += 1
                 unroutable.append(index)

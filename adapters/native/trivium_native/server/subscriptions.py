@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
@@ -45,13 +46,12 @@ class Subscription:
         """Deliveries ``first`` to ``last`` were not wanted. Raises UnknownDelivery for none."""
         raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
 
-    def unsettled(self) -> list[int]:
-        """The tags of all unsettled deliveries, in order."""
+    def take(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
+        """The unsettled deliveries ``first`` to ``last``, which are now the caller's to settle."""
         return []
 
-    def take(self, tags: list[int]) -> list[QueueEntry]:
-        """Unsettled deliveries, which are now the caller's to settle."""
-        return []
+    def put_back(self, taken: list[tuple[int, QueueEntry]]) -> None:
+        """What was taken is unsettled after all."""
 
     def end(self) -> None:
         """The client, or its connection, leaves: release everything."""
@@ -158,7 +158,7 @@ class QueueSubscription(Subscription):
         self._no_ack = no_ack
         self._exclusive = exclusive
         self._tag = 0
-        self._unsettled: dict[int, QueueEntry] = {}
+        self._unsettled: Unsettled[QueueEntry] = Unsettled()
         self._consumer: _QueueConsumer | None = _QueueConsumer(self, priority, no_ack)
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class QueueSubscription(Subscription):
         if self._no_ack:
             self._credit -= 1
         else:
-            self._unsettled[self._tag] = entry
+            self._unsettled.add(self._tag, entry)
         flags = 0
         metrics = connection.metrics
         if entry.is_redelivered:
@@ -194,7 +194,7 @@ class QueueSubscription(Subscription):
 
     def cancelled(self) -> None:
         """The queue is gone."""
-        self._unsettled = {}
+        self._unsettled.clear()
         self._consumer = None
         self.send_cancelled("the queue was deleted")
 
@@ -212,47 +212,38 @@ class QueueSubscription(Subscription):
 
     def settle(self, first: int, last: int) -> None:
         queue = self._queue
-        for entry in self._take_some(first, last):
+        for _, entry in self._take_some(first, last):
             queue.settle(entry)
         self.resume()
 
     def give_back(self, first: int, last: int, requeue: bool) -> None:
         queue = self._queue
-        for entry in self._take_some(first, last):
+        for _, entry in self._take_some(first, last):
             if requeue:
                 queue.requeue(entry)
             else:
                 queue.reject(entry)
         self.resume()
 
-    def unsettled(self) -> list[int]:
-        return list(self._unsettled)
+    def take(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
+        return self._unsettled.pop_range(first, last)
 
-    def take(self, tags: list[int]) -> list[QueueEntry]:
-        return [self._unsettled.pop(tag) for tag in tags]
+    def put_back(self, taken: list[tuple[int, QueueEntry]]) -> None:
+        for tag, entry in taken:
+            self._unsettled.put_back(tag, entry)
 
-    def _take_some(self, first: int, last: int) -> list[QueueEntry]:
-        entries = self.take(self._tags(first, last))
-        if not entries:
+    def _take_some(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
+        taken = self._unsettled.pop_range(first, last)
+        if not taken:
             raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
-        return entries
-
-    def _tags(self, first: int, last: int) -> list[int]:
-        unsettled = self._unsettled
-        if unsettled:
-            # Tags ascend: what lies outside of those that are left is not looked for.
-            first = max(first, next(iter(unsettled)))
-        last = min(last, self._tag)
-        if last - first < len(unsettled):
-            return [tag for tag in range(first, last + 1) if tag in unsettled]
-        return [tag for tag in unsettled if first <= tag <= last]
+        return taken
 
     def end(self) -> None:
         queue = self._queue
-        entries = list(self._unsettled.values())
-        self._unsettled = {}
+        unsettled = self._unsettled.items()
+        self._unsettled.clear()
         # First back to the queue, so that an auto-delete queue goes with its consumer as a whole.
-        for entry in entries:
+        for _, entry in unsettled:
             queue.requeue(entry)
         if self._consumer is not None:
             queue.remove_consumer(self._consumer)

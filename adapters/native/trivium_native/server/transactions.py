@@ -11,17 +11,23 @@ and answered the same, whatever has happened to its queues and streams since.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 from trivium.idempotence.producers import FENCED
-from trivium.queues.queue import Queue
+from trivium.queues.queue import Queue, QueueEntry
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.subscriptions import Subscription
-from trivium_native.wire.errors import Blocked, Fenced, InvalidArgument, Malformed, UnknownDelivery
+from trivium_native.wire.errors import (
+    Blocked,
+    Fenced,
+    InvalidArgument,
+    Malformed,
+    NativeError,
+    UnknownDelivery,
+)
 from trivium_native.wire.fields import Fields
 from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
 from trivium_native.wire.messages import (
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
 
 #: Streams of groups in one transaction.
 MAX_COMMITS: Final = 1024
+
+#: What a settlement settles: its action, the subscription, tags and entries.
+Taken = tuple[int, Subscription, list[tuple[int, QueueEntry]]]
 
 _MAX_EPOCH: Final = 0xFFFF_FFFF
 _MAX_SEQUENCE: Final = (1 << 62) - 1
@@ -94,11 +103,11 @@ class Transactions:
         parts = self._parts.find(producer, sequence, wanted)
         routes, messages = publisher.read(body, at, count)
         publisher.check_read(routes, messages)
-        found = self._find_deliveries(settlements)
         for commit in commits:
             commit.check()
+        taken = self._take(settlements)
         # From here on nothing refuses.
-        _dispose(found)
+        _dispose(taken)
         publisher.publish_read(routes, messages)
         for commit in commits:
             commit.apply()
@@ -130,33 +139,36 @@ class Transactions:
             self._parts.stage(producer, sequence, part, index, count, body[at:])
         self._connection.reply_when_durable(frame.correlation, reply)
 
-    def _find_deliveries(
-        self, settlements: list[list[int]]
-    ) -> list[tuple[int, Subscription, list[int]]]:
-        """What each settlement settles: action, subscription and tags.
+    def _take(self, settlements: list[list[int]]) -> list[Taken]:
+        """Take what the settlements settle out of what is unsettled.
 
         As if they were made one after the other: what one settles is not there for the next.
-        Raises InvalidArgument, UnknownDelivery.
+        Raises InvalidArgument, UnknownDelivery: then nothing is taken.
         """
-        left: dict[int, list[int]] = {}
-        found: list[tuple[int, Subscription, list[int]]] = []
-        for number, action, first, last in settlements:
-            if action > TX_REJECT or first > last:
-                raise InvalidArgument("'settle' has an unknown action or an empty range")
-            subscription = self._connection.subscriptions.get(number)
-            if subscription is None:
-                raise UnknownDelivery(f"no subscription {number}")
-            tags = left.get(number)
-            if tags is None:
-                tags = left[number] = subscription.unsettled()
-            start, end = bisect_left(tags, first), bisect_right(tags, last)
-            if start == end:
-                raise UnknownDelivery(
-                    f"no delivery from {first} to {last} of subscription {number} is unsettled"
-                )
-            found.append((action, subscription, tags[start:end]))
-            del tags[start:end]
-        return found
+        taken: list[Taken] = []
+        try:
+            for number, action, first, last in settlements:
+                taken.append((action, *self._take_range(number, action, first, last)))
+        except NativeError:
+            for _, subscription, entries in taken:
+                subscription.put_back(entries)
+            raise
+        return taken
+
+    def _take_range(
+        self, number: int, action: int, first: int, last: int
+    ) -> tuple[Subscription, list[tuple[int, QueueEntry]]]:
+        if action > TX_REJECT or first > last:
+            raise InvalidArgument("'settle' has an unknown action or an empty range")
+        subscription = self._connection.subscriptions.get(number)
+        if subscription is None:
+            raise UnknownDelivery(f"no subscription {number}")
+        entries = subscription.take(first, last)
+        if not entries:
+            raise UnknownDelivery(
+                f"no delivery from {first} to {last} of subscription {number} is unsettled"
+            )
+        return subscription, entries
 
 
 def _split(body: bytes) -> tuple[Fields, int, int]:
@@ -170,12 +182,10 @@ def _split(body: bytes) -> tuple[Fields, int, int]:
     return Fields(body[TX_HEAD_SIZE:at]), count, at
 
 
-def _dispose(found: list[tuple[int, Subscription, list[int]]]) -> None:
-    # All are taken before any is done: what is delivered meanwhile is not among them.
-    taken = [(action, subscription.take(tags)) for action, subscription, tags in found]
+def _dispose(taken: list[Taken]) -> None:
     queues: dict[Queue, None] = {}
-    for action, entries in taken:
-        for entry in entries:
+    for action, _, entries in taken:
+        for _, entry in entries:
             queue = entry.queue
             queues[queue] = None
             if action == TX_SETTLE:
