@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.native import (
     CONFIG,
@@ -23,12 +26,14 @@ from tests.support.native import (
     tx,
 )
 from tests.support.simulated import Host, crashes
+from tests.support.steps import steps
 from tests.support.storages import ColdLog, HeldStorage
 from trivium.storage.memory import MemoryStorage
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server import parts
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.parts import Parts
+from trivium_native.server.staged_parts import Part, StagedParts
 from trivium_native.wire import frames
 
 HOUR_MS = 3_600_000
@@ -115,6 +120,80 @@ def test_what_is_staged_is_seen_by_nobody_until_it_is_committed(
     assert records(server) == [b"4", b"1", b"2", b"3"]
     assert not [name for name in server.storage.log_names() if name.startswith("part/")]
     assert len(parts_of(server)) == 0
+
+
+def test_a_mandatory_message_that_is_retained_later_is_published_with_its_part(
+    server: Server, client: Client
+) -> None:
+    later = entry(b"x", b"t", flags=5 | 8 | 16, properties=msgpack.packb({15: 1000}))
+    assert answer(client.send(frames.STAGE, 5, stage(*numbers(1), later))) == {}
+    assert answer(client.send(frames.TX, 5, commit(("a", 1)))) == {}
+    server.advance(parts.RETRY_MS / 1000)
+    assert records(server) == [b"1"]
+    assert server.vhost.retained.get(b"t") is not None
+    assert len(parts_of(server)) == 0
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("numbers_apart", [0, 1])
+def test_parts_of_later_numbers_cost_a_transaction_nothing(numbers_apart: int) -> None:
+    def committed(count: int) -> int:
+        server = add_topology(Server(None, CONFIG))
+        client = server.open()
+        for number in range(count):
+            body = stage(*numbers(1), part=f"{number}", sequence=100 + numbers_apart * number)
+            assert answer(client.send(frames.STAGE, 5, body)) == {}
+
+        def commits() -> None:
+            for sequence in range(20):
+                assert answer(client.send(frames.TX, 5, commit(sequence=sequence))) == {}
+
+        return steps(commits)
+
+    assert committed(400) <= 1.1 * committed(20)
+
+
+@pytest.mark.pure
+def test_parts_that_are_discarded_leave_nothing() -> None:
+    def memory_after(count: int) -> int:
+        parts = StagedParts()
+        tracemalloc.start()
+        for number in range(count):
+            part = Part(b"", "a", number, "", MemoryStorage().log(""))
+            parts.add(part)
+            parts.remove(part)
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    memory_after(100)
+    # Not a byte for each; objects that the interpreter keeps for later are some.
+    assert memory_after(40_000) <= 20_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=60))
+def test_those_of_older_numbers_are_found_whatever_came_before(
+    actions: list[tuple[int, int, int]],
+) -> None:
+    parts = StagedParts()
+    for action, name, sequence in actions:
+        found = parts.by_name.get(str(name))
+        if action == 0 and found is None:
+            parts.add(Part(b"", str(name), sequence, "", MemoryStorage().log("")))
+        elif action == 1 and found is not None:
+            parts.remove(found)
+        elif action == 2 and found is not None and not found.is_decided:
+            parts.decide(found)
+        elif action == 3:
+            expected = [
+                part
+                for part in parts.by_name.values()
+                if not part.is_decided and part.sequence <= sequence
+            ]
+            older = parts.undecided_up_to(sequence)
+            assert sorted(map(id, older)) == sorted(map(id, expected))
+            for part in older:
+                parts.remove(part)
 
 
 def test_a_part_that_is_not_named_never_counts(server: Server, client: Client) -> None:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from trivium import errors as core
 from trivium.common.timers import Timed
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.storage.base import DurabilityWaiter, Log
+from trivium.storage.base import DurabilityWaiter
 from trivium_native.server.handshake import of_topology
 from trivium_native.server.publishing import Publisher
+from trivium_native.server.staged_parts import Part, StagedParts
 from trivium_native.wire.errors import (
     NativeError,
     NotFound,
@@ -63,28 +64,6 @@ _SWEEP_PAUSE_MS: Final = 100
 _ROW: Final = Struct("<QIB")
 
 
-class Part:
-    """What one client has staged."""
-
-    __slots__ = ("hour", "is_decided", "key", "log", "log_name", "name", "sequence")
-
-    def __init__(self, key: bytes, name: str, sequence: int, log_name: str, log: Log) -> None:
-        #: of its row
-        self.key = key
-        self.name = name
-        self.sequence = sequence
-        self.log_name = log_name
-        #: a record per request; its offsets are their numbers
-        self.log = log
-        self.hour = 0
-        self.is_decided = False
-
-    @property
-    def left(self) -> int:
-        """Requests that are staged and not published."""
-        return len(self.log)
-
-
 class Parts(Timed):
     """The parts of one virtual host."""
 
@@ -94,7 +73,7 @@ class Parts(Timed):
         storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
         self._publisher = Publisher(broker, vhost, metrics, None)
-        self._parts: dict[bytes, dict[str, Part]] = {}
+        self._parts: dict[bytes, StagedParts] = {}
         self._applications: dict[bytes, Application] = {}
         # Parts that this round of seeking old ones has still to look at.
         self._unseen: list[tuple[bytes, str]] = []
@@ -106,10 +85,9 @@ class Parts(Timed):
             size = key[0]
             producer, name = key[1 : 1 + size], key[1 + size :].decode()
             sequence, hour, is_decided = _ROW.unpack(row)
-            part = self._add(producer, name, sequence)
+            part = self._add(producer, name, sequence, bool(is_decided))
             part.hour = hour
             if is_decided:
-                part.is_decided = True
                 decided.append((producer, part))
         # Numbers in their order; the parts of one have none.
         for producer, part in sorted(decided, key=lambda each: (each[1].sequence, each[1].name)):
@@ -137,13 +115,13 @@ class Parts(Timed):
 
         Raises PreconditionFailed, OutOfSequence, TooManyRequests.
         """
-        part = self._parts.get(producer, {}).get(name)
+        part = self._find(producer, name)
         if part is None:
             if index:
                 raise OutOfSequence(f"there is no part '{name}'", {"expected": 0})
             if len(self._rows) >= MAX_PARTS:
                 raise TooManyRequests("this virtual host has too many parts")
-            part = self._add(producer, name, sequence)
+            part = self._add(producer, name, sequence, False)
             if not self.due_at:
                 self._broker.timeouts.call_at(self._broker.elapsed_ms + _HOUR_MS, self)
         elif part.sequence != sequence or part.is_decided:
@@ -161,13 +139,21 @@ class Parts(Timed):
                 part.hour = hour
                 self._put(part)
 
-    def _add(self, producer: bytes, name: str, sequence: int) -> Part:
+    def _find(self, producer: bytes, name: str) -> Part | None:
+        parts = self._parts.get(producer)
+        return None if parts is None else parts.by_name.get(name)
+
+    def _add(self, producer: bytes, name: str, sequence: int, is_decided: bool) -> Part:
         vhost = self._vhost.name
         text = producer.decode()
         log_name = f"part/{len(vhost)}:{vhost}/{len(text)}:{text}/{name}"
         key = bytes((len(producer),)) + producer + name.encode()
         part = Part(key, name, sequence, log_name, self._broker.storage.log(log_name))
-        self._parts.setdefault(producer, {})[name] = part
+        part.is_decided = is_decided
+        parts = self._parts.get(producer)
+        if parts is None:
+            parts = self._parts[producer] = StagedParts()
+        parts.add(part)
         return part
 
     def _put(self, part: Part) -> None:
@@ -177,13 +163,13 @@ class Parts(Timed):
         self._rows.delete(part.key)
         self._broker.storage.drop_log(part.log_name)
         parts = self._parts[producer]
-        del parts[part.name]
-        if not parts:
+        parts.remove(part)
+        if not parts.by_name:
             del self._parts[producer]
 
     def discard(self, producer: bytes, name: str) -> None:
         """Forget a part, if there is one of that name. Raises PreconditionFailed once decided."""
-        part = self._parts.get(producer, {}).get(name)
+        part = self._find(producer, name)
         if part is not None:
             if part.is_decided:
                 raise PreconditionFailed(f"part '{name}' is committed")
@@ -191,10 +177,13 @@ class Parts(Timed):
 
     def forget(self, producer: bytes) -> None:
         """Forget the parts of a producer. Raises PreconditionFailed while one is decided on."""
-        parts = list(self._parts.get(producer, {}).values())
-        if any(part.is_decided for part in parts):
+        parts = self._parts.get(producer)
+        if parts is None:
+            return
+        staged = list(parts.by_name.values())
+        if any(part.is_decided for part in staged):
             raise PreconditionFailed("parts of this producer are still being published")
-        for part in parts:
+        for part in staged:
             self._drop(producer, part)
 
     # Deciding
@@ -204,10 +193,9 @@ class Parts(Timed):
 
         Raises NotFound, PreconditionFailed.
         """
-        parts = self._parts.get(producer, {})
         found: dict[str, Part] = {}
         for name, requests in wanted:
-            part = parts.get(name)
+            part = self._find(producer, name)
             if part is None:
                 raise NotFound(f"no part '{name}'")
             if part.is_decided or part.sequence != sequence or name in found:
@@ -221,12 +209,14 @@ class Parts(Timed):
 
     def decide(self, producer: bytes, sequence: int, found: list[Part]) -> None:
         """These parts count; others of this number and older ones never will."""
+        parts = self._parts.get(producer)
+        if parts is None:
+            return
         for part in found:
-            part.is_decided = True
+            parts.decide(part)
             self._put(part)
-        for part in list(self._parts.get(producer, {}).values()):
-            if not part.is_decided and part.sequence <= sequence:
-                self._drop(producer, part)
+        for part in parts.undecided_up_to(sequence):
+            self._drop(producer, part)
         if found:
             application = self._application(producer)
             for part in found:
@@ -287,12 +277,14 @@ class Parts(Timed):
         now = self._broker.elapsed_ms
         if not self._unseen:
             self._unseen = [
-                (producer, name) for producer, parts in self._parts.items() for name in parts
+                (producer, name)
+                for producer, parts in self._parts.items()
+                for name in parts.by_name
             ]
         oldest = self._broker.now_ms // _HOUR_MS - STAGED_HOURS
         for _ in range(min(_SWEEP_PARTS, len(self._unseen))):
             producer, name = self._unseen.pop()
-            part = self._parts.get(producer, {}).get(name)
+            part = self._find(producer, name)
             if part is None:
                 continue
             if part.is_decided:
