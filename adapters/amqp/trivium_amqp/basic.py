@@ -327,9 +327,9 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     for index, (_, header, body) in enumerate(transaction.publishes):
         result = channel.publisher.route(targets[index], header, body)
         is_stored = is_stored or result > ACCEPTED
-    for tag, held, action in transaction.acknowledgements:
-        is_stored = is_stored or held[0].is_stored
-        channel.dispose([(tag, held)], action)
+    for entry, action in transaction.acknowledgements:
+        is_stored = is_stored or entry.is_stored
+        channel.dispose([entry], action)
     channel.publisher.transaction = Transaction()
     channel.reply_after(
         channel.broker.storage.write_batch if is_stored else 0, methods.TX_COMMIT_OK
@@ -339,7 +339,8 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
 def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
     """tx.rollback: publishes are dropped, acknowledged deliveries are unacknowledged again."""
     transaction = _transaction(channel)
-    channel.put_back([(tag, held) for tag, held, _ in transaction.acknowledgements])
+    for entry, _ in transaction.acknowledgements:
+        channel.unacked.put_back(entry.tag, entry)
     channel.publisher.transaction = Transaction()
     channel.reply(methods.TX_ROLLBACK_OK)
 

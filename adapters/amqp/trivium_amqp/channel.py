@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.queues.queue import Queue, QueueEntry
+from trivium.queues.unsettled import Unsettled
 from trivium_amqp import basic, states, topology
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -22,7 +23,7 @@ from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Reply
-from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE, Held
+from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE
 
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
@@ -46,9 +47,8 @@ class Channel:
         self.broker = connection.broker
         #: which frames may come
         self.state = states.OPEN
-        #: deliveries that await an acknowledgement, by delivery tag, in ascending order but for
-        #: those that a rollback has put back since ``check_timeout`` was called last
-        self.unacked: dict[int, Held] = {}
+        #: deliveries that await an acknowledgement, by delivery tag
+        self.unacked: Unsettled[QueueEntry] = Unsettled()
         self.delivery_tag = 0
         self.consumers: dict[str, AmqpConsumer] = {}
         #: prefetch count of consumers to come
@@ -63,9 +63,6 @@ class Channel:
         #: queue of direct replies to this channel
         self.reply_queue: Queue | None = None
         self.publisher = Publisher(connection, number)
-        self._lowest_tag = 1
-        #: whether ``unacked`` is in ascending order
-        self._is_in_order = True
         self._times = DeliveryTimes()
         # Tags of consumers that were cancelled by what is being carried out; None at other times.
         self._cancelled: list[str] | None = None
@@ -111,16 +108,11 @@ class Channel:
     def acknowledge(self, tag: int, multiple: bool) -> bool:
         """basic.ack: settle one delivery, or all up to ``tag`` (0: all). False if unknown."""
         if not multiple and self.publisher.transaction is None:
-            held = self.unacked.pop(tag, None)
-            if held is None:
+            entry = self.unacked.pop(tag) if tag <= self.delivery_tag else None
+            if entry is None:
                 return False
-            entry, consumer = held
             entry.queue.settle(entry)
-            if consumer is not None:
-                consumer.held -= 1
-                self.held -= 1
-                if not consumer.is_credited:
-                    self.connection.dispatches.credit(consumer)
+            self._release(entry)
             return True
         taken = self.take(tag, multiple)
         if taken is None:
@@ -128,42 +120,31 @@ class Channel:
         self.dispose(taken, SETTLE)
         return True
 
-    def take(self, tag: int, multiple: bool) -> list[tuple[int, Held]] | None:
+    def take(self, tag: int, multiple: bool) -> list[QueueEntry] | None:
         """Remove the delivery ``tag``, or all up to it, from the unacknowledged ones.
 
         None when there is no such delivery; tag 0 with ``multiple`` means all there are (60.80).
         """
         unacked = self.unacked
-        if not multiple:
-            held = unacked.pop(tag, None)
-            return None if held is None else [(tag, held)]
-        if tag == 0:
-            # In order already, unless a rollback has put some behind later ones.
-            taken = sorted(unacked.items())
-            unacked.clear()
-            self._lowest_tag = self.delivery_tag + 1
-            return taken
-        if tag not in unacked:
+        if multiple and tag == 0:
+            return unacked.pop_values(0, self.delivery_tag)
+        # Clients may state any number of 64 bits.
+        entry = unacked.pop(tag) if tag <= self.delivery_tag else None
+        if entry is None:
             return None
-        # Tags are consecutive, so each is visited once over all acknowledgements. Where most of
-        # the range is gone already, walking the ones that are left is shorter.
-        lowest = self._lowest_tag
-        if tag - lowest > 2 * len(unacked):
-            tags = sorted([known for known in unacked if known <= tag])
-        else:
-            tags = [known for known in range(lowest, tag + 1) if known in unacked]
-        self._lowest_tag = tag + 1
-        return [(known, unacked.pop(known)) for known in tags]
+        taken = unacked.pop_values(0, tag) if multiple else []
+        taken.append(entry)
+        return taken
 
-    def dispose(self, taken: list[tuple[int, Held]], action: int) -> None:
+    def dispose(self, taken: list[QueueEntry], action: int) -> None:
         """Settle, reject or requeue deliveries, at once or with the transaction."""
         if self.publisher.transaction is not None:
             pending = self.publisher.transaction.acknowledgements
-            for tag, held in taken:
-                pending.append((tag, held, action))
+            for entry in taken:
+                pending.append((entry, action))
             return
         queues: dict[int, Queue] = {}
-        for _, (entry, consumer) in taken:
+        for entry in taken:
             if action == REQUEUE:
                 entry.queue.requeue(entry)
                 queues[id(entry.queue)] = entry.queue
@@ -171,16 +152,23 @@ class Channel:
                 entry.queue.reject(entry)
             else:
                 entry.queue.settle(entry)
-            if consumer is not None:
-                consumer.held -= 1
-                self.held -= 1
-                if not consumer.is_credited:
-                    self.connection.dispatches.credit(consumer)
+            self._release(entry)
         if queues:
             # Not the queues that something returned to, but who waits longest goes first.
             self.serve_waiting()
         for queue in queues.values():
             queue.dispatch()
+
+    def _release(self, entry: QueueEntry) -> None:
+        """A delivery is no longer its consumer's, which has room for another one."""
+        consumer = cast("AmqpConsumer | None", entry.holder)
+        if consumer is None:
+            return
+        entry.holder = None
+        consumer.held -= 1
+        self.held -= 1
+        if not consumer.is_credited:
+            self.connection.dispatches.credit(consumer)
 
     def serve_waiting(self) -> None:
         """Let the consumers that wait for the channel's limit have the room that there is.
@@ -199,20 +187,14 @@ class Channel:
             self.waiting.pop(id(consumer), None)
         return consumer
 
-    def put_back(self, taken: list[tuple[int, Held]]) -> None:
-        """Make deliveries unacknowledged again (tx.rollback)."""
-        for tag, held in taken:
-            self.unacked[tag] = held
-            self._lowest_tag = min(self._lowest_tag, tag)
-        self._is_in_order = False
-
     def new_delivery(self, entry: QueueEntry, no_ack: bool) -> int:
         """The delivery tag of a message that is handed out without a consumer (basic.get)."""
         self.delivery_tag += 1
         if no_ack:
             entry.queue.settle(entry)
         else:
-            self.unacked[self.delivery_tag] = (entry, None)
+            entry.tag = self.delivery_tag
+            self.unacked.add(entry.tag, entry)
         return self.delivery_tag
 
     def check_timeout(self, now: float) -> None:
@@ -221,16 +203,11 @@ class Channel:
 
         As RabbitMQ does it: those behind the oldest one are not looked at.
         """
-        if not self.unacked:
+        first = self.unacked.first()
+        if first is None:
             self._times.clear()
             return
-        if not self._is_in_order:
-            in_order = sorted(self.unacked.items())
-            self.unacked.clear()
-            self.unacked.update(in_order)
-            self._is_in_order = True
-        oldest = next(iter(self.unacked))
-        entry, consumer = self.unacked[oldest]
+        oldest, entry = first
         timeout = entry.queue.settings.consumer_timeout / 1000
         if timeout < 0:
             timeout = self.broker.config.limits.consumer_timeout_seconds
@@ -241,6 +218,7 @@ class Channel:
         if age <= timeout:
             return
         milliseconds = int(timeout * 1000)
+        consumer = cast("AmqpConsumer | None", entry.holder)
         logger.warning(
             "%s: consumer %r on channel %d did not acknowledge delivery %d from queue %r within"
             " %d ms",
@@ -309,11 +287,11 @@ class Channel:
         """Cancel the consumers and return what is unacknowledged, in order."""
         self.connection.repeats.forget()
         self.publisher.release()
-        held = list(self.unacked.values())
+        held = [entry for _, entry in self.unacked.items()]
         transaction = self.publisher.transaction
         if transaction is not None:
-            for _, one, _ in transaction.acknowledgements:
-                held.append(one)
+            for entry, _ in transaction.acknowledgements:
+                held.append(entry)
             self.publisher.transaction = None
         self.unacked.clear()
         consumers = list(self.consumers.values())
@@ -323,7 +301,8 @@ class Channel:
         for consumer in consumers:
             consumer.is_started = False
         # First, so that whoever is next begins with them.
-        for entry, _ in held:
+        for entry in held:
+            entry.holder = None
             entry.queue.requeue(entry)
             queues[id(entry.queue)] = entry.queue
         for consumer in consumers:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import write_i64_be
+
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.runtime.adapter import LARGE_OUTPUT
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.frames import (
     BODY,
     CONTENT_HEADER,
     CONTENT_HEADER_SIZE,
     END,
+    FRAME_END,
     HEAD,
     HEADER,
     METHOD,
@@ -112,7 +116,9 @@ class AmqpConsumer(Consumer):
         tag = channel.delivery_tag + 1
         channel.delivery_tag = tag
         if not self.settles_on_delivery:
-            channel.unacked[tag] = (entry, self)
+            entry.tag = tag
+            entry.holder = self
+            channel.unacked.add(tag, entry)
             channel.held += 1
             self.held += 1
         message = entry.message
@@ -121,9 +127,6 @@ class AmqpConsumer(Consumer):
         size = len(body)
         connection = self._connection
         self._metrics.messages_sent += 1
-        output = connection.output
-        if not output:
-            connection.mark_dirty()
         if (
             message.header == self._header
             and address.key == self._key
@@ -133,18 +136,23 @@ class AmqpConsumer(Consumer):
             and message.annotations is None
             and (size == self._size or self._has_resized(size))
         ):
+            output = connection.output
+            output.write(self._head)
+            write_i64_be(output, tag)
+            output.write(self._tail)
             if self._shows_offset:
-                offset = U64.pack(entry.offset)
-                output.extend(
-                    (self._head, U64.pack(tag), self._tail, offset, self._rest, body, END)
-                )
+                write_i64_be(output, entry.offset)
+                output.write(self._rest)
+            if size < LARGE_OUTPUT:
+                output.write(body)
             else:
-                output.extend((self._head, U64.pack(tag), self._tail, body, END))
+                connection.write_large(body)
+                output = connection.output
+            output.append(FRAME_END)
             connection.output_size += self._total
+            connection.mark_dirty()
             return
-        data = self._frames(tag, entry)
-        output.append(data)
-        connection.output_size += len(data)
+        connection.send(self._frames(tag, entry))
 
     def _has_resized(self, size: int) -> bool:
         """Fit the frames to a body of another size; whether that can be."""

@@ -1,8 +1,8 @@
 """Publishing on a channel: content is received, routed and confirmed.
 
 Confirms: a message that waits for nothing is confirmed at the end of the feed, all of them by one
-basic.ack with ``multiple``. One that waits for a write batch is listed as (write batch, last
-delivery tag); each write batch that becomes durable gives one basic.ack. While something waits,
+basic.ack with ``multiple``. Those that wait for a write batch are listed as one, by their last
+delivery tag; each write batch that becomes durable gives one basic.ack. While something waits,
 what need not wait is confirmed singly, since ``multiple`` would cover the waiting ones.
 """
 
@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 MAX_TARGETS: Final = 1024
 
 
+class _Pending:
+    """Publishes that wait for one write batch; ``tag`` is that of the last one."""
+
+    def __init__(self, write_batch: int, tag: int) -> None:
+        self.write_batch = write_batch
+        self.tag = tag
+
+
 class Publisher:
     """The publishing side of one channel."""
 
@@ -82,7 +90,9 @@ class Publisher:
         self._publish_tag = 0
         self._confirm_to = 0
         self._confirmed = 0
-        self._pending: deque[tuple[int, int]] = deque()
+        self._pending: deque[_Pending] = deque()
+        # The last of these.
+        self._newest: _Pending | None = None
 
     def begin(self, arguments: bytes) -> None:
         """basic.publish with these arguments; its content follows."""
@@ -208,12 +218,14 @@ class Publisher:
             return
         tag = self._publish_tag + 1
         self._publish_tag = tag
-        pending = self._pending
         if result > ACCEPTED:
-            if pending and pending[-1][0] == result:
-                pending[-1] = (result, tag)
+            newest = self._newest
+            if newest is not None and newest.write_batch == result:
+                newest.tag = tag
             elif result > self._storage.durable:
-                pending.append((result, tag))
+                newest = _Pending(result, tag)
+                self._newest = newest
+                self._pending.append(newest)
                 self._connection.confirms.awaiting[self.number] = self
                 self._connection.await_durable()
             else:
@@ -322,8 +334,10 @@ class Publisher:
         """Confirm what waited for ``write_batch`` or an earlier one; whether more is waiting."""
         pending = self._pending
         tag = 0
-        while pending and pending[0][0] <= write_batch:
-            tag = pending.popleft()[1]
+        while pending and pending[0].write_batch <= write_batch:
+            tag = pending.popleft().tag
+        if not pending:
+            self._newest = None
         if tag > 0:
             self._send_confirm(methods.BASIC_ACK, tag, 1)
             self._confirmed = max(self._confirmed, tag)
@@ -350,4 +364,5 @@ class Publisher:
         self._header = None
         self._body = bytearray()
         self._pending.clear()
+        self._newest = None
         self._confirm_to = self._confirmed

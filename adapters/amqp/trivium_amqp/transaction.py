@@ -10,7 +10,6 @@ from typing import Final
 
 from trivium.queues.queue import QueueEntry
 from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
-from trivium_amqp.consumer import AmqpConsumer
 from trivium_amqp.content import ContentHeader, Target
 
 #: Bytes of bodies and properties that one transaction may hold in memory (128 MiB).
@@ -23,16 +22,14 @@ SETTLE: Final = 0
 REQUEUE: Final = 1
 REJECT: Final = 2
 
-Held = tuple[QueueEntry, AmqpConsumer | None]
-
 
 class Transaction:
     """Publishes and acknowledgements since tx.select or the last commit or rollback."""
 
     def __init__(self) -> None:
         self.publishes: list[tuple[Target, ContentHeader, bytes]] = []
-        #: delivery tag, the delivery, SETTLE, REQUEUE or REJECT
-        self.acknowledgements: list[tuple[int, Held, int]] = []
+        #: the delivery, and SETTLE, REQUEUE or REJECT
+        self.acknowledgements: list[tuple[QueueEntry, int]] = []
         self._size = 0
 
     def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:

@@ -12,12 +12,13 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from trivium.messages.message import EXACTLY_ONCE, Message, decode_record
 from trivium.storage.base import Log, Storage
 
 if TYPE_CHECKING:
+    from trivium.queues.consumers import Consumer
     from trivium.queues.queue import Queue
 
 #: Entries that a sub-queue on disk keeps decoded in memory; what is beyond waits in the log.
@@ -53,6 +54,10 @@ class QueueEntry:
         #: whether the sub-queue's log holds a record of it
         self.is_stored = False
         self.is_settled = False
+        #: the consumer that it was handed to, and the number that the client knows it by; for the
+        #: adapter's own use
+        self.holder: Consumer | None = None
+        self.tag: i64 = 0
 
 
 class SubQueue:
@@ -81,7 +86,10 @@ class SubQueue:
         self._transient: deque[QueueEntry] = deque()
         #: whether a read from the log is under way
         self.is_loading = False
-        self._to_settle: list[int] = []
+        # Settled offsets that no removal was written for: ranges, and the last one, which grows.
+        self._settled: list[tuple[int, int]] = []
+        self._settled_from: i64 = 0
+        self._settled_to: i64 = 0
         # Entries below this offset were there from the start; their bytes are counted when they
         # are read, since before that nobody knows them.
         self._recovered_to = 0 if log is None else log.next_offset
@@ -230,30 +238,36 @@ class SubQueue:
         if self._queue is not None:
             self._queue.loaded()
 
-    def settle(self, offset: int) -> None:
+    def settle(self, offset: i64) -> None:
         """A stored entry is done with; written by ``flush``."""
-        self._to_settle.append(offset)
+        if offset == self._settled_to:
+            self._settled_to = offset + 1
+            return
+        if self._settled_from < self._settled_to:
+            self._settled.append((self._settled_from, self._settled_to))
+        self._settled_from = offset
+        self._settled_to = offset + 1
 
     def flush(self) -> None:
         """Write the settlements of this turn as ranges."""
-        offsets = self._to_settle
         log = self.log
-        if not offsets or log is None:
+        first, end = self._settled_from, self._settled_to
+        # No offset is -1, so none lies behind it.
+        self._settled_from = self._settled_to = -1
+        settled = self._settled
+        if log is None or first == end:
             return
-        self._to_settle = []
-        last = offsets[0]
-        for offset in offsets:
-            if offset < last:
-                offsets.sort()
-                break
-            last = offset
-        first = last = offsets[0]
-        for offset in offsets:
-            if offset > last + 1:
-                log.remove(first, last)
-                first = offset
-            last = offset
-        log.remove(first, last)
+        if settled:
+            self._settled = []
+            settled.append((first, end))
+            settled.sort()
+            first, end = settled[0]
+            for start, stop in settled:
+                if start > end:
+                    log.remove(first, end - 1)
+                    first = start
+                end = stop
+        log.remove(first, end - 1)
 
     def purge(self) -> None:
         """Remove everything that is ready."""
@@ -262,7 +276,7 @@ class SubQueue:
         ready = [*self._ready, *[entry for _, entry in self._requeued]]
         for entry in ready:
             if entry.is_stored:
-                self._to_settle.append(entry.offset)
+                self.settle(entry.offset)
                 if entry.requeues:
                     queue.forget_requeues(entry)
         if queue.requeues is not None and self._spill_from >= 0:

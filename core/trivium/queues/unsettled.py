@@ -1,29 +1,37 @@
 """Deliveries that a client has not settled yet, by their tags.
 
-Clients settle in any order, one by one or by ranges, and may have a million deliveries. So they lie
-in blocks in the order of their tags: to take one out moves what its block holds, and no more.
+Tags ascend by one with each delivery. So deliveries lie in blocks, each with a slot for every one
+of ``BLOCK_SIZE`` neighbouring tags, and the blocks in a list: one is found without a search where
+deliveries are settled in order, and with few steps where they are not.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import Final, Generic, TypeVar
 
-#: Deliveries of a block. A smaller one moves fewer of them as one is taken out, a larger one makes
-#: fewer blocks, which move as one of them becomes empty.
+from mypy_extensions import i64
+
+_SHIFT: Final[i64] = 7
+#: Tags of a block. A smaller one leaves less behind where few deliveries are not settled, a larger
+#: one makes fewer blocks, which move as one of them becomes empty.
 BLOCK_SIZE: Final = 128
+_MASK: Final[i64] = 127
 
 T = TypeVar("T")
 
 
 class Block(Generic[T]):
-    """Neighbouring deliveries: their tags in ascending order, and at the same places the values."""
+    """The slots of neighbouring tags, of which ``number`` is the common part."""
 
-    __slots__ = ("tags", "values")
+    __slots__ = ("live", "low", "number", "slots")
 
-    def __init__(self, tags: list[int], values: list[T]) -> None:
-        self.tags = tags
-        self.values = values
+    def __init__(self, number: i64) -> None:
+        self.number: i64 = number
+        self.slots: list[T | None] = [None] * BLOCK_SIZE
+        #: slots in use; those before ``low`` are not
+        self.live: i64 = 0
+        self.low: i64 = 0
 
 
 class Unsettled(Generic[T]):
@@ -32,123 +40,153 @@ class Unsettled(Generic[T]):
     Tags need not be dense, but what is added must have a higher one than what was added before.
     """
 
-    __slots__ = ("_last", "_size", "_starts", "blocks")
+    __slots__ = ("_numbers", "_size", "blocks")
 
     def __init__(self) -> None:
-        self._size = 0
-        self._last: Block[T] = Block([], [])
-        #: the blocks, to be read only: none is empty but the only one
-        self.blocks: list[Block[T]] = [self._last]
-        # The lowest tag that may be in each block. The first one takes all lower ones as well.
-        self._starts: list[int] = [0]
+        self._size: i64 = 0
+        #: the blocks, to be read only: none is empty but the last one
+        self.blocks: list[Block[T]] = []
+        self._numbers: list[int] = []
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, tag: int, value: T) -> None:
+    def add(self, tag: i64, value: T) -> None:
         """A delivery was made; its tag is higher than all others."""
-        last = self._last
-        if len(last.tags) >= BLOCK_SIZE:
-            self._last = last = Block([], [])
-            self.blocks.append(last)
-            self._starts.append(tag)
-        last.tags.append(tag)
-        last.values.append(value)
+        number: i64 = tag >> _SHIFT
+        blocks = self.blocks
+        if not blocks or blocks[-1].number != number:
+            self._begin_block(number)
+        block = blocks[-1]
+        at: i64 = tag & _MASK
+        block.slots[at] = value
+        if at < block.low:
+            # A range that was taken out went beyond what there was.
+            block.low = at
+        block.live += 1
         self._size += 1
 
-    def pop(self, tag: int) -> T | None:
+    def _begin_block(self, number: i64) -> None:
+        if self.blocks and self.blocks[-1].live == 0:
+            self._drop(len(self.blocks) - 1)
+        self.blocks.append(Block(number))
+        self._numbers.append(number)
+
+    def pop(self, tag: i64) -> T | None:
         """Take out the delivery ``tag``; None when it is not unsettled."""
-        block = self.blocks[0]
-        tags = block.tags
-        index = at = 0
-        if not tags or tags[0] != tag:
-            # Out of order.
-            index = bisect_right(self._starts, tag, 1) - 1
-            block = self.blocks[index]
-            tags = block.tags
-            at = bisect_left(tags, tag)
-            if at == len(tags) or tags[at] != tag:
-                return None
-        del tags[at]
+        number: i64 = tag >> _SHIFT
+        index = self._index(number)
+        blocks = self.blocks
+        if index == len(blocks) or blocks[index].number != number:
+            return None
+        block = blocks[index]
+        at: i64 = tag & _MASK
+        value = block.slots[at]
+        if value is None:
+            return None
+        block.slots[at] = None
+        if at == block.low:
+            block.low = at + 1
+        block.live -= 1
         self._size -= 1
-        value = block.values.pop(at)
-        if not tags:
-            self._drop_empty(index, index + 1)
+        if block.live == 0 and index + 1 < len(blocks):
+            self._drop(index)
         return value
 
-    def pop_range(self, first: int, last: int) -> list[tuple[int, T]]:
+    def pop_range(self, first: i64, last: i64) -> list[tuple[int, T]]:
         """Take out the deliveries ``first`` to ``last``: tags and values, in ascending order."""
-        taken: list[tuple[int, T]] = []
-        starts = self._starts
-        low = bisect_right(starts, first, 1) - 1
-        high = bisect_right(starts, last, 1)
-        for index in range(low, high):
-            block = self.blocks[index]
-            tags, values = block.tags, block.values
-            begin, end = bisect_left(tags, first), bisect_right(tags, last)
-            if begin < end:
-                taken.extend(zip(tags[begin:end], values[begin:end], strict=True))
-                del tags[begin:end]
-                del values[begin:end]
-        if taken:
-            self._size -= len(taken)
-            self._drop_empty(low, high)
+        tags: list[int] = []
+        values = self.pop_values(first, last, tags)
+        return list(zip(tags, values, strict=True))
+
+    def pop_values(self, first: i64, last: i64, tags: list[int] | None = None) -> list[T]:
+        """``pop_range`` without the tags, which go into ``tags``."""
+        taken: list[T] = []
+        blocks = self.blocks
+        start = index = self._index(first >> _SHIFT)
+        while index < len(blocks):
+            block = blocks[index]
+            base: i64 = block.number << _SHIFT
+            if base > last:
+                break
+            at: i64 = max(first - base, block.low)
+            end: i64 = min(last - base, _MASK) + 1
+            if at == block.low and end > at:
+                block.low = end
+            before = len(taken)
+            slots = block.slots
+            while at < end:
+                value = slots[at]
+                if value is not None:
+                    slots[at] = None
+                    taken.append(value)
+                    if tags is not None:
+                        tags.append(base + at)
+                at += 1
+            block.live -= len(taken) - before
+            index += 1
+        self._size -= len(taken)
+        # Only the outermost blocks of the range can have something left.
+        if start < index and blocks[start].live:
+            start += 1
+        if start < index and (blocks[index - 1].live or index == len(blocks)):
+            index -= 1
+        if start < index:
+            del blocks[start:index]
+            del self._numbers[start:index]
         return taken
 
-    def put_back(self, tag: int, value: T) -> None:
+    def put_back(self, tag: i64, value: T) -> None:
         """A delivery that was taken out is unsettled again."""
-        index = bisect_right(self._starts, tag, 1) - 1
+        number: i64 = tag >> _SHIFT
+        index = self._index(number)
+        if index == len(self.blocks) or self.blocks[index].number != number:
+            self.blocks.insert(index, Block(number))
+            self._numbers.insert(index, number)
         block = self.blocks[index]
-        at = bisect_left(block.tags, tag)
-        block.tags.insert(at, tag)
-        block.values.insert(at, value)
+        at: i64 = tag & _MASK
+        block.slots[at] = value
+        block.low = min(block.low, at)
+        block.live += 1
         self._size += 1
-        if len(block.tags) > 2 * BLOCK_SIZE:
-            self._split(index)
 
     def first(self) -> tuple[int, T] | None:
         """The tag and value of the oldest one; None when there is none."""
-        block = self.blocks[0]
-        if not block.tags:
+        if self._size == 0:
             return None
-        return block.tags[0], block.values[0]
+        block = self.blocks[0]
+        at = block.low
+        while block.slots[at] is None:
+            at += 1
+        block.low = at
+        value = block.slots[at]
+        assert value is not None
+        return (block.number << _SHIFT) + at, value
 
     def items(self) -> list[tuple[int, T]]:
         """Tags and values of all, in ascending order."""
         found: list[tuple[int, T]] = []
         for block in self.blocks:
-            found.extend(zip(block.tags, block.values, strict=True))
+            tag: i64 = block.number << _SHIFT
+            for value in block.slots:
+                if value is not None:
+                    found.append((tag, value))
+                tag += 1
         return found
 
     def clear(self) -> None:
         """Forget all."""
         self._size = 0
-        self._last = Block([], [])
-        self.blocks = [self._last]
-        self._starts = [0]
+        self.blocks = []
+        self._numbers = []
 
-    def _drop_empty(self, low: int, high: int) -> None:
-        """Drop those of the blocks from ``low`` to before ``high`` that are empty now."""
-        # Only the outermost ones of a range that was taken out can have something left.
-        if self.blocks[low].tags:
-            low += 1
-        if high > low and self.blocks[high - 1].tags:
-            high -= 1
-        if low >= high:
-            return
-        del self.blocks[low:high]
-        del self._starts[low:high]
-        if not self.blocks:
-            self.blocks.append(Block([], []))
-            self._starts.append(0)
-        self._last = self.blocks[-1]
+    def _index(self, number: i64) -> int:
+        """Index of the first block whose number is not lower."""
+        blocks = self.blocks
+        if not blocks or blocks[0].number >= number:
+            return 0
+        return bisect_left(self._numbers, number)
 
-    def _split(self, index: int) -> None:
-        """Make two blocks of one that is too large."""
-        block = self.blocks[index]
-        upper = Block(block.tags[BLOCK_SIZE:], block.values[BLOCK_SIZE:])
-        del block.tags[BLOCK_SIZE:]
-        del block.values[BLOCK_SIZE:]
-        self.blocks.insert(index + 1, upper)
-        self._starts.insert(index + 1, upper.tags[0])
-        self._last = self.blocks[-1]
+    def _drop(self, index: int) -> None:
+        del self.blocks[index]
+        del self._numbers[index]

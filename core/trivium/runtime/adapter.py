@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from trivium.observability.metrics import ProtocolMetrics
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 #: Output that a connection may hold before queues stop delivering to it (1 MiB): enough for one
 #: turn at full speed, small enough for thousands of slow readers.
 OUTPUT_HIGH_WATER: Final = 1 << 20
+
+#: Output of this size and more is not copied before the driver has it (4 KiB).
+LARGE_OUTPUT: Final = 4096
+#: The room for output that a connection keeps while it has none: what a writer has by itself.
+_KEPT_OUTPUT: Final = 256
 
 #: Bytes that a client may yet send once its connection is over; they are read and dropped, so that
 #: it gets the last answer (64 MiB). Some clients send what they had buffered behind their goodbye.
@@ -65,8 +71,7 @@ class Connection(DurabilityWaiter):
 
     Rules for subclasses:
 
-    - Write with ``send`` (or append to ``output`` and call ``mark_dirty`` yourself, adding the
-      size to ``output_size``).
+    - Write with ``send``, or small parts of what is hot straight to ``output``.
     - Never raise out of ``feed``: answer a bad frame in the protocol's own terms and ``close``.
       What is raised all the same is a fault of ours: it ends in ``internal_error``, or ends the
       broker when the write batch may hold a part of what was fed.
@@ -78,14 +83,17 @@ class Connection(DurabilityWaiter):
         self.broker = broker
         self.transport = transport
         self.peer = peer
-        self.output: list[bytes] = []
-        #: bytes in ``output``
+        #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``
+        self.output = BytesWriter()
+        #: bytes of output that the driver has not taken
         self.output_size = 0
+        # Output before that in ``output``.
+        self._output_pieces: list[bytes] = []
         #: False while the socket's own buffer is full
         self.is_writable = True
         #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
         self.is_closed = False
-        #: bytes in ``output`` above which a live message asks ``admits_live``
+        #: bytes of output above which a live message asks ``admits_live``
         self.live_mark = broker.config.limits.live_output_bytes
         #: what it means for publishers that this subscriber is behind
         self.slowdown: Slowdown | None = None
@@ -113,7 +121,7 @@ class Connection(DurabilityWaiter):
     def resume_writing(self) -> None:
         """The socket takes output again; called by the driver."""
         self.is_writable = True
-        if self.output:
+        if self.output_size:
             self.mark_dirty()
         self.end_slowdown()
         if not self.is_closed:
@@ -173,10 +181,29 @@ class Connection(DurabilityWaiter):
 
     def send(self, data: bytes) -> None:
         """Append to the output of this turn."""
-        self.output.append(data)
-        self.output_size += len(data)
+        size = len(data)
+        if size < LARGE_OUTPUT:
+            self.output.write(data)
+        else:
+            self.write_large(data)
+        self.output_size += size
         if not self._is_dirty:
             self.mark_dirty()
+
+    def write_large(self, data: bytes) -> None:
+        """Put ``data`` behind the output, uncopied; ``output`` goes on behind it."""
+        self._end_piece()
+        self._output_pieces.append(data)
+
+    def _end_piece(self) -> None:
+        output = self.output
+        size = len(output)
+        if size:
+            self._output_pieces.append(output.getvalue())
+            if size <= _KEPT_OUTPUT:
+                output.truncate(0)
+            else:
+                self.output = BytesWriter()
 
     def mark_dirty(self) -> None:
         """Have the output written at the end of this turn."""
@@ -191,17 +218,18 @@ class Connection(DurabilityWaiter):
 
     def take_output(self) -> list[bytes]:
         """The output of this turn, which the driver writes. Called by the broker only."""
-        output = self.output
-        self.output = []
+        self._end_piece()
+        pieces = self._output_pieces
+        self._output_pieces = []
         self.output_size = 0
         self._is_dirty = False
-        return output
+        return pieces
 
     def close(self) -> None:
         """Write the output, then close the connection. ``lost`` follows, later than this call."""
         if not self.is_closed:
             self.is_closed = True
-            if self.output:
+            if self.output_size:
                 self.mark_dirty()
             self.transport.close()
 

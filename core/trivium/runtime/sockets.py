@@ -151,7 +151,10 @@ class SocketDriver(asyncio.Protocol):
 
     def write(self, output: list[bytes]) -> None:
         if not self._is_over and not self._transport.is_closing():
-            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
+            if len(output) == 1:
+                self._transport.write(output[0])
+            else:
+                self._transport.writelines(output)
 
     # Transport
 

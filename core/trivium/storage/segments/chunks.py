@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from trivium.storage.base import Log
 
@@ -184,6 +184,26 @@ class Chunk:
             self.annotations.pop(slot, None)
         self.live -= 1
         return True
+
+    def remove_slots(self, start: int, stop: int) -> int:
+        """Remove the records in the slots from ``start`` up to ``stop``; how many there were."""
+        removed: i64 = 0
+        records = self.records
+        slot: i64 = start
+        end: i64 = stop
+        if records is None or self.fixed or self.annotations is not None:
+            while slot < end:
+                if self.remove(slot):
+                    removed += 1
+                slot += 1
+            return removed
+        while slot < end:
+            if records[slot] is not None:
+                records[slot] = None
+                removed += 1
+            slot += 1
+        self.live -= removed
+        return removed
 
     def fix(self) -> None:
         """From here on it is as it is written to a segment. No record may be removed so far."""
@@ -424,10 +444,7 @@ class ChunkedLog(Log):
             removed = chunk.live
             chunk.live = 0
         else:
-            removed = 0
-            for slot in range(start, stop):
-                if chunk.remove(slot):
-                    removed += 1
+            removed = chunk.remove_slots(start, stop)
         if removed and chunk.fixed:
             self._chunk_changed(chunk)
         return removed
