@@ -381,6 +381,23 @@ def test_unknown_delivery_tag_is_406(client: Client, method: Basic.Ack) -> None:
     assert (closed.class_id, closed.method_id) == (60, method.frame_id)
 
 
+@pytest.mark.parametrize("has_acknowledged", [False, True])
+@pytest.mark.parametrize("method", [Basic.Ack, Basic.Nack, Basic.Reject])
+@pytest.mark.parametrize("bits", [0, 1])
+def test_a_delivery_tag_of_64_bits_is_unknown(
+    client: Client, method: type[Basic.Ack], bits: int, has_acknowledged: bool
+) -> None:
+    fill(client, 2)
+    client.consume("q")
+    if has_acknowledged:
+        client.send(Basic.Ack(1))
+    client.take()
+    largest = method.frame_id.to_bytes(2) + b"\xff" * 8 + bytes([bits])
+    client.feed(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c" + largest + b"\xce")
+    text = "PRECONDITION_FAILED - unknown delivery tag 18446744073709551615"
+    assert_channel_closed(client.take()[0], 406, text)
+
+
 def test_second_ack_is_406(client: Client) -> None:
     fill(client, 3)
     client.consume("q")

@@ -542,28 +542,3 @@ def test_a_publish_to_an_exchange_that_goes_before_it_is_complete_is_refused() -
     closed = client.take()[-1]
     assert isinstance(closed, Channel.Close)
     assert (closed.reply_code, closed.class_id, closed.method_id) == (404, 60, 40)
-
-
-@pytest.mark.parametrize("is_repeated", [False, True])
-@pytest.mark.parametrize("method", ["ack", "ack multiple", "nack", "reject"])
-def test_a_tag_of_64_bits_is_unknown(method: str, is_repeated: bool) -> None:
-    client = Server().open()
-    client.declare("q")
-    client.publish("q")
-    client.publish("q")
-    client.consume("q")
-    if is_repeated:
-        client.send(Basic.Ack(delivery_tag=1))
-    client.take()
-    tag = (1 << 64) - 1
-    answers = {
-        "ack": Basic.Ack(delivery_tag=tag),
-        "ack multiple": Basic.Ack(delivery_tag=tag, multiple=True),
-        "nack": Basic.Nack(delivery_tag=tag),
-        "reject": Basic.Reject(delivery_tag=tag),
-    }
-    closed = client.ask(answers[method])
-    assert (closed.reply_code, closed.reply_text) == (
-        406,
-        f"PRECONDITION_FAILED - unknown delivery tag {tag}",
-    )
