@@ -71,7 +71,8 @@ class Liveness(Timed):
         return min(self.heartbeat_at(), self.dead_at(connection.heard_at))
 
     def stop(self) -> None:
-        """The connection is gone; what waits for its time must not keep it in memory."""
+        """The connection is gone: nothing is looked at, nor keeps it in memory."""
+        self._timeouts.stop(self)
         self._connection = None
 
     def heartbeat_at(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.timers import Timed
 from trivium.messages.message import Message
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination
 from trivium_mqtt.codec.packets import Will
@@ -98,9 +99,11 @@ class Session(Destination):
         #: (None: there have been too many to know)
         self.has_shared = False
         self.shares: set[bytes] | None = None
-        #: when to publish the will and when the session ends, in ms since the epoch; 0: not set
+        #: when to publish the will and when the session ends, by ``elapsed_ms``; 0: not set
         self.will_due = 0
         self.ends = 0
+        #: called at the first of these times
+        self.timer: SessionTimer | None = None
 
     @property
     def is_persistent(self) -> bool:
@@ -118,6 +121,16 @@ class Session(Destination):
             assert isinstance(subscription, Subscription)
             subscriptions.append(subscription)
         return combine_subscriptions(self, subscriptions)
+
+
+class SessionTimer(Timed):
+    """Has something done for a session whose client is away; the session has it until then."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def due(self) -> None:
+        self._session.sessions.due(self._session)
 
 
 class CombinedSubscription(Destination):

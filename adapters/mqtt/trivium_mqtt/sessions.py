@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from trivium.common.timers import Timers
 from trivium.messages.topics import is_reserved
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -24,7 +24,7 @@ from trivium_mqtt.incoming import message_of
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
-from trivium_mqtt.session import Session, Subscription
+from trivium_mqtt.session import Session, SessionTimer, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
 from trivium_mqtt.topic_cache import TopicCache
@@ -62,9 +62,8 @@ class Sessions:
         #: the write batch in which a session with rows ended last
         self.ended_write_batch = ACCEPTED
         self._connected_persistent = 0
-        # (when, by ``elapsed_ms``, and client identifier) of wills and ends of sessions; stale
-        # pairs are skipped.
-        self._due: list[tuple[int, bytes]] = []
+        #: of sessions whose clients are away: when their wills are due, or they end
+        self.timers = Timers()
         self._next_clock = 0
 
     # Start
@@ -177,8 +176,7 @@ class Sessions:
     def connected(self, session: Session, expiry: int) -> None:
         """The client is here; ``expiry`` counts from when it leaves."""
         session.expiry = expiry
-        session.ends = 0
-        session.will_due = 0
+        self._stop_timer(session)
         if expiry > 0:
             self._connected_persistent += 1
             session.is_stored = True
@@ -236,7 +234,7 @@ class Sessions:
             self._publish_will(client_id, session.will)
             session.will = None
         del self.by_client[client_id]
-        session.ends = 0
+        self._stop_timer(session)
         if session.subscriptions is not None:
             for topic_filter in list(session.subscriptions):
                 self.unsubscribe(session, topic_filter)
@@ -264,20 +262,22 @@ class Sessions:
 
     def tick(self) -> None:
         """About once a second: publish wills and end sessions that are due, write the time."""
-        elapsed = self.broker.elapsed_ms
-        due = self._due
-        while due and due[0][0] <= elapsed:
-            at, client_id = heappop(due)
-            session = self.by_client.get(client_id)
-            if session is None or session.connection is not None:
-                continue
-            if session.ends == at:
-                self.end(session)
-            elif session.will is not None and session.will_due == at:
-                self._publish_will(session.client_id, session.will)
-                session.will = None
+        self.timers.run(self.broker.elapsed_ms)
         if self._connected_persistent:
             self._write_clock()
+
+    def due(self, session: Session) -> None:
+        """The client is away, and the session's will is due or the session ends."""
+        session.timer = None
+        elapsed = self.broker.elapsed_ms
+        if 0 < session.ends <= elapsed:
+            self.end(session)
+            return
+        if session.will is not None and session.will_due <= elapsed:
+            self._publish_will(session.client_id, session.will)
+            session.will = None
+        if session.ends:
+            self._call_at(session.ends, session)
 
     def _write_clock(self) -> None:
         elapsed = self.broker.elapsed_ms
@@ -289,13 +289,26 @@ class Sessions:
         if session.expiry != NEVER:
             # The clock may have been set since: it never lives longer than it is to.
             passed = max(self.broker.now_ms - last_seen, 0)
-            session.ends = self.broker.elapsed_ms + session.expiry * 1000 - passed
-            heappush(self._due, (session.ends, session.client_id))
+            left = session.expiry * 1000 - passed
+            session.ends = max(self.broker.elapsed_ms + left, 1)
+            self._call_at(session.ends, session)
 
     def _will_later(self, session: Session, delay: int) -> None:
         """Publish the will after so many milliseconds."""
-        session.will_due = self.broker.elapsed_ms + delay
-        heappush(self._due, (session.will_due, session.client_id))
+        session.will_due = max(self.broker.elapsed_ms + delay, 1)
+        self._call_at(session.will_due, session)
+
+    def _call_at(self, at: int, session: Session) -> None:
+        if session.timer is None:
+            session.timer = SessionTimer(session)
+        self.timers.call_at(at, session.timer)
+
+    def _stop_timer(self, session: Session) -> None:
+        session.ends = 0
+        session.will_due = 0
+        if session.timer is not None:
+            self.timers.stop(session.timer)
+            session.timer = None
 
     # Subscriptions
 

@@ -6,17 +6,23 @@ one is due and calls ``run`` with the time, in milliseconds.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 from mypy_extensions import mypyc_attr
+
+#: Times of moved and stopped calls that are kept whatever their share of all is: clearing so few
+#: away is not worth its own steps.
+FEW: Final = 64
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Timed:
     """Something that wants to be called at a time. At most one call is outstanding."""
 
-    #: the time of the outstanding call; 0 for none. Kept by ``Timers``.
+    #: the time of the outstanding call, 0 for none, and its number; both kept by ``Timers``
     due_at: int = 0
+    due_number: int = 0
 
     def due(self) -> None:
         """The time has come."""
@@ -27,23 +33,46 @@ class Timers:
     """Calls objects at their times, in order, with a resolution of a millisecond."""
 
     def __init__(self) -> None:
-        # The number makes entries of one time comparable. A moved or stopped call leaves its old
-        # entry behind, which is recognised by its time.
-        self._heap: list[tuple[int, int, Timed]] = []
+        # Times and numbers of calls, and by its number what is called. A moved or stopped call
+        # leaves its time and number behind, but nothing in memory that it belongs to.
+        self._heap: list[tuple[int, int]] = []
+        self._items: dict[int, Timed] = {}
         self._number = 0
+
+    def __len__(self) -> int:
+        """Times that are kept, those of moved and stopped calls among them."""
+        return len(self._heap)
 
     def call_at(self, at: int, item: Timed) -> None:
         """Call ``item`` at ``at``, or sooner if that is arranged."""
-        if item.due_at and item.due_at <= at:
-            return
-        item.due_at = at
+        if item.due_at:
+            if item.due_at <= at:
+                return
+            del self._items[item.due_number]
         self._number += 1
-        heappush(self._heap, (at, self._number, item))
+        item.due_at = at
+        item.due_number = self._number
+        self._items[self._number] = item
+        heappush(self._heap, (at, self._number))
+        self._clear_away()
+
+    def stop(self, item: Timed) -> None:
+        """Do not call ``item``."""
+        if item.due_at:
+            item.due_at = 0
+            del self._items[item.due_number]
+            self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Forget the times of moved and stopped calls once they are more than the others."""
+        if len(self._heap) > 2 * len(self._items) + FEW:
+            self._heap = [(item.due_at, number) for number, item in self._items.items()]
+            heapify(self._heap)
 
     def next_at(self) -> int:
         """When ``run`` has something to do; 0 for never."""
         heap = self._heap
-        while heap and heap[0][2].due_at != heap[0][0]:
+        while heap and heap[0][1] not in self._items:
             heappop(heap)
         return heap[0][0] if heap else 0
 
@@ -54,8 +83,9 @@ class Timers:
             return
         due: list[Timed] = []
         while heap and heap[0][0] <= now:
-            at, _, item = heappop(heap)
-            if item.due_at == at:
+            _, number = heappop(heap)
+            item = self._items.pop(number, None)
+            if item is not None:
                 item.due_at = 0
                 due.append(item)
         for item in due:

@@ -188,7 +188,8 @@ class GroupMembers(Timed):
         self._memberships.changed(self)
 
     def dissolve(self) -> None:
-        """All members are fenced."""
+        """All members that are left are fenced."""
+        self._broker.timeouts.stop(self)
         for member in self.members.values():
             member.notify(self.name)
             self._end_reading(member.streams)
@@ -507,6 +508,7 @@ class Memberships(EndOfTurn):
         self._count -= 1
         if not group.members:
             del self._groups[group.name]
+            group.dissolve()
             self.settled(group)
             self._forget_if_unused(group.name)
 

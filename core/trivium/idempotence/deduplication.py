@@ -179,6 +179,8 @@ class Window(Timed):
         for entry in self._order:
             self._drop(entry)
         self._order.clear()
+        self._broker.dates.stop(self)
+        self._broker.timeouts.stop(self._more)
 
     def due(self) -> None:
         """Forget what has expired."""

@@ -151,8 +151,10 @@ class WaitingEntries:
             given_up.add_expired(entry)
 
     def deleted(self) -> None:
-        """The queue is deleted. What may be called later must not keep it in memory."""
+        """The queue is deleted: nothing is called any more, nor keeps it in memory."""
         self.take()
+        self._host.timeouts.stop(self.timeout)
+        self._host.dates.stop(self.date)
         self.timeout.queue = None
         self.date.queue = None
 

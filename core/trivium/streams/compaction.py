@@ -177,6 +177,7 @@ class Compaction(Timed):
 
     def deleted(self) -> None:
         """The stream is gone."""
+        self._broker.timeouts.stop(self)
         self._give_up()
         if self._clean is not None:
             self._storage.drop_log(self._log_name(self._log_number))

@@ -132,7 +132,9 @@ class Retention(Timed):
             log.truncate(before)
 
     def deleted(self) -> None:
-        """The stream is gone: what may be called later must not keep it in memory."""
+        """The stream is gone: nothing is called any more, nor keeps it in memory."""
+        self._broker.timeouts.stop(self)
+        self._broker.dates.stop(self._aged)
         self._aged.retention = None
 
     def _loaded(self) -> None:

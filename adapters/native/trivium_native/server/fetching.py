@@ -190,4 +190,6 @@ class Fetches(Timed):
         self._fetches.clear()
         self._held.clear()
         self._times.clear()
-        self._connection = None
+        if self._connection is not None:
+            self._connection.broker.timeouts.stop(self)
+            self._connection = None
