@@ -112,6 +112,25 @@ def test_headers_exchange_routes_by_each_message(vhost: VirtualHost) -> None:
         assert [d.name for d in route.resolve(sent).destinations] == expected
 
 
+def test_only_keys_that_reach_a_headers_exchange_depend_on_the_message(vhost: VirtualHost) -> None:
+    vhost.declare_exchange("x", "direct", arguments={"alternate-exchange": "last"})
+    vhost.declare_exchange("last", "topic")
+    headers = vhost.exchange("amq.headers").destination()
+    vhost.declare_queue("q")
+    vhost.bind(vhost.exchange("x"), Binding(headers, b"through"))
+    bind(vhost, "x", "q", b"beside")
+    vhost.bind(vhost.exchange("last"), Binding(headers, b"*"))
+    exchange = vhost.exchange("x")
+    keys = [b"through", b"beside", b"alternate", b"not.there"]
+    assert [vhost.route(exchange, key).depends_on_message for key in keys] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert names(vhost, "x", b"beside") == ["q"]
+
+
 @pytest.mark.parametrize("is_retained", [False, True])
 @pytest.mark.parametrize("names", [["full", "q"], ["q", "full"], ["q"], ["full"]])
 def test_a_publish_is_refused_by_one_destination_or_waits_for_the_disk(
@@ -408,11 +427,33 @@ def test_deleting_exchanges_that_one_exchange_leads_to_is_linear() -> None:
         def act() -> None:
             for number in range(count):
                 vhost.delete_exchange(f"x{number}")
-            assert source.bindings() == source.exchange_bindings.items == []
+            assert source.bindings() == []
 
         return act
 
     assert _grown(delete) < 6
+
+
+@pytest.mark.pure
+def test_exchanges_that_a_key_does_not_lead_to_cost_its_route_nothing() -> None:
+    def find_routes(count: int) -> Callable[[], None]:
+        vhost = open_vhost()
+        source = vhost.declare_exchange("x", "topic")
+        for number in range(count):
+            target = vhost.declare_exchange(f"x{number}", "topic")
+            vhost.bind(source, Binding(target.destination(), b"k%d" % number))
+        queue = vhost.declare_queue("q")
+        vhost.bind(source, Binding(queue, b"k"))
+
+        def act() -> None:
+            for number in range(20):
+                vhost.bind(vhost.exchange("amq.fanout"), Binding(queue, b"%d" % number))
+                assert names(vhost, "x", b"k") == ["q"]
+                assert names(vhost, "x", b"other.%d" % number) == []
+
+        return act
+
+    assert _grown(find_routes) < 1.1
 
 
 @pytest.mark.pure

@@ -190,8 +190,6 @@ class Exchange:
         self._destination: ExchangeDestination | None = None
         # In binding order; keyed by identity of what makes two binds the same.
         self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
-        #: the few bindings that lead to other exchanges, among the many that do not
-        self.exchange_bindings: Bag[Binding] = Bag()
         self._prepare()
 
     @property
@@ -230,8 +228,6 @@ class Exchange:
             known.options = binding.options
             return False
         self._bindings[key] = binding
-        if isinstance(binding.destination, ExchangeDestination):
-            self.exchange_bindings.add(binding)
         self._added(binding)
         return True
 
@@ -240,8 +236,6 @@ class Exchange:
         known = self._bindings.pop(_identity(binding), None)
         if known is None:
             return None
-        if isinstance(known.destination, ExchangeDestination):
-            self.exchange_bindings.remove(known)
         self._removed(known)
         return known
 

@@ -59,12 +59,13 @@ class Routes:
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
         address = Address(exchange.name, key) if found is None else found.address
-        if self._depends_on_message(exchange):
-            found = MessageRoute(self, version, exchange, address)
-        else:
-            found = self._walk(exchange, [address], None)
-        self._routes[place] = found
-        return found
+        walked: Route | None = None
+        if "x-message-deduplication" not in exchange.arguments:
+            walked = self._walk(exchange, [address], None)
+        if walked is None:
+            walked = MessageRoute(self, version, exchange, address)
+        self._routes[place] = walked
+        return walked
 
     def of_keys(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
         """The route of a message with several routing keys: each destination once."""
@@ -78,6 +79,7 @@ class Routes:
     def of_message(self, exchange: Exchange, addresses: list[Address], message: Message) -> Route:
         """The route of this very message, which has the first address and further keys."""
         route = self._walk(exchange, addresses, message)
+        assert route is not None
         if "x-message-deduplication" in exchange.arguments:
             settings = exchange_settings(exchange.arguments, exchange.name)
             identity = deduplication_id(message, settings.header) if settings.is_on else None
@@ -86,8 +88,13 @@ class Routes:
                 return DeduplicatedRoute(route, window, settings, identity)
         return route
 
-    def _walk(self, exchange: Exchange, addresses: list[Address], message: Message | None) -> Route:
-        """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too."""
+    def _walk(
+        self, exchange: Exchange, addresses: list[Address], message: Message | None
+    ) -> Route | None:
+        """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too.
+
+        Without ``message`` there is no route once an exchange is met that has to see it.
+        """
         bindings: list[Binding] = []
         visited: set[str] = set()
         pending = deque([exchange])
@@ -96,6 +103,8 @@ class Routes:
             if current.name in visited:
                 continue
             visited.add(current.name)
+            if message is None and not current.routes_by_key:
+                return None
             matched = current.match(addresses[0], message)
             if len(addresses) > 1 and current.reads_key:
                 matched = _with_matches(matched, current, addresses, message)
@@ -112,27 +121,6 @@ class Routes:
             group[0].destination.combine(group) for group in group_by_destination(bindings)
         ]
         return Route(addresses[0], destinations, self._vhost.topology_version)
-
-    def _depends_on_message(self, exchange: Exchange) -> bool:
-        visited: set[str] = set()
-        pending = [exchange]
-        while pending:
-            current = pending.pop()
-            if current.name in visited:
-                continue
-            visited.add(current.name)
-            if not current.routes_by_key or (
-                current is exchange and "x-message-deduplication" in exchange.arguments
-            ):
-                return True
-            for binding in current.exchange_bindings.items:
-                target = binding.destination
-                assert isinstance(target, ExchangeDestination)
-                pending.append(target.exchange)
-            alternate = self._alternate_of(current)
-            if alternate is not None:
-                pending.append(alternate)
-        return False
 
     def _alternate_of(self, exchange: Exchange) -> Exchange | None:
         """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
