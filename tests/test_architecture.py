@@ -251,11 +251,11 @@ def test_every_folder_is_packaged() -> None:
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_the_document_has_the_parts_in_their_order(package: str) -> None:
+def test_the_document_has_the_folders_in_their_order(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    tables = re.findall(r"\| part \|.*\n\| --- .*\n((?:\|.*\n)+)", text)
-    parts = [tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) for table in tables]
-    assert ORDER[package] in parts
+    tables = re.findall(r"\| folder \|.*\n\| --- .*\n((?:\|.*\n)+)", text)
+    folders = [tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) for table in tables]
+    assert ORDER[package] in folders
 
 
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes
@@ -305,15 +305,59 @@ def test_no_test_module_is_imported(file: Path) -> None:
 @pytest.mark.parametrize("file", TEST_FILES, ids=TEST_IDS)
 def test_tests_wait_for_events(file: Path) -> None:
     """And do not sleep; ``asyncio.sleep(0)`` lets tasks begin, which takes no time."""
-    found = [
-        node.lineno
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "sleep"
-        and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
-    ]
+    found = sleeps(file.read_text(encoding="utf-8"))
     assert len(found) <= SLEEPS.get(file.name, 0), found
+
+
+def sleeps(text: str) -> list[int]:
+    """The lines of a module's text that sleep, by whatever name, or give that name away."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == "sleep"
+    }
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    harmless = {
+        node.func
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and node.args[0].value == 0
+    }
+    return [
+        node.lineno
+        for node in nodes
+        if node not in harmless
+        and (
+            (
+                isinstance(node, ast.Attribute)
+                and node.attr == "sleep"
+                and (node in called or ast.unparse(node.value) in ("time", "asyncio"))
+            )
+            or (isinstance(node, ast.Name) and node.id in names)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("import time\ntime.sleep(1)", [2]),
+        ("from time import sleep\nsleep(1)", [2]),
+        ("from time import sleep as wait\nwait(0.1)", [2]),
+        ("from asyncio import sleep\nawait sleep(0)\nawait sleep(1)", [3]),
+        ("import time\nwait = time.sleep\nwait(1)", [2]),
+        ("import asyncio\nawait asyncio.sleep(0)", []),
+        ("import time\npatch(time, 'sleep', clock.sleep)", []),
+        ("def sleep() -> None: ...\nsleep()", []),
+    ],
+)
+def test_a_sleep_is_found(text: str, lines: list[int]) -> None:
+    assert sleeps(text) == lines
 
 
 @pytest.mark.parametrize("file", TEST_FILES, ids=TEST_IDS)

@@ -19,8 +19,15 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
+#: what is read beside the product
+TOOLS = sorted(
+    file for folder in ("bench", "interop", "tests") for file in (ROOT / folder).rglob("*.py")
+)
 PRODUCT = sorted(file for folder in SOURCES for file in (ROOT / folder).rglob("*.py"))
 MAX_LINE = 120
+#: of a paragraph, and of an item of a list
+MAX_PARAGRAPH_WORDS = 100
+MAX_ITEM_WORDS = 80
 #: the folders of the repository that paths may begin with
 FOLDERS = (
     "core", "adapters", "spark_bridge", "tests", "interop", "bench", "examples", "docs",
@@ -28,7 +35,7 @@ FOLDERS = (
 #: what a command makes when it is called
 MADE = {"bench/results"}
 #: classes of others that the documents name
-FOREIGN = {"Trigger"}
+FOREIGN = {"Struct", "Trigger"}
 
 
 def name_of(file: Path) -> str:
@@ -210,9 +217,31 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
 def test_lines_of_documents_are_short(file: Path) -> None:
+    """Rows of tables too, so that their cells are short."""
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+    assert [(number, len(line)) for number, line in lines if len(line) > MAX_LINE] == []
+
+
+def blocks(text: str) -> Iterator[tuple[str, int]]:
+    """Paragraphs and list items of a document: how each begins, and its words."""
+    block: list[str] = []
+    for line in [*re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines(), ""]:
+        begins_item = re.match(r"\s*(?:-|\d+\.) ", line)
+        if begins_item or not line.strip() or line.startswith(("|", "#")):
+            if block:
+                yield block[0], len(" ".join(block).split())
+            block = []
+        if line.strip() and not line.startswith(("|", "#")):
+            block.append(line)
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_paragraphs_and_list_items_say_one_thing(file: Path) -> None:
+    found = blocks(file.read_text(encoding="utf-8"))
     assert [
-        (number, len(line)) for number, line in lines if len(line) > MAX_LINE and line[0] != "|"
+        (begin, words)
+        for begin, words in found
+        if words > (MAX_ITEM_WORDS if re.match(r"\s*(?:-|\d+\.) ", begin) else MAX_PARAGRAPH_WORDS)
     ] == []
 
 
@@ -262,10 +291,21 @@ def test_links_lead_somewhere(file: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("file", PRODUCT, ids=name_of)
+@pytest.mark.parametrize("file", PRODUCT + TOOLS, ids=name_of)
 def test_a_docstring_says_something_itself(file: Path) -> None:
     """An override has one only where there is more to say than its base class says."""
     assert [text for text in docstrings(file) if text.startswith(("See `", "See the "))] == []
+
+
+def test_who_looks_for_a_change_finds_commands_and_operations_of_the_client() -> None:
+    """They are in files of their own, which nobody would guess from the others."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = text[text.index("## Where do I change") : text.index("## Words")]
+    files = [
+        *(ROOT / "core/trivium/cli").glob("*.py"),
+        *(ROOT / "adapters/native/trivium_native/client").glob("*operations.py"),
+    ]
+    assert [name for file in files if f"`{(name := name_of(file))}`" not in table] == []
 
 
 def test_a_word_means_one_thing() -> None:

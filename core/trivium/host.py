@@ -1,4 +1,4 @@
-"""What the parts of a broker get from it: the clocks, who is called when, and the storage."""
+"""What components get from their broker: the clocks, who is called when, and the storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.storage.base import Storage
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Host:
-    """What a part is given of its broker; ``trivium.runtime.broker`` implements it."""
+    """What a component is given of its broker; ``trivium.runtime.broker`` implements it."""
 
     def __init__(self, storage: Storage) -> None:
         #: milliseconds since the epoch, as of the start of this turn

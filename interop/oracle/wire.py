@@ -124,7 +124,6 @@ class Say(Step):
     options: dict[str, Any] | None = None
 
     def frames(self, unique: str) -> bytes:
-        """See ``Step``."""
         given = {
             name: value.replace(UNIQUE, unique) if isinstance(value, str) else value
             for name, value in self.arguments.items()
@@ -136,7 +135,6 @@ class Say(Step):
         return frame(METHOD, self.channel, struct.pack(">I", made.index) + payload)
 
     def answers(self) -> tuple[str, ...]:
-        """See ``Step``."""
         if self.arguments.get("nowait"):
             return ()
         made = self._class()
@@ -162,7 +160,6 @@ class Publish(Step):
     immediate: bool = False
 
     def frames(self, unique: str) -> bytes:
-        """See ``Step``."""
         method = Basic.Publish(
             exchange=self.exchange.replace(UNIQUE, unique),
             routing_key=self.key.replace(UNIQUE, unique),
@@ -191,11 +188,9 @@ class Raw(Step):
     is_fatal: bool = False
 
     def frames(self, unique: str) -> bytes:
-        """See ``Step``."""
         return self.data
 
     def answers(self) -> tuple[str, ...]:
-        """See ``Step``."""
         return ("Connection.Close",) if self.is_fatal else ()
 
 
@@ -206,7 +201,6 @@ class Await(Step):
     method: str = ""
 
     def answers(self) -> tuple[str, ...]:
-        """See ``Step``."""
         return (self.method,)
 
 

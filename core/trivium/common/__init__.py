@@ -1,3 +1,3 @@
-"""What every part may use and what knows of none: timers, values and their encoding, patterns,
+"""What every folder may use and what knows of none: timers, values and their encoding, patterns,
 pieces of input, collections.
 """

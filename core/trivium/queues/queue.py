@@ -5,8 +5,8 @@ ready. The consumer settles it, rejects it or requeues it, which puts it back at
 at once or after a delay that doubles each time. Settlements are collected and written as ranges
 once per turn.
 
-A queue has a part for each thing that it does beside: what is ``ready``, what is ``pending`` until
-it is durable, what is ``waiting`` for a time, and what it has ``given_up``.
+A queue has an object for each thing that it does beside: what is ``ready``, what is ``pending``
+until it is durable, what is ``waiting`` for a time, and what it has ``given_up``.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class DiskStorage(Storage):
         self._backlog.add(work.size)
         self.durable = work.number
         if self._is_closed:
-            # They hear of it with those of the last batch, when nothing they do is written.
+            # They hear of it with those of the last write batch, when nothing they do is written.
             self._waiters = {**work.waiters, **self._waiters}
             return
         for waiter in work.waiters:

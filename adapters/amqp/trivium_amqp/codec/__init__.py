@@ -1,1 +1,5 @@
-"""AMQP as bytes: frames, methods, tables, properties, errors; nothing here acts or keeps state."""
+"""AMQP as bytes: frames, methods, tables, properties, errors.
+
+Nothing here acts. A decoder may remember what it decoded last, to save work, and count what AMQP
+cannot carry.
+"""

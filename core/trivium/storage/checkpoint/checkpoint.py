@@ -108,10 +108,10 @@ class Checkpoint(Work):
         self.takes_logs = takes_logs
         self._relocates = relocates
         self.is_space_short = is_space_short
-        #: every batch up to this one is in the catalog once it is made: as before, or more if it
-        #: has the last of the rows
+        #: every write batch up to this one is in the catalog once it is made: as before, or more if
+        #: it has the last of the rows
         self.base_batch = base_batch
-        #: no batch after this one is in it, even in part; known once ``is_complete``
+        #: no write batch after this one is in it, even in part; known once ``is_complete``
         self.needed_batch = 0
         #: whether everything was looked at, and whether it is being written
         self.is_complete = False
@@ -154,7 +154,7 @@ class Checkpoint(Work):
         return self._logs.is_complete and not self._backlog.is_sorted
 
     def complete(self, needed_batch: int) -> None:
-        """Everything was looked at. ``needed_batch`` is the last batch that may show in it."""
+        """Everything was looked at; ``needed_batch``: the last write batch that may show in it."""
         self.is_complete = True
         self.needed_batch = needed_batch
         if self._backlog.is_empty:

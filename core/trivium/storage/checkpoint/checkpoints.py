@@ -41,15 +41,15 @@ class Checkpoints:
         self._sync = sync
         self._rows = RowBacklog(completions, wake)
         self._current: Checkpoint | None = None
-        #: whether the logs of the batches behind ``_checkpoint_batch`` are in the catalog, up to
-        #: the base of the rows that are being written
+        #: whether the logs of the write batches behind ``_checkpoint_batch`` are in the catalog, up
+        #: to the base of the rows that are being written
         self._has_logs = False
         #: whether a checkpoint is wanted however little is in the journal, and whether by
         #: ``free_space``; whether the last one came to nothing for want of space
         self._is_wanted = False
         self._is_space_short = False
         self._is_full = False
-        #: the batch that was being filled when ``tidy`` was called last, and when it looked
+        #: the write batch that was being filled when ``tidy`` was called last, and when it looked
         self._seen_batch = 0
         self._tidied_batch = 0
 
@@ -158,7 +158,7 @@ class Checkpoints:
         """A checkpoint drops the segments of a backlog that was consumed.
 
         A storage in use makes checkpoints anyway. An idle one makes this one, when a file is to go;
-        it looks once for what its last batches have made useless.
+        it looks once for what its last write batches have made useless.
         """
         changes = self._contents.changes
         is_idle = write_batch == self._seen_batch and not changes.count

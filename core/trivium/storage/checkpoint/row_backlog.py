@@ -47,7 +47,7 @@ class RowBacklog:
     def __init__(self, completions: Completions, ready: Callable[[], None]) -> None:
         self._completions = completions
         self._ready = ready
-        #: once they are written, the catalog has every row as of this batch or newer
+        #: once they are written, the catalog has every row as of this write batch or newer
         self.base_batch = -1
         #: whether they are in order: until then there are no portions
         self.is_sorted = True

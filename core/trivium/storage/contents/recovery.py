@@ -50,17 +50,17 @@ class Recovered(ChangeVisitor):
         self.tables: dict[int, DiskTable] = {}
         self.next_log = 1
         self.next_table = 1
-        #: batches up to this one are in the checkpoint, and those up to ``needed_batch`` must be
-        #: in the journal for the checkpoint to be whole
+        #: write batches up to this one are in the checkpoint, and those up to ``needed_batch`` must
+        #: be in the journal for the checkpoint to be whole
         self.checkpoint_batch = -1
         self.needed_batch = -1
         #: the first journal file that the checkpoint left
         self.first_file = 1
-        #: number of the next journal file, of the last batch, and bytes in the files
+        #: number of the next journal file, of the last write batch, and bytes in the files
         self.next_file = 1
         self.last_batch = -1
         self.journal_bytes = 0
-        #: each file's number and first batch, and the last file
+        #: each file's number and first write batch, and the last file
         self.files: list[tuple[int, int]] = []
         self.last_file: JournalFile | None = None
         #: whether one is encrypted with another key than what is written, or not at all
@@ -76,7 +76,7 @@ class Recovered(ChangeVisitor):
         self._path = ""
 
     def begin(self) -> None:
-        """The checkpoint is loaded; batches follow."""
+        """The checkpoint is loaded; write batches follow."""
         self._checkpointed = {number: log.next_offset for number, log in self.logs.items()}
 
     def replay(self, filesystem: FileSystem, directory: str) -> None:
@@ -91,7 +91,7 @@ class Recovered(ChangeVisitor):
             else:
                 numbers.append(number)
         self.next_file = self.first_file
-        # Of a new directory; a process that made a checkpoint and left no batch did not stop.
+        # Of a new directory; a process that made a checkpoint and left no write batch did not stop.
         self.was_clean = self.needed_batch < 0
         for number in numbers:
             self.last_file = self._replay_file(filesystem, directory, number, number == numbers[-1])
@@ -155,7 +155,7 @@ class Recovered(ChangeVisitor):
         return self.logs[number]
 
     def apply(self, file: JournalFile, batch: WriteBatchPlace) -> None:
-        """Replay a batch, which lies in ``file``. Raises StorageDamaged.
+        """Replay a write batch, which lies in ``file``. Raises StorageDamaged.
 
         All of it or, when it raises, a part.
         """

@@ -2,7 +2,7 @@
 
 The keys that are given never encrypt anything themselves. A file's key is derived from one of them
 with 32 random bytes in the file's header, and the header as associated text; within the file each
-batch or block has a number that is used once. So no nonce repeats, whatever crash or restored
+write batch or block has a number that is used once. So no nonce repeats, whatever crash or restored
 backup, and no part can be moved to another place or file unnoticed.
 """
 

@@ -1,19 +1,19 @@
-"""Journal files, byte by byte as in docs/storage-format.md: write batches (here: batches), each
-with its number and checksums, between a header and a trailer.
+"""Journal files, byte by byte as in docs/storage-format.md: write batches, each with its number and
+checksums, between a header and a trailer.
 
 A journal file is made complete before it is used: written under a temporary name, its header
-synced, renamed, the directory synced. Its header holds a random *marker*, and every batch in the
-file starts with it, so that neither what an earlier use of the same blocks left behind nor anything
-in a message's payload can pass for a batch.
+synced, renamed, the directory synced. Its header holds a random *marker*, and every write batch in
+the file starts with it, so that neither what an earlier use of the same blocks left behind nor
+anything in a message's payload can pass for a write batch.
 
 How an end that was being written is told from damage:
 
-- A batch says which batches were synced when it was written. Bytes that are no batch are a torn end
-  unless a later batch says that the missing one had been synced.
+- A write batch says which ones were synced when it was written. Bytes that are none are a torn end
+  unless a later write batch says that the missing one had been synced.
 - A file that is written has the length that its header says, or more. One that is closed has a
-  trailer behind its last batch, synced before the rest is cut off; and once another file follows, a
-  second one, synced before that file gets its first batch. So neither the end of a file nor a whole
-  file can go unnoticed.
+  trailer behind its last write batch, synced before the rest is cut off; and once another file
+  follows, a second one, synced before that file gets its first write batch. So neither the end of a
+  file nor a whole file can go unnoticed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trivium.storage.files.encryption import PLAIN, FileCipher, Keys
 
 VERSION: Final = 3
 _FILE_MAGIC: Final = b"TRIVJRNL"
-#: magic, version, (pad), file number, number of its first batch, marker
+#: magic, version, (pad), file number, number of its first write batch, marker
 _FILE_START: Final = Struct("<8sI4xQQ8s")
 #: behind that: key id, salt, length that was reserved, (pad)
 _FILE_END: Final = Struct("<8s32sQ4x")
@@ -43,14 +43,14 @@ _OLD_VERSION: Final = 1
 _OLD_ENCRYPTED_VERSION: Final = 2
 OLD_HEADER_SIZE: Final[int] = _FILE_START.size + 8
 
-#: marker, batch number, oldest batch not synced, body length, flags, checksum of the body, (pad)
+#: marker, write batch number, oldest one not synced, body length, flags, checksum of it, (pad)
 _BATCH_HEADER: Final = Struct("<8sQQQII4x")
 BATCH_HEADER_SIZE: Final[int] = _BATCH_HEADER.size + 4
 
-#: flag of the first batch of a process, and of the last one when it stopped cleanly
+#: flag of the first write batch of a process, and of the last one when it stopped cleanly
 STARTED: Final = 1
 STOPPED: Final = 2
-#: flags of what is no batch but a trailer: the file is closed; another file follows
+#: flags of what is no write batch but a trailer: the file is closed; another file follows
 CLOSED: Final = 4
 FOLLOWED: Final = 8
 TRAILER: Final[int] = CLOSED | FOLLOWED
@@ -88,23 +88,23 @@ def file_cipher(keys: Keys, header: bytes, path: str) -> FileCipher | None:
 def batch_header(
     marker: bytes, number: int, unsynced: int, length: int, flags: int, checksum: int
 ) -> bytes:
-    """The header of a batch, or all of a trailer, whose number is that of the batch to come."""
+    """The header of a write batch, or all of a trailer, whose number is that of the next one."""
     head = _BATCH_HEADER.pack(marker, number, unsynced, length, flags, checksum)
     return head + _CHECKSUM.pack(zlib.crc32(head))
 
 
 def batch_context(marker: bytes, number: int, unsynced: int, length: int, flags: int) -> bytes:
-    """What an encrypted batch is tied to."""
+    """What an encrypted write batch is tied to."""
     return _BATCH_HEADER.pack(marker, number, unsynced, length, flags, 0)
 
 
 class WriteBatchPlace:
-    """A batch, or a trailer, that lies in a file with all its checksums right."""
+    """A write batch, or a trailer, that lies in a file with all its checksums right."""
 
     def __init__(self, position: int, number: int, unsynced: int, length: int, flags: int) -> None:
         self.position = position
         self.number = number
-        #: the oldest batch that was not synced when this one was written
+        #: the oldest write batch that was not synced when this one was written
         self.unsynced = unsynced
         self.flags = flags
         #: where the body lies
@@ -113,14 +113,14 @@ class WriteBatchPlace:
 
 
 class JournalFile:
-    """A journal file that was read back: its content, and where its batches lie."""
+    """A journal file that was read back: its content, and where its write batches lie."""
 
     def __init__(self, path: str, data: bytes, first_batch: int, marker: bytes) -> None:
         self.path = path
         self.data = data
         self.first_batch = first_batch
         self.marker = marker
-        #: where the first batch lies
+        #: where the first write batch lies
         self.start = FILE_HEADER_SIZE
         #: its length while it is written, 0 when that is not known
         self.reserved = 0
@@ -129,7 +129,7 @@ class JournalFile:
         self.key_id = PLAIN
         self.cipher: FileCipher | None = None
         self.batches: list[WriteBatchPlace] = []
-        #: position after the last batch
+        #: position after the last write batch
         self.end = 0
         self.is_closed = False
         #: whether it says that another file follows
@@ -137,11 +137,11 @@ class JournalFile:
 
     @property
     def is_torn(self) -> bool:
-        """Whether what follows the last batch is the beginning of one, and not unused space."""
+        """Whether what follows the last write batch is the beginning of one, not unused space."""
         return not self.is_closed and self.data.startswith(self.marker, self.end)
 
     def body(self, batch: WriteBatchPlace) -> tuple[bytes, int, int]:
-        """Bytes that hold the body of a batch, decrypted, and where. Raises StorageDamaged."""
+        """Bytes that hold a write batch's body, decrypted, and where. Raises StorageDamaged."""
         start, end = batch.start, batch.end
         cipher = self.cipher
         if cipher is None:
@@ -155,7 +155,7 @@ class JournalFile:
         return body, 0, len(body)
 
     def at(self, position: int) -> WriteBatchPlace | None:
-        """The batch or trailer there; None if there is none."""
+        """The write batch or trailer there; None if there is none."""
         body = position + BATCH_HEADER_SIZE
         data, marker = self.data, self.marker
         if body > len(data) or not data.startswith(marker, position):
@@ -171,7 +171,7 @@ class JournalFile:
         return WriteBatchPlace(position, number, unsynced, length, flags)
 
     def behind(self, position: int) -> Iterator[WriteBatchPlace]:
-        """Every batch and trailer from ``position`` on, whatever lies between them."""
+        """Every write batch and trailer from ``position`` on, whatever lies between them."""
         position = self.data.find(self.marker, position)
         while position >= 0:
             found = self.at(position)
@@ -187,7 +187,7 @@ class JournalFile:
         self.is_followed = second is not None and second.flags & FOLLOWED != 0
 
     def fault_as_first(self, checkpoint_batch: int) -> str:
-        """What is wrong if this is the first file, and the catalog has all up to a batch."""
+        """What is wrong if this is the first file, and the catalog has all up to a write batch."""
         if self.first_batch > checkpoint_batch + 1:
             return f"it begins with batch {self.first_batch}"
         return ""
@@ -199,9 +199,9 @@ class JournalFile:
         return ""
 
     def fault_at_end(self, expected: int, newest_synced: int, is_last: bool) -> str:
-        """What is wrong if the file has no batch ``expected`` at ``end``; "" for nothing.
+        """What is wrong if the file has no write batch ``expected`` at ``end``; "" for nothing.
 
-        ``newest_synced`` is the newest batch that those behind know to be synced.
+        ``newest_synced`` is the newest write batch that those behind know to be synced.
         """
         if self.is_closed:
             return ""
@@ -270,14 +270,14 @@ def read_file(path: str, data: bytes, number: int, is_last: bool, keys: Keys) ->
     return file
 
 
-#: what the header of a batch looks like whose marker is not known: small numbers, small flags
+#: what the header of a write batch looks like whose marker is not known: small numbers, small flags
 _HEADER_SHAPE: Final = re.compile(
     rb"(?s)(?=(.{8})(?!\0{8}).{5}\0{3}.{5}\0{3}.{5}\0{3}[\0-\x0f]\0{3}.{4}\0{4}(.{4}))"
 )
 
 
 def find_marker(data: bytes) -> bytes:
-    """The marker of a file without a readable header, as its first batch has it; b"" for none."""
+    """The marker of a file without a readable header, as its first write batch has it; else b""."""
     for match in _HEADER_SHAPE.finditer(data):
         marker, checksum = match.groups()
         end = match.start(2)

@@ -12,7 +12,7 @@ _SPARES: Final = 8
 
 
 class OldJournalFiles:
-    """The files with nothing behind batch ``base_batch``, which the catalog has by then."""
+    """The files with nothing behind write batch ``base_batch``, which the catalog has by then."""
 
     def __init__(self, journal: JournalWriter, base_batch: int) -> None:
         self._journal = journal
@@ -21,7 +21,7 @@ class OldJournalFiles:
             if first_batch > base_batch + 1:
                 break
             self._numbers.append(number)
-        #: the first file that is still needed: the last one may go on behind the batch
+        #: the first file that is still needed: the last one may go on behind the write batch
         self.first_needed = self._numbers.pop()
 
     def remove(self, is_space_short: bool) -> None:

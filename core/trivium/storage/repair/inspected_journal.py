@@ -40,7 +40,7 @@ from trivium.storage.journal.journal_files import (
 
 #: what is no change
 _UNREADABLE: Final = 0
-#: where a batch seems to begin
+#: where a write batch seems to begin
 _BATCH: Final = -1
 
 #: Offsets further than this behind a log's next one are nonsense in bytes that are damaged. Where
@@ -91,16 +91,17 @@ class InspectedJournal:
         self.paths: list[str] = []
         #: the offset at which a log may go on, where more of it was lost than is known
         self.next_offsets: dict[int, int] = {}
-        #: the newest batch that was read, -1 for none, and the newest one that is not lost
+        #: the newest write batch that was read, -1 for none, and the newest one that is not lost
         self._reached = -1
         self._last = recovered.checkpoint_batch
-        #: bytes without a whole batch since the last one: file, start, end
+        #: bytes without a whole write batch since the last one: file, start, end
         self._holes: list[tuple[JournalFile, int, int]] = []
         #: logs that may have lost records in a hole, with the offset up to which that is known
         self._watched: dict[int, int] = {}
         #: what a hole says of a log: its name, first offset, the one behind the last, records
         self._seen: dict[int, _Seen] = {}
-        #: what later batches removed of logs that may have lost records: first and last offsets
+        #: what later write batches removed of logs that may have lost records: first and last
+        #: offsets
         self._removed: dict[int, list[tuple[int, int]]] = {}
         #: whether the holes could be read to their ends
         self._is_told = True
@@ -182,7 +183,7 @@ class InspectedJournal:
                 self._last = first.number - 1
             self._reached = min(first.number - 1, self._last)
         file.first_batch = self._reached + 1
-        # What lies before the first batch is no torn end.
+        # What lies before the first write batch is no torn end.
         file.start = first.position
         if first.number > file.first_batch:
             self._holes.append((file, 0, first.position))
@@ -208,7 +209,7 @@ class InspectedJournal:
 
     def _read_batches(self, file: JournalFile, is_last: bool) -> None:
         places = list(file.behind(file.start))
-        # The newest batch that those from here on know to be synced.
+        # The newest write batch that those from here on know to be synced.
         synced = [-1] * (len(places) + 1)
         for index in range(len(places) - 1, -1, -1):
             synced[index] = max(synced[index + 1], places[index].unsynced - 1)
@@ -238,7 +239,7 @@ class InspectedJournal:
         self._skip(file, expected, -1, len(file.data), is_last)
 
     def _skip(self, file: JournalFile, expected: int, synced: int, end: int, is_last: bool) -> bool:
-        """Bytes up to ``end`` are no batch ``expected``; False where the journal ends so."""
+        """Bytes up to ``end`` are no write batch ``expected``; False where the journal ends so."""
         start = file.end
         reason = file.fault_at_end(expected, synced, is_last)
         if reason:
@@ -252,7 +253,7 @@ class InspectedJournal:
         return False
 
     def _reach(self, number: int) -> None:
-        """Batches up to ``number`` were written: those that were not read are lost."""
+        """Write batches up to ``number`` were written: those that were not read are lost."""
         if number > self._last:
             self._lose(self._last + 1, number)
             self._last = number
@@ -260,7 +261,7 @@ class InspectedJournal:
         self._holes.clear()
 
     def _take(self, file: JournalFile, batch: WriteBatchPlace) -> None:
-        """Replay a batch, unless the checkpoint has it."""
+        """Replay a write batch, unless the checkpoint has it."""
         self._reach(batch.number - 1)
         self._reached = batch.number
         if batch.number > self._last:
@@ -268,7 +269,7 @@ class InspectedJournal:
             self._apply(file, batch)
 
     def _lose(self, first: int, last: int) -> None:
-        """Batches ``first`` to ``last`` are lost."""
+        """Write batches ``first`` to ``last`` are lost."""
         holes = self._holes
         self._holes = []
         recovered = self._recovered
@@ -313,7 +314,7 @@ class InspectedJournal:
         seen.records += 1
 
     def _end_gaps(self) -> None:
-        """No batch follows. What was given to lost records is not given out again."""
+        """No write batch follows. What was given to lost records is not given out again."""
         for number in list(self._watched):
             seen = self._seen.get(number)
             behind = self._watched[number] if seen is None else seen.behind
@@ -402,9 +403,9 @@ class InspectedJournal:
 def _mentioned_in_hole(
     file: JournalFile, start: int, end: int
 ) -> Iterator[tuple[int, int, int, int, bytes]]:
-    """The same for each batch that seems to begin in a hole."""
+    """The same for each write batch that seems to begin in a hole."""
     if file.cipher is not None or not file.marker:
-        # What is damaged cannot be decrypted, or nothing says where a batch begins.
+        # What is damaged cannot be decrypted, or nothing says where a write batch begins.
         yield _UNREADABLE, 0, 0, 0, b""
         return
     while start < end:
@@ -416,7 +417,7 @@ def _mentioned_in_hole(
 
 
 def mentioned(data: bytes, position: int, end: int) -> list[tuple[int, int, int, int, bytes]]:
-    """The changes in a batch; where they end too soon or too late, ``_UNREADABLE`` at last.
+    """The changes in a write batch; where they end too soon or too late, ``_UNREADABLE`` at last.
 
     Kind; number of the log or table; first offset and the one behind, or the two numbers of the
     change; the name that a definition gives.

@@ -1,8 +1,8 @@
 """What a stopped data directory holds, and everything that is wrong with it.
 
-Where a start stops at the first damage, an inspection goes on: past a wrong batch to the next one
-that is whole, past a wrong row, block or file to the rest. What it ends up with is all that can be
-saved, beside the places that are damaged and the offsets that are lost. It changes nothing.
+Where a start stops at the first damage, an inspection goes on: past a wrong write batch to the next
+one that is whole, past a wrong row, block or file to the rest. What it ends up with is all that can
+be saved, beside the places that are damaged and the offsets that are lost. It changes nothing.
 
 Damage is resolved towards keeping: when it is not known any more whether a record was removed, the
 record stays, and is listed among those that come back.

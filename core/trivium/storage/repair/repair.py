@@ -80,7 +80,7 @@ def repair(
 
 
 def _begin_journal(inspection: Inspection, entropy: Callable[[int], bytes]) -> None:
-    """A file behind all others, with an empty batch: the catalog needs a journal to go on with."""
+    """A file behind all others, with an empty write batch: the catalog needs a journal."""
     recovered = inspection.recovered
     journal = JournalWriter(
         inspection.filesystem,

@@ -31,8 +31,8 @@ ENCRYPTED_HEADER_SIZE: Final[int] = _CONTEXT_SIZE + _ENCRYPTION.size + 4
 #: A file that has reached this size takes no further block, so that its space comes back soon.
 SEGMENT_SIZE: Final = 64 * 1024 * 1024
 #: What is encoded and written in one piece, and synced with the next one: little enough that no
-#: batch waits long for it, but as much as the batches themselves have, since a disk that is shared
-#: by writers of large and of small pieces leaves those of small ones behind.
+#: write batch waits long for it, but as much as the write batches themselves have, since a disk
+#: that is shared by writers of large and of small pieces leaves those of small ones behind.
 MIN_WRITE_SIZE: Final = 2 * 1024 * 1024
 MAX_WRITE_SIZE: Final = 16 * 1024 * 1024
 
