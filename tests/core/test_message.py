@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.core import message
 from trivium.messages.message import (
@@ -49,6 +54,60 @@ def test_record_layout() -> None:
         + b"xkpayload"
     )
     assert sent.record() is sent.record()
+
+
+@given(
+    st.builds(
+        Message,
+        protocol=st.integers(0, 255),
+        address=st.builds(Address, st.text(max_size=70), st.binary(max_size=300)),
+        header=st.binary(max_size=300),
+        payload=st.one_of(
+            st.binary(max_size=300), st.sampled_from([bytes(16 * 1024 - 1), bytes(16 * 1024)])
+        ),
+        mode=st.integers(0, 2),
+        persistent=st.booleans(),
+        timestamp=st.integers(0, (1 << 63) - 1),
+        expires=st.integers(0, (1 << 63) - 1),
+        retain=st.booleans(),
+        priority=st.integers(0, 255),
+        deliver_at=st.one_of(st.just(0), st.integers(1, (1 << 63) - 1)),
+        annotations=st.one_of(
+            st.none(), st.dictionaries(st.text(max_size=9), st.integers(-9, 9), max_size=3)
+        ),
+        insists=st.booleans(),
+        hops=st.integers(0, 255),
+    )
+)
+def test_a_record_has_its_documented_bytes_and_says_all_of_the_message(sent: Message) -> None:
+    flags = sent.mode | 4 * sent.persistent | 8 * sent.retain | 64 * sent.insists
+    extra = b""
+    if sent.deliver_at:
+        flags |= 32
+        extra += struct.pack("<q", sent.deliver_at)
+    if sent.annotations is not None:
+        flags |= 16
+        packed = msgpack.packb(sent.annotations)
+        extra += struct.pack("<I", len(packed)) + packed
+    exchange = sent.address.exchange.encode()
+    record = (
+        struct.pack("<BBBB", flags, sent.protocol, sent.priority, sent.hops)
+        + struct.pack("<qqH", sent.timestamp, sent.expires, len(exchange))
+        + struct.pack("<II", len(sent.address.key), len(sent.header))
+        + exchange
+        + sent.address.key
+        + extra
+        + sent.header
+        + sent.payload
+    )
+    assert sent.record() == record
+    got = decode_record(record)
+    assert (got.address.exchange, got.address.key) == (sent.address.exchange, sent.address.key)
+    for field in (
+        *("protocol", "header", "payload", "mode", "persistent", "timestamp", "expires"),
+        *("retain", "priority", "deliver_at", "annotations", "insists", "hops"),
+    ):
+        assert getattr(got, field) == getattr(sent, field), field
 
 
 def test_encodings_are_kept_per_variant() -> None:

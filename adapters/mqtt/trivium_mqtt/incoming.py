@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.messages.message import EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
+from librt.strings import BytesWriter
+
+from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Destination, Route
 from trivium_mqtt.codec.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
@@ -32,9 +34,6 @@ from trivium_mqtt.session import CombinedSubscription
 
 if TYPE_CHECKING:
     from trivium_mqtt.reader import Reader
-
-_PUBACK_HEAD: Final = b"\x40\x02"
-_PUBACK_V5_HEAD: Final = b"\x40\x03"
 
 #: Packets of one run at most: any number that is forwarded as it is, but where each is published
 #: (some 40 µs, interpreted) no more than a turn has time for.
@@ -258,37 +257,51 @@ class Incoming:
         packet_id_at = payload_at - 3 if is_v5 else payload_at - 2
         room = connection.room() if is_v5 else 0
         last = ACCEPTED
-        acknowledgements: list[bytes] = []
+        acknowledgements = BytesWriter()
+        count = 0
         error: RemoteError | None = None
         begin = at
         route = self._current_route()
         while True:
-            if is_v5 and room <= (len(acknowledgements) if last else 0):
+            if is_v5 and room <= (count if last else 0):
                 error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
                 break
             payload = data[at + payload_at : at + size]
-            packet_id = data[at + packet_id_at : at + packet_id_at + 2]
+            high, low = data[at + packet_id_at], data[at + packet_id_at + 1]
             at += size
             write_batch, reason = self._publish(
-                message_of(route.address, payload, 1, False, None, now_ms, client_id), route
+                Message(
+                    PROTOCOL_MQTT,
+                    route.address,
+                    b"",
+                    payload,
+                    AT_LEAST_ONCE,
+                    True,
+                    now_ms,
+                    0,
+                    False,
+                    0,
+                    client_id,
+                ),
+                route,
             )
             if reason >= 0x80 and not is_v5:
                 error = Refused()
                 break
             if write_batch > last:
                 last = write_batch
+            count += 1
+            acknowledgements.append(PUBACK)
+            acknowledgements.append(3 if reason and is_v5 else 2)
+            acknowledgements.append(high)
+            acknowledgements.append(low)
             if reason and is_v5:
-                acknowledgements.append(_PUBACK_V5_HEAD + packet_id + bytes((reason,)))
-            else:
-                acknowledgements.append(_PUBACK_HEAD + packet_id)
+                acknowledgements.append(reason)
             if at >= end or connection.stops_input():
                 break
         self._metrics.messages_received += (at - begin) // size
-        count = len(acknowledgements)
         if count:
-            connection.answer(
-                last, acknowledgements[0] if count == 1 else b"".join(acknowledgements), count
-            )
+            connection.answer(last, acknowledgements.getvalue(), count)
         if error is not None:
             raise error
         return at

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.messages.message import PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.routing.exchanges import ACCEPTED, REJECTED
-from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.runtime.adapter import LARGE_OUTPUT, OUTPUT_HIGH_WATER
 from trivium_mqtt.codec.packets import (
     PLAIN_PUBACK_SIZE,
     PUBREL,
@@ -252,22 +252,31 @@ class Outgoing(Consumer):
         ):
             # The usual case, as MQTT 3 and without properties MQTT 5 have it.
             payload = message.payload
-            remaining = len(payload) + 3 if self._is_v5 else len(payload) + 2
+            payload_size = len(payload)
+            is_v5 = self._is_v5
+            remaining = payload_size + 3 if is_v5 else payload_size + 2
             head = self._encoder.head(_PUBLISH_QOS_1, remaining, message.address)
+            size = len(head) + remaining
             packet_id = self._last_packet_id + 1
             if packet_id > 65_535 or packet_id in self._inflight or self._released:
                 packet_id = self._next_packet_id()
             else:
                 self._last_packet_id = packet_id
-            if self._is_v5:
-                packet = b"".join((head, PACKET_IDS[packet_id], b"\x00", payload))
-            else:
-                packet = b"".join((head, PACKET_IDS[packet_id], payload))
-            if head and len(packet) <= connection.maximum_output:
+            if head and size <= connection.maximum_output:
                 self._inflight[packet_id] = entry
                 self._credit -= 1
                 self._metrics.messages_sent += 1
-                connection.send(packet)
+                output = connection.output
+                output.write(head)
+                output.write(PACKET_IDS[packet_id])
+                if is_v5:
+                    output.append(0)
+                if payload_size < LARGE_OUTPUT:
+                    output.write(payload)
+                else:
+                    connection.write_large(payload)
+                connection.output_size += size
+                connection.mark_dirty()
                 return
         if message.address.topic is None:
             self._metrics.messages_dropped += 1
