@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,11 +20,22 @@ from bench import environment, report, runner, scenarios
 from bench.backlog import KINDS, measure_backlog
 from bench.endpoints import PeerError
 from bench.idle import measure_idle
-from bench.instructions import count_instructions
+from bench.instructions import ROWS, Instructions, count_instructions
+from bench.latency import KINDS as KINDS_OF_LATENCY
+from bench.latency import latency_table, measure_latency
+from bench.record import (
+    Comparison,
+    Record,
+    compare,
+    measured_commit,
+    read_record,
+    this_platform,
+    write_record,
+)
 from bench.restart import measure_restart
-from bench.runner import RESULTS, SERVERS, Settings
+from bench.runner import RESULTS, SERVERS, Settings, server_kind
 from bench.scale import measure_scale
-from bench.servers import ServerError
+from bench.servers import ServerError, Trivium
 from bench.storage import measure_storage, storage_table
 
 T = TypeVar("T")
@@ -36,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="measure rates and latencies (the default)")
     run.add_argument("--quick", action="store_true", help="few scenarios, one short run of each")
     run.add_argument("--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME")
-    run.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
+    run.add_argument("--server", action="append", type=_server, metavar="NAME")
     run.add_argument("--repetitions", type=int, metavar="N")
     run.add_argument("--seconds", type=float, help="length of each measurement")
     run.add_argument("--latency-seconds", type=float, help="length of the paced run, 0 for none")
@@ -46,31 +59,52 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list scenarios and servers")
     idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
     idle.add_argument("--connections", type=int, default=5000)
-    brokers = [name for name, kind in SERVERS.items() if kind.is_broker]
-    idle.add_argument("--server", action="append", choices=brokers, metavar="NAME")
+    idle.add_argument("--server", action="append", type=_broker, metavar="NAME")
     backlog = commands.add_parser("backlog", help="publish while nobody consumes, then drain")
     backlog.add_argument("--kind", action="append", choices=KINDS)
     backlog.add_argument("--messages", type=int, default=10_000_000)
     backlog.add_argument("--payload", type=int, default=256, metavar="BYTES")
-    backlog.add_argument("--server", action="append", choices=brokers, metavar="NAME")
+    backlog.add_argument("--server", action="append", type=_broker, metavar="NAME")
     restart = commands.add_parser("restart", help="start with many queues and retained messages")
     restart.add_argument("--count", type=int, default=10_000)
     scale = commands.add_parser("scale", help="confirms while many table rows are checkpointed")
     scale.add_argument("--retained", type=int, default=1_000_000, help="retained messages")
     scale.add_argument("--messages", type=int, default=200_000, help="of a round")
     instructions = commands.add_parser("instructions", help="count instructions per message")
-    instructions.add_argument(
-        "--scenario", action="append", choices=scenarios.SCENARIOS, metavar="NAME"
-    )
-    instructions.add_argument("--server", action="append", choices=SERVERS, metavar="NAME")
-    instructions.add_argument("--messages", type=int, default=20_000, help="on each lane")
+    counted = {**ROWS, **scenarios.SCENARIOS}
+    instructions.add_argument("--scenario", action="append", choices=counted, metavar="NAME")
+    instructions.add_argument("--server", action="append", type=_server, metavar="NAME")
+    instructions.add_argument("--messages", type=int, help="over all lanes")
+    instructions.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    instructions.add_argument("--record", action="store_true", help="keep the counts as the record")
     instructions.add_argument("--keep", type=Path, metavar="FILE", help="for callgrind_annotate")
+    latency = commands.add_parser("latency", help="confirms of one message at a time")
+    latency.add_argument("--server", action="append", type=_broker, metavar="NAME")
+    latency.add_argument("--kind", action="append", choices=KINDS_OF_LATENCY)
+    latency.add_argument("--messages", type=int, default=4000)
+    latency.add_argument("--payload", type=int, default=64, metavar="BYTES")
     storage = commands.add_parser("storage", help="measure durable writes and recovery")
     storage.add_argument("--payload", type=int, action="append", metavar="BYTES")
     storage.add_argument("--repetitions", type=int, default=5)
     storage.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
-    storage.add_argument("--interpreted", action="store_true", help="not the compiled build")
+    storage.add_argument("--server", action="append", type=_server, metavar="NAME")
     return parser
+
+
+def _server(name: str) -> str:
+    """A server's name. Raises ArgumentTypeError when there is none."""
+    try:
+        server_kind(name)
+    except ServerError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
+
+
+def _broker(name: str) -> str:
+    """A server's name, of one that is a broker. Raises ArgumentTypeError when there is none."""
+    if not server_kind(_server(name)).is_broker:
+        raise argparse.ArgumentTypeError(f"{name} is no broker")
+    return name
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -116,7 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _list(_arguments: argparse.Namespace) -> int:
     for scenario in scenarios.SCENARIOS.values():
         print(f"{scenario.name:26} {scenario.title}")
-    print("servers:", ", ".join(SERVERS))
+    print("servers:", ", ".join(SERVERS), "and trivium@PATH, another checkout's build/compiled")
     return 0
 
 
@@ -164,20 +198,48 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 
 def _instructions(arguments: argparse.Namespace) -> int:
-    names = arguments.scenario or ("mqtt-qos0-1to1", "mqtt-qos1-1to1", "amqp-confirmed-1q")
-    servers = arguments.server or ("trivium", "trivium-interpreted")
-    _, status = _each(
-        partial(
-            count_instructions,
-            scenarios.SCENARIOS[name],
-            server,
-            arguments.messages,
-            arguments.keep,
-        )
-        for name in names
+    rows = arguments.scenario or tuple(ROWS)
+    servers = arguments.server or (Trivium.name,)
+    if arguments.keep and len(rows) * len(servers) > 1:
+        raise ServerError("a file can keep the profile of one row only: --scenario, --server")
+    commit = measured_commit() if arguments.record else ""
+    record = read_record()
+    if record.platform != this_platform():
+        print(f"not compared: the record is of {record.platform}, this is {this_platform()}")
+    pool = ThreadPoolExecutor(arguments.jobs)
+    counts = [
+        pool.submit(count_instructions, row, server, arguments.messages, arguments.keep)
+        for row in rows
         for server in servers
-    )
+    ]
+    try:
+        compared, status = _each(partial(_compared, count, record) for count in counts)
+    finally:
+        # However it ends, what has begun ends its server.
+        pool.shutdown(cancel_futures=True)
+    if arguments.record:
+        write_record(
+            [one.counted for one in compared if one.counted.server == Trivium.name], commit
+        )
+    elif any(one.is_above for one in compared):
+        return 1
     return status
+
+
+def _compared(count: Future[Instructions], record: Record) -> Comparison:
+    return compare(count.result(), record)
+
+
+def _latency(arguments: argparse.Namespace) -> int:
+    rows = measure_latency(
+        arguments.server or (Trivium.name,),
+        arguments.kind or KINDS_OF_LATENCY,
+        arguments.messages,
+        arguments.payload,
+    )
+    print(latency_table(rows))
+    _write("latency", rows)
+    return 0
 
 
 def _storage(arguments: argparse.Namespace) -> int:
@@ -185,7 +247,7 @@ def _storage(arguments: argparse.Namespace) -> int:
         arguments.payload or (64, 4096),
         arguments.repetitions,
         arguments.seconds,
-        not arguments.interpreted,
+        arguments.server or (Trivium.name,),
     )
     print(storage_table(rows))
     _write("storage", rows)
@@ -211,12 +273,15 @@ _COMMANDS: Final = {
     "restart": _restart,
     "scale": _scale,
     "instructions": _instructions,
+    "latency": _latency,
     "storage": _storage,
 }
 
 
 def main(arguments: list[str]) -> int:
     """Run a command; ``run`` where none is named. Returns the exit status."""
+    if arguments[:1] == ["--instructions"]:
+        arguments = ["instructions", *arguments[1:]]
     if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
         arguments = ["run", *arguments]
     parsed = _parser().parse_args(arguments)

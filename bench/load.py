@@ -12,6 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -129,8 +130,14 @@ class Mark:
 class Loop:
     """Waits for the sockets of some lanes and lets them react."""
 
-    def __init__(self, lanes: Sequence[Lane], server_cpu: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        server_cpu: Callable[[], float],
+        patience: float | None = None,
+    ) -> None:
         self.lanes = list(lanes)
+        self._patience = DRAIN_SECONDS if patience is None else patience
         self._server_cpu = server_cpu
         self._epoll = select.epoll()
         self._by_descriptor: dict[int, tuple[Endpoint, Lane]] = {}
@@ -172,18 +179,23 @@ class Loop:
         server_cpu = self._server_cpu()
         return Mark(time.monotonic(), time.process_time(), server_cpu, sent, delivered)
 
-    def drain(self) -> None:
-        """Receive until every lane is complete, or nothing has moved for :data:`DRAIN_SECONDS`."""
+    def settle(self) -> bool:
+        """Receive until every lane is complete; False once nothing has moved for too long."""
         progress = -1
         deadline = 0.0
         while not all(lane.is_complete() for lane in self.lanes):
             moved = sum(lane.delivered - lane.publisher.unsettled for lane in self.lanes)
             now = time.monotonic()
             if moved != progress:
-                progress, deadline = moved, now + DRAIN_SECONDS
+                progress, deadline = moved, now + self._patience
             elif now > deadline:
-                break
+                return False
             self.turn(_POLL_SECONDS)
+        return True
+
+    def drain(self) -> None:
+        """Receive what is still to come, as far as it comes."""
+        self.settle()
         for lane in self.lanes:
             for receiver in lane.receivers:
                 receiver.finish()
@@ -266,24 +278,38 @@ def run_closed(
 
 
 def run_count(
-    lanes: Sequence[Lane], limits: Limits, count: int, server_cpu: Callable[[], float]
+    lanes: Sequence[Lane],
+    limits: Limits,
+    count: int,
+    server_cpu: Callable[[], float],
+    patience: float | None = None,
+    hold: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Send ``count`` messages on each lane, as fast as in a closed run; measure it all.
+
+    ``patience`` is for how many seconds a slow server may not move at the end. With ``hold``, in
+    whose context the server does nothing, messages come in waves: every lane sends what its limits
+    allow once all lanes are done with what they sent before. So what comes at once does not depend
+    on who is faster.
 
     Raises:
         PeerError: the server closed a connection or broke its protocol.
     """
-    loop = Loop(lanes, server_cpu)
+    loop = Loop(lanes, server_cpu, patience)
     bounded = replace(limits, total=count)
 
     def body() -> tuple[Mark, Mark]:
         start = loop.mark()
         touched = set(lanes)
         while any(lane.publisher.sent < count for lane in lanes):
-            for lane in touched:
-                lane.refill(bounded)
-                loop.watch(lane.publisher)
-            touched = loop.turn(_POLL_SECONDS)
+            with hold() if hold else nullcontext():
+                for lane in touched:
+                    lane.refill(bounded)
+                    loop.watch(lane.publisher)
+            if hold is None:
+                touched = loop.turn(_POLL_SECONDS)
+            elif not loop.settle():
+                break
         return start, loop.mark()
 
     return _run(loop, body)

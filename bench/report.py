@@ -86,16 +86,28 @@ class Row:
         self.unconfirmed += result.unconfirmed
 
 
+def _peer_rate(row: Row, rows: Sequence[Row]) -> float:
+    """Return the best peer's median rate in the row's scenario, 0 without one.
+
+    Where there is no peer, another build of Trivium is one to this checkout's.
+    """
+    others = [other for other in rows if other.scenario == row.scenario]
+    peers = [other for other in others if other.server in PEERS]
+    if not peers and not _is_other_build(row):
+        peers = [other for other in others if _is_other_build(other)]
+    return max((peer.median_rate for peer in peers), default=0.0)
+
+
+def _is_other_build(row: Row) -> bool:
+    return "@" in row.server
+
+
 def ratio(row: Row, rows: Sequence[Row]) -> float | None:
     """Return Trivium's median rate over the peer's in the same scenario; None for other servers."""
-    peers = [
-        other.median_rate
-        for other in rows
-        if other.scenario == row.scenario and other.server in PEERS
-    ]
-    if not row.server.startswith("trivium") or not row.rates or not peers or not max(peers):
+    rate = _peer_rate(row, rows)
+    if not row.server.startswith("trivium") or not row.rates or not rate:
         return None
-    return row.median_rate / max(peers)
+    return row.median_rate / rate
 
 
 def goal(row: Row, scenario: Scenario) -> float | None:
@@ -131,6 +143,8 @@ _WIDTHS: Final = (20, 18, 11, 11, 11, 7, 9, 7, 7, 7, 6, 6, 5, 7, 5)
 
 def _cells(row: Row, rows: Sequence[Row], scenario: Scenario) -> list[str]:
     times, wanted = ratio(row, rows), goal(row, scenario)
+    if not any(other.server in PEERS for other in rows):
+        wanted = None
     met = "" if wanted is None else f"{wanted:g} {'met' if (times or 0) >= wanted else 'MISSED'}"
     latency = row.latency_seconds
     return [
@@ -139,7 +153,7 @@ def _cells(row: Row, rows: Sequence[Row], scenario: Scenario) -> list[str]:
         f"{row.median_rate:,.0f}",
         f"{min(row.rates):,.0f}",
         f"{max(row.rates):,.0f}",
-        "" if times is None else f"{times:.1f}",
+        "" if times is None else f"{times:.2f}",
         met if times is not None else "",
         *(_milliseconds(latency.get(name)) for name in ("p50", "p99", "p99.9")),
         f"{row.lost:,}",

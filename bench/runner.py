@@ -56,8 +56,8 @@ class Settings:
         return [
             name
             for name in names
-            if scenario.protocols <= SERVERS[name].protocols
-            and (SERVERS[name].is_broker or len(scenario.protocols) == 1)
+            if scenario.protocols <= server_kind(name).protocols
+            and (server_kind(name).is_broker or len(scenario.protocols) == 1)
         ]
 
 
@@ -86,13 +86,33 @@ def working_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
+def server_kind(name: str) -> type[Server]:
+    """Return the kind of a server: one of :data:`SERVERS`, or ``trivium@PATH``.
+
+    The latter is the compiled build of another checkout, which is in PATH.
+
+    Raises:
+        ServerError: there is none of that name.
+    """
+    known, _, build = name.partition("@")
+    if known not in SERVERS or (build and known != Trivium.name):
+        raise ServerError(f"no server {name}; there are {', '.join(SERVERS)} and trivium@PATH")
+    return SERVERS[known]
+
+
+def build_of(name: str) -> Path | None:
+    """Return the directory of a server's build, None where it is this checkout's."""
+    build = name.partition("@")[2]
+    return Path(build) if build else None
+
+
 def make_server(
     name: str, directory: Path, cores: frozenset[int] | None, *, on_disk: bool
 ) -> Server:
     """Return the named server, not yet started."""
-    kind = SERVERS[name]
+    kind = server_kind(name)
     if issubclass(kind, Trivium):
-        return kind(directory, cores, on_disk=on_disk)
+        return kind(directory, cores, on_disk=on_disk, build=build_of(name))
     return kind(directory, cores)
 
 
@@ -107,9 +127,10 @@ def _start(
     directory = stack.enter_context(working_directory())
     cores = stack.enter_context(server_cores(pin=settings.pin))
     started: dict[str, Server | str] = {}
-    for name in names:
+    for number, name in enumerate(names):
         _progress(f"starting {name}")
-        server = make_server(name, directory, cores, on_disk=on_disk)
+        # Two builds of one server have the same name.
+        server = make_server(name, directory / str(number), cores, on_disk=on_disk)
         try:
             server.start()
         except ServerError as error:

@@ -100,7 +100,7 @@ _NATIVE = Scenario(
     "native",
     "native",
     receivers=0,
-    window=10_000,
+    window=2000,
     on_disk=True,
 )
 _AMQP = Scenario(
@@ -195,21 +195,25 @@ SCENARIOS: Final = {
             quick=False,
             goals=None,
         ),
-        replace(
-            _QOS1,
-            name="mqtt-qos1-2000c",
-            title="MQTT QoS 1, 1000 pairs, one message under way in each",
-            lanes=1000,
-            window=1,
-            quick=False,
-            goals=None,
+        *(
+            replace(
+                _QOS1,
+                name=f"mqtt-qos1-{2 * pairs}c",
+                title=f"MQTT QoS 1, {pairs} pairs, one message under way in each",
+                lanes=pairs,
+                window=1,
+                quick=False,
+                goals=None,
+            )
+            for pairs in (100, 1000)
         ),
         *(
             replace(
                 base,
                 name=base.name.replace("1to1", "50to50"),
-                title=base.title.replace("1 to 1", "50 pairs"),
+                title=base.title.replace("1 to 1", "50 pairs, window 100"),
                 lanes=50,
+                window=100,
                 quick=False,
                 goals=None,
             )

@@ -70,6 +70,8 @@ class Server:
         self.addresses: dict[str, Address] = {}
         self.wrapper: tuple[str, ...] = ()
         """A command to run the server's under, with its arguments."""
+        self.environment: dict[str, str] = {}
+        """What the server's environment has besides this process's."""
         self._cores = cores
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -107,8 +109,9 @@ class Server:
             deadline = time.monotonic() + STOP_SECONDS
             while _is_group_alive(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            if process.stdout is not None:
-                process.stdout.close()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
         self._processes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -132,14 +135,15 @@ class Server:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         stdout: IO[bytes] | int | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
             process = subprocess.Popen(
                 [*self.wrapper, *command],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log if stdout is None else stdout,
                 stderr=log,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **self.environment, **(environment or {})},
                 start_new_session=True,
             )
         if self._cores is not None:
@@ -267,13 +271,23 @@ class Trivium(Server):
     is_compiled = True
 
     def __init__(
-        self, directory: Path, cores: frozenset[int] | None = None, *, on_disk: bool = False
+        self,
+        directory: Path,
+        cores: frozenset[int] | None = None,
+        *,
+        on_disk: bool = False,
+        build: Path | None = None,
     ) -> None:
         super().__init__(directory, cores)
         self._on_disk = on_disk
-        # Empty is as good as unset: the interpreted server runs what is installed, the source.
-        self.environment = {"PYTHONPATH": str(COMPILED) if self.is_compiled else ""}
+        self.environment = {"PYTHONPATH": self.python_path(build)}
         self._version = ""
+
+    @classmethod
+    def python_path(cls, build: Path | None = None) -> str:
+        """Where Python finds the packages: in ``build``, without one in the one of this source."""
+        # Empty is as good as unset: the interpreted server runs what is installed, the source.
+        return str((build or COMPILED).absolute()) if cls.is_compiled else ""
 
     def restart(self, number: signal.Signals) -> float:
         """End the process with a signal and start it on the same data; seconds to its ready line.
@@ -296,7 +310,7 @@ class Trivium(Server):
         storage = ("--data", str(self.directory / "data")) if self._on_disk else ("--memory",)
         ports = ("--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off")
         command = [sys.executable, "-m", "trivium", "serve", *ports, *storage]
-        process = self._spawn(command, self.environment, subprocess.PIPE)
+        process = self._spawn(command, stdout=subprocess.PIPE)
         for word in self._ready_line(process).split()[2:]:
             protocol, _, address = word.partition("=")
             host, _, port = address.rpartition(":")
@@ -324,8 +338,10 @@ class Trivium(Server):
 
     def _ready_line(self, process: subprocess.Popen[bytes]) -> str:
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
-        line = process.stdout.readline().decode() if ready else ""
+        # Not select(): a process with many connections has descriptors that are too large for it.
+        waiting = select.poll()
+        waiting.register(process.stdout, select.POLLIN)
+        line = process.stdout.readline().decode() if waiting.poll(START_SECONDS * 1000) else ""
         if not line.startswith("trivium ready "):
             process.terminate()
             process.wait()

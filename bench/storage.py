@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench import runner
-from bench.servers import COMPILED, REPOSITORY, ServerError
+from bench.runner import build_of, server_kind
+from bench.servers import REPOSITORY, ServerError, Trivium
 from bench.storage_worker import ENGINES, PEERS
 
 #: Rates that the compiled storage must reach where the disk allows it.
@@ -34,6 +35,7 @@ class StorageRow:
     """One engine and payload size, over all repetitions."""
 
     engine: str
+    """One of ENGINES, for another build than this checkout's with ``@`` and where that is."""
     payload: int
     rates: list[float] = field(default_factory=list)
     """Messages made durable (``recovery``: replayed) per second."""
@@ -52,20 +54,44 @@ class StorageRow:
 
 
 def measure_storage(
-    payloads: Sequence[int], repetitions: int, seconds: float, is_compiled: bool = True
+    payloads: Sequence[int],
+    repetitions: int,
+    seconds: float,
+    servers: Sequence[str] = (Trivium.name,),
 ) -> list[StorageRow]:
-    """Run every engine ``repetitions`` times with each payload size."""
-    rows = {(e, size): StorageRow(e, size) for size in payloads for e in ENGINES}
+    """Run every engine ``repetitions`` times with each payload size.
+
+    Ours run with each of the ``servers``' builds in turn, the others once.
+
+    Raises:
+        ServerError: one of the servers is not Trivium.
+    """
+    kinds = [server_kind(name) for name in servers]
+    paths = [
+        kind.python_path(build_of(name))
+        for kind, name in zip(kinds, servers, strict=True)
+        if issubclass(kind, Trivium)
+    ]
+    if len(paths) < len(servers):
+        raise ServerError("only Trivium's storage can be measured alone")
+    ours = [
+        (engine + name.removeprefix(Trivium.name), engine, path)
+        for engine in ENGINES
+        if engine not in PEERS
+        for name, path in zip(servers, paths, strict=True)
+    ]
+    engines = [*ours, *((peer, peer, "") for peer in PEERS)]
+    rows = {(label, size): StorageRow(label, size) for size in payloads for label, _, _ in engines}
     for _ in range(repetitions):
         for size in payloads:
             batch = 0
-            for engine in ENGINES:
-                row = rows[engine, size]
+            for label, engine, path in engines:
+                row = rows[label, size]
                 if engine in PEERS and not batch:
                     row.error = "how many messages trivium syncs at once is not known"
                     continue
                 try:
-                    found = _run(engine, size, seconds, batch, is_compiled)
+                    found = _run(engine, size, seconds, batch, path)
                 except ServerError as error:
                     row.error = str(error)
                     continue
@@ -73,16 +99,15 @@ def measure_storage(
                 row.batches.append(found["messages"] / max(found["batches"], 1))
                 row.pauses.append(found["longest"])
                 row.bare_pauses.append(found["bare"])
-                if engine == "trivium":
+                if engine == "trivium" and not batch:
                     batch = max(round(row.batches[-1]), 1)
     return list(rows.values())
 
 
 def _run(
-    engine: str, payload: int, seconds: float, batch: int, is_compiled: bool
+    engine: str, payload: int, seconds: float, batch: int, python_path: str
 ) -> dict[str, float]:
-    path = f"{COMPILED}:{REPOSITORY}" if is_compiled else str(REPOSITORY)
-    environment = {"PYTHONPATH": path}
+    environment = {"PYTHONPATH": f"{python_path}:{REPOSITORY}".removeprefix(":")}
     with runner.working_directory() as directory:
         worker = (sys.executable, "-m", "bench.storage_worker", "--directory", str(directory))
         arguments = ("--payload", str(payload), "--seconds", str(seconds), "--batch", str(batch))
@@ -112,23 +137,25 @@ def _run(
 
 def storage_table(rows: Sequence[StorageRow]) -> str:
     """The rows for people."""
+    width = max(10, *(len(row.engine) + 1 for row in rows))
     lines = [
-        f"{'engine':10}{'bytes':>7}{'msgs/s':>12}{'MB/s':>8}{'a sync':>9}{'x raw':>8}"
+        f"{'engine':{width}}{'bytes':>7}{'msgs/s':>12}{'MB/s':>8}{'a sync':>9}{'x raw':>8}"
         f"{'turn ms':>9}{'bare ms':>9}  goal"
     ]
     raw = {row.payload: row.rate for row in rows if row.engine == "raw"}
     for row in rows:
         if row.error:
-            lines.append(f"{row.engine:10}{row.payload:>7}  failed: {row.error}")
+            lines.append(f"{row.engine:{width}}{row.payload:>7}  failed: {row.error}")
             continue
         of_raw = row.rate / raw[row.payload] if raw.get(row.payload) else 0.0
-        is_written = row.engine != "recovery"
+        is_written = not row.engine.startswith("recovery")
         synced = f"{statistics.mean(row.batches):,.0f}" if is_written else ""
         shown = f"{of_raw:.2f}" if is_written else ""
         pause = max(row.pauses, default=0.0)
         bare = max(row.bare_pauses, default=0.0)
         lines.append(
-            f"{row.engine:10}{row.payload:>7}{row.rate:>12,.0f}{row.rate * row.payload / 1e6:>8.0f}"
+            f"{row.engine:{width}}{row.payload:>7}{row.rate:>12,.0f}"
+            f"{row.rate * row.payload / 1e6:>8.0f}"
             f"{synced:>9}{shown:>8}"
             f"{f'{pause * 1000:.1f}' if pause else '':>9}"
             f"{f'{bare * 1000:.1f}' if bare else '':>9}  {_verdict(row)}".rstrip()

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from random import Random
 from typing import Final
 
 #: Messages that one turn of the loop publishes, and their bytes, as a few busy connections bring
@@ -39,6 +40,8 @@ BARE_WAIT: Final = 0.002
 RAW_FILE_SIZE: Final = 256 << 20
 #: Bytes that are in no run's journal.
 _NEVER: Final = 1 << 50
+#: Bytes in the journal after which ``append`` has a checkpoint: some thousand small messages.
+_SMALL_CHECKPOINT: Final = 256 * 1024
 
 
 class Result:
@@ -75,7 +78,13 @@ def _publish(
     most: int,
     checkpoint_size: int,
     is_killed: bool = False,
+    is_repeatable: bool = False,
 ) -> Result:
+    """Publish for so many seconds or messages.
+
+    Where it ``is_repeatable`` the same happens each time: a turn's messages are published once the
+    last turn's are durable, however fast that is, and the files have the same random numbers.
+    """
     from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_NONE, Message
     from trivium.runtime.broker import MAX_PENDING_BYTES, Broker, Driver
     from trivium.storage.disk import DiskStorage
@@ -90,7 +99,9 @@ def _publish(
         on_fatal=failures.append,
         fsync="always",
         checkpoint_size=checkpoint_size,
+        entropy=Random(0).randbytes if is_repeatable else os.urandom,
     )
+    window = 1 if is_repeatable else WINDOW
     broker = Broker()
     broker.open(storage, Driver(), [])
     vhost = broker.vhosts["/"]
@@ -105,7 +116,7 @@ def _publish(
     end = start + seconds
     while (now := time.perf_counter()) < end and total < most and not failures:
         # As the broker pauses its publishers.
-        is_open = waiting < WINDOW and storage.pending_bytes <= MAX_PENDING_BYTES
+        is_open = waiting < window and storage.pending_bytes <= MAX_PENDING_BYTES
         if is_open:
             address, stamp = route.address, broker.now_ms
             for _ in range(count):
@@ -139,13 +150,17 @@ def _publish(
 
 def recovery(directory: Path, payload: bytes, seconds: float) -> Result:
     """Replay the journal of ``seconds`` without a checkpoint, up to a SIGKILL."""
-    from trivium.storage.disk import DiskStorage
-
     child = os.fork()
     if child == 0:
         _publish(directory, payload, seconds, sys.maxsize, _NEVER, is_killed=True)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
+    return _replay(directory)
+
+
+def _replay(directory: Path) -> Result:
+    from trivium.storage.disk import DiskStorage
+
     start = time.perf_counter()
     storage = DiskStorage(
         directory, post=lambda call: None, wake=lambda: None, on_fatal=print, fsync="always"
@@ -153,6 +168,30 @@ def recovery(directory: Path, payload: bytes, seconds: float) -> Result:
     took = time.perf_counter() - start
     count = sum(len(storage.log(name)) for name in storage.log_names())
     return Result(count, 1, took)
+
+
+def journal(directory: Path, payload: bytes, messages: int) -> Result:
+    """Leave a journal of so many messages behind: the process is killed."""
+    return _publish(
+        directory, payload, 3600.0, messages, _NEVER, is_killed=True, is_repeatable=True
+    )
+
+
+def serve(payload: bytes) -> None:
+    """Print a line, do what standard input asks for, a line each; print a line when it is done.
+
+    ``append DIRECTORY MESSAGES`` publishes, repeatably, and goes through checkpoints.
+    ``replay DIRECTORY`` opens what :func:`journal` left.
+    """
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, directory, *count = line.split()
+        if what == "append":
+            most, size = int(count[0]), _SMALL_CHECKPOINT
+            result = _publish(Path(directory), payload, 3600.0, most, size, is_repeatable=True)
+        else:
+            result = _replay(Path(directory))
+        print(json.dumps(vars(result)), flush=True)
 
 
 def raw(directory: Path, payload: bytes, seconds: float, batch: int) -> Result:
@@ -241,13 +280,14 @@ def bare() -> Result:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.storage_worker")
-    parser.add_argument("engine", choices=(*ENGINES, "bare"))
-    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("engine", choices=(*ENGINES, "bare", "journal", "serve"))
+    parser.add_argument("--directory", type=Path, default=Path())
     parser.add_argument("--payload", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument(
         "--batch", type=int, default=1000, help="messages that a peer syncs at once"
     )
+    parser.add_argument("--messages", type=int, default=1000, help="of a journal")
     chosen = parser.parse_args(arguments)
     # As `trivium serve` does, for the same reasons.
     gc.freeze()
@@ -255,7 +295,12 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(0.001)
     payload = os.urandom(chosen.payload)
     ours = {"trivium": trivium, "pauses": pauses, "recovery": recovery}
-    if chosen.engine == "bare":
+    if chosen.engine == "serve":
+        serve(payload)
+        return 0
+    if chosen.engine == "journal":
+        result = journal(chosen.directory, payload, chosen.messages)
+    elif chosen.engine == "bare":
         result = bare()
     elif chosen.engine in ours:
         result = ours[chosen.engine](chosen.directory, payload, chosen.seconds)

@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
 
 from bench import load
 from bench.endpoints import Address, PeerError
-from bench.load import RunResult, run_closed, run_count, run_paced
+from bench.load import Lane, Limits, RunResult, run_closed, run_count, run_paced
 from bench.relay import AmqpRelayConnection, MqttRelayConnection, Relay, RelayConnection
 from bench.scenarios import SCENARIOS, Scenario, open_lanes
 from bench.servers import Relay as RelayServer
@@ -130,6 +130,37 @@ def test_a_counted_run_sends_exactly_so_many() -> None:
         result = run_count(lanes, scenario.limits, 2500, lambda: 0.0)
     assert result.total_sent == result.total_delivered == 10_000
     assert result.tally == Tally(0, 0, 0)
+
+
+def test_a_wave_begins_when_all_lanes_are_done_with_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = replace(SCENARIOS["mqtt-qos1-1to1"], lanes=4)
+    sent: list[int] = []
+    refill = Lane.refill
+
+    def watched(lane: Lane, limits: Limits) -> None:
+        sent.append(lane.publisher.sent)
+        refill(lane, limits)
+
+    monkeypatch.setattr(Lane, "refill", watched)
+    with relay_with() as addresses, open_lanes(scenario, addresses) as lanes:
+        result = run_count(lanes, Limits(100), 250, lambda: 0.0, None, nullcontext)
+    assert result.total_delivered == 1000
+    assert sent == [0] * 4 + [100] * 4 + [200] * 4
+
+
+def test_a_wave_that_is_not_answered_ends_the_run() -> None:
+    class Silent(MqttRelayConnection):
+        """Forwards nothing but what comes first."""
+
+        def consume(self, filled: int) -> int:
+            return filled if self.targets else super().consume(filled)
+
+    scenario = SCENARIOS["mqtt-qos1-1to1"]
+    with relay_with(Silent) as addresses, open_lanes(scenario, addresses) as lanes:
+        result = run_count(lanes, Limits(100), 250, lambda: 0.0, 0.1, nullcontext)
+    assert (result.total_sent, result.unconfirmed) == (200, 100)
 
 
 def test_lost_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

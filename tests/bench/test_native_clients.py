@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -21,7 +18,7 @@ from bench.scenarios import SCENARIOS, Scenario, open_lanes
 from bench.servers import TriviumInterpreted
 from bench.verify import Tally
 from tests.native import vectors
-from tests.support.endpoints import ADDRESS, BODY, feed
+from tests.support.endpoints import ADDRESS, BODY, feed, native_server_end
 from trivium_native.wire.frames import FrameReader
 from trivium_native.wire.messages import decode_message
 
@@ -93,19 +90,6 @@ def test_a_record_batch_of_payloads_of_other_sizes_is_not_taken() -> None:
         native_frames.payloads(bytes(64), 0, 2)
 
 
-LET_IN = native_frames.request(native_frames.HELLO, 1) + native_frames.request(native_frames.OK, 2)
-
-
-@contextmanager
-def server_end(replies: bytes = b"") -> Iterator[socket.socket]:
-    """Let the client under test connect to a socket pair that lets it in and has ``replies``."""
-    client, server = socket.socketpair()
-    server.sendall(LET_IN + replies)
-    with server, client, mock.patch("bench.native_clients.connect", return_value=client):
-        server.settimeout(5)
-        yield server
-
-
 def confirm(first: int, requests: int) -> bytes:
     return native_frames.frame(native_frames.CONFIRM, first, requests.to_bytes(4, "little"))
 
@@ -114,7 +98,7 @@ def confirm(first: int, requests: int) -> bytes:
 def test_confirms_of_runs_settle_the_messages_of_their_requests(
     amounts: list[int], piece: int
 ) -> None:
-    with server_end() as server:
+    with native_server_end() as server:
         publisher = NativePublisher(ADDRESS, "q", BODY, 40, 7)
         sizes = []
         for amount in amounts:
@@ -144,7 +128,7 @@ def test_confirms_of_runs_settle_the_messages_of_their_requests(
     ],
 )
 def test_a_publisher_takes_no_other_answers(answer: bytes, message: str) -> None:
-    with server_end() as server:
+    with native_server_end() as server:
         publisher = NativePublisher(ADDRESS, "q", BODY, 10)
         publisher.publish(1)
         with pytest.raises(PeerError, match=message):
@@ -158,7 +142,7 @@ def test_a_consumer_settles_every_so_many_with_a_range_and_the_rest_at_the_end(p
     block.column(native_frames.TAG)[:] = range(1, 26)
     block.column(SEQUENCE)[:] = range(25)
     ok = native_frames.request(native_frames.OK, 1)
-    with server_end(ok) as server:
+    with native_server_end(ok) as server:
         consumer = NativeConsumer(NativeSetup(ADDRESS), "q", BODY, 1000, 10, 10000)
         server.recv(10000)
         feed(consumer, server, bytes(block.take(25)), piece)

@@ -57,6 +57,14 @@ def test_the_ratio_is_of_medians_within_the_scenario() -> None:
     assert ratio(row("trivium"), rows) is None
 
 
+def test_without_a_peer_another_build_is_what_ours_is_compared_with() -> None:
+    ours, base, peer = row("trivium", 30), row("trivium@/base", 20), row("mosquitto", 10)
+    assert ratio(ours, [ours, base]) == 1.5
+    assert ratio(base, [ours, base]) is None
+    assert (ratio(ours, [ours, base, peer]), ratio(base, [ours, base, peer])) == (3, 2)
+    assert "MISSED" not in table([ours, base], list(SCENARIOS.values()))
+
+
 def test_goals_are_for_each_build_of_trivium() -> None:
     assert goal(row("trivium"), SCENARIO) == 8
     assert goal(row("trivium-interpreted"), SCENARIO) == 2
@@ -99,7 +107,7 @@ def test_the_table_shows_rates_ratios_goals_and_failures() -> None:
     lines = text.splitlines()
     assert lines[0] == "mqtt-qos0-1to1: MQTT QoS 0, 1 to 1; 64 bytes, in memory"
     assert lines[2].split()[:3] == ["mosquitto", "1.0", "1,000"]
-    assert lines[3].split()[2:8] == ["7,900", "7,900", "7,900", "7.9", "8", "MISSED"]
+    assert lines[3].split()[2:8] == ["7,900", "7,900", "7,900", "7.90", "8", "MISSED"]
     assert "trivium-interpreted  failed: not installed" in text
     assert "of 100 sent: 5 lost, 0 duplicated" in text
     assert len(lines) == 7

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -13,10 +12,9 @@ import pytest
 from bench import environment, runner
 from bench.__main__ import main
 from bench.idle import measure_idle
-from bench.instructions import count_instructions
-from bench.runner import Settings, server_cores
+from bench.runner import Settings, make_server, server_cores, server_kind
 from bench.scenarios import DEFAULT, SCENARIOS
-from bench.servers import REPOSITORY, Relay, ServerError
+from bench.servers import REPOSITORY, Relay, ServerError, Trivium
 
 
 class Absent(Relay):
@@ -133,14 +131,48 @@ def test_idle_connections_are_held_and_counted() -> None:
     assert "20 connections" in str(result)
 
 
-@pytest.mark.skipif(
-    not shutil.which("valgrind") or not shutil.which("mosquitto", path="/usr/sbin:/usr/bin"),
-    reason="needs valgrind and mosquitto",
-)
-def test_instructions_of_a_real_process_are_counted() -> None:
-    counted = count_instructions(SCENARIOS["mqtt-qos0-1to1"], "mosquitto", 2000)
-    assert counted.messages == 1500
-    assert 500 < counted.per_message < 50_000
+def test_a_build_of_another_checkout_is_a_server(tmp_path: Path) -> None:
+    assert server_kind("trivium@/some/where") is Trivium
+    made = make_server("trivium@/some/where", tmp_path, None, on_disk=False)
+    assert made.environment["PYTHONPATH"] == "/some/where"
+    for wrong in ("nothing", "nothing@/some/where", "mosquitto@/some/where"):
+        with pytest.raises(ServerError, match=f"no server {wrong}"):
+            server_kind(wrong)
+
+
+def test_two_servers_of_one_name_are_measured_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Build(Relay):
+        """A stand-in that needs no compiled build."""
+
+        name = "trivium"
+        is_broker = True
+
+        def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
+            super().__init__(directory, cores)
+            directories.append(self.directory)
+
+    directories: list[Path] = []
+    monkeypatch.setitem(runner.SERVERS, "trivium", Build)
+    path = tmp_path / "out.json"
+    chosen = ["--server", "trivium", "--server", "trivium@base", "--scenario", "mqtt-qos1-1to1"]
+    assert main([*chosen, *SHORT, "--json", str(path)]) == 0
+    assert len(set(directories)) == 2
+    ours, base = json.loads(path.read_text())["results"]
+    assert (ours["server"], base["server"]) == ("trivium", "trivium@base")
+    assert ours["ratio"] == ours["median_rate"] / base["median_rate"]
+    assert base["ratio"] is None
+
+
+def test_an_unknown_server_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--server", "nothing"])
+    with pytest.raises(SystemExit):
+        main(["idle", "--server", "relay"])
+    error = capsys.readouterr().err
+    assert "no server nothing; there are mosquitto" in error
+    assert "relay is no broker" in error
 
 
 def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:

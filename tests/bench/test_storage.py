@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import storage
-from bench.servers import REPOSITORY, ServerError
+from bench.servers import COMPILED, REPOSITORY, ServerError
 from bench.storage import StorageRow, measure_storage, storage_table
 from bench.storage_worker import PEERS
 
@@ -54,7 +54,7 @@ def test_the_peers_sync_as_many_messages_at_once_as_trivium_did(
     pauses = {"longest": 0.0, "bare": 0.0}
     synced = {64: iter((4000, 4600)), 4096: iter((70, 80))}
 
-    def run(engine: str, size: int, seconds: float, batch: int, _: bool) -> dict[str, float]:
+    def run(engine: str, size: int, seconds: float, batch: int, _: str) -> dict[str, float]:
         asked.append((engine, size, batch))
         count = next(synced[size]) if engine == "trivium" else max(batch, 1)
         return {"messages": count * 10, "batches": 10, "seconds": seconds, **pauses}
@@ -104,3 +104,25 @@ def test_a_run_says_nothing_in_which_the_machine_stood_still(
 ) -> None:
     row = StorageRow("pauses", 64, [1.0, 1.0], [1.0, 1.0], pauses, bare)
     assert storage_table([row]).endswith(f"  {verdict}")
+
+
+def test_ours_run_with_each_build_and_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def run(engine: str, size: int, seconds: float, batch: int, path: str) -> dict[str, float]:
+        asked.append((engine, path))
+        return {"messages": 10, "batches": 1, "seconds": 1.0, "longest": 0.0, "bare": 0.0}
+
+    monkeypatch.setattr(storage, "_run", run)
+    rows = measure_storage([64], 1, 1.0, ["trivium", "trivium@/base", "trivium-interpreted"])
+    for engine in ("trivium", "pauses", "recovery"):
+        paths = [path for name, path in asked if name == engine]
+        assert paths == [str(COMPILED), "/base", ""]
+    assert [engine for engine, _ in asked if engine in PEERS] == list(PEERS)
+    assert [row.engine for row in rows if "recovery" in row.engine] == [
+        "recovery",
+        "recovery@/base",
+        "recovery-interpreted",
+    ]
+    with pytest.raises(ServerError, match="only Trivium's storage"):
+        measure_storage([64], 1, 1.0, ["mosquitto"])
