@@ -30,12 +30,12 @@ STORAGE_APPEND: Final = "storage-append"
 STORAGE_RECOVERY: Final = "storage-recovery"
 
 ROWS: Final[dict[str, int]] = {
-    "mqtt-qos0-1to1": 40_000,
+    "mqtt-qos0-1to1": 80_000,
     "mqtt-qos0-1to1-1000t": 16_000,
-    "mqtt-qos0-50to50": 40_000,
+    "mqtt-qos0-50to50": 80_000,
     "mqtt-qos1-1to1": 16_000,
     "mqtt-qos1-1to1-1000t": 8_000,
-    "mqtt-qos1-50to50": 16_000,
+    "mqtt-qos1-50to50": 24_000,
     "mqtt-qos1-200c": 4_000,
     "mqtt-qos2-1to1": 8_000,
     "mqtt-qos2-1to1-1000t": 8_000,

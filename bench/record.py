@@ -125,7 +125,7 @@ def compare(counted: Instructions, record: Record) -> Comparison:
 
 
 def measured_commit() -> str:
-    """Return the commit that the compiled build is of.
+    """Return the last commit that changed what the compiled build is made of.
 
     Raises:
         ServerError: the source has changes that are not committed.
@@ -133,7 +133,7 @@ def measured_commit() -> str:
     changed = _git("status", "--porcelain", "--", *_MEASURED)
     if changed:
         raise ServerError("the record names a commit: commit the changes first")
-    return _git("rev-parse", "--short=9", "HEAD")
+    return _git("log", "-1", "--abbrev=9", "--format=%h", "--", *_MEASURED)
 
 
 def _git(*arguments: str) -> str:
