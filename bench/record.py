@@ -15,7 +15,7 @@ from bench.servers import REPOSITORY, ServerError, Trivium
 
 DOCUMENT: Final = REPOSITORY / "docs" / "benchmarks.md"
 MOST: Final = 1.05
-"""How many times its record a row may take: five times what the least steady one wavers by."""
+"""How many times its record a row may take; the least steady ones waver by some 3 per cent."""
 
 _BEGIN: Final = "<!-- written by ./dev bench --instructions --record -->\n"
 _END: Final = "<!-- end of what is written -->\n"

@@ -72,6 +72,10 @@ def test_the_rows_are_scenarios_and_the_storage() -> None:
     assert set(ROWS) - set(SCENARIOS) == {STORAGE_APPEND, STORAGE_RECOVERY}
 
 
+def test_every_row_has_a_record() -> None:
+    assert list(read_record().rows) == list(ROWS)
+
+
 def test_what_is_recorded_is_read_again(document: Path) -> None:
     write_record([counted(OTHER, 1234.6), counted(ROW, 9.4)], "abc123")
     assert read_record() == Record(
