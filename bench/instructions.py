@@ -3,7 +3,7 @@
 Unlike a rate it hardly depends on what else the machine does, so it tells a change of a few per
 cent on the hot path. The server serves a short and a long run; connecting is in both counts, so the
 difference is the messages' own. Work of the kernel is not counted. Messages come in waves,
-each sent while the server is stopped, so what it gets at once is the same each time.
+and the server is stopped while it is sent something, so what it gets at once is the same each time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,8 @@ _WAVE: Final = 2000
 """Messages under way, over all lanes, at most."""
 _PATIENCE: Final = 60.0
 """Seconds: the emulated server does its longest turns in a few, on a busy machine in more."""
+_IDLE_SECONDS: Final = 0.001
+"""Between two looks whether the server has something to do."""
 _TURN_MILLISECONDS: Final = 500
 """Some hundred times what it is, as the emulated server is slower by some fifty times."""
 
@@ -163,8 +166,20 @@ def count_instructions(
     return Instructions(name, row, messages, instructions / messages)
 
 
+def _is_idle(process_id: int) -> bool:
+    """Every thread of a process sleeps."""
+    for path in Path(f"/proc/{process_id}/task").glob("*/stat"):
+        with suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[0] != "S":
+                return False
+    return True
+
+
 @contextmanager
 def _stopped(server: Server) -> Iterator[None]:
+    deadline = time.monotonic() + _PATIENCE
+    while not _is_idle(server.process_id) and time.monotonic() < deadline:
+        time.sleep(_IDLE_SECONDS)
     os.kill(server.process_id, signal.SIGSTOP)
     try:
         yield

@@ -26,6 +26,9 @@ DRAIN_SECONDS: Final = 2.0
 """A run is over when everything arrived, or when nothing has for this long."""
 _POLL_SECONDS: Final = 0.05
 
+Hold = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which the server does nothing, once it has done what it had to do."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -179,8 +182,11 @@ class Loop:
         server_cpu = self._server_cpu()
         return Mark(time.monotonic(), time.process_time(), server_cpu, sent, delivered)
 
-    def settle(self) -> bool:
-        """Receive until every lane is complete; False once nothing has moved for too long."""
+    def settle(self, hold: Hold | None = None) -> bool:
+        """Receive until every lane is complete; False once nothing has moved for too long.
+
+        With ``hold`` all that has come is handled at once, while the server does nothing.
+        """
         progress = -1
         deadline = 0.0
         while not all(lane.is_complete() for lane in self.lanes):
@@ -190,12 +196,17 @@ class Loop:
                 progress, deadline = moved, now + self._patience
             elif now > deadline:
                 return False
-            self.turn(_POLL_SECONDS)
+            if hold is None:
+                self.turn(_POLL_SECONDS)
+                continue
+            with hold():
+                while self.turn(0):
+                    pass
         return True
 
-    def drain(self) -> None:
+    def drain(self, hold: Hold | None = None) -> None:
         """Receive what is still to come, as far as it comes."""
-        self.settle()
+        self.settle(hold)
         for lane in self.lanes:
             for receiver in lane.receivers:
                 receiver.finish()
@@ -207,13 +218,13 @@ class Loop:
             endpoint.close()
 
 
-def _run(loop: Loop, body: Callable[[], tuple[Mark, Mark]]) -> RunResult:
+def _run(loop: Loop, body: Callable[[], tuple[Mark, Mark]], hold: Hold | None = None) -> RunResult:
     """Run ``body``, which returns the measured part's ends; wait for the rest; sum up."""
     lanes = loop.lanes
     gc.disable()
     try:
         start, end = body()
-        loop.drain()
+        loop.drain(hold)
     finally:
         gc.enable()
         loop.close()
@@ -283,7 +294,7 @@ def run_count(
     count: int,
     server_cpu: Callable[[], float],
     patience: float | None = None,
-    hold: Callable[[], AbstractContextManager[None]] | None = None,
+    hold: Hold | None = None,
 ) -> RunResult:
     """Send ``count`` messages on each lane, as fast as in a closed run; measure it all.
 
@@ -308,11 +319,11 @@ def run_count(
                     loop.watch(lane.publisher)
             if hold is None:
                 touched = loop.turn(_POLL_SECONDS)
-            elif not loop.settle():
+            elif not loop.settle(hold):
                 break
         return start, loop.mark()
 
-    return _run(loop, body)
+    return _run(loop, body, hold)
 
 
 def run_paced(

@@ -150,6 +150,31 @@ def test_a_wave_begins_when_all_lanes_are_done_with_the_last(
     assert sent == [0] * 4 + [100] * 4 + [200] * 4
 
 
+def test_a_held_server_is_answered_while_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_held = False
+    turns: list[bool] = []
+    turn = load.Loop.turn
+
+    @contextmanager
+    def hold() -> Iterator[None]:
+        nonlocal is_held
+        is_held = True
+        yield
+        is_held = False
+
+    def watched(loop: load.Loop, timeout: float) -> set[Lane]:
+        turns.append(is_held)
+        return turn(loop, timeout)
+
+    monkeypatch.setattr(load.Loop, "turn", watched)
+    scenario = SCENARIOS["mqtt-qos2-1to1"]
+    with relay_with() as addresses, open_lanes(scenario, addresses) as lanes:
+        result = run_count(lanes, Limits(100), 250, lambda: 0.0, None, hold)
+    assert (result.total_sent, result.unconfirmed) == (250, 0)
+    assert turns
+    assert all(turns)
+
+
 def test_a_wave_that_is_not_answered_ends_the_run() -> None:
     class Silent(MqttRelayConnection):
         """Forwards nothing but what comes first."""
