@@ -23,6 +23,8 @@ from bench.idle import measure_idle
 from bench.instructions import ROWS, Instructions, count_instructions
 from bench.latency import KINDS as KINDS_OF_LATENCY
 from bench.latency import latency_table, measure_latency
+from bench.memory import KINDS as KINDS_OF_MEMORY
+from bench.memory import measure_memory
 from bench.record import (
     Comparison,
     Record,
@@ -60,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
     idle.add_argument("--connections", type=int, default=5000)
     idle.add_argument("--server", action="append", type=_broker, metavar="NAME")
+    memory = commands.add_parser("memory", help="measure the memory of each queue, session, ...")
+    memory.add_argument("--kind", action="append", choices=KINDS_OF_MEMORY)
+    memory.add_argument("--count", type=int, help="how many, instead of the kind's own number")
+    memory.add_argument("--server", action="append", type=_broker, metavar="NAME")
     backlog = commands.add_parser("backlog", help="publish while nobody consumes, then drain")
     backlog.add_argument("--kind", action="append", choices=KINDS)
     backlog.add_argument("--messages", type=int, default=10_000_000)
@@ -174,6 +180,16 @@ def _idle(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _memory(arguments: argparse.Namespace) -> int:
+    results, status = _each(
+        partial(measure_memory, name, kind, arguments.count)
+        for kind in arguments.kind or KINDS_OF_MEMORY
+        for name in arguments.server or ["trivium"]
+    )
+    _write("memory", results)
+    return status
+
+
 def _backlog(arguments: argparse.Namespace) -> int:
     results, status = _each(
         partial(measure_backlog, name, kind, arguments.messages, arguments.payload)
@@ -269,6 +285,7 @@ _COMMANDS: Final = {
     "run": _run,
     "list": _list,
     "idle": _idle,
+    "memory": _memory,
     "backlog": _backlog,
     "restart": _restart,
     "scale": _scale,
