@@ -60,7 +60,7 @@ class Replay:
         assert binding is not None
         walk = self._walk
         if walk is None:
-            walk = self._retained.walk(binding.levels, self.after)
+            walk = self._retained.walk(binding.levels(), self.after)
             self._walk = walk
         now_ms = connection.broker.now_ms
         identifiers = b""

@@ -1,4 +1,8 @@
-"""Values in no particular order, of which each is removed in a few steps however many there are."""
+"""Values in no particular order, of which each is removed in a few steps however many there are.
+
+Where there may be very many places with a value each, most hold that value itself, and only those
+with several a bag: ``put_in``, ``take_out`` and ``items_of`` are for these.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +54,36 @@ class Bag(Generic[T]):
         if not items:
             self._places = None
         return True
+
+
+def put_in(kept: T | Bag[T] | None, value: T) -> T | Bag[T]:
+    """What is kept in a place once ``value`` is added to ``kept``, which is None for nothing."""
+    if kept is None:
+        return value
+    if not isinstance(kept, Bag):
+        bag: Bag[T] = Bag()
+        bag.add(kept)
+        kept = bag
+    kept.add(value)
+    return kept
+
+
+def take_out(kept: T | Bag[T] | None, value: T) -> T | Bag[T] | None:
+    """What is left of ``kept`` without ``value``; None for nothing.
+
+    Raises KeyError when it is not in there.
+    """
+    if isinstance(kept, Bag):
+        if not kept.remove(value):
+            raise KeyError(value)
+        return kept if kept.items else None
+    if kept is None or kept != value:
+        raise KeyError(value)
+    return None
+
+
+def items_of(kept: T | Bag[T] | None) -> list[T]:
+    """All that is kept in a place, to be read only."""
+    if isinstance(kept, Bag):
+        return kept.items
+    return [] if kept is None else [kept]

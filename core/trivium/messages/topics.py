@@ -15,9 +15,9 @@ levels, none included. AMQP allows MANY anywhere, MQTT at the end only.
 from __future__ import annotations
 
 import re
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from trivium.common.bag import Bag
+from trivium.common.bag import Bag, items_of, put_in, take_out
 
 ONE: Final = b"\x00+"
 MANY: Final = b"\x00#"
@@ -134,12 +134,16 @@ def matches(pattern: list[bytes], levels: list[bytes]) -> bool:
 T = TypeVar("T")
 
 
+#: The children of a node that has none. Nothing is ever put in.
+_NO_CHILDREN: Final[dict[bytes, Any]] = {}
+
+
 class _Node(Generic[T]):
     __slots__ = ("children", "values")
 
     def __init__(self) -> None:
-        self.children: dict[bytes, _Node[T]] = {}
-        self.values: Bag[T] = Bag()
+        self.children: dict[bytes, _Node[T]] = _NO_CHILDREN
+        self.values: T | Bag[T] | None = None
 
 
 class PatternTree(Generic[T]):
@@ -163,9 +167,11 @@ class PatternTree(Generic[T]):
             child = node.children.get(level)
             if child is None:
                 child = _Node()
+                if node.children is _NO_CHILDREN:
+                    node.children = {}
                 node.children[level] = child
             node = child
-        node.values.add(value)
+        node.values = put_in(node.values, value)
         self._size += 1
 
     def remove(self, pattern: list[bytes], value: T) -> bool:
@@ -176,11 +182,13 @@ class PatternTree(Generic[T]):
             if child is None:
                 return False
             path.append(child)
-        if not path[-1].values.remove(value):
+        try:
+            path[-1].values = take_out(path[-1].values, value)
+        except KeyError:
             return False
         self._size -= 1
         for depth in range(len(pattern), 0, -1):
-            if path[depth].values.items or path[depth].children:
+            if path[depth].values is not None or path[depth].children:
                 break
             del path[depth - 1].children[pattern[depth - 1]]
         return True
@@ -205,7 +213,8 @@ class PatternTree(Generic[T]):
             current = following
         found: list[T] = []
         for node, _ in current.values():
-            found.extend(node.values.items)
+            if node.values is not None:
+                found.extend(items_of(node.values))
         return found
 
 

@@ -13,14 +13,13 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.common.bag import Bag
+from trivium.common.bag import Bag, items_of, put_in, take_out
 from trivium.common.values import matches
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.messages.topics import (
     PatternTree,
     filter_pattern,
-    hides_dollar,
     is_reserved,
     key_pattern,
     levels_of,
@@ -75,8 +74,15 @@ class Destination:
         return self
 
 
+#: Those of a binding that has none. Nothing is ever put in.
+_NO_ARGUMENTS: Final[dict[str, HeaderValue]] = {}
+
+
 class Binding:
     """A rule that leads messages from an exchange to a destination.
+
+    Two of one exchange are equal when to bind the one is to bind the other: their options may
+    differ.
 
     ``pattern`` is the binding key (AMQP form), or an MQTT topic filter when ``is_filter``.
     ``arguments`` are the AMQP binding arguments; ``options`` belongs to the adapter that bound.
@@ -92,11 +98,31 @@ class Binding:
     ) -> None:
         self.destination = destination
         self.pattern = pattern
-        self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
+        self.arguments: dict[str, HeaderValue] = arguments or _NO_ARGUMENTS
         self.is_filter = is_filter
         self.options = options
-        self.levels: list[bytes] = filter_pattern(pattern) if is_filter else key_pattern(pattern)
-        self.hides_dollar = is_filter and hides_dollar(self.levels)
+        #: a ``$`` topic does not match (MQTT-4.7.2-1)
+        self.hides_dollar = is_filter and pattern[:1] in (b"+", b"#")
+
+    def levels(self) -> list[bytes]:
+        """The pattern as a list of levels."""
+        return filter_pattern(self.pattern) if self.is_filter else key_pattern(self.pattern)
+
+    def _arguments_text(self) -> str:
+        # As text, where ``1`` and ``True`` differ.
+        return repr(sorted(self.arguments.items())) if self.arguments else ""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Binding)
+            and self.destination is other.destination
+            and self.pattern == other.pattern
+            and self.is_filter == other.is_filter
+            and self._arguments_text() == other._arguments_text()
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.destination), self.pattern, self.is_filter, self._arguments_text()))
 
 
 class Route:
@@ -188,8 +214,8 @@ class Exchange:
         self.internal = internal
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
         self._destination: ExchangeDestination | None = None
-        # In binding order; keyed by identity of what makes two binds the same.
-        self._bindings: dict[tuple[int, bytes, bool, str], Binding] = {}
+        # In binding order, each under itself, to be found by an equal one.
+        self._bindings: dict[Binding, Binding] = {}
         self._prepare()
 
     @property
@@ -222,18 +248,17 @@ class Exchange:
 
     def bind(self, binding: Binding) -> bool:
         """Add a binding, or replace the options of the same one; whether it is new."""
-        key = _identity(binding)
-        known = self._bindings.get(key)
+        known = self._bindings.get(binding)
         if known is not None:
             known.options = binding.options
             return False
-        self._bindings[key] = binding
+        self._bindings[binding] = binding
         self._added(binding)
         return True
 
     def unbind(self, binding: Binding) -> Binding | None:
         """Remove the binding that is the same as ``binding``; None if there was none."""
-        known = self._bindings.pop(_identity(binding), None)
+        known = self._bindings.pop(binding, None)
         if known is None:
             return None
         self._removed(known)
@@ -254,35 +279,24 @@ class Exchange:
         raise NotImplementedError
 
 
-def _identity(binding: Binding) -> tuple[int, bytes, bool, str]:
-    arguments = repr(sorted(binding.arguments.items())) if binding.arguments else ""
-    return (id(binding.destination), binding.pattern, binding.is_filter, arguments)
-
-
 class DirectExchange(Exchange):
     """Binding key equal to routing key."""
 
     kind = "direct"
 
     def _prepare(self) -> None:
-        self._by_key: dict[bytes, Bag[Binding]] = {}
+        self._by_key: dict[bytes, Binding | Bag[Binding]] = {}
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
-        bound = self._by_key.get(address.key)
-        return [] if bound is None else bound.items
+        return items_of(self._by_key.get(address.key))
 
     def _added(self, binding: Binding) -> None:
-        bound = self._by_key.get(binding.pattern)
-        if bound is None:
-            bound = Bag()
-            self._by_key[binding.pattern] = bound
-        bound.add(binding)
+        self._by_key[binding.pattern] = put_in(self._by_key.get(binding.pattern), binding)
 
     def _removed(self, binding: Binding) -> None:
-        bound = self._by_key[binding.pattern]
-        bound.remove(binding)
-        if not bound.items:
-            del self._by_key[binding.pattern]
+        left = take_out(self._by_key.pop(binding.pattern), binding)
+        if left is not None:
+            self._by_key[binding.pattern] = left
 
 
 class FanoutExchange(Exchange):
@@ -318,10 +332,10 @@ class TopicExchange(Exchange):
         return found
 
     def _added(self, binding: Binding) -> None:
-        self._tree.add(binding.levels, binding)
+        self._tree.add(binding.levels(), binding)
 
     def _removed(self, binding: Binding) -> None:
-        self._tree.remove(binding.levels, binding)
+        self._tree.remove(binding.levels(), binding)
 
 
 class HeadersExchange(Exchange):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivium.common.bag import Bag, items_of, put_in, take_out
 from trivium.common.values import pack, unpack
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import Binding, Destination, Exchange, ExchangeDestination
@@ -9,14 +10,16 @@ from trivium.storage.base import Table
 from trivium.streams.namespace import StreamNamespace
 from trivium.streams.stream import Stream
 
+_Bound = tuple[Exchange, Binding]
+
 
 class Bindings:
     """Of one virtual host. ``table`` has a row for each that is kept."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        # By identity of the destination, so that whoever goes finds its own at once.
-        self._bound: dict[int, dict[int, tuple[Exchange, Binding]]] = {}
+        # By destination, so that whoever goes finds its own at once.
+        self._bound: dict[Destination, _Bound | Bag[_Bound]] = {}
 
     def add(self, exchange: Exchange, binding: Binding) -> None:
         """Bind. It is kept over a restart when both its ends are."""
@@ -36,7 +39,7 @@ class Bindings:
     def remove_to(self, destination: Destination) -> list[Exchange]:
         """Remove the bindings to a queue, stream or exchange; the exchanges that had them."""
         left: list[Exchange] = []
-        for exchange, binding in list(self._bound.get(id(destination), {}).values()):
+        for exchange, binding in list(items_of(self._bound.get(destination))):
             if exchange.unbind(binding) is not None:
                 self._forget(exchange, binding)
                 left.append(exchange)
@@ -67,16 +70,15 @@ class Bindings:
     def _bind(self, exchange: Exchange, binding: Binding) -> None:
         target = binding.destination
         if exchange.bind(binding) and isinstance(target, (Queue, Stream, ExchangeDestination)):
-            self._bound.setdefault(id(target), {})[id(binding)] = (exchange, binding)
+            self._bound[target] = put_in(self._bound.get(target), (exchange, binding))
 
     def _forget(self, exchange: Exchange, binding: Binding) -> None:
         """``binding``, the very one that was bound, has left ``exchange``, or goes with it."""
-        target = id(binding.destination)
-        bound = self._bound.get(target)
+        bound = self._bound.pop(binding.destination, None)
         if bound is not None:
-            bound.pop(id(binding), None)
-            if not bound:
-                del self._bound[target]
+            left = take_out(bound, (exchange, binding))
+            if left is not None:
+                self._bound[binding.destination] = left
         key = _row_key(exchange, binding)
         if key is not None:
             self._table.delete(key)
