@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from struct import Struct
 from typing import Final
 
@@ -237,6 +237,8 @@ class Deduplication:
 
     def limit(self, kind: str, name: str, size: int) -> None:
         """The exchange or queue remembers ``size`` ids from now on."""
+        if not self._windows:
+            return
         window = self._windows.get(f"{kind}/{name}".encode())
         if window is not None:
             window.limit(size)
@@ -247,11 +249,12 @@ class Deduplication:
             found = self._windows[scope] = Window(self, scope)
         return found
 
-    def keep_only(self, names: set[tuple[str, str]]) -> None:
-        """After a start: forget the windows of what did not come back."""
-        kept = {f"{kind}/{name}".encode() for kind, name in names}
-        for scope in [scope for scope in self._windows if scope not in kept]:
-            self._windows.pop(scope).clear()
+    def keep_only(self, names: Mapping[str, Container[str]]) -> None:
+        """After a start: forget the windows of what did not come back. ``names`` are by kind."""
+        for scope in list(self._windows):
+            kind, _, name = scope.decode().partition("/")
+            if name not in names.get(kind, ()):
+                self._windows.pop(scope).clear()
 
     def drop(self, kind: str, name: str) -> None:
         """The exchange or queue is deleted."""

@@ -9,6 +9,7 @@ steps however many there are, and nobody is asked twice for nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -197,3 +198,7 @@ class Rotation:
         if not row.is_open:
             row.is_open = True
             insort(self._open, row, key=_priority)
+
+
+#: The consumers of a queue that has none. Nobody is ever put in.
+NOBODY: Final[Rotation] = Rotation()

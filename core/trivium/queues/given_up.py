@@ -6,12 +6,15 @@ never in both places or in none. Until then nobody else gets it, also after a re
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trivium.common.timers import Timed
-from trivium.host import Host
+from mypy_extensions import mypyc_attr
+
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
 from trivium.queues.sub_queues import QueueEntry
+
+if TYPE_CHECKING:
+    from trivium.queues.queue import Queue
 
 #: Entries of one queue that are given up and not yet with its dead letter exchange. Then it hands
 #: out nothing more until some are, so that what consumers reject does not pile up in memory.
@@ -21,30 +24,30 @@ MAX_LEAVING: Final = 1024
 _REASONS: Final = {-1: REJECTED_REASON, -2: DELIVERY_LIMIT}
 
 
+@mypyc_attr(acyclic=True)
 class GivenUp:
     """The entries that one queue has given up and that are on their way to its dead letter
-    exchange. ``next_turn`` is called in the next turn where this one is to give up no more.
+    exchange.
     """
 
-    def __init__(self, host: Host, next_turn: Timed) -> None:
+    def __init__(self) -> None:
         self.count = 0
         #: how many have expired since the start
         self.expired = 0
-        self._host = host
-        self._next_turn = next_turn
 
     @property
     def is_full(self) -> bool:
         """Whether the queue is to hand out nothing more until some have left."""
         return self.count >= MAX_LEAVING
 
-    def is_allowed(self) -> bool:
-        """Whether one more entry may be given up in this turn; else it goes on in the next."""
-        host = self._host
+    def is_allowed(self, queue: Queue) -> bool:
+        """Whether ``queue``, whose entries these are, may give up one more in this turn; else it
+        goes on in the next."""
+        host = queue.vhost.broker
         if host.may_give_up > 0:
             host.may_give_up -= 1
             return True
-        host.timeouts.call_at(host.elapsed_ms, self._next_turn)
+        queue.waiting.look_again()
         return False
 
     def add(self, entry: QueueEntry, reason: str) -> None:

@@ -29,7 +29,7 @@ def drop_heads(queue: Queue) -> None:
     is_first = True
     while is_over_limit(queue, 0, 0):
         # One is given up in any case, so that no publish makes the queue longer.
-        if not (is_first or (not given_up.is_full and given_up.is_allowed())):
+        if not (is_first or (not given_up.is_full and given_up.is_allowed(queue))):
             return
         is_first = False
         entry: QueueEntry | None = None

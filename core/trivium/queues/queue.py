@@ -6,7 +6,8 @@ at once or after a delay that doubles each time. Settlements are collected and w
 once per turn.
 
 A queue has an object for each thing that it does beside: what is ``ready``, what is ``pending``
-until it is durable, what is ``waiting`` for a time, and what it has ``given_up``.
+until it is durable, what is ``waiting`` for a time, and what it has ``given_up``. There may be very
+many queues, and most are idle: what few of them need is made when it is needed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
-from trivium.queues.consumers import Consumer, Rotation
+from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import GivenUp
 from trivium.queues.limits import drop_heads, is_over_limit
 from trivium.queues.pending import PendingEntries
 from trivium.queues.ready import ReadyEntries
 from trivium.queues.requeues import QueueRequeues
-from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of
+from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of, shared_arguments
 from trivium.queues.sub_queues import QueueEntry
-from trivium.queues.waiting import WaitingEntries
+from trivium.queues.waiting import WaitingEntries, expire_heads
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.storage.base import Log
 
@@ -56,10 +57,11 @@ class Queue(Destination):
         self.auto_delete = auto_delete
         #: the connection that an exclusive queue belongs to; None for a shared queue
         self.owner = owner
-        self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
+        self.arguments = shared_arguments(arguments)
         #: the adapter whose private state this queue is (an MQTT session's backlog); "" for none
         self.adapter = adapter
-        self.consumers = Rotation()
+        #: those that it has; ``NOBODY`` while it has none
+        self.consumers = NOBODY
         self.is_deleted = False
         self.unsettled = 0
         #: totals since the start
@@ -74,10 +76,13 @@ class Queue(Destination):
         self.requeues: QueueRequeues | None = None
         if logs and vhost.requeues.has(name):
             self.requeues = vhost.requeues.of(name)
+        #: when it was used last, by ``Host.elapsed_ms``
+        self.used_at = vhost.broker.elapsed_ms
         self.ready = ReadyEntries(self, logs, self.settings.max_priority + 1)
-        self.pending = PendingEntries(self, vhost.broker.storage)
-        self.waiting = WaitingEntries(self, vhost.broker)
-        self.given_up = GivenUp(vhost.broker, self.waiting.timeout)
+        #: None while it never had such entries
+        self.pending: PendingEntries | None = None
+        self._waiting: WaitingEntries | None = None
+        self.given_up = GivenUp()
         # Whether ``put`` does without ``put_special``.
         self._is_plain = True
         self.apply(self.settings)
@@ -85,9 +90,22 @@ class Queue(Destination):
     def apply(self, settings: QueueSettings) -> None:
         """Put other settings in force, for what comes and for what is ready."""
         self.settings = settings
-        self.consumers.is_single = settings.single_active_consumer
         self.set_plain()
-        self.dispatch_later()
+        if settings.expires >= 0 or not self.ready.is_empty or self._waiting is not None:
+            self.dispatch_later()
+
+    @property
+    def waiting(self) -> WaitingEntries:
+        """The entries that wait for a time. To ask only how many there are, see ``count_waiting``:
+        few queues have any."""
+        found = self._waiting
+        if found is None:
+            found = self._waiting = WaitingEntries(self, self._broker)
+        return found
+
+    def count_waiting(self) -> int:
+        """How many entries wait for a time."""
+        return 0 if self._waiting is None else len(self._waiting)
 
     def set_plain(self) -> None:
         """Find out anew whether a usual message needs no more than ``put``."""
@@ -128,7 +146,7 @@ class Queue(Destination):
         if message.persistent and sub_queue.record(entry):
             result = self._broker.storage.write_batch
             if message.mode == EXACTLY_ONCE:
-                self.pending.add(entry)
+                self._add_pending(entry)
         elif not message.persistent:
             sub_queue.skip(entry)
         if len(self.consumers) and entry.write_batch == 0 and sub_queue.is_empty:
@@ -139,6 +157,11 @@ class Queue(Destination):
         sub_queue.append(entry)
         ready.bytes += len(message.payload)
         return result
+
+    def _add_pending(self, entry: QueueEntry) -> None:
+        if self.pending is None:
+            self.pending = PendingEntries(self, self._broker.storage)
+        self.pending.add(entry)
 
     def has_room(self, messages: int, size: int) -> bool:
         return self.settings.overflow == DROP_HEAD or not is_over_limit(self, messages, size)
@@ -170,7 +193,7 @@ class Queue(Destination):
             if sub_queue.record(entry):
                 result = self._broker.storage.write_batch
                 if mode == EXACTLY_ONCE:
-                    self.pending.add(entry)
+                    self._add_pending(entry)
         else:
             sub_queue.skip(entry)
         if identity is not None:
@@ -212,11 +235,15 @@ class Queue(Destination):
         there others wait until it leaves.
         """
         consumers = self.consumers
-        if consumers.is_exclusive or (exclusive and (len(consumers) or consumers.is_single)):
+        is_single = self.settings.single_active_consumer
+        if consumers.is_exclusive or (exclusive and (len(consumers) or is_single)):
             raise AccessRefused(
                 f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use"
             )
+        if consumers is NOBODY:
+            self.consumers = consumers = Rotation()
         consumers.is_exclusive = exclusive
+        consumers.is_single = is_single
         consumers.add(consumer)
         self._deliver()
 
@@ -227,17 +254,22 @@ class Queue(Destination):
         """
         if not self.consumers.remove(consumer):
             return
-        self.consumers.is_exclusive = False
         if len(self.consumers):
+            self.consumers.is_exclusive = False
             self.dispatch_later()
-        elif self.auto_delete:
+            return
+        self.consumers = NOBODY
+        if self.auto_delete:
             self.vhost.delete_queue(self)
         else:
             self.touch()
 
     def touch(self) -> None:
         """The queue was used: its own expiry starts anew."""
-        self.waiting.touch(-1 if len(self.consumers) else self.settings.expires)
+        self.used_at = self._broker.elapsed_ms
+        expires = self.settings.expires
+        if expires >= 0 and not len(self.consumers):
+            self.waiting.expire_at(self.used_at + expires)
 
     def _hand_over(self, consumer: Consumer, entry: QueueEntry) -> None:
         self.unsettled += 1
@@ -286,7 +318,7 @@ class Queue(Destination):
         if self.settings.has_limits:
             drop_heads(self)
         for sub_queue in self.ready.sub_queues:
-            self.waiting.expire_heads(self, sub_queue)
+            expire_heads(self, sub_queue)
 
     def get(self) -> QueueEntry | None:
         """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later.
@@ -396,10 +428,11 @@ class Queue(Destination):
 
     def purge(self) -> int:
         """Remove all ready and delayed messages; how many there were. Unsettled ones stay."""
-        count = len(self.ready) + len(self.waiting)
-        for entry in self.waiting.take():
-            self.unsettled += 1
-            self.settle(entry)
+        count = len(self.ready) + self.count_waiting()
+        if self._waiting is not None:
+            for entry in self._waiting.take():
+                self.unsettled += 1
+                self.settle(entry)
         self.ready.purge()
         self._broker.collected += count
         if count and not self._is_dirty:
@@ -410,18 +443,21 @@ class Queue(Destination):
     def deleted(self) -> None:
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
-        self.waiting.deleted()
+        if self._waiting is not None:
+            self._waiting.deleted()
         if self.requeues is not None:
             self.requeues.clear()
         self.ready.deleted()
         consumers = self.consumers.all()
         self.consumers.clear()
+        self.consumers = NOBODY
         for consumer in consumers:
             consumer.cancelled()
         self.ready.call_waiters()
         # What may be called later must not keep it in memory, nor it the connection.
         self.owner = None
-        self.pending.queue = None
+        if self.pending is not None:
+            self.pending.queue = None
 
 
 class _Settlements(EndOfTurn):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -22,6 +22,10 @@ class LoadWaiter:
         raise NotImplementedError
 
 
+#: What a queue has that nobody waits for, as nearly all queues are.
+_NO_WAITERS: Final[list[LoadWaiter]] = []
+
+
 class ReadyEntries:
     """The entries of one queue that may be handed out. ``logs`` are by priority, 0 first."""
 
@@ -37,7 +41,7 @@ class ReadyEntries:
         self.bytes = 0
         #: what is next has expired, and the turn is to give up no more
         self.is_late = False
-        self._waiters: list[LoadWaiter] = []
+        self._waiters = _NO_WAITERS
 
     def __len__(self) -> int:
         """How many there are, whether in memory or in the log."""
@@ -74,7 +78,7 @@ class ReadyEntries:
                 if entry is None:
                     break
                 is_expired = 0 < entry.expires <= host.now_ms
-                if is_expired and not given_up.is_allowed():
+                if is_expired and not given_up.is_allowed(queue):
                     sub_queue.put_back(entry)
                     self.is_late = True
                     return None
@@ -95,13 +99,15 @@ class ReadyEntries:
 
     def await_load(self, waiter: LoadWaiter) -> None:
         """Call ``waiter``, once, when entries have come from the disk or the queue is deleted."""
+        if self._waiters is _NO_WAITERS:
+            self._waiters = []
         self._waiters.append(waiter)
 
     def call_waiters(self) -> None:
         """Entries have come from the disk, or the queue is deleted."""
         if self._waiters:
             waiters = self._waiters
-            self._waiters = []
+            self._waiters = _NO_WAITERS
             for waiter in waiters:
                 waiter.loaded()
 

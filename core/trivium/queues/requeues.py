@@ -25,36 +25,48 @@ class QueueRequeues:
     def __init__(self, table: Table, name: bytes) -> None:
         self._table = table
         self._name = name
-        self._rows: dict[tuple[int, int], tuple[int, int]] = {}
+        # Of the rows, the very objects that the table has.
+        self._keys: set[bytes] = set()
 
-    def restore(self, priority: int, offset: int, count: int, until: int) -> None:
+    def restore(self, key: bytes) -> None:
         """A row that is in the table."""
-        self._rows[(priority, offset)] = (count, until)
+        self._keys.add(key)
 
     def find(self, priority: int, offset: int) -> tuple[int, int] | None:
         """How often a message was requeued, and until when it waits; None for never."""
-        return self._rows.get((priority, offset))
+        row = self._table.get(self._name + _PLACE.pack(priority, offset))
+        if row is None:
+            return None
+        count, until = _ROW.unpack(row)
+        return count, until
 
     def put(self, priority: int, offset: int, count: int, until: int) -> None:
         """A message was requeued."""
-        self._rows[(priority, offset)] = (count, until)
-        row = _ROW.pack(min(count, _MAX_COUNT), until)
-        self._table.put(self._name + _PLACE.pack(priority, offset), row)
+        key = self._name + _PLACE.pack(priority, offset)
+        self._keys.add(key)
+        self._table.put(key, _ROW.pack(min(count, _MAX_COUNT), until))
 
     def forget(self, priority: int, offset: int) -> None:
         """A message is settled."""
-        if self._rows.pop((priority, offset), None) is not None:
-            self._table.delete(self._name + _PLACE.pack(priority, offset))
+        self._forget(self._name + _PLACE.pack(priority, offset))
+
+    def _forget(self, key: bytes) -> None:
+        if key in self._keys:
+            self._keys.remove(key)
+            self._table.delete(key)
 
     def clear_from(self, priority: int, offset: int) -> None:
         """The messages of a priority from an offset on are removed."""
-        for place in [p for p in self._rows if p[0] == priority and p[1] >= offset]:
-            self.forget(place[0], place[1])
+        size = len(self._name)
+        for key in list(self._keys):
+            place = _PLACE.unpack_from(key, size)
+            if place[0] == priority and place[1] >= offset:
+                self._forget(key)
 
     def clear(self) -> None:
         """All messages are removed."""
-        for priority, offset in list(self._rows):
-            self.forget(priority, offset)
+        for key in list(self._keys):
+            self._forget(key)
 
 
 class Requeues:
@@ -63,14 +75,12 @@ class Requeues:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._restored: dict[bytes, QueueRequeues] = {}
-        for key, row in table.items():
+        for key, _ in table.items():
             name = key[: -_PLACE.size]
-            priority, offset = _PLACE.unpack_from(key, len(name))
-            count, until = _ROW.unpack(row)
             found = self._restored.get(name)
             if found is None:
                 found = self._restored[name] = QueueRequeues(table, name)
-            found.restore(priority, offset, count, until)
+            found.restore(key)
 
     def of(self, name: str) -> QueueRequeues:
         """The rows of the queue called ``name``: those that were there at the start, once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from trivium.common.values import pack
 from trivium.idempotence.deduplication import DEFAULT_HEADER, DEFAULT_SIZE, Settings
 from trivium.messages.delivery import DELIVERY_MODES
 from trivium.messages.message import AT_MOST_ONCE, HeaderValue, Message
@@ -111,13 +112,66 @@ class QueueSettings:
         return min(self.retry_delay << min(requeues - 1, MAX_DOUBLINGS), self.retry_delay_max)
 
 
-def settings_of(
-    arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue], delivery: int = -1
-) -> QueueSettings:
-    """The values in force for a queue with these (checked) arguments under this policy.
+#: Arguments of one queue or other that queues share; and settings. Beyond so many of them, or where
+#: the values are so long, each queue has its own.
+_MOST_SHARED: Final = 1024
+_MOST_SHARED_BYTES: Final = 1024
 
-    ``delivery`` is the broker's default mode, -1 for none.
+_NO_ARGUMENTS: Final[dict[str, HeaderValue]] = {}
+_shared_arguments: Final[dict[bytes, dict[str, HeaderValue]]] = {}
+_shared_settings: Final[dict[bytes | int, QueueSettings]] = {}
+
+
+def shared_arguments(arguments: dict[str, HeaderValue] | None) -> dict[str, HeaderValue]:
+    """The same (checked) arguments, as an object that many queues may have: it must not be changed.
+
+    There may be very many queues, and nearly all have the same few arguments.
     """
+    if not arguments:
+        return _NO_ARGUMENTS
+    key = pack(arguments)
+    found = _shared_arguments.get(key)
+    if found is None:
+        found = arguments
+        if len(key) <= _MOST_SHARED_BYTES:
+            if len(_shared_arguments) >= _MOST_SHARED:
+                _shared_arguments.clear()
+            _shared_arguments[key] = found
+    return found
+
+
+def settings_of(
+    arguments: Mapping[str, HeaderValue],
+    policy: Mapping[str, HeaderValue],
+    delivery: int = -1,
+    is_private: bool = False,
+) -> QueueSettings:
+    """The values in force for a queue with these (checked) arguments under this policy. They must
+    not be changed: other queues may have the same.
+
+    ``delivery`` is the broker's default mode, -1 for none. Where the queue ``is_private`` to an
+    adapter, the modes of its messages are up to that.
+    """
+    key: bytes | int
+    if arguments or policy:
+        key = pack((arguments, policy, delivery, is_private))
+    else:
+        key = -1 if is_private else delivery
+    found = _shared_settings.get(key)
+    if found is None:
+        found = _read(arguments, policy, delivery)
+        if is_private:
+            found.delivery = -1
+        if isinstance(key, int) or len(key) <= _MOST_SHARED_BYTES:
+            if len(_shared_settings) >= _MOST_SHARED:
+                _shared_settings.clear()
+            _shared_settings[key] = found
+    return found
+
+
+def _read(
+    arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue], delivery: int
+) -> QueueSettings:
     found = QueueSettings()
     found.message_ttl = _number("message-ttl", arguments, policy, -1)
     found.expires = _number("expires", arguments, policy, -1)

@@ -60,6 +60,13 @@ class QueueEntry:
         self.tag: i64 = 0
 
 
+#: What a sub-queue has until it needs something of its own: most are empty, and there may be very
+#: many of them. Nothing is ever put in.
+_NO_ENTRIES: Final[deque[QueueEntry]] = deque()
+_NONE_REQUEUED: Final[list[tuple[int, QueueEntry]]] = []
+_NONE_SETTLED: Final[list[tuple[int, int]]] = []
+
+
 class SubQueue:
     """The messages of one priority in a queue. ``log`` is None in memory."""
 
@@ -76,18 +83,18 @@ class SubQueue:
         self._queue: Queue | None = queue
         self._storage = storage
         self._next_offset = 0
-        self._ready: deque[QueueEntry] = deque()
+        self._ready = _NO_ENTRIES
         self._ready_bytes = 0
-        self._requeued: list[tuple[int, QueueEntry]] = []
+        self._requeued = _NONE_REQUEUED
         # The first offset that is in the log but not in the cache; -1 when all is in the cache.
         self._spill_from = -1
         self._spilled = 0
         # Transient entries that came while the cache was full; they have no record to read back.
-        self._transient: deque[QueueEntry] = deque()
+        self._transient = _NO_ENTRIES
         #: whether a read from the log is under way
         self.is_loading = False
         # Settled offsets that no removal was written for: ranges, and the last one, which grows.
-        self._settled: list[tuple[int, int]] = []
+        self._settled = _NONE_SETTLED
         self._settled_from: i64 = 0
         self._settled_to: i64 = 0
         # Entries below this offset were there from the start; their bytes are counted when they
@@ -146,6 +153,8 @@ class SubQueue:
             if entry.is_stored:
                 self._spilled += 1
             else:
+                if self._transient is _NO_ENTRIES:
+                    self._transient = deque()
                 self._transient.append(entry)
             if self._spill_from < 0:
                 self._spill_from = entry.offset
@@ -154,14 +163,16 @@ class SubQueue:
 
     def put_back(self, entry: QueueEntry) -> None:
         """Make an entry ready again, at its old position."""
+        if self._requeued is _NONE_REQUEUED:
+            self._requeued = []
         heappush(self._requeued, (entry.offset, entry))
 
     def peek(self) -> QueueEntry | None:
         """The next entry; None when there is none, or none that may be delivered yet."""
-        ready = self._ready
         # What is read back may all be for later.
-        while not ready and self._spill_from >= 0 and self._refill():
+        while self._spill_from >= 0 and not self._ready and self._refill():
             pass
+        ready = self._ready
         if self._requeued and (not ready or self._requeued[0][0] < ready[0].offset):
             return self._requeued[0][1]
         if ready and ready[0].write_batch <= self._storage.durable:
@@ -206,7 +217,7 @@ class SubQueue:
             if settings.mode_of(entry.message) == EXACTLY_ONCE and offset >= log.recovered_offset:
                 # Its write batch is not known any more; the one waited for last is as late as it
                 # can be.
-                entry.write_batch = queue.pending.write_batch
+                entry.write_batch = 0 if queue.pending is None else queue.pending.write_batch
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
                 until = queue.restore_requeues(entry)
@@ -230,7 +241,10 @@ class SubQueue:
         return True
 
     def _append_cached(self, entry: QueueEntry) -> None:
-        self._ready.append(entry)
+        ready = self._ready
+        if ready is _NO_ENTRIES:
+            self._ready = ready = deque()
+        ready.append(entry)
         self._ready_bytes += len(entry.message.payload)
 
     def _loaded(self) -> None:
@@ -244,6 +258,8 @@ class SubQueue:
             self._settled_to = offset + 1
             return
         if self._settled_from < self._settled_to:
+            if self._settled is _NONE_SETTLED:
+                self._settled = []
             self._settled.append((self._settled_from, self._settled_to))
         self._settled_from = offset
         self._settled_to = offset + 1
@@ -258,7 +274,7 @@ class SubQueue:
         if log is None or first == end:
             return
         if settled:
-            self._settled = []
+            self._settled = _NONE_SETTLED
             settled.append((first, end))
             settled.sort()
             first, end = settled[0]
@@ -295,9 +311,8 @@ class SubQueue:
 
     def forget(self) -> None:
         """Drop what is in memory."""
-        self._ready.clear()
+        self._ready = self._transient = _NO_ENTRIES
         self._ready_bytes = 0
-        self._requeued.clear()
-        self._transient.clear()
+        self._requeued = _NONE_REQUEUED
         self._spill_from = -1
         self._spilled = 0

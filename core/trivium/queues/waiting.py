@@ -42,7 +42,6 @@ class WaitingEntries:
         self._postponed: list[tuple[int, int, QueueEntry]] = []
         # Makes entries of one time comparable.
         self._number = 0
-        self._used_at = host.elapsed_ms
 
     def __len__(self) -> int:
         return len(self._delayed) + len(self._postponed)
@@ -59,7 +58,7 @@ class WaitingEntries:
     def due(self, queue: Queue) -> None:
         """A time that something of ``queue``, whose entries these are, waits for may have come."""
         expires = queue.settings.expires
-        if expires >= 0 and not len(queue.consumers) and self._has_expired(expires):
+        if expires >= 0 and not len(queue.consumers) and self._has_expired(queue, expires):
             queue.vhost.delete_queue(queue)
             return
         ready = queue.ready
@@ -116,39 +115,18 @@ class WaitingEntries:
 
     # Expiry
 
-    def touch(self, expires: int) -> None:
-        """The queue is used, and expires in so many milliseconds; -1 for never."""
-        host = self._host
-        self._used_at = host.elapsed_ms
-        if expires >= 0:
-            host.timeouts.call_at(self._used_at + expires, self.timeout)
+    def expire_at(self, at: int) -> None:
+        """Wake the queue when it may have expired."""
+        self._host.timeouts.call_at(at, self.timeout)
 
-    def _has_expired(self, expires: int) -> bool:
+    def _has_expired(self, queue: Queue, expires: int) -> bool:
         """Whether the queue was not used for so many milliseconds; else it is looked at again."""
         host = self._host
-        expires_at = self._used_at + expires
+        expires_at = queue.used_at + expires
         if expires_at <= host.elapsed_ms:
             return True
         host.timeouts.call_at(expires_at, self.timeout)
         return False
-
-    def expire_heads(self, queue: Queue, sub_queue: SubQueue) -> None:
-        """Give up the entries at the head whose time is over; look again when the next one's is."""
-        given_up = queue.given_up
-        now = self._host.now_ms
-        while not given_up.is_full:
-            entry = sub_queue.peek()
-            if entry is None or entry.expires == 0:
-                return
-            if entry.expires > now:
-                self.look_at(entry.expires)
-                return
-            if not given_up.is_allowed():
-                return
-            sub_queue.pop()
-            queue.ready.bytes -= len(entry.message.payload)
-            queue.unsettled += 1
-            given_up.add_expired(entry)
 
     def deleted(self) -> None:
         """The queue is deleted: nothing is called any more, nor keeps it in memory."""
@@ -159,9 +137,28 @@ class WaitingEntries:
         self.date.queue = None
 
 
+def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
+    """Give up the entries at the head whose time is over; look again when the next one's is."""
+    given_up = queue.given_up
+    now = queue.vhost.broker.now_ms
+    while not given_up.is_full:
+        entry = sub_queue.peek()
+        if entry is None or entry.expires == 0:
+            return
+        if entry.expires > now:
+            queue.waiting.look_at(entry.expires)
+            return
+        if not given_up.is_allowed(queue):
+            return
+        sub_queue.pop()
+        queue.ready.bytes -= len(entry.message.payload)
+        queue.unsettled += 1
+        given_up.add_expired(entry)
+
+
 def _put_back(queue: Queue, waiting: list[tuple[int, int, QueueEntry]], until: int) -> None:
     """Those that wait no longer than ``until`` are ready."""
-    while waiting and waiting[0][0] <= until and queue.given_up.is_allowed():
+    while waiting and waiting[0][0] <= until and queue.given_up.is_allowed(queue):
         entry = heappop(waiting)[2]
         queue.ready.bytes += len(entry.message.payload)
         entry.sub_queue.put_back(entry)

@@ -47,7 +47,7 @@ class Delays(Consumer):
         self._routed_at = 0
 
     def __len__(self) -> int:
-        return 0 if self._queue is None else len(self._queue.waiting) + len(self._queue)
+        return 0 if self._queue is None else self._queue.count_waiting() + len(self._queue)
 
     def restore(self) -> None:
         """Go on with what was kept."""

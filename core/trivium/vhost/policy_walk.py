@@ -53,11 +53,10 @@ class PolicyWalk(Timed):
         """Put in force for ``queue`` what its arguments and the policies say."""
         vhost = self._vhost
         policy = vhost.policies.effective(queue.name, QUEUES)
-        settings = settings_of(queue.arguments, policy, self._default_delivery)
-        if queue.adapter:
-            # What a session keeps is up to its own protocol.
-            settings.delivery = -1
-        queue.apply(settings)
+        delivery = self._default_delivery
+        settings = settings_of(queue.arguments, policy, delivery, is_private=queue.adapter != "")
+        if settings is not queue.settings:
+            queue.apply(settings)
         vhost.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)
 
     def apply_to_stream(self, stream: Stream) -> None:

@@ -109,9 +109,7 @@ class VirtualHost(StreamNamespace):
         for exchange in predeclared_exchanges(self):
             self.exchanges[exchange.name] = exchange
         self._restore()
-        self.deduplication.keep_only(
-            {(EXCHANGE, name) for name in self.exchanges} | {(QUEUE, name) for name in self.queues}
-        )
+        self.deduplication.keep_only({EXCHANGE: self.exchanges, QUEUE: self.queues})
         self.delays.restore()
 
     # Exchanges
@@ -299,7 +297,7 @@ class VirtualHost(StreamNamespace):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
         must_arrive = queue.given_up.count > 0 and queue.settings.keeps_dead_letters
-        if if_empty and (count or len(queue.waiting) or must_arrive):
+        if if_empty and (count or queue.count_waiting() or must_arrive):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         if queue.owner is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trivium.storage.contents.changes import NEXT_OFFSET, REMOVE, TRUNCATE, Changes
-from trivium.storage.segments.chunks import Chunk, NumberedLog
+from trivium.storage.segments.chunks import NO_CHUNKS, Chunk, NumberedLog
 from trivium.storage.segments.segments import Segments
 
 #: The journal has 16 bits for the size of an annotation.
@@ -30,7 +30,7 @@ class DiskLog(NumberedLog):
         #: whether offsets were given out that no record in the journal shows
         self._has_skipped = False
         #: chunks in segments that have lost records since the last checkpoint
-        self._changed_chunks: list[Chunk] = []
+        self._changed_chunks = NO_CHUNKS
 
     def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
         """Raises ValueError when a size is out of range."""
@@ -124,7 +124,7 @@ class DiskLog(NumberedLog):
             if chunk.fixed:
                 self._chunk_changed(chunk)
         self._segments.let_go(self._chunks)
-        self._chunks = []
+        self._chunks = NO_CHUNKS
         self._open = None
         self._removed(self._count)
         # Whoever still holds the log may go on calling it, to no effect on the journal.
@@ -142,6 +142,8 @@ class DiskLog(NumberedLog):
         index = self._chunk_ending_after(chunk.first)
         if index < len(self._chunks) and self._chunks[index].first < chunk.end:
             return False
+        if self._chunks is NO_CHUNKS:
+            self._chunks = []
         self._chunks.insert(index, chunk)
         self._count += chunk.live
         self.first_offset = self._chunks[0].oldest()
@@ -200,7 +202,7 @@ class DiskLog(NumberedLog):
         self._is_changed = False
         self.count_changed()
         changed = self._changed_chunks
-        self._changed_chunks = []
+        self._changed_chunks = NO_CHUNKS
         for chunk in changed:
             chunk.changed = False
         return changed
@@ -213,6 +215,8 @@ class DiskLog(NumberedLog):
 
     def add_changed(self, chunk: Chunk) -> None:
         chunk.changed = True
+        if self._changed_chunks is NO_CHUNKS:
+            self._changed_chunks = []
         self._changed_chunks.append(chunk)
         self.mark_changed()
 

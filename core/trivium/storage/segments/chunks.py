@@ -349,6 +349,10 @@ def chunk_in_segment(
     return chunk
 
 
+#: What a log has that is empty, of which there may be very many. Nothing is ever put in.
+NO_CHUNKS: Final[list[Chunk]] = []
+
+
 class ChunkedLog(Log):
     """What the logs of every storage share: the records in memory, by offset."""
 
@@ -358,7 +362,7 @@ class ChunkedLog(Log):
         self.recovered_offset = 0
         self._count = 0
         #: in order of their offsets; each holds a live record, but for an open last one
-        self._chunks: list[Chunk] = []
+        self._chunks = NO_CHUNKS
         #: the last chunk while it can take another record
         self._open: Chunk | None = None
 
@@ -367,6 +371,8 @@ class ChunkedLog(Log):
         chunk = self._open
         if chunk is None:
             chunk = Chunk(offset)
+            if self._chunks is NO_CHUNKS:
+                self._chunks = []
             self._chunks.append(chunk)
             self._open = chunk
         chunk.add(offset, count, record, annotation)
