@@ -19,6 +19,9 @@ class RedeliveredOffsets:
 
     def restore(self, name: str, log: Log) -> None:
         """At a start: keep what the storage says of this log, or put back what it said before."""
+        if log.recovered_offset == 0 and len(self._table) == 0:
+            # As nearly always, and there may be very many logs.
+            return
         key = name.encode()
         row = self._table.get(key)
         known = 0 if row is None else int.from_bytes(row, "little")

@@ -55,6 +55,9 @@ _FREED_AT_ONCE: Final = 500
 #: statement writes many.
 _MOST_VALUES: Final = 999
 
+#: Rows of tables that are read and checked together at a start.
+_LOADED_AT_ONCE: Final = 1024
+
 #: the last of them where rows are encrypted
 TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
 #: the columns that name a row of a table
@@ -73,11 +76,9 @@ _ChunkRow = tuple[int, int, int, int, int, int, int, int, bytes, bytes, bytes]
 
 def checksum_of(row: tuple[int | str | bytes, ...]) -> int:
     """CRC-32 over the values of a row, each as text or bytes with a zero byte behind it."""
-    checksum = 0
-    for value in row:
-        data = value if isinstance(value, bytes) else str(value).encode()
-        checksum = zlib.crc32(b"\0", zlib.crc32(data, checksum))
-    return checksum
+    parts = [value if isinstance(value, bytes) else str(value).encode() for value in row]
+    parts.append(b"")
+    return zlib.crc32(b"\0".join(parts))
 
 
 def checksum_of_row(table: int, key: bytes, value: bytes) -> int:
@@ -91,6 +92,19 @@ def is_right(table: str, row: tuple[Any, ...]) -> bool:
         if table == "key_value":
             return bool(checksum_of_row(*row[:3]) == row[3])
         return bool(checksum_of(row[:-1]) == row[-1])
+    except (TypeError, OverflowError):
+        return False
+
+
+def _are_right(
+    numbers: tuple[int, ...],
+    keys: tuple[bytes, ...],
+    values: tuple[bytes, ...],
+    checksums: tuple[int, ...],
+) -> bool:
+    """Whether rows of tables have the right checksums, without a call of ``checksum_of_row``."""
+    try:
+        return tuple(map(zlib.crc32, values, map(zlib.crc32, keys, numbers))) == checksums
     except (TypeError, OverflowError):
         return False
 
@@ -325,14 +339,32 @@ class Catalog:
                 self._report(f"the row of table {name} is missing")
                 tables[number] = DiskTable(number, name, recovered.changes)
         recovered.next_table = max(recovered.next_table - 1, *tables, 0) + 1
-        crc32 = zlib.crc32
+        # There may be millions of them.
+        rows = self._rows("key_value", "key_table, key")
+        is_last = False
+        while not is_last:
+            part: list[tuple[Any, ...]] = []
+            try:
+                part.extend(islice(rows, _LOADED_AT_ONCE))
+            finally:
+                # Behind an error too: what was read until then counts.
+                self._load_rows(tables, part)
+            is_last = not part
+
+    def _load_rows(self, tables: dict[int, DiskTable], rows: list[tuple[Any, ...]]) -> None:
         is_sealed = self._keys.current != PLAIN
-        # There may be millions of them, so the checksum is taken without a call of its function.
-        for number, key, value, checksum in self._rows("key_value", "key_table, key"):
+        if rows and not is_sealed:
+            numbers, keys, values, checksums = zip(*rows, strict=True)
+            table = tables.get(numbers[0])
+            is_of_one = numbers.count(numbers[0]) == len(numbers)
+            if table is not None and is_of_one and _are_right(numbers, keys, values, checksums):
+                table.load_all(keys, values)
+                return
+        for number, key, value, checksum in rows:
             table = tables.get(number)
             if table is None:
                 self._report(f"the name of table {number} is missing")
-            elif checksum != crc32(value, crc32(key, number)):
+            elif checksum != checksum_of_row(number, key, value):
                 self._report(f"a row of table {table.name} has a wrong checksum: {key!r}")
             else:
                 table.load(key, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from trivium.storage.base import Table
 from trivium.storage.contents.changes import Changes
@@ -39,6 +39,10 @@ class DiskTable(Table):
     def load(self, key: bytes, value: bytes) -> None:
         """A row as the checkpoint has it."""
         self._rows[key] = value
+
+    def load_all(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
+        """Rows as the checkpoint has them."""
+        self._rows.update(zip(keys, values, strict=True))
 
     def restore(self, key: bytes, value: bytes) -> None:
         """A row as the journal has it."""
