@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 from tests.support.core import message
@@ -64,6 +65,24 @@ def test_what_is_shared_has_a_bound() -> None:
     long = {"x": "y" * 2_000}
     assert shared_arguments(long) is long
     assert shared_arguments(dict(long)) is not long
+
+
+def test_a_deleted_queue_that_was_never_used_is_not_kept_by_what_comes_later() -> None:
+    server = Server(host=Host())
+    queue = declare(server, 77)
+    # Consumers whose connection is gone say so, whether it is there or not.
+    server.vhost.delete_queue(queue)
+    queue.dispatch_later()
+    gc.collect()
+    gc.disable()
+    try:
+        name = queue.name
+        del queue
+        server.settle()
+        queues = [each for each in gc.get_objects() if isinstance(each, Queue)]
+        assert name not in [each.name for each in queues]
+    finally:
+        gc.enable()
 
 
 def test_a_queue_that_was_used_serves_as_before() -> None:

@@ -310,7 +310,8 @@ class Queue(Destination):
         A consumer leaves, or its connection does: what it holds may come back in the same turn and
         goes first, and others may leave with it.
         """
-        self.waiting.look_again()
+        if not self.is_deleted:
+            self.waiting.look_again()
 
     def _check(self) -> None:
         """Consumers have taken what they can: what is ready is subject to limits and time."""
