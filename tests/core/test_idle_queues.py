@@ -8,6 +8,7 @@ import tracemalloc
 from tests.support.core import message
 from tests.support.server import Server
 from tests.support.simulated import Host
+from trivium.messages.message import HeaderValue
 from trivium.observability.process import is_compiled
 from trivium.queues.queue import Queue
 from trivium.queues.settings import settings_of, shared_arguments
@@ -62,7 +63,7 @@ def test_what_is_shared_has_a_bound() -> None:
         settings_of({"x-expires": number}, {})
     assert shared_arguments({"x-expires": 1}) is not first
     # Very long ones are not kept at all.
-    long = {"x": "y" * 2_000}
+    long: dict[str, HeaderValue] = {"x": "y" * 2_000}
     assert shared_arguments(long) is long
     assert shared_arguments(dict(long)) is not long
 

@@ -14,6 +14,7 @@ from trivium.errors import PreconditionFailed
 from trivium.messages.message import EXACTLY_ONCE, HeaderValue, Message, decode_record
 from trivium.queues.queue import Queue
 from trivium.queues.ready import LoadWaiter
+from trivium.queues.waiting import count_waiting
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.broker import MAX_GIVEN_UP
 from trivium.vhost.policies import Policy
@@ -506,7 +507,7 @@ def test_retry_waits_twice_as_long_each_time(vhost: VirtualHost) -> None:
     for delay in (100, 200, 300, 300):
         queue.requeue(consumer.entries.pop())
         queue.dispatch()
-        assert len(queue.waiting) == 1
+        assert count_waiting(queue) == 1
         pass_time(vhost, delay - 1)
         assert consumer.entries == []
         pass_time(vhost, 1)

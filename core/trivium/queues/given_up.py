@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
 from trivium.queues.sub_queues import QueueEntry
+from trivium.queues.waiting import waiting_of
 
 if TYPE_CHECKING:
     from trivium.queues.queue import Queue
@@ -47,7 +48,7 @@ class GivenUp:
         if host.may_give_up > 0:
             host.may_give_up -= 1
             return True
-        queue.waiting.look_again()
+        waiting_of(queue).look_again()
         return False
 
     def add(self, entry: QueueEntry, reason: str) -> None:

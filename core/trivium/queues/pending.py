@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from trivium.queues.queue import Queue
 
 
+def add_pending(entry: QueueEntry) -> None:
+    """Keep a new entry from consumers until the current write batch is durable."""
+    queue = entry.queue
+    pending = queue.pending
+    if pending is None:
+        pending = queue.pending = PendingEntries(queue, queue.vhost.broker.storage)
+    pending.add(entry)
+
+
 class PendingEntries(DurabilityWaiter):
     """The entries of one queue that wait for the write batch that makes their publisher's
     acknowledgement certain: after a crash it would send them again, and they would be duplicates.

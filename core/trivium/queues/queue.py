@@ -22,12 +22,12 @@ from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import GivenUp
 from trivium.queues.limits import drop_heads, is_over_limit
-from trivium.queues.pending import PendingEntries
+from trivium.queues.pending import PendingEntries, add_pending
 from trivium.queues.ready import ReadyEntries
 from trivium.queues.requeues import QueueRequeues
 from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of, shared_arguments
 from trivium.queues.sub_queues import QueueEntry
-from trivium.queues.waiting import WaitingEntries, expire_heads
+from trivium.queues.waiting import WaitingEntries, count_waiting, expire_heads, waiting_of
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination
 from trivium.storage.base import Log
 
@@ -81,7 +81,7 @@ class Queue(Destination):
         self.ready = ReadyEntries(self, logs, self.settings.max_priority + 1)
         #: None while it never had such entries
         self.pending: PendingEntries | None = None
-        self._waiting: WaitingEntries | None = None
+        self.waiting: WaitingEntries | None = None
         self.given_up = GivenUp()
         # Whether ``put`` does without ``put_special``.
         self._is_plain = True
@@ -91,21 +91,8 @@ class Queue(Destination):
         """Put other settings in force, for what comes and for what is ready."""
         self.settings = settings
         self.set_plain()
-        if settings.expires >= 0 or not self.ready.is_empty or self._waiting is not None:
+        if settings.expires >= 0 or not self.ready.is_empty or self.waiting is not None:
             self.dispatch_later()
-
-    @property
-    def waiting(self) -> WaitingEntries:
-        """The entries that wait for a time. To ask only how many there are, see ``count_waiting``:
-        few queues have any."""
-        found = self._waiting
-        if found is None:
-            found = self._waiting = WaitingEntries(self, self._broker)
-        return found
-
-    def count_waiting(self) -> int:
-        """How many entries wait for a time."""
-        return 0 if self._waiting is None else len(self._waiting)
 
     def set_plain(self) -> None:
         """Find out anew whether a usual message needs no more than ``put``."""
@@ -146,7 +133,7 @@ class Queue(Destination):
         if message.persistent and sub_queue.record(entry):
             result = self._broker.storage.write_batch
             if message.mode == EXACTLY_ONCE:
-                self._add_pending(entry)
+                add_pending(entry)
         elif not message.persistent:
             sub_queue.skip(entry)
         if len(self.consumers) and entry.write_batch == 0 and sub_queue.is_empty:
@@ -157,11 +144,6 @@ class Queue(Destination):
         sub_queue.append(entry)
         ready.bytes += len(message.payload)
         return result
-
-    def _add_pending(self, entry: QueueEntry) -> None:
-        if self.pending is None:
-            self.pending = PendingEntries(self, self._broker.storage)
-        self.pending.add(entry)
 
     def has_room(self, messages: int, size: int) -> bool:
         return self.settings.overflow == DROP_HEAD or not is_over_limit(self, messages, size)
@@ -193,7 +175,7 @@ class Queue(Destination):
             if sub_queue.record(entry):
                 result = self._broker.storage.write_batch
                 if mode == EXACTLY_ONCE:
-                    self._add_pending(entry)
+                    add_pending(entry)
         else:
             sub_queue.skip(entry)
         if identity is not None:
@@ -205,7 +187,7 @@ class Queue(Destination):
                 # It will be read back with those before it, and must not be there twice.
                 sub_queue.append(entry)
                 return result
-            if self.waiting.delay(entry):
+            if waiting_of(self).delay(entry):
                 return result
         if (
             len(self.consumers)
@@ -220,7 +202,7 @@ class Queue(Destination):
         sub_queue.append(entry)
         ready.bytes += len(message.payload)
         if entry.expires:
-            self.waiting.look_at(entry.expires)
+            waiting_of(self).look_at(entry.expires)
         if settings.has_limits:
             drop_heads(self)
         return result
@@ -269,7 +251,7 @@ class Queue(Destination):
         self.used_at = self._broker.elapsed_ms
         expires = self.settings.expires
         if expires >= 0 and not len(self.consumers):
-            self.waiting.expire_at(self.used_at + expires)
+            waiting_of(self).expire_at(self.used_at + expires)
 
     def _hand_over(self, consumer: Consumer, entry: QueueEntry) -> None:
         self.unsettled += 1
@@ -311,7 +293,7 @@ class Queue(Destination):
         goes first, and others may leave with it.
         """
         if not self.is_deleted:
-            self.waiting.look_again()
+            waiting_of(self).look_again()
 
     def _check(self) -> None:
         """Consumers have taken what they can: what is ready is subject to limits and time."""
@@ -419,7 +401,7 @@ class Queue(Destination):
     def postpone(self, entry: QueueEntry, delay: int) -> None:
         """Put back an entry that a consumer cannot use within ``delay`` milliseconds."""
         self.unsettled -= 1
-        self.waiting.postpone(entry, delay)
+        waiting_of(self).postpone(entry, delay)
 
     # Management
 
@@ -429,9 +411,9 @@ class Queue(Destination):
 
     def purge(self) -> int:
         """Remove all ready and delayed messages; how many there were. Unsettled ones stay."""
-        count = len(self.ready) + self.count_waiting()
-        if self._waiting is not None:
-            for entry in self._waiting.take():
+        count = len(self.ready) + count_waiting(self)
+        if self.waiting is not None:
+            for entry in self.waiting.take():
                 self.unsettled += 1
                 self.settle(entry)
         self.ready.purge()
@@ -444,8 +426,8 @@ class Queue(Destination):
     def deleted(self) -> None:
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
-        if self._waiting is not None:
-            self._waiting.deleted()
+        if self.waiting is not None:
+            self.waiting.deleted()
         if self.requeues is not None:
             self.requeues.clear()
         self.ready.deleted()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64, mypyc_attr
 
 from trivium.messages.message import EXACTLY_ONCE, Message, decode_record
+from trivium.queues.waiting import waiting_of
 from trivium.storage.base import Log, Storage
 
 if TYPE_CHECKING:
@@ -221,12 +222,12 @@ class SubQueue:
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
                 until = queue.restore_requeues(entry)
-            if entry.message.deliver_at and queue.waiting.delay(entry):
+            if entry.message.deliver_at and waiting_of(queue).delay(entry):
                 pass
             elif until < 0:
                 queue.given_up.restore(entry, until)
             elif until > queue.vhost.broker.now_ms:
-                queue.waiting.postpone_until(entry, until)
+                waiting_of(queue).postpone_until(entry, until)
             else:
                 self._append_cached(entry)
                 if offset < self._recovered_to:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from trivium.common.timers import Timed
 from trivium.host import Host
-from trivium.queues.sub_queues import QueueEntry, SubQueue
 
 if TYPE_CHECKING:
     from trivium.queues.queue import Queue
+    from trivium.queues.sub_queues import QueueEntry, SubQueue
 
 
 class QueueWaker(Timed):
@@ -27,7 +27,7 @@ class QueueWaker(Timed):
 
     def due(self) -> None:
         if self.queue is not None:
-            self.queue.waiting.due(self.queue)
+            waiting_of(self.queue).due(self.queue)
 
 
 class WaitingEntries:
@@ -137,6 +137,19 @@ class WaitingEntries:
         self.date.queue = None
 
 
+def waiting_of(queue: Queue) -> WaitingEntries:
+    """The entries of ``queue`` that wait for a time, to add to them or to have it woken."""
+    found = queue.waiting
+    if found is None:
+        found = queue.waiting = WaitingEntries(queue, queue.vhost.broker)
+    return found
+
+
+def count_waiting(queue: Queue) -> int:
+    """How many entries of ``queue`` wait for a time."""
+    return 0 if queue.waiting is None else len(queue.waiting)
+
+
 def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
     """Give up the entries at the head whose time is over; look again when the next one's is."""
     given_up = queue.given_up
@@ -146,7 +159,7 @@ def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
         if entry is None or entry.expires == 0:
             return
         if entry.expires > now:
-            queue.waiting.look_at(entry.expires)
+            waiting_of(queue).look_at(entry.expires)
             return
         if not given_up.is_allowed(queue):
             return

@@ -15,6 +15,7 @@ from trivium.common.values import pack, unpack
 from trivium.messages.message import Message
 from trivium.queues.queue import Consumer, Queue
 from trivium.queues.sub_queues import QueueEntry
+from trivium.queues.waiting import count_waiting
 from trivium.routing.exchanges import Destination
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Delays(Consumer):
         self._routed_at = 0
 
     def __len__(self) -> int:
-        return 0 if self._queue is None else self._queue.count_waiting() + len(self._queue)
+        return 0 if self._queue is None else count_waiting(self._queue) + len(self._queue)
 
     def restore(self) -> None:
         """Go on with what was kept."""

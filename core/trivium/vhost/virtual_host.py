@@ -39,6 +39,7 @@ from trivium.queues.arguments import (
 )
 from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
+from trivium.queues.waiting import count_waiting
 from trivium.routing.exchanges import (
     EXCHANGE_TYPES,
     REJECTED,
@@ -297,7 +298,7 @@ class VirtualHost(StreamNamespace):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         count = len(queue)
         must_arrive = queue.given_up.count > 0 and queue.settings.keeps_dead_letters
-        if if_empty and (count or queue.count_waiting() or must_arrive):
+        if if_empty and (count or count_waiting(queue) or must_arrive):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         if queue.owner is not None:
