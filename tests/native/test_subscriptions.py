@@ -327,6 +327,21 @@ def test_nack_with_requeue_brings_it_back_flagged(server: Server, client: Client
     assert server.adapter.metrics.messages_redelivered == 1
 
 
+@pytest.mark.parametrize("kind", [frames.ACK, frames.NACK])
+def test_a_range_may_end_and_begin_at_any_number_of_64_bits(
+    server: Server, client: Client, kind: int
+) -> None:
+    queue = fill(server, 3)
+    consume(client)
+    highest = (1 << 64) - 1
+    for first in (1 << 63, highest):
+        ((reply, correlation, _),) = client.send(kind, 5, settle(1, first, highest))
+        assert (reply, correlation) == (frames.ERROR, 5)
+    assert queue.unsettled == 3
+    assert client.send(kind, 6, settle(1, 2, highest)) == [(frames.OK, 6, b"\x80")]
+    assert queue.unsettled == 1
+
+
 @pytest.mark.pure
 @pytest.mark.parametrize("kind", [frames.ACK, frames.NACK])
 @pytest.mark.parametrize("order", ["forwards", "backwards", "backwards without end"])

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 #: Intervals without a sign of life after which a client is gone.
 HEARTBEATS_MISSED: Final = 2
 
+#: The highest delivery tag: compiled code counts in signed numbers of 64 bits.
+MAX_TAG: Final = (1 << 63) - 1
 
 # Why input is held, beside the reasons of ``FramedConnection`` and that of the handshake: the disk
 # is behind with what the client has published, its reading of the answers is behind, the disk is
@@ -344,6 +346,9 @@ class NativeConnection(FramedConnection):
         subscription = self.subscriptions.get(number)
         if subscription is None:
             raise UnknownDelivery(f"no subscription {number}")
+        if first > MAX_TAG:
+            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
+        last = min(last, MAX_TAG)
         if frame.kind == frames.ACK:
             subscription.settle(first, last)
         else:
