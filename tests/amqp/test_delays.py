@@ -41,6 +41,16 @@ def test_a_returned_message_is_as_it_was_published(client: Client) -> None:
     assert client.take()[1].properties.headers == {"x-delay": 3_600_000}
 
 
+def test_a_mandatory_message_that_is_retained_later_is_kept(server: Server, client: Client) -> None:
+    headers = {"x-delay": 3_600_000, "x-retain": True}
+    client.publish("t", b"m", "amq.topic", mandatory=True, headers=headers)
+    assert client.take() == []
+    server.advance(3600)
+    kept = server.vhost.retained.get(b"t")
+    assert kept is not None
+    assert kept.payload == b"m"
+
+
 def test_a_delayed_exchange_is_declared_bound_and_published_to(
     server: Server, client: Client
 ) -> None:

@@ -340,7 +340,7 @@ def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
     """tx.rollback: publishes are dropped, acknowledged deliveries are unacknowledged again."""
     transaction = _transaction(channel)
     for entry, _ in transaction.acknowledgements:
-        channel.unacked.put_back(entry.tag, entry)
+        channel.unacked.add(entry.tag, entry)
     channel.publisher.transaction = Transaction()
     channel.reply(methods.TX_ROLLBACK_OK)
 

@@ -292,7 +292,8 @@ class Publisher:
         """Keep a delayed message, unless it is mandatory and nobody would want it now."""
         if target.mandatory:
             keys = [target.key, *header.copies]
-            if not self._vhost.route_all(target.exchange, keys, message).destinations:
+            route = self._vhost.route_all(target.exchange, keys, message)
+            if self._vhost.is_unroutable(message, route):
                 self._metrics.messages_unroutable += 1
                 self._return(message)
                 return ACCEPTED

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.adapter import LARGE_OUTPUT, OUTPUT_HIGH_WATER
 from trivium_mqtt.codec.packets import (
@@ -82,8 +83,9 @@ class Outgoing(Consumer):
         self._is_v5 = False
         #: further messages that the client takes now
         self._credit = 0
-        # Unacknowledged, by packet identifier, in the order of their first delivery.
-        self._inflight: dict[int, QueueEntry] = {}
+        # Unacknowledged, by packet identifier; their tags are in the order of their first delivery.
+        self._inflight: Unsettled[QueueEntry] = Unsettled()
+        self._deliveries = 0
         # Identifiers whose PUBREC came and whose PUBCOMP did not; whether they used credit.
         self._released: dict[int, bool] = {}
         # Entries that a returning client has yet to get again.
@@ -134,7 +136,7 @@ class Outgoing(Consumer):
     def unacknowledged(self) -> list[tuple[int, int]]:
         """Queue offset and identifier of the QoS 1 messages under way, for ``restore``."""
         pairs: list[tuple[int, int]] = []
-        for packet_id, entry in self._inflight.items():
+        for packet_id, entry in self._under_way():
             if effective_qos(entry) == 1:
                 pairs.append((entry.offset, packet_id))
         if self._assigned is not None:
@@ -146,7 +148,7 @@ class Outgoing(Consumer):
     def forget(self) -> None:
         """The session ends: remove the durable rows of its identifiers."""
         client_id = self.session.client_id
-        for packet_id, entry in self._inflight.items():
+        for packet_id, entry in self._under_way():
             if effective_qos(entry) == 2:
                 self._store.delete_outgoing(client_id, packet_id)
         for packet_id in self._released:
@@ -165,7 +167,7 @@ class Outgoing(Consumer):
         client_id = self.session.client_id
         queue = self.queue
         queue.remove_consumer(self)
-        for packet_id, entry in self._inflight.items():
+        for packet_id, entry in self._under_way():
             if effective_qos(entry) == 1:
                 queue.requeue(entry, was_delivered=False)
                 continue
@@ -196,7 +198,7 @@ class Outgoing(Consumer):
                 connection.send_durable(packet)
             else:
                 connection.send(packet)
-        self._resend = deque(self._inflight.items()) if self._inflight else None
+        self._resend = deque(self._under_way()) if len(self._inflight) else None
         self.pump()
 
     def detach(self) -> None:
@@ -213,7 +215,7 @@ class Outgoing(Consumer):
         if resend is not None:
             while resend and self._credit > 0 and connection.takes_output:
                 packet_id, entry = resend.popleft()
-                if packet_id in self._inflight:
+                if self._inflight.get(packet_id) is entry:
                     self._metrics.messages_redelivered += 1
                     self._send(entry, packet_id, DUP, connection)
             if resend:
@@ -258,12 +260,12 @@ class Outgoing(Consumer):
             head = self._encoder.head(_PUBLISH_QOS_1, remaining, message.address)
             size = len(head) + remaining
             packet_id = self._last_packet_id + 1
-            if packet_id > 65_535 or packet_id in self._inflight or self._released:
+            if packet_id > 65_535 or self._released or self._inflight.get(packet_id) is not None:
                 packet_id = self._next_packet_id()
             else:
                 self._last_packet_id = packet_id
             if head and size <= connection.maximum_output:
-                self._inflight[packet_id] = entry
+                self._add(packet_id, entry)
                 self._credit -= 1
                 self._metrics.messages_sent += 1
                 output = connection.output
@@ -290,7 +292,7 @@ class Outgoing(Consumer):
                 dup = DUP
         if packet_id == 0:
             packet_id = self._next_packet_id()
-        self._inflight[packet_id] = entry
+        self._add(packet_id, entry)
         if dup:
             self._metrics.messages_redelivered += 1
         self._send(entry, packet_id, dup, connection)
@@ -347,6 +349,7 @@ class Outgoing(Consumer):
         """Take the plain PUBACK packets at ``at``; the offset behind them."""
         inflight = self._inflight
         queue = self.queue
+        released = self._released
         while True:
             packet_id = plain_puback(data, at, end)
             if packet_id == 0:
@@ -356,10 +359,10 @@ class Outgoing(Consumer):
                 if entry.annotation or entry.message.mode != 1:
                     self.acknowledged(packet_id)
                 else:
-                    del inflight[packet_id]
+                    inflight.pop(packet_id)
                     self._credit += 1
                     queue.settle(entry)
-            elif packet_id in self._released:
+            elif packet_id in released:
                 break
             at += PLAIN_PUBACK_SIZE
         return at
@@ -373,7 +376,7 @@ class Outgoing(Consumer):
             return False
         if effective_qos(entry) != 1:
             raise ProtocolError("PUBACK for a QoS 2 message")
-        del self._inflight[packet_id]
+        self._inflight.pop(packet_id)
         self._credit += 1
         self.queue.settle(entry)
         return True
@@ -391,7 +394,7 @@ class Outgoing(Consumer):
             # The client does not want it: the flow ends here (MQTT5 4.3.3).
             self._finish(packet_id, entry)
             return FINISHED
-        del self._inflight[packet_id]
+        self._inflight.pop(packet_id)
         self._released[packet_id] = True
         self.queue.settle(entry)
         if not entry.is_stored:
@@ -403,7 +406,7 @@ class Outgoing(Consumer):
         """PUBCOMP came; whether the identifier was known. Raises ProtocolError before PUBREC."""
         used_credit = self._released.pop(packet_id, None)
         if used_credit is None:
-            if packet_id in self._inflight:
+            if self._inflight.get(packet_id) is not None:
                 raise ProtocolError("PUBCOMP for a message that was not confirmed with PUBREC")
             return False
         if used_credit:
@@ -413,7 +416,7 @@ class Outgoing(Consumer):
         return True
 
     def _finish(self, packet_id: int, entry: QueueEntry) -> None:
-        del self._inflight[packet_id]
+        self._inflight.pop(packet_id)
         self._credit += 1
         self.queue.settle(entry)
         if entry.is_stored and effective_qos(entry) == 2:
@@ -421,12 +424,22 @@ class Outgoing(Consumer):
 
     # Packet identifiers
 
+    def _add(self, packet_id: int, entry: QueueEntry) -> None:
+        """An entry is delivered, for the first time to this client."""
+        self._deliveries += 1
+        entry.tag = self._deliveries
+        self._inflight.add(packet_id, entry)
+
+    def _under_way(self) -> list[tuple[int, QueueEntry]]:
+        """Packet identifiers and entries, in the order of their first delivery."""
+        return sorted(self._inflight.items(), key=_by_delivery)
+
     def _next_packet_id(self) -> int:
         packet_id = self._last_packet_id
         while True:
             packet_id = packet_id + 1 if packet_id < 65_535 else 1
             if (
-                packet_id not in self._inflight
+                self._inflight.get(packet_id) is None
                 and packet_id not in self._released
                 and (self._reserved is None or packet_id not in self._reserved)
             ):
@@ -460,6 +473,10 @@ class Outgoing(Consumer):
             self._assigned = None
             self._reserved = None
         return found
+
+
+def _by_delivery(item: tuple[int, QueueEntry]) -> int:
+    return item[1].tag
 
 
 def effective_qos(entry: QueueEntry) -> int:

@@ -1,8 +1,8 @@
 """Deliveries that a client has not settled yet, by their tags.
 
-Tags ascend by one with each delivery. So deliveries lie in blocks, each with a slot for every one
-of ``BLOCK_SIZE`` neighbouring tags, and the blocks in a list: one is found without a search where
-deliveries are settled in order, and with few steps where they are not.
+Tags mostly ascend by one with each delivery. So deliveries lie in blocks, each with a slot for
+every one of ``BLOCK_SIZE`` neighbouring tags, and the blocks in a list: one is found without a
+search where deliveries are settled in order, and with few steps where they are not.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final, Generic, TypeVar
 
 from mypy_extensions import i64
 
-_SHIFT: Final[i64] = 7
+_SHIFT: Final[i64] = 5
 #: Tags of a block. A smaller one leaves less behind where few deliveries are not settled, a larger
 #: one makes fewer blocks, which move as one of them becomes empty.
-BLOCK_SIZE: Final = 128
-_MASK: Final[i64] = 127
+BLOCK_SIZE: Final = 32
+_MASK: Final[i64] = 31
 
 T = TypeVar("T")
 
@@ -35,42 +35,59 @@ class Block(Generic[T]):
 
 
 class Unsettled(Generic[T]):
-    """What is kept for each unsettled delivery, in ascending order of the tags.
+    """What is kept for each unsettled delivery, in ascending order of the tags."""
 
-    Tags need not be dense, but what is added must have a higher one than what was added before.
-    """
-
-    __slots__ = ("_numbers", "_size", "blocks")
+    __slots__ = ("_newest", "_numbers", "_size", "blocks")
 
     def __init__(self) -> None:
         self._size: i64 = 0
-        #: the blocks, to be read only: none is empty but the last one
+        #: the blocks in ascending order, to be read only
         self.blocks: list[Block[T]] = []
         self._numbers: list[int] = []
+        # The block of the last one that was added, which alone may be empty.
+        self._newest: Block[T] | None = None
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, tag: i64, value: T) -> None:
-        """A delivery was made; its tag is higher than all others."""
+        """A delivery is unsettled, for the first time or again; no other has its tag."""
         number: i64 = tag >> _SHIFT
-        blocks = self.blocks
-        if not blocks or blocks[-1].number != number:
-            self._begin_block(number)
-        block = blocks[-1]
+        block = self._newest
+        if block is None or block.number != number:
+            block = self._begin(number)
         at: i64 = tag & _MASK
         block.slots[at] = value
         if at < block.low:
-            # A range that was taken out went beyond what there was.
             block.low = at
         block.live += 1
         self._size += 1
 
-    def _begin_block(self, number: i64) -> None:
-        if self.blocks and self.blocks[-1].live == 0:
-            self._drop(len(self.blocks) - 1)
-        self.blocks.append(Block(number))
-        self._numbers.append(number)
+    def _begin(self, number: i64) -> Block[T]:
+        """The block ``number``, from here on the newest."""
+        newest = self._newest
+        if newest is not None and newest.live == 0:
+            self._drop(self._index(newest.number))
+        index = self._index(number)
+        if index == len(self.blocks) or self.blocks[index].number != number:
+            self.blocks.insert(index, Block(number))
+            self._numbers.insert(index, number)
+        block = self.blocks[index]
+        self._newest = block
+        return block
+
+    def get(self, tag: i64) -> T | None:
+        """The delivery ``tag``; None when it is not unsettled."""
+        number: i64 = tag >> _SHIFT
+        block = self._newest
+        if block is None or block.number != number:
+            index = self._index(number)
+            if index == len(self.blocks):
+                return None
+            block = self.blocks[index]
+            if block.number != number:
+                return None
+        return block.slots[tag & _MASK]
 
     def pop(self, tag: i64) -> T | None:
         """Take out the delivery ``tag``; None when it is not unsettled."""
@@ -89,7 +106,7 @@ class Unsettled(Generic[T]):
             block.low = at + 1
         block.live -= 1
         self._size -= 1
-        if block.live == 0 and index + 1 < len(blocks):
+        if block.live == 0 and block is not self._newest:
             self._drop(index)
         return value
 
@@ -129,32 +146,26 @@ class Unsettled(Generic[T]):
         # Only the outermost blocks of the range can have something left.
         if start < index and blocks[start].live:
             start += 1
-        if start < index and (blocks[index - 1].live or index == len(blocks)):
+        if start < index and blocks[index - 1].live:
             index -= 1
         if start < index:
+            newest = self._newest
+            if (
+                newest is not None
+                and blocks[start].number <= newest.number <= blocks[index - 1].number
+            ):
+                self._newest = None
             del blocks[start:index]
             del self._numbers[start:index]
         return taken
-
-    def put_back(self, tag: i64, value: T) -> None:
-        """A delivery that was taken out is unsettled again."""
-        number: i64 = tag >> _SHIFT
-        index = self._index(number)
-        if index == len(self.blocks) or self.blocks[index].number != number:
-            self.blocks.insert(index, Block(number))
-            self._numbers.insert(index, number)
-        block = self.blocks[index]
-        at: i64 = tag & _MASK
-        block.slots[at] = value
-        block.low = min(block.low, at)
-        block.live += 1
-        self._size += 1
 
     def first(self) -> tuple[int, T] | None:
         """The tag and value of the oldest one; None when there is none."""
         if self._size == 0:
             return None
         block = self.blocks[0]
+        if block.live == 0:
+            block = self.blocks[1]
         at = block.low
         while block.slots[at] is None:
             at += 1
@@ -179,6 +190,7 @@ class Unsettled(Generic[T]):
         self._size = 0
         self.blocks = []
         self._numbers = []
+        self._newest = None
 
     def _index(self, number: i64) -> int:
         """Index of the first block whose number is not lower."""

@@ -230,7 +230,7 @@ class QueueSubscription(Subscription):
 
     def put_back(self, taken: list[tuple[int, QueueEntry]]) -> None:
         for tag, entry in taken:
-            self._unsettled.put_back(tag, entry)
+            self._unsettled.add(tag, entry)
 
     def _take_some(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
         taken = self._unsettled.pop_range(first, last)
