@@ -60,6 +60,12 @@ class UnsettledMachine(RuleBasedStateMachine):
             assert self.unsettled.pop(first[0]) == first[1]
             self.take(first[0])
 
+    @rule(place=PLACES)
+    def add_twice(self, place: float) -> None:
+        tag = self.at(place)
+        if tag in self.model:
+            assert not self.unsettled.add(tag, "another")
+
     @rule(first=PLACES, last=PLACES, with_tags=st.booleans())
     def pop_range(self, first: float, last: float, with_tags: bool) -> None:
         low, high = self.at(first), self.at(last)

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import read_i32_be, read_i64_be
+from mypy_extensions import i64
+
+from trivium.common.native import lies_at
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.frames import (
     BODY,
@@ -62,7 +66,6 @@ class RepeatedPublish:
                 CONTENT_HEADER,
             )
         )
-        self._head_size = len(self._head)
         # From behind that size up to the size of the body frame, and where that begins.
         self._middle = header.received + END + HEAD.pack(BODY, number, 0)[:3]
         self._middle_at = len(self._head) + 8
@@ -77,27 +80,27 @@ class RepeatedPublish:
         """Whether it still leads where it led."""
         return self.target.route.topology_version == vhost.topology_version
 
-    def may_begin(self, data: bytes, at: int) -> bool:
+    def may_begin(self, data: bytes, at: i64) -> bool:
         """Whether what begins at ``at`` is as far the same."""
-        return data[at : at + self._head_size] == self._head
+        return lies_at(data, at, self._head)
 
-    def body_size(self, data: bytes, at: int) -> int:
+    def body_size(self, data: bytes, at: i64) -> int:
         """Bytes of body, all in one frame, of the publish at ``at``; 0 when it must be read.
 
         Some of the body may not be there yet.
         """
-        if data[at : at + self.body_at] == self._prefix:
+        if lies_at(data, at, self._prefix):
             return self._size
-        middle_at = at + self._middle_at
+        middle_at: i64 = at + self._middle_at
+        body_at: i64 = at + self.body_at
         if (
-            not self.may_begin(data, at)
-            or data[middle_at : middle_at + len(self._middle)] != self._middle
+            body_at > len(data)
+            or not lies_at(data, middle_at, self._middle)
+            or not self.may_begin(data, at)
         ):
             return 0
-        if at + self.body_at > len(data):
-            return 0
-        size: int = U32.unpack_from(data, at + self.body_at - 4)[0]
-        if size > self._largest_body or U64.unpack_from(data, at + self._middle_at - 8)[0] != size:
+        size = i64(read_i32_be(data, body_at - 4))
+        if not 0 <= size <= self._largest_body or read_i64_be(data, middle_at - 8) != size:
             return 0
         return size
 
@@ -133,10 +136,9 @@ class Repeats:
             self.ack_channel = channel
             self.ack_prefix = HEAD.pack(METHOD, channel.number, CONFIRM_SIZE) + _ACK_ID
 
-    def is_acknowledgement(self, data: bytes, at: int) -> bool:
+    def is_acknowledgement(self, data: bytes, at: i64) -> bool:
         """Whether basic.ack on ``ack_channel`` begins at ``at``."""
-        prefix = self.ack_prefix
-        return data[at : at + len(prefix)] == prefix
+        return lies_at(data, at, self.ack_prefix)
 
     def forget(self) -> None:
         """Read the next frames in full: what they mean may have changed."""

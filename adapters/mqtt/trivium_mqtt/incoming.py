@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, read_i16_be
 
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Destination, Route
-from trivium_mqtt.codec.packets import PUBACK, PUBCOMP, PUBREC, acknowledgement
+from trivium_mqtt.codec.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    acknowledgement,
+    write_acknowledgement,
+)
 from trivium_mqtt.codec.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, PacketProperties
 from trivium_mqtt.codec.publish import Publish, PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import (
@@ -267,7 +273,7 @@ class Incoming:
                 error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
                 break
             payload = data[at + payload_at : at + size]
-            high, low = data[at + packet_id_at], data[at + packet_id_at + 1]
+            packet_id = read_i16_be(data, at + packet_id_at)
             at += size
             write_batch, reason = self._publish(
                 Message(
@@ -291,12 +297,7 @@ class Incoming:
             if write_batch > last:
                 last = write_batch
             count += 1
-            acknowledgements.append(PUBACK)
-            acknowledgements.append(3 if reason and is_v5 else 2)
-            acknowledgements.append(high)
-            acknowledgements.append(low)
-            if reason and is_v5:
-                acknowledgements.append(reason)
+            write_acknowledgement(acknowledgements, PUBACK, packet_id, reason if is_v5 else 0)
             if at >= end or connection.stops_input():
                 break
         self._metrics.messages_received += (at - begin) // size

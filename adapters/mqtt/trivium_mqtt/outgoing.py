@@ -243,10 +243,10 @@ class Outgoing(Consumer):
         message = entry.message
         if (
             message.mode == 1
-            and not entry.annotation
+            and len(entry.annotation) == 0
             and not entry.is_redelivered
             and self._assigned is None
-            and not message.header
+            and len(message.header) == 0
             and message.expires == 0
             and message.annotations is None
             and message.protocol == PROTOCOL_MQTT
@@ -259,13 +259,13 @@ class Outgoing(Consumer):
             remaining = payload_size + 3 if is_v5 else payload_size + 2
             head = self._encoder.head(_PUBLISH_QOS_1, remaining, message.address)
             size = len(head) + remaining
-            packet_id = self._last_packet_id + 1
-            if packet_id > 65_535 or self._released or self._inflight.get(packet_id) is not None:
-                packet_id = self._next_packet_id()
-            else:
-                self._last_packet_id = packet_id
-            if head and size <= connection.maximum_output:
-                self._add(packet_id, entry)
+            if len(head) and size <= connection.maximum_output:
+                packet_id = self._last_packet_id + 1
+                if packet_id <= 65_535 and len(self._released) == 0 and self._add(packet_id, entry):
+                    self._last_packet_id = packet_id
+                else:
+                    packet_id = self._next_packet_id()
+                    self._add(packet_id, entry)
                 self._credit -= 1
                 self._metrics.messages_sent += 1
                 output = connection.output
@@ -354,14 +354,13 @@ class Outgoing(Consumer):
             packet_id = plain_puback(data, at, end)
             if packet_id == 0:
                 break
-            entry = inflight.get(packet_id)
+            entry = inflight.pop(packet_id)
             if entry is not None:
-                if entry.annotation or entry.message.mode != 1:
-                    self.acknowledged(packet_id)
-                else:
-                    inflight.pop(packet_id)
-                    self._credit += 1
-                    queue.settle(entry)
+                if effective_qos(entry) != 1:
+                    inflight.add(packet_id, entry)
+                    break
+                self._credit += 1
+                queue.settle(entry)
             elif packet_id in released:
                 break
             at += PLAIN_PUBACK_SIZE
@@ -424,11 +423,12 @@ class Outgoing(Consumer):
 
     # Packet identifiers
 
-    def _add(self, packet_id: int, entry: QueueEntry) -> None:
-        """An entry is delivered, for the first time to this client."""
+    def _add(self, packet_id: int, entry: QueueEntry) -> bool:
+        """An entry is delivered, for the first time to this client; False when another one has the
+        identifier."""
         self._deliveries += 1
         entry.tag = self._deliveries
-        self._inflight.add(packet_id, entry)
+        return self._inflight.add(packet_id, entry)
 
     def _under_way(self) -> list[tuple[int, QueueEntry]]:
         """Packet identifiers and entries, in the order of their first delivery."""
@@ -481,4 +481,5 @@ def _by_delivery(item: tuple[int, QueueEntry]) -> int:
 
 def effective_qos(entry: QueueEntry) -> int:
     """The QoS at which this session gets the entry."""
-    return entry.annotation[0] & ANNOTATION_QOS if entry.annotation else entry.message.mode
+    annotation = entry.annotation
+    return annotation[0] & ANNOTATION_QOS if len(annotation) else entry.message.mode

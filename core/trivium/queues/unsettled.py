@@ -50,18 +50,22 @@ class Unsettled(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    def add(self, tag: i64, value: T) -> None:
-        """A delivery is unsettled, for the first time or again; no other has its tag."""
+    def add(self, tag: i64, value: T) -> bool:
+        """A delivery is unsettled, for the first time or again; False when another has its tag."""
         number: i64 = tag >> _SHIFT
         block = self._newest
         if block is None or block.number != number:
             block = self._begin(number)
         at: i64 = tag & _MASK
-        block.slots[at] = value
+        slots = block.slots
+        if slots[at] is not None:
+            return False
+        slots[at] = value
         if at < block.low:
             block.low = at
         block.live += 1
         self._size += 1
+        return True
 
     def _begin(self, number: i64) -> Block[T]:
         """The block ``number``, from here on the newest."""
@@ -92,16 +96,24 @@ class Unsettled(Generic[T]):
     def pop(self, tag: i64) -> T | None:
         """Take out the delivery ``tag``; None when it is not unsettled."""
         number: i64 = tag >> _SHIFT
-        index = self._index(number)
         blocks = self.blocks
-        if index == len(blocks) or blocks[index].number != number:
+        if not blocks:
             return None
-        block = blocks[index]
+        index = 0
+        block = blocks[0]
+        if block.number != number:
+            index = bisect_left(self._numbers, number)
+            if index == len(blocks):
+                return None
+            block = blocks[index]
+            if block.number != number:
+                return None
         at: i64 = tag & _MASK
-        value = block.slots[at]
+        slots = block.slots
+        value = slots[at]
         if value is None:
             return None
-        block.slots[at] = None
+        slots[at] = None
         if at == block.low:
             block.low = at + 1
         block.live -= 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import BytesWriter, read_i32_be, write_i16_be
+from mypy_extensions import i16, i64, u8
+
 from trivium_mqtt.codec import properties
 from trivium_mqtt.codec.properties import PacketProperties, read_properties
 from trivium_mqtt.codec.reasons import (
@@ -194,6 +197,15 @@ def acknowledgement(first: int, packet_id: int, reason: int) -> bytes:
     return bytes((first, 2)) + PACKET_IDS[packet_id]
 
 
+def write_acknowledgement(writer: BytesWriter, first: i64, packet_id: i16, reason: i64) -> None:
+    """``acknowledgement``, of an identifier as it was read."""
+    writer.append(u8(first))
+    writer.append(3 if reason else 2)
+    write_i16_be(writer, packet_id)
+    if reason:
+        writer.append(u8(reason))
+
+
 def disconnect(reason: int) -> bytes:
     """Encode the DISCONNECT of an MQTT 5 server (3.14)."""
     return bytes((DISCONNECT, 1, reason))
@@ -222,17 +234,20 @@ class Acknowledgement:
 
 #: Bytes of a plain PUBACK: two of fixed header, a packet identifier (3.4).
 PLAIN_PUBACK_SIZE: Final = 4
+#: ... and how it begins: its first byte and its remaining length.
+_PLAIN_PUBACK: Final = PUBACK << 8 | 2
 
 
-def plain_puback(data: bytes, at: int, end: int) -> int:
+def plain_puback(data: bytes, at: i64, end: i64) -> i64:
     """The packet identifier of the PUBACK that begins at ``at``; 0 if that is to be decoded.
 
     ``data[at:end]`` is what was read. A plain PUBACK is whole and has neither reason code nor
     properties, so all versions have it, and ``Acknowledgement`` would say just this of it.
     """
-    if at + PLAIN_PUBACK_SIZE > end or data[at] != PUBACK or data[at + 1] != 2:
+    if at + PLAIN_PUBACK_SIZE > end:
         return 0
-    return data[at + 2] << 8 | data[at + 3]
+    packet = i64(read_i32_be(data, at))
+    return packet & 0xFFFF if packet >> 16 == _PLAIN_PUBACK else 0
 
 
 class Disconnect:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i16_be
+from mypy_extensions import i64
+
+from trivium.common.native import lies_at
 from trivium_mqtt.codec.properties import (
     IN_PUBLISH,
     PacketProperties,
@@ -154,14 +158,12 @@ class RepeatedPublish:
 
     def _run_at_qos_0(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         prefix = self._prefix
-        # Slices cost less than ``startswith``, compiled.
-        prefix_size = len(prefix)
         behind_header = self._behind_header
         behind_size = len(behind_header)
         size = self.size
         count = 0
         while True:
-            while count < most and at + size <= end and data[at : at + prefix_size] == prefix:
+            while count < most and at + size <= end and lies_at(data, at, prefix):
                 at += size
                 count += 1
             # A packet of another size: its fixed header (2.1) decides where the topic must stand.
@@ -180,7 +182,7 @@ class RepeatedPublish:
                 remaining < behind_size
                 or after > end
                 or after - at > self._maximum_packet
-                or data[body : body + behind_size] != behind_header
+                or not lies_at(data, body, behind_header)
             ):
                 break
             at = after
@@ -189,14 +191,17 @@ class RepeatedPublish:
 
     def _run_at_qos_1(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         prefix = self._prefix
-        size = self.size
-        packet_id_at = len(prefix)
+        size: i64 = self.size
+        packet_id_at: i64 = len(prefix)
         is_v5 = self._is_v5
-        count = 0
-        while count < most and at + size <= end and data[at : at + packet_id_at] == prefix:
-            behind = at + packet_id_at
-            if not (data[behind] or data[behind + 1]) or (is_v5 and data[behind + 2]):
+        place: i64 = at
+        stop: i64 = end
+        limit: i64 = most
+        count: i64 = 0
+        while count < limit and place + size <= stop and lies_at(data, place, prefix):
+            behind: i64 = place + packet_id_at
+            if read_i16_be(data, behind) == 0 or (is_v5 and data[behind + 2] != 0):
                 break
-            at += size
+            place += size
             count += 1
-        return at, count
+        return place, count
