@@ -105,6 +105,14 @@ def test_a_document_without_a_place_for_the_record_is_refused(document: Path) ->
         read_record()
 
 
+@pytest.mark.parametrize(("per_message", "is_above"), [(430, False), (431, True)])
+def test_a_row_of_few_instructions_may_take_what_the_clock_does(
+    per_message: float, is_above: bool
+) -> None:
+    recorded = Record(this_platform(), {ROW: Recorded(400, "abc123")})
+    assert compare(counted(ROW, per_message), recorded).is_above == is_above
+
+
 @pytest.mark.parametrize(("per_message", "is_above"), [(900, False), (1050, False), (1051, True)])
 def test_a_row_may_take_five_per_cent_more_than_its_record(
     per_message: float, is_above: bool
