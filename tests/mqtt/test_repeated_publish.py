@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.mqtt import packet, publish, text
+from tests.support.mqtt import Server, packet, publish, text
 from trivium_mqtt.codec.publish import PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
@@ -121,7 +121,7 @@ def check(is_v5: bool, first: bytes, data: bytes) -> None:
     said, end, _ = found
     body, _ = read_fixed_header(first, 0, len(first))
     publish = PublishDecoder(is_v5).decode(first[0], first, body, end)
-    is_usual = said.first in (0x30, 0x32) and not said.has_properties
+    is_usual = said.first in (0x30, 0x32, 0x34) and not said.has_properties
     assert repeated.remember(first, 0, body, end, publish) == is_usual
     if not is_usual:
         return
@@ -175,15 +175,16 @@ def test_sizes_from_a_fixed_header_of_four_bytes_on_are_left_to_the_decoder(size
     [
         (0, 0x3A),  # DUP
         (0, 0x33),  # RETAIN
-        (0, 0x34),  # QoS 2
+        (0, 0x36),  # QoS 3
         (1, 0x0A),  # another size
         (4, ord("b")),  # another topic
         (6, 0),  # packet identifier 0
         (7, 1),  # properties
     ],
 )
-def test_what_is_special_ends_a_run_at_qos_1(place: int, value: int) -> None:
-    usual = publish("a", b"xxx", 1, 2, 5)
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_special_ends_a_run_with_identifiers(place: int, value: int, qos: int) -> None:
+    usual = publish("a", b"xxx", qos, 2, 5)
     special = bytearray(usual)
     special[place] = value
     check(True, usual, usual * 2 + special + usual)
@@ -232,7 +233,7 @@ def test_a_remaining_length_of_three_bytes_is_left_to_the_decoder() -> None:
     assert repeated.run(data, 0, len(data), MANY) == (0, 0)
 
 
-@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (1, 2, 3, 4)])
 def test_no_more_packets_than_are_wanted(qos: int, sizes: tuple[int, ...]) -> None:
     usual = publish("a", b"xxx", qos, 7)
@@ -245,3 +246,54 @@ def test_no_more_packets_than_are_wanted(qos: int, sizes: tuple[int, ...]) -> No
     data = b"".join(packets)
     for most in range(len(sizes) + 1):
         assert repeated.run(data, 0, len(data), most) == (len(b"".join(packets[:most])), most)
+
+
+class World:
+    """A publisher, a subscriber at QoS 2, and a subscriber at QoS 0."""
+
+    def __init__(self, version: int) -> None:
+        self.server = Server()
+        self.others = [self.server.open(name, 5) for name in ("once", "live")]
+        self.others[0].subscribe("a", 2)
+        self.others[1].subscribe("a", 0)
+        self.client = self.server.open("c", version)
+
+    def seen(self, data: bytes) -> object:
+        """What the clients are sent once one has sent ``data``, and what was counted."""
+        self.client.feed(data)
+        metrics = self.server.adapter.metrics
+        counts = (metrics.messages_received, metrics.messages_dropped, metrics.protocol_errors)
+        clients = [self.client, *self.others]
+        return [(each.take_bytes(), each.is_closed) for each in clients], counts
+
+
+def release(packet_id: int) -> bytes:
+    return b"\x62\x02" + packet_id.to_bytes(2, "big")
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([4, 5]),
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 2, "release"]),
+            st.sampled_from([1, 2, 3, 40_000]),
+            st.sampled_from([b"xxx", b"yyy", b"longer"]),
+        ),
+        max_size=12,
+    ),
+)
+def test_a_run_has_the_effect_of_its_packets_read_one_by_one(
+    version: int, sent: list[tuple[int | str, int, bytes]]
+) -> None:
+    runs = one_by_one = b""
+    for what, packet_id, payload in sent:
+        if isinstance(what, str):
+            runs += release(packet_id)
+            one_by_one += release(packet_id)
+            continue
+        usual = publish("a", payload, what, packet_id, version)
+        runs += usual
+        # Said to be a repetition it means the same, and is special.
+        one_by_one += bytes([usual[0] | 8]) + usual[1:]
+    assert World(version).seen(runs) == World(version).seen(one_by_one)

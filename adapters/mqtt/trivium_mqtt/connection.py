@@ -70,9 +70,8 @@ class MqttConnection(Reader):
             return
         packets.check_flags(first)
         if first in (packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
-            self._take_acknowledgement(
-                first, packets.Acknowledgement(first, data, at, end, self.version)
-            )
+            packet = packets.Acknowledgement(first, data, at, end, self.version)
+            self.take_acknowledgement(first, packet.packet_id, packet.reason)
         elif first == packets.SUBSCRIBE:
             most = self.sessions.options.maximum_subscriptions
             self._subscriptions().take(Subscribe(data, at, end, self.version, most))
@@ -255,27 +254,27 @@ class MqttConnection(Reader):
 
     # Acknowledgements of what the client got
 
-    def _take_acknowledgement(self, first: int, packet: packets.Acknowledgement) -> None:
+    def take_acknowledgement(self, first: int, packet_id: int, reason: int) -> None:
         if first == packets.PUBREC:
-            self._take_pubrec(packet)
+            self._take_pubrec(packet_id, reason)
         elif first == packets.PUBREL:
-            self.publishing().release(packet.packet_id)
+            self.publishing().release(packet_id)
         else:
             outgoing = self.attached().outgoing
             if outgoing is not None and first == packets.PUBACK:
-                outgoing.acknowledged(packet.packet_id)
+                outgoing.acknowledged(packet_id)
             elif outgoing is not None:
-                outgoing.completed(packet.packet_id)
+                outgoing.completed(packet_id)
 
-    def _take_pubrec(self, packet: packets.Acknowledgement) -> None:
+    def _take_pubrec(self, packet_id: int, reason: int) -> None:
         outgoing = self.attached().outgoing
         found = NOT_FOUND
         if outgoing is not None:
-            found = outgoing.received(packet.packet_id, packet.reason)
-        if found == FINISHED or (found == NOT_FOUND and packet.reason >= 0x80):
+            found = outgoing.received(packet_id, reason)
+        if found == FINISHED or (found == NOT_FOUND and reason >= 0x80):
             return
-        reason = PACKET_ID_NOT_FOUND if found == NOT_FOUND and self.is_v5 else 0
-        answer = packets.acknowledgement(packets.PUBREL, packet.packet_id, reason)
+        told = PACKET_ID_NOT_FOUND if found == NOT_FOUND and self.is_v5 else 0
+        answer = packets.acknowledgement(packets.PUBREL, packet_id, told)
         self.answer(
             self.broker.storage.write_batch if found == RELEASE_DURABLY else ACCEPTED, answer, 0
         )

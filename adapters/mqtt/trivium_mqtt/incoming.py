@@ -105,8 +105,10 @@ class Incoming:
         after, count = repeated.run(data, at, end, most)
         if count == 0:
             return at
-        if repeated.qos:
+        if repeated.qos == AT_LEAST_ONCE:
             return self._publish_run(data, at, after)
+        if repeated.qos == EXACTLY_ONCE:
+            return self._publish_run_once(data, at, after)
         self._forward(data, at, after, count)
         self._connection.count_frames(count)
         return after
@@ -121,7 +123,7 @@ class Incoming:
             # (MQTT-3.3.5-2).
             self._metrics.messages_received += 1
             self._metrics.messages_dropped += 1
-            self._acknowledge(publish, ACCEPTED, NOT_AUTHORIZED)
+            self._acknowledge(publish.qos, publish.packet_id, ACCEPTED, NOT_AUTHORIZED)
             return
         if self._repeated.remember(data, start, body, end, publish):
             self._topic = topic
@@ -130,20 +132,8 @@ class Incoming:
                 self._forward(data, start, end, 1)
                 return
         self._metrics.messages_received += 1
-        connection = self._connection
-        if publish.qos > 0:
-            if self._is_v5 and connection.room() <= 0:
-                raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
-            session = connection.attached()
-            incoming = session.incoming
-            if (
-                publish.qos == EXACTLY_ONCE
-                and incoming is not None
-                and publish.packet_id in incoming
-            ):
-                # A repetition: it was routed when it came first (4.3.3).
-                self._acknowledge(publish, self._sessions.write_batch_of(session), 0)
-                return
+        if publish.qos > 0 and self._is_known(publish.qos, publish.packet_id):
+            return
         message = message_of(
             route.address,
             data[publish.payload_at : end],
@@ -151,14 +141,33 @@ class Incoming:
             publish.retain,
             publish.properties,
             self._sessions.broker.now_ms,
-            connection.client_id,
+            self._connection.client_id,
         )
+        self._carry_out(publish.qos, publish.packet_id, message, route)
+
+    def _is_known(self, qos: int, packet_id: int) -> bool:
+        """Whether a packet at QoS 1 or 2 repeats one that was routed when it came first (4.3.3):
+        then it is answered. Raises RemoteError for one too many."""
+        connection = self._connection
+        if self._is_v5 and connection.room() <= 0:
+            raise RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
+        if qos != EXACTLY_ONCE:
+            return False
+        session = connection.attached()
+        incoming = session.incoming
+        if incoming is None or packet_id not in incoming:
+            return False
+        self._acknowledge(qos, packet_id, self._sessions.write_batch_of(session), 0)
+        return True
+
+    def _carry_out(self, qos: int, packet_id: int, message: Message, route: Route) -> None:
+        """Publish what came with ``qos``, and answer it."""
         write_batch, reason = self._publish(message, route)
-        if reason >= 0x80 and publish.qos > 0 and not self._is_v5:
+        if reason >= 0x80 and qos > 0 and not self._is_v5:
             raise Refused
-        if reason < 0x80 and publish.qos == EXACTLY_ONCE:
-            write_batch = self._keep_packet_id(publish.packet_id, write_batch)
-        self._acknowledge(publish, write_batch, reason)
+        if reason < 0x80 and qos == EXACTLY_ONCE:
+            write_batch = self._keep_packet_id(packet_id, write_batch)
+        self._acknowledge(qos, packet_id, write_batch, reason)
 
     def _topic_of(self, publish: Publish) -> bytes:
         """The topic name, after a topic alias is set or looked up (3.3.2.3.4)."""
@@ -307,6 +316,27 @@ class Incoming:
             raise error
         return at
 
+    def _publish_run_once(self, data: bytes, at: int, end: int) -> int:
+        """``_publish_run`` at QoS 2."""
+        repeated = self._repeated
+        now_ms = self._sessions.broker.now_ms
+        client_id = self._connection.client_id
+        payload_at = repeated.payload_at
+        packet_id_at = payload_at - 3 if self._is_v5 else payload_at - 2
+        route = self._current_route()
+        while True:
+            packet_id = data[at + packet_id_at] << 8 | data[at + packet_id_at + 1]
+            payload = data[at + payload_at : at + repeated.size]
+            at += repeated.size
+            self._metrics.messages_received += 1
+            if not self._is_known(EXACTLY_ONCE, packet_id):
+                message = message_of(
+                    route.address, payload, EXACTLY_ONCE, False, None, now_ms, client_id
+                )
+                self._carry_out(EXACTLY_ONCE, packet_id, message, route)
+            if at >= end or self._connection.stops_input():
+                return at
+
     def _keep_packet_id(self, packet_id: int, write_batch: int) -> int:
         """Remember a QoS 2 message until it is released; what its answer waits for."""
         sessions = self._sessions
@@ -319,15 +349,15 @@ class Incoming:
             return sessions.broker.storage.write_batch
         return write_batch
 
-    def _acknowledge(self, publish: Publish, write_batch: int, reason: int) -> None:
+    def _acknowledge(self, qos: int, packet_id: int, write_batch: int, reason: int) -> None:
         """Answer a packet at QoS 1 or 2 once ``write_batch`` is durable."""
         if not self._is_v5:
             reason = 0
-        if publish.qos == 1:
-            answer = acknowledgement(PUBACK, publish.packet_id, reason)
+        if qos == 1:
+            answer = acknowledgement(PUBACK, packet_id, reason)
             self._connection.answer(write_batch, answer, 1)
-        elif publish.qos == EXACTLY_ONCE:
-            answer = acknowledgement(PUBREC, publish.packet_id, reason)
+        elif qos == EXACTLY_ONCE:
+            answer = acknowledgement(PUBREC, packet_id, reason)
             self._connection.answer(write_batch, answer, 0)
 
     def release(self, packet_id: int) -> None:

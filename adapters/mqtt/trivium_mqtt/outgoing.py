@@ -20,10 +20,11 @@ from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, REJECTED
 from trivium.runtime.adapter import LARGE_OUTPUT, OUTPUT_HIGH_WATER
 from trivium_mqtt.codec.packets import (
-    PLAIN_PUBACK_SIZE,
+    PLAIN_SIZE,
+    PUBACK,
     PUBREL,
     acknowledgement,
-    plain_puback,
+    plain_acknowledgement,
 )
 from trivium_mqtt.codec.reasons import ProtocolError
 from trivium_mqtt.codec.wire import PACKET_IDS
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 MAX_RETAINED: Final = 1024
 
 _PUBLISH: Final = 0x30
-_PUBLISH_QOS_1: Final = 0x32
 
 #: marks, in ``_assigned``, an identifier that belongs to a QoS 2 message
 _EXACTLY_ONCE: Final = 0x1_0000
@@ -241,8 +241,9 @@ class Outgoing(Consumer):
         connection = self._connection
         assert connection is not None
         message = entry.message
+        qos = message.mode
         if (
-            message.mode == 1
+            (qos == 1 or (qos == 2 and not entry.is_stored))
             and len(entry.annotation) == 0
             and not entry.is_redelivered
             and self._assigned is None
@@ -257,11 +258,15 @@ class Outgoing(Consumer):
             payload_size = len(payload)
             is_v5 = self._is_v5
             remaining = payload_size + 3 if is_v5 else payload_size + 2
-            head = self._encoder.head(_PUBLISH_QOS_1, remaining, message.address)
+            head = self._encoder.head(_PUBLISH | qos << 1, remaining, message.address)
             size = len(head) + remaining
             if len(head) and size <= connection.maximum_output:
                 packet_id = self._last_packet_id + 1
-                if packet_id <= 65_535 and len(self._released) == 0 and self._add(packet_id, entry):
+                if (
+                    packet_id <= 65_535
+                    and (len(self._released) == 0 or packet_id not in self._released)
+                    and self._add(packet_id, entry)
+                ):
                     self._last_packet_id = packet_id
                 else:
                     packet_id = self._next_packet_id()
@@ -351,7 +356,7 @@ class Outgoing(Consumer):
         queue = self.queue
         released = self._released
         while True:
-            packet_id = plain_puback(data, at, end)
+            packet_id = plain_acknowledgement(PUBACK, data, at, end)
             if packet_id == 0:
                 break
             entry = inflight.pop(packet_id)
@@ -363,7 +368,7 @@ class Outgoing(Consumer):
                 queue.settle(entry)
             elif packet_id in released:
                 break
-            at += PLAIN_PUBACK_SIZE
+            at += PLAIN_SIZE
         return at
 
     def acknowledged(self, packet_id: int) -> bool:

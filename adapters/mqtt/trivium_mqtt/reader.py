@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER, Peer, Transport
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium_mqtt.codec import packets
-from trivium_mqtt.codec.publish import QOS_0, QOS_1
+from trivium_mqtt.codec.publish import QOS_0, QOS_1, QOS_2
 from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
 from trivium_mqtt.incoming import Incoming
@@ -76,6 +76,10 @@ class Reader(Writer):
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
         """Handle one packet that is not PUBLISH: its body is ``data[at:end]``."""
+        raise NotImplementedError
+
+    def take_acknowledgement(self, first: int, packet_id: int, reason: int) -> None:
+        """Handle PUBACK, PUBREC, PUBREL or PUBCOMP. Raises ProtocolError."""
         raise NotImplementedError
 
     def fail(self, error: RemoteError) -> None:
@@ -171,17 +175,31 @@ class Reader(Writer):
     def _take_run(self, data: bytes, at: int, end: int) -> int:
         """Take packets that are like the one before; the offset behind them, ``at`` for none."""
         first = data[at]
-        if first in (QOS_0, QOS_1):
+        if first in (QOS_0, QOS_1, QOS_2):
             incoming = self._incoming
             return at if incoming is None else incoming.take_run(data, at, end)
         if first == packets.PUBACK:
             session = self.session
             outgoing = None if session is None else session.outgoing
             if outgoing is not None:
-                most = at + LONGEST_PUBACK_RUN * packets.PLAIN_PUBACK_SIZE
+                most = at + LONGEST_PUBACK_RUN * packets.PLAIN_SIZE
                 after = outgoing.acknowledged_run(data, at, min(end, most))
-                self.count_frames((after - at) // packets.PLAIN_PUBACK_SIZE)
+                self.count_frames((after - at) // packets.PLAIN_SIZE)
                 return after
+        elif first in (packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
+            return self._take_plain(first, data, at, end)
+        return at
+
+    def _take_plain(self, first: int, data: bytes, at: int, end: int) -> int:
+        """Take the plain packets at ``at`` that begin with ``first``; the offset behind them."""
+        while True:
+            packet_id = packets.plain_acknowledgement(first, data, at, end)
+            if packet_id == 0:
+                break
+            self.take_acknowledgement(first, packet_id, 0)
+            at += packets.PLAIN_SIZE
+            if at >= end or self.stops_input():
+                break
         return at
 
     def blocked(self, reason: str) -> None:

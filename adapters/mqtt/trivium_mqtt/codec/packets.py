@@ -190,11 +190,20 @@ def connack_size(block: bytes) -> int:
     return 1 + varint_size(size) + size
 
 
+#: Where acknowledgements are put together.
+_writer: Final[BytesWriter] = BytesWriter()
+
+
 def acknowledgement(first: int, packet_id: int, reason: int) -> bytes:
     """Encode PUBACK, PUBREC, PUBREL or PUBCOMP (3.4 to 3.7); ``reason`` 0 for MQTT 3."""
+    writer = _writer
+    writer.truncate(0)
+    writer.append(first)
+    writer.append(3 if reason else 2)
+    writer.write(PACKET_IDS[packet_id])
     if reason:
-        return bytes((first, 3)) + PACKET_IDS[packet_id] + bytes((reason,))
-    return bytes((first, 2)) + PACKET_IDS[packet_id]
+        writer.append(reason)
+    return writer.getvalue()
 
 
 def write_acknowledgement(writer: BytesWriter, first: i64, packet_id: i16, reason: i64) -> None:
@@ -232,22 +241,21 @@ class Acknowledgement:
             raise MalformedPacket("acknowledgement is longer than its fields")
 
 
-#: Bytes of a plain PUBACK: two of fixed header, a packet identifier (3.4).
-PLAIN_PUBACK_SIZE: Final = 4
-#: ... and how it begins: its first byte and its remaining length.
-_PLAIN_PUBACK: Final = PUBACK << 8 | 2
+#: Bytes of a plain PUBACK and the like: two of fixed header, a packet identifier (3.4 to 3.7).
+PLAIN_SIZE: Final = 4
 
 
-def plain_puback(data: bytes, at: i64, end: i64) -> i64:
-    """The packet identifier of the PUBACK that begins at ``at``; 0 if that is to be decoded.
+def plain_acknowledgement(first: i64, data: bytes, at: i64, end: i64) -> i64:
+    """The packet identifier of the PUBACK, PUBREC, PUBREL or PUBCOMP that begins at ``at`` with
+    ``first``; 0 if that is to be decoded.
 
-    ``data[at:end]`` is what was read. A plain PUBACK is whole and has neither reason code nor
+    ``data[at:end]`` is what was read. A plain one is whole and has neither reason code nor
     properties, so all versions have it, and ``Acknowledgement`` would say just this of it.
     """
-    if at + PLAIN_PUBACK_SIZE > end:
+    if at + PLAIN_SIZE > end:
         return 0
     packet = i64(read_i32_be(data, at))
-    return packet & 0xFFFF if packet >> 16 == _PLAIN_PUBACK else 0
+    return packet & 0xFFFF if packet >> 16 == (first << 8 | 2) else 0
 
 
 class Disconnect:

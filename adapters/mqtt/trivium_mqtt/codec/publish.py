@@ -21,9 +21,10 @@ from trivium_mqtt.codec.properties import (
 )
 from trivium_mqtt.codec.reasons import MalformedPacket, ProtocolError
 
-#: First bytes of PUBLISH without DUP and RETAIN, at QoS 0 and 1 (3.3.1).
+#: First bytes of PUBLISH without DUP and RETAIN, by QoS (3.3.1).
 QOS_0: Final = 0x30
 QOS_1: Final = 0x32
+QOS_2: Final = 0x34
 
 #: DUP and RETAIN in the first byte (3.3.1.1, 3.3.1.3).
 _DUP: Final = 0x08
@@ -105,18 +106,18 @@ class PublishDecoder:
 
 
 class RepeatedPublish:
-    """Recognises packets that repeat an earlier one: same topic, QoS 0 or 1, nothing special.
+    """Recognises packets that repeat an earlier one: same topic and QoS, nothing special.
 
-    Special are DUP, RETAIN and properties. At QoS 0 the payload may be of any size. At QoS 1 it is
-    as large as that of the earlier packet.
+    Special are DUP, RETAIN and properties. At QoS 0 the payload may be of any size. At QoS 1 and 2
+    it is as large as that of the earlier packet.
     """
 
     def __init__(self, is_v5: bool, maximum_packet: int) -> None:
         #: QoS of the packets that are recognised
         self.qos = 0
-        #: bytes of each at QoS 1
+        #: bytes of each at QoS 1 and 2
         self.size = 0
-        #: where the payload begins in each at QoS 1; at QoS 0, in its body
+        #: where the payload begins in each at QoS 1 and 2; at QoS 0, in its body
         self.payload_at = 0
         self._is_v5 = is_v5
         self._maximum_packet = maximum_packet
@@ -131,7 +132,7 @@ class RepeatedPublish:
         False, and nothing is changed, when there is something special about it.
         """
         first = data[start]
-        if (first != QOS_0 and first != QOS_1) or publish.properties is not None:
+        if (first != QOS_0 and first != QOS_1 and first != QOS_2) or publish.properties is not None:
             return False
         self.qos = publish.qos
         self.size = end - start
@@ -153,7 +154,7 @@ class RepeatedPublish:
         if not self._prefix:
             return at, 0
         if self.qos:
-            return self._run_at_qos_1(data, at, end, most)
+            return self._run_with_identifiers(data, at, end, most)
         return self._run_at_qos_0(data, at, end, most)
 
     def _run_at_qos_0(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
@@ -189,7 +190,7 @@ class RepeatedPublish:
             count += 1
         return at, count
 
-    def _run_at_qos_1(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
+    def _run_with_identifiers(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:
         prefix = self._prefix
         size: i64 = self.size
         packet_id_at: i64 = len(prefix)
