@@ -408,11 +408,12 @@ class Outgoing(Consumer):
 
     def completed(self, packet_id: int) -> bool:
         """PUBCOMP came; whether the identifier was known. Raises ProtocolError before PUBREC."""
-        used_credit = self._released.pop(packet_id, None)
+        used_credit = self._released.get(packet_id)
         if used_credit is None:
             if self._inflight.get(packet_id) is not None:
                 raise ProtocolError("PUBCOMP for a message that was not confirmed with PUBREC")
             return False
+        del self._released[packet_id]
         if used_credit:
             self._credit += 1
         if self.session.is_stored:
