@@ -261,16 +261,7 @@ class Outgoing(Consumer):
             head = self._encoder.head(_PUBLISH | qos << 1, remaining, message.address)
             size = len(head) + remaining
             if len(head) and size <= connection.maximum_output:
-                packet_id = self._last_packet_id + 1
-                if (
-                    packet_id <= 65_535
-                    and (len(self._released) == 0 or packet_id not in self._released)
-                    and self._add(packet_id, entry)
-                ):
-                    self._last_packet_id = packet_id
-                else:
-                    packet_id = self._next_packet_id()
-                    self._add(packet_id, entry)
+                packet_id = self._add_next(entry)
                 self._credit -= 1
                 self._metrics.messages_sent += 1
                 output = connection.output
@@ -295,9 +286,10 @@ class Outgoing(Consumer):
             packet_id = self._take_assigned(entry.offset)
             if packet_id:
                 dup = DUP
-        if packet_id == 0:
-            packet_id = self._next_packet_id()
-        self._add(packet_id, entry)
+        if packet_id:
+            self._add(packet_id, entry)
+        else:
+            packet_id = self._add_next(entry)
         if dup:
             self._metrics.messages_redelivered += 1
         self._send(entry, packet_id, dup, connection)
@@ -435,6 +427,21 @@ class Outgoing(Consumer):
         self._deliveries += 1
         entry.tag = self._deliveries
         return self._inflight.add(packet_id, entry)
+
+    def _add_next(self, entry: QueueEntry) -> int:
+        """``_add`` with the next identifier that is free, which is returned."""
+        packet_id = self._last_packet_id + 1
+        if (
+            packet_id <= 65_535
+            and (len(self._released) == 0 or packet_id not in self._released)
+            and (self._reserved is None or packet_id not in self._reserved)
+            and self._add(packet_id, entry)
+        ):
+            self._last_packet_id = packet_id
+            return packet_id
+        packet_id = self._next_packet_id()
+        self._add(packet_id, entry)
+        return packet_id
 
     def _under_way(self) -> list[tuple[int, QueueEntry]]:
         """Packet identifiers and entries, in the order of their first delivery."""
