@@ -110,6 +110,19 @@ def test_a_record_has_its_documented_bytes_and_says_all_of_the_message(sent: Mes
         assert getattr(got, field) == getattr(sent, field), field
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        bytes([16]) + bytes(19) + b"\0\0" + bytes(8) + struct.pack("<I", 3) + b"\x81\x80\x01",
+        bytes(20) + b"\1\0" + bytes(8) + b"\xff",
+    ],
+    ids=["annotations with a map as a name", "an exchange that is no text"],
+)
+def test_what_a_damaged_record_holds_is_refused(damaged: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode_record(damaged)
+
+
 def test_encodings_are_kept_per_variant() -> None:
     sent = message()
     assert sent.encoding(16) is None

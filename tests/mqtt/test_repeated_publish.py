@@ -297,3 +297,17 @@ def test_a_run_has_the_effect_of_its_packets_read_one_by_one(
         # Said to be a repetition it means the same, and is special.
         one_by_one += bytes([usual[0] | 8]) + usual[1:]
     assert World(version).seen(runs) == World(version).seen(one_by_one)
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+def test_a_decoder_does_not_keep_large_properties(size: int) -> None:
+    decoder = PublishDecoder(True)
+    pair = b"\x26" + text(b"name") + text(b"v" * size)
+    data = publish("a", b"x", properties=pair, version=5)
+    body, _ = read_fixed_header(data, 0, len(data))
+    first = decoder.decode(data[0], data, body, len(data)).properties
+    again = decoder.decode(data[0], data, body, len(data)).properties
+    assert first is not None
+    assert again is not None
+    assert (first is again) == (size == 100)
+    assert first.raw == again.raw

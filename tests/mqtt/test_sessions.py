@@ -98,6 +98,26 @@ def test_mqtt_4_4_0_1_unacknowledged_messages_come_again_with_their_identifiers(
     assert server.adapter.metrics.messages_redelivered == 2
 
 
+def test_mqtt_4_9_what_was_received_but_not_completed_before_counts_too() -> None:
+    """Else a client that never completes anything would use up all identifiers."""
+    server = Server()
+    fields = {"properties": expiry(100) + b"\x21\x00\x02"}
+    client = server.open_kept("c", 5, **fields)
+    client.subscribe("t", 2)
+    sender = server.open("sender", 5)
+    for number in range(1, 5):
+        sender.feed(publish("t", b"%d" % number, 2, number, 5))
+    assert [first for first, _ in client.take()] == [0x34, 0x34]
+    client.feed(pubrec(1) + pubrec(2))
+    for _ in range(3):
+        client.lose()
+        client = server.open_kept("c", 5, **fields)
+        assert client.take_bytes() == pubrel(1) + pubrel(2)
+    client.feed(pubcomp(1))
+    ((first, _),) = client.take()
+    assert first == 0x34
+
+
 def test_resending_keeps_to_a_smaller_receive_maximum() -> None:
     server = Server()
     client = server.open("c", 5, properties=expiry(100))

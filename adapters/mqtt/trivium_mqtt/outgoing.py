@@ -86,8 +86,9 @@ class Outgoing(Consumer):
         # Unacknowledged, by packet identifier; their tags are in the order of their first delivery.
         self._inflight: Unsettled[QueueEntry] = Unsettled()
         self._deliveries = 0
-        # Identifiers whose PUBREC came and whose PUBCOMP did not; whether they used credit.
-        self._released: dict[int, bool] = {}
+        # Identifiers whose PUBREC came and whose PUBCOMP did not, in that order. They use credit:
+        # so identifiers never run out.
+        self._released: dict[int, None] = {}
         # Entries that a returning client has yet to get again.
         self._resend: deque[tuple[int, QueueEntry]] | None = None
         # Queue offsets and identifiers from before a restart, ascending; the latter also as a set.
@@ -131,7 +132,7 @@ class Outgoing(Consumer):
 
     def restore_released(self, packet_id: int) -> None:
         """Before a restart the client had confirmed this identifier with PUBREC."""
-        self._released[packet_id] = False
+        self._released[packet_id] = None
 
     def unacknowledged(self) -> list[tuple[int, int]]:
         """Queue offset and identifier of the QoS 1 messages under way, for ``restore``."""
@@ -189,9 +190,8 @@ class Outgoing(Consumer):
         """The client is here: send again what it has not acknowledged, then go on."""
         self._connection = connection
         self._is_v5 = is_v5
-        self._credit = min(receive_maximum, self._maximum_inflight)
+        self._credit = min(receive_maximum, self._maximum_inflight) - len(self._released)
         for packet_id in self._released:
-            self._released[packet_id] = False
             packet = acknowledgement(PUBREL, packet_id, 0)
             if self.session.is_persistent:
                 # That PUBREC came may not be durable yet.
@@ -231,6 +231,7 @@ class Outgoing(Consumer):
             connection is not None
             and self._credit > 0
             and self._resend is None
+            and (self._reserved is None or self._has_identifiers())
             # connection.takes_output, without the call
             and connection.is_writable
             and connection.output_size < OUTPUT_HIGH_WATER
@@ -391,7 +392,7 @@ class Outgoing(Consumer):
             self._finish(packet_id, entry)
             return FINISHED
         self._inflight.pop(packet_id)
-        self._released[packet_id] = True
+        self._released[packet_id] = None
         self.queue.settle(entry)
         if not entry.is_stored:
             return RELEASE
@@ -400,14 +401,12 @@ class Outgoing(Consumer):
 
     def completed(self, packet_id: int) -> bool:
         """PUBCOMP came; whether the identifier was known. Raises ProtocolError before PUBREC."""
-        used_credit = self._released.get(packet_id)
-        if used_credit is None:
+        if packet_id not in self._released:
             if self._inflight.get(packet_id) is not None:
                 raise ProtocolError("PUBCOMP for a message that was not confirmed with PUBREC")
             return False
         del self._released[packet_id]
-        if used_credit:
-            self._credit += 1
+        self._credit += 1
         if self.session.is_stored:
             self._store.delete_outgoing(self.session.client_id, packet_id)
         return True
@@ -420,6 +419,11 @@ class Outgoing(Consumer):
             self._store.delete_outgoing(self.session.client_id, packet_id)
 
     # Packet identifiers
+
+    def _has_identifiers(self) -> bool:
+        """Whether one is free; others are kept for messages from before a restart."""
+        reserved = 0 if self._reserved is None else len(self._reserved)
+        return len(self._inflight) + len(self._released) + reserved < 65_535
 
     def _add(self, packet_id: int, entry: QueueEntry) -> bool:
         """An entry is delivered, for the first time to this client; False when another one has the
@@ -478,7 +482,8 @@ class Outgoing(Consumer):
                 found = packet_id & 0xFFFF
             elif packet_id >= _EXACTLY_ONCE:
                 packet_id &= 0xFFFF
-                self._released[packet_id] = False
+                self._released[packet_id] = None
+                self._credit -= 1
                 self._store.put_outgoing(self.session.client_id, packet_id, known, True)
                 connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
             reserved.discard(packet_id & 0xFFFF)

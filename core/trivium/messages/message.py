@@ -46,8 +46,9 @@ _MODE_MASK: Final = 3
 #: each), timestamp and expiry in milliseconds (8), length of the exchange (2), the key (4) and the
 #: header (4).
 _FIXED_SIZE: Final = 30
-#: Payloads of this size and more are copied once, straight behind what precedes them (16 KiB).
-_LARGE_PAYLOAD: Final = 16 * 1024
+#: Headers and payloads of this size and more together are copied once, straight to where they stay
+#: (16 KiB).
+_LARGE: Final = 16 * 1024
 
 #: Where records are put together. What is left of one stays until the next: it is small.
 _writer: Final[BytesWriter] = BytesWriter()
@@ -301,9 +302,9 @@ class Message:
             packed = pack(self.annotations)
             write_i32_le(writer, i32(len(packed)))
             writer.write(packed)
+        if len(header) + len(payload) >= _LARGE:
+            return b"".join((writer.getvalue(), header, payload))
         writer.write(header)
-        if len(payload) >= _LARGE_PAYLOAD:
-            return writer.getvalue() + payload
         writer.write(payload)
         return writer.getvalue()
 
@@ -318,10 +319,11 @@ def decode_record(record: bytes) -> Message:
     at: i64 = key_at + (i64(read_i32_le(record, 22)) & 0xFFFF_FFFF)
     if at > size:
         raise RecordError("message record is shorter than the lengths it states")
-    address = Address(record[_FIXED_SIZE:key_at].decode(), record[key_at:at])
+    key = record[key_at:at]
     deliver_at: i64 = 0
     annotations: dict[str, HeaderValue] | None = None
     try:
+        address = Address(record[_FIXED_SIZE:key_at].decode(), key)
         if flags & _DELAYED:
             deliver_at = read_i64_le(record, at)
             at += 8
@@ -329,7 +331,7 @@ def decode_record(record: bytes) -> Message:
             start = at + 4
             at = start + (i64(read_i32_le(record, at)) & 0xFFFF_FFFF)
             annotations = unpack(record[start:at])
-    except (IndexError, ValueError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         raise RecordError(f"message record has a damaged field: {error}") from None
     payload_at: i64 = at + (i64(read_i32_le(record, 26)) & 0xFFFF_FFFF)
     if payload_at > size:

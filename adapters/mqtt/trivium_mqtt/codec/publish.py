@@ -30,6 +30,9 @@ QOS_2: Final = 0x34
 _DUP: Final = 0x08
 _RETAIN: Final = 0x01
 
+#: Bytes of properties that a decoder remembers, for each of its clients, at most.
+_REMEMBERED_PROPERTIES: Final = 1024
+
 
 class Publish:
     """What one PUBLISH says. Its payload is ``data[payload_at:end]`` of what was decoded."""
@@ -100,8 +103,9 @@ class PublishDecoder:
             return found
         found = read_properties(data, at, end, IN_PUBLISH)
         check_message_properties(found)
-        self._raw_properties = data[at : found.end]
-        self._properties = found
+        if found.end - at <= _REMEMBERED_PROPERTIES:
+            self._raw_properties = data[at : found.end]
+            self._properties = found
         return found
 
 

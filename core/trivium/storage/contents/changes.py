@@ -108,6 +108,8 @@ class Changes:
         write_i64_le(writer, kind | log << 32)
         write_i64_le(writer, first)
         write_i64_le(writer, last)
+        if len(writer) >= PIECE_SIZE:
+            self._end_piece()
 
     def define(self, kind: i64, number: i64, name: bytes) -> None:
         """Give a log or table its number."""
@@ -116,6 +118,8 @@ class Changes:
         size: i64 = len(name)
         write_i64_le(writer, kind | size << 16 | number << 32)
         writer.write(name)
+        if len(writer) >= PIECE_SIZE:
+            self._end_piece()
 
     def put(self, table: int, key: bytes, value: bytes) -> None:
         """Set a row."""
