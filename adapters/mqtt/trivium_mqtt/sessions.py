@@ -64,6 +64,8 @@ class Sessions:
         self._connected_persistent = 0
         #: of sessions whose clients are away: when their wills are due, or they end
         self.timers = Timers()
+        # Those whose time has come.
+        self._due: list[Session] = []
         self._next_clock = 0
 
     # Start
@@ -263,12 +265,20 @@ class Sessions:
     def tick(self) -> None:
         """About once a second: publish wills and end sessions that are due, write the time."""
         self.timers.run(self.broker.elapsed_ms)
+        due = self._due
+        self._due = []
+        due.sort(key=_by_time)
+        for session in due:
+            self._take_due(session)
         if self._connected_persistent:
             self._write_clock()
 
     def due(self, session: Session) -> None:
         """The client is away, and the session's will is due or the session ends."""
         session.timer = None
+        self._due.append(session)
+
+    def _take_due(self, session: Session) -> None:
         elapsed = self.broker.elapsed_ms
         if 0 < session.ends <= elapsed:
             self.end(session)
@@ -450,3 +460,10 @@ class Sessions:
 
 def _by_offset(item: tuple[Session, int, int, bool]) -> int:
     return item[1]
+
+
+def _by_time(session: Session) -> tuple[int, bytes]:
+    """What is due at one time comes by client identifier: after a start nobody knows who left
+    first."""
+    is_will = session.will is not None and session.will_due > 0
+    return session.will_due if is_will else session.ends, session.client_id

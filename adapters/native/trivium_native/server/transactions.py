@@ -25,7 +25,6 @@ from trivium_native.wire.errors import (
     Fenced,
     InvalidArgument,
     Malformed,
-    NativeError,
     UnknownDelivery,
 )
 from trivium_native.wire.fields import Fields
@@ -103,9 +102,13 @@ class Transactions:
         parts = self._parts.find(producer, sequence, wanted)
         routes, messages = publisher.read(body, at, count)
         publisher.check_read(routes, messages)
-        for commit in commits:
-            commit.check()
         taken = self._take(settlements)
+        try:
+            for commit in commits:
+                commit.check()
+        except Exception:
+            _put_back(taken)
+            raise
         # From here on nothing refuses.
         _dispose(taken)
         publisher.publish_read(routes, messages)
@@ -149,9 +152,8 @@ class Transactions:
         try:
             for number, action, first, last in settlements:
                 taken.append((action, *self._take_range(number, action, first, last)))
-        except NativeError:
-            for _, subscription, entries in taken:
-                subscription.put_back(entries)
+        except Exception:
+            _put_back(taken)
             raise
         return taken
 
@@ -180,6 +182,11 @@ def _split(body: bytes) -> tuple[Fields, int, int]:
     if size > MAX_FIELDS_BYTES or at > len(body) or count > MAX_MESSAGES:
         raise Malformed("TX or STAGE has a wrong size or too many messages")
     return Fields(body[TX_HEAD_SIZE:at]), count, at
+
+
+def _put_back(taken: list[Taken]) -> None:
+    for _, subscription, entries in taken:
+        subscription.put_back(entries)
 
 
 def _dispose(taken: list[Taken]) -> None:
