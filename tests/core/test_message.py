@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import pytest
@@ -129,3 +131,20 @@ def test_encodings_are_kept_per_variant() -> None:
     sent.keep_encoding(16, b"a")
     sent.keep_encoding(17, b"b")
     assert (sent.encoding(16), sent.encoding(17)) == (b"a", b"b")
+
+
+def test_brokers_in_several_threads_make_records_of_their_own() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            letters = [bytes([letter]) * 50 for letter in b"abcd"]
+            found = list(pool.map(records_of, letters))
+    finally:
+        sys.setswitchinterval(interval)
+    for payload, records in zip(letters, found, strict=True):
+        assert records == {message(payload).record()}
+
+
+def records_of(payload: bytes) -> set[bytes]:
+    return {message(payload).record() for _ in range(3000)}

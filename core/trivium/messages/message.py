@@ -50,9 +50,6 @@ _FIXED_SIZE: Final = 30
 #: (16 KiB).
 _LARGE: Final = 16 * 1024
 
-#: Where records are put together. What is left of one stays until the next: it is small.
-_writer: Final[BytesWriter] = BytesWriter()
-
 
 class RecordError(ValueError):
     """A stored message record cannot be decoded."""
@@ -284,8 +281,7 @@ class Message:
         address = self.address.encoded()
         key_size: i64 = len(self.address.key)
         exchange_size: i64 = len(address) - key_size
-        writer = _writer
-        writer.truncate(0)
+        writer = BytesWriter()
         writer.append(flags)
         writer.append(self.protocol)
         writer.append(self.priority)

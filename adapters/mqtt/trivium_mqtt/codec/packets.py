@@ -190,14 +190,9 @@ def connack_size(block: bytes) -> int:
     return 1 + varint_size(size) + size
 
 
-#: Where acknowledgements are put together.
-_writer: Final[BytesWriter] = BytesWriter()
-
-
 def acknowledgement(first: int, packet_id: int, reason: int) -> bytes:
     """Encode PUBACK, PUBREC, PUBREL or PUBCOMP (3.4 to 3.7); ``reason`` 0 for MQTT 3."""
-    writer = _writer
-    writer.truncate(0)
+    writer = BytesWriter()
     writer.append(first)
     writer.append(3 if reason else 2)
     writer.write(PACKET_IDS[packet_id])
