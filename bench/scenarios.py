@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from bench.amqp_clients import AmqpConsumer, AmqpPublisher, AmqpSetup
 from bench.endpoints import Address, Publisher, Receiver, closed_on_error
@@ -113,6 +113,12 @@ _AMQP = Scenario(
     goals=(5, 2),
 )
 
+
+def _on_request(base: Scenario, **changes: Any) -> Scenario:
+    """Return a scenario that differs from ``base`` and runs when it is asked for."""
+    return replace(base, quick=False, goals=None, **changes)
+
+
 SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
@@ -121,13 +127,11 @@ SCENARIOS: Final = {
         _FANOUT,
         _QOS2,
         *(
-            replace(
+            _on_request(
                 base,
                 name=f"{base.name}-100t",
                 title=f"{base.title}, 100 topics in turn",
                 topics=100,
-                quick=False,
-                goals=None,
             )
             for base in (_QOS0, _QOS1)
         ),
@@ -163,82 +167,68 @@ SCENARIOS: Final = {
             on_disk=True,
         ),
         *(
-            replace(
+            _on_request(
                 base,
                 name=f"{base.name}-{size // 1024}k",
                 title=f"{base.title}, {size // 1024} KiB",
                 payload=size,
                 latency_rate=1000,
-                quick=False,
-                goals=None,
             )
             for base in (_QOS0, _QOS1, _AMQP)
             for size in (1024, 16 * 1024)
         ),
         *(
-            replace(
+            _on_request(
                 base,
                 name=f"{base.name}-full",
                 title=f"{base.title}, publisher at full speed",
                 at_full_speed=True,
-                quick=False,
-                goals=None,
             )
             for base in (_QOS0, _FANOUT)
         ),
-        replace(
+        _on_request(
             _QOS0,
             name="mqtt-qos0-1000c",
             title="MQTT QoS 0, 500 pairs, 1000 connections",
             lanes=500,
             window=20,
-            quick=False,
-            goals=None,
         ),
         *(
-            replace(
+            _on_request(
                 _QOS1,
                 name=f"mqtt-qos1-{2 * pairs}c",
                 title=f"MQTT QoS 1, {pairs} pairs, one message under way in each",
                 lanes=pairs,
                 window=1,
-                quick=False,
-                goals=None,
             )
             for pairs in (100, 1000)
         ),
         *(
-            replace(
+            _on_request(
                 base,
                 name=base.name.replace("1to1", "50to50"),
                 title=base.title.replace("1 to 1", "50 pairs, window 100"),
                 lanes=50,
                 window=100,
-                quick=False,
-                goals=None,
             )
             for base in (_QOS0, _QOS1, _QOS2)
         ),
         *(
-            replace(
+            _on_request(
                 base,
                 name=f"{base.name}-1000t",
                 title=f"{base.title}, 1000 topics in turn",
                 topics=1000,
-                quick=False,
-                goals=None,
             )
             for base in (_QOS0, _QOS1, _QOS2)
         ),
-        replace(
+        _on_request(
             _AMQP,
             name="amqp-confirmed-20q",
             title="AMQP persistent, confirmed, acked by 50, 20 queues, window 100",
             lanes=20,
             window=100,
             acknowledge_every=50,
-            quick=False,
-            goals=None,
         ),
         _NATIVE,
         replace(
