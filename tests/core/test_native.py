@@ -24,3 +24,12 @@ def test_one_other_byte_makes_a_difference(
     if place < len(part):
         data[len(before) + place] ^= 1
         assert not lies_at(bytes(data), len(before), part)
+
+
+def test_each_byte_of_a_part_of_any_size_counts() -> None:
+    for size in range(40):
+        part = bytes(range(1, size + 1))
+        for place in range(size):
+            data = bytearray(b"before" + part + b"behind")
+            data[6 + place] ^= 0x80
+            assert not lies_at(bytes(data), 6, part), (size, place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trivium.queues.sub_queues
 from tests.support.core import RecordingConsumer, broker_of, drain, message, open_broker, open_vhost
@@ -154,6 +156,26 @@ def test_deletion_cancels_consumers_and_ignores_late_settlement(queue: Queue) ->
     assert consumer.was_cancelled
     queue.settle(consumer.entries[0])
     broker_of(queue.vhost).end_turn()
+
+
+@given(st.permutations(range(7)), st.integers(0, 7), st.integers(0, 7))
+def test_what_is_settled_is_removed_from_the_log_and_nothing_else(
+    order: list[int], count: int, turn: int
+) -> None:
+    storage = HeldStorage()
+    queue = queue_of(storage)
+    fill(queue, 7)
+    entries = [queue.get() for _ in range(7)]
+    for place, number in enumerate(order[:count]):
+        if place == turn:
+            broker_of(queue.vhost).end_turn()
+        entry = entries[number]
+        assert entry is not None
+        queue.settle(entry)
+    broker_of(queue.vhost).end_turn()
+    log = storage.log(queue_log_name("/", "q"))
+    left = [offset for offset, _, _ in log.read(0, 7, 1 << 20)]
+    assert left == [number for number in range(7) if number not in order[:count]]
 
 
 @pytest.mark.pure

@@ -150,6 +150,36 @@ def test_identifiers_of_unacknowledged_messages_are_not_given_out_again() -> Non
     assert b"\x00\x01" not in used
 
 
+def test_mqtt_4_6_0_1_messages_are_sent_again_in_their_order_when_identifiers_begin_anew() -> None:
+    server = Server()
+    client = server.open("c", 4, clean=False)
+    client.subscribe("t", 1)
+    sender = server.open("s")
+    for _ in range(66):
+        sender.feed(publish("t", b"x", 1, 1) * 992)
+        for _, body in client.take():
+            client.feed(packet(0x40, body[3:5]))
+    # Of the 65,535 identifiers there are, 65,472 were used.
+    sender.feed(b"".join(publish("t", b"%d" % number, 1, 1) for number in range(100)))
+    sent = [body[3:] for _, body in client.take()]
+    assert sent[62:64] == [b"\xff\xff62", b"\x00\x0163"]
+    client.lose()
+    client = server.open("c", 4, clean=False)
+    assert [body[3:] for _, body in client.take()] == sent
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_wills_that_are_due_at_one_time_come_by_client_identifier(first: str) -> None:
+    server = Server()
+    listener = server.open("l")
+    listener.subscribe("will/#")
+    for name in sorted("ab", key=first.__ne__):
+        will = (f"will/{name}", b"", 0, False)
+        server.open(name, 5, properties=expiry(60), will=will, will_properties=delay(30)).lose()
+    server.advance(31)
+    assert listener.take_bytes() == publish("will/a") + publish("will/b")
+
+
 def test_mqtt_4_3_3_inbound_qos_2_identifiers_belong_to_the_session() -> None:
     server = Server()
     listener = server.open("l")

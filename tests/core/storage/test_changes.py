@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trivium.storage.contents.changes import (
     APPEND,
@@ -10,7 +12,9 @@ from trivium.storage.contents.changes import (
     DEFINE_LOG,
     DEFINE_TABLE,
     DROP_LOG,
+    LARGE,
     NEXT_OFFSET,
+    PIECE_SIZE,
     REMOVE,
     TRUNCATE,
     Changes,
@@ -79,6 +83,27 @@ def test_every_kind_is_seen_as_it_was_made_and_in_order() -> None:
     # Other bytes may lie before and behind.
     read_changes(b"before" + data + b"behind", 6, 6 + len(data), recorder)
     assert recorder.seen == expected
+
+
+@given(st.lists(st.sampled_from([0, 1, 100, LARGE - 1, LARGE, 3 * LARGE, PIECE_SIZE]), max_size=9))
+def test_records_and_rows_of_any_sizes_keep_their_order(sizes: list[int]) -> None:
+    changes = Changes()
+    seen: list[Seen] = []
+    for number, size in enumerate(sizes):
+        content = bytes([number]) * size
+        if number % 2:
+            changes.put(7, b"key", content)
+            seen.append(("put", 7, b"key", content))
+        else:
+            changes.append(3, number, 1, content, b"a")
+            seen.append(("append", 3, number, 1, content, b"a"))
+    pieces = changes.take()
+    assert all(pieces)
+    data = b"".join(pieces)
+    recorder = Recorder()
+    read_changes(data, 0, len(data), recorder)
+    assert recorder.seen == seen
+    assert not changes.take()
 
 
 def test_the_same_record_for_two_logs_is_stored_once() -> None:

@@ -46,7 +46,7 @@ _ROW_CHANGE_SIZE: Final = 16
 #: Bytes of changes that are collected before another piece of the batch is begun (64 KiB).
 PIECE_SIZE: Final = 64 * 1024
 #: Records and values of this size and more are pieces of their own: they are not copied (4 KiB).
-_LARGE: Final = 4096
+LARGE: Final = 4096
 
 
 class Changes:
@@ -142,7 +142,7 @@ class Changes:
             self._end_piece()
 
     def _write(self, content: bytes) -> None:
-        if len(content) < _LARGE:
+        if len(content) < LARGE:
             self._writer.write(content)
         else:
             self._end_piece()
