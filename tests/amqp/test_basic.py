@@ -398,6 +398,18 @@ def test_a_delivery_tag_of_64_bits_is_unknown(
     assert_channel_closed(client.take()[0], 406, text)
 
 
+@pytest.mark.parametrize("method", [Basic.Nack(1), Basic.Recover(requeue=True)])
+def test_what_was_requeued_keeps_nothing_of_who_had_it(client: Client, method: Any) -> None:
+    fill(client, 1)
+    client.consume("q")
+    client.send(Basic.Cancel("c"), method)
+    client.take()
+    entry = client.server.vhost.queue("q").get()
+    assert entry is not None
+    assert entry.is_redelivered
+    assert entry.holder is None
+
+
 def test_second_ack_is_406(client: Client) -> None:
     fill(client, 3)
     client.consume("q")

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from tests.support.mqtt import (
+    KEPT,
     Client,
     Server,
     connect,
@@ -326,6 +327,26 @@ def test_a_qos_2_message_that_expired_while_the_broker_was_away_is_released() ->
     client.feed(pubcomp(1))
     server.sync()
     assert len(server.host.storage.table("mqtt.outgoing//")) == 1
+
+
+def test_what_is_released_after_it_expired_counts_against_the_receive_maximum() -> None:
+    """Else identifiers could run out."""
+    server = Server(host=Host())
+    client = server.open_kept("c", 5)
+    client.feed(subscribe("t", 2, 1, 5))
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", 2, 1, 5, properties=b"\x02" + struct.pack(">I", 10)))
+    server.sync()
+    client.take_bytes()
+    server = server.crash(60)
+    client = server.open_kept("c", 5, properties=KEPT + b"\x21\x00\x01")
+    server.open("s", 5).feed(publish("t", b"y", 2, 2, 5) + publish("t", b"z", 2, 3, 5))
+    server.sync()
+    sent = [first for first, _ in client.take()]
+    client.feed(pubcomp(1))
+    server.sync()
+    # "y" is what its expiry was found by. Nothing more before it is acknowledged.
+    assert (sent, client.take()) == ([0x62, 0x34], [])
 
 
 def test_qos_1_identifiers_survive_a_clean_stop() -> None:
