@@ -158,4 +158,4 @@ def test_a_session_that_comes_back_keeps_the_time_of_its_last_end_alone() -> Non
         sessions = connection.sessions
         client.leave()
         server.advance(1)
-    assert len(sessions.timers) < FEW + 8
+    assert len(sessions.deadlines) < FEW + 8

@@ -103,7 +103,7 @@ class Session(Destination):
         self.will_due = 0
         self.ends = 0
         #: called at the first of these times
-        self.timer: SessionTimer | None = None
+        self.timer: Timed | None = None
 
     @property
     def is_persistent(self) -> bool:
@@ -121,16 +121,6 @@ class Session(Destination):
             assert isinstance(subscription, Subscription)
             subscriptions.append(subscription)
         return combine_subscriptions(self, subscriptions)
-
-
-class SessionTimer(Timed):
-    """Has something done for a session whose client is away; the session has it until then."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def due(self) -> None:
-        self._session.sessions.due(self._session)
 
 
 class CombinedSubscription(Destination):

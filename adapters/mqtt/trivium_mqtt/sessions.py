@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.common.timers import Timers
 from trivium.messages.topics import is_reserved
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -18,13 +17,14 @@ from trivium_mqtt.codec.properties import (
     read_properties,
 )
 from trivium_mqtt.codec.wire import varint
+from trivium_mqtt.deadlines import Deadlines
 from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.handover import Handover
 from trivium_mqtt.incoming import message_of
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
-from trivium_mqtt.session import Session, SessionTimer, Subscription
+from trivium_mqtt.session import Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
 from trivium_mqtt.topic_cache import TopicCache
@@ -62,10 +62,7 @@ class Sessions:
         #: the write batch in which a session with rows ended last
         self.ended_write_batch = ACCEPTED
         self._connected_persistent = 0
-        #: of sessions whose clients are away: when their wills are due, or they end
-        self.timers = Timers()
-        # Those whose time has come.
-        self._due: list[Session] = []
+        self.deadlines = Deadlines(broker)
         self._next_clock = 0
 
     # Start
@@ -97,7 +94,7 @@ class Sessions:
                 # A crash cut its client off. Later starts must not count from anew.
                 row.last_seen = last_run
                 self.store.put_session(client_id, row)
-            self._expire_later(session, row.last_seen)
+            self.deadlines.end_later(session, row.last_seen)
             if QUEUE_PREFIX + session.name in self.vhost.queues:
                 # It may hold messages although no subscription needs it any more.
                 queue = self.outgoing(session).queue
@@ -153,7 +150,7 @@ class Sessions:
             if due == 0:
                 due = last_run + will.delay * 1000
                 self.store.put_will(client_id, will, due)
-            self._will_later(session, min(due - self.broker.now_ms, will.delay * 1000))
+            self.deadlines.will_later(session, min(due - self.broker.now_ms, will.delay * 1000))
 
     def _restore_handovers(self, ended: dict[bytes, dict[int, int]]) -> None:
         """Go on with the queues of sessions that ended."""
@@ -178,7 +175,7 @@ class Sessions:
     def connected(self, session: Session, expiry: int) -> None:
         """The client is here; ``expiry`` counts from when it leaves."""
         session.expiry = expiry
-        self._stop_timer(session)
+        self.deadlines.stop(session)
         if expiry > 0:
             self._connected_persistent += 1
             session.is_stored = True
@@ -221,13 +218,13 @@ class Sessions:
             else:
                 delay = will.delay * 1000
                 self.store.put_will(session.client_id, will, now_ms + delay)
-                self._will_later(session, delay)
+                self.deadlines.will_later(session, delay)
         if session.replays is not None:
             for replay in session.replays.values():
                 replay.suspend()
         unacknowledged = [] if outgoing is None else outgoing.unacknowledged()
         self.store.put_session(session.client_id, SessionRow(expiry, now_ms, unacknowledged))
-        self._expire_later(session, now_ms)
+        self.deadlines.end_later(session, now_ms)
 
     def end(self, session: Session) -> None:
         """Forget the session and everything in it; a pending will is published."""
@@ -236,7 +233,7 @@ class Sessions:
             self._publish_will(client_id, session.will)
             session.will = None
         del self.by_client[client_id]
-        self._stop_timer(session)
+        self.deadlines.stop(session)
         if session.subscriptions is not None:
             for topic_filter in list(session.subscriptions):
                 self.unsubscribe(session, topic_filter)
@@ -264,19 +261,10 @@ class Sessions:
 
     def tick(self) -> None:
         """About once a second: publish wills and end sessions that are due, write the time."""
-        self.timers.run(self.broker.elapsed_ms)
-        due = self._due
-        self._due = []
-        due.sort(key=_by_time)
-        for session in due:
+        for session in self.deadlines.take_due():
             self._take_due(session)
         if self._connected_persistent:
             self._write_clock()
-
-    def due(self, session: Session) -> None:
-        """The client is away, and the session's will is due or the session ends."""
-        session.timer = None
-        self._due.append(session)
 
     def _take_due(self, session: Session) -> None:
         elapsed = self.broker.elapsed_ms
@@ -286,39 +274,13 @@ class Sessions:
         if session.will is not None and session.will_due <= elapsed:
             self._publish_will(session.client_id, session.will)
             session.will = None
-        if session.ends:
-            self._call_at(session.ends, session)
+        self.deadlines.will_is_done(session)
 
     def _write_clock(self) -> None:
         elapsed = self.broker.elapsed_ms
         if elapsed >= self._next_clock:
             self._next_clock = elapsed + CLOCK_INTERVAL
             self.store.put_clock(self.broker.now_ms)
-
-    def _expire_later(self, session: Session, last_seen: int) -> None:
-        if session.expiry != NEVER:
-            # The clock may have been set since: it never lives longer than it is to.
-            passed = max(self.broker.now_ms - last_seen, 0)
-            left = session.expiry * 1000 - passed
-            session.ends = max(self.broker.elapsed_ms + left, 1)
-            self._call_at(session.ends, session)
-
-    def _will_later(self, session: Session, delay: int) -> None:
-        """Publish the will after so many milliseconds."""
-        session.will_due = max(self.broker.elapsed_ms + delay, 1)
-        self._call_at(session.will_due, session)
-
-    def _call_at(self, at: int, session: Session) -> None:
-        if session.timer is None:
-            session.timer = SessionTimer(session)
-        self.timers.call_at(at, session.timer)
-
-    def _stop_timer(self, session: Session) -> None:
-        session.ends = 0
-        session.will_due = 0
-        if session.timer is not None:
-            self.timers.stop(session.timer)
-            session.timer = None
 
     # Subscriptions
 
@@ -460,10 +422,3 @@ class Sessions:
 
 def _by_offset(item: tuple[Session, int, int, bool]) -> int:
     return item[1]
-
-
-def _by_time(session: Session) -> tuple[int, bytes]:
-    """What is due at one time comes by client identifier: after a start nobody knows who left
-    first."""
-    is_will = session.will is not None and session.will_due > 0
-    return session.will_due if is_will else session.ends, session.client_id
