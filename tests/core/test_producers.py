@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.core import open_broker
 from tests.support.server import move_to
+from tests.support.steps import calls
 from trivium.idempotence.producers import FENCED, GAP, IDLE_HOURS, MAX_PRODUCERS, Producers
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage, MemoryTable
@@ -53,16 +54,18 @@ def test_opening_again_fences_the_old_epoch_and_keeps_the_numbers() -> None:
 
 def test_the_state_is_in_the_storage_of_the_virtual_host() -> None:
     storage = MemoryStorage()
-    producers = open_broker(storage).vhosts["/"].producers
+    broker = open_broker(storage)
+    producers = broker.vhosts["/"].producers
     producers.open(b"p")
     producers.advance(b"p", 0, 5)
+    broker.end_turn()
     assert open_broker(storage).vhosts["/"].producers.check(b"p", 0, 2) == 3
 
 
 def test_their_number_is_bounded() -> None:
     producers = made()
     for n in range(MAX_PRODUCERS):
-        producers.advance(b"%d" % n, 0, 0)
+        producers.open(b"%d" % n)
     assert producers.open(b"new") is None
     assert producers.open(b"7") == (1, 0)
 
@@ -123,3 +126,44 @@ def test_forgetting_many_takes_more_than_one_turn() -> None:
     pass_hours(broker, 1)
     assert all(producers.check(b"%d" % n, 0, 0) == FENCED for n in range(5000))
     assert broker.next_at() == 0
+
+
+@pytest.mark.pure
+def test_numbers_that_go_on_in_a_turn_are_written_once() -> None:
+    broker = open_broker()
+    producers = made(MemoryTable(), broker)
+    producers.open(b"p")
+    broker.end_turn()
+    before = broker.changes
+
+    def turn() -> None:
+        for sequence in range(1, 101):
+            assert producers.check(b"p", 0, sequence - 1) == 0
+            producers.advance(b"p", 0, sequence)
+        assert broker.changes == before + 100
+        broker.end_turn()
+
+    assert calls(MemoryTable.put, turn) == 1
+    assert producers.expected(b"p") == 100
+
+
+def test_a_producer_that_is_deleted_in_the_turn_of_its_numbers_is_gone() -> None:
+    storage = MemoryStorage()
+    broker = open_broker(storage)
+    producers = broker.vhosts["/"].producers
+    producers.open(b"p")
+    producers.advance(b"p", 0, 5)
+    producers.delete(b"p")
+    broker.end_turn()
+    assert producers.check(b"p", 0, 5) == FENCED
+
+
+def test_opening_fences_what_went_on_in_the_same_turn() -> None:
+    storage = MemoryStorage()
+    broker = open_broker(storage)
+    producers = broker.vhosts["/"].producers
+    producers.open(b"p")
+    producers.advance(b"p", 0, 5)
+    assert producers.open(b"p") == (1, 5)
+    broker.end_turn()
+    assert open_broker(storage).vhosts["/"].producers.check(b"p", 1, 5) == 0

@@ -17,6 +17,7 @@ from struct import Struct
 from typing import Final
 
 from trivium.common.timers import Timed
+from trivium.common.turns import EndOfTurn
 from trivium.host import Host
 from trivium.storage.base import Table
 
@@ -42,12 +43,26 @@ _SWEEP_ROWS: Final = 1024
 _SWEEP_PAUSE_MS: Final = 100
 
 
+class _Row:
+    """What a row says."""
+
+    def __init__(self, epoch: int, sequence: int, hour: int) -> None:
+        self.epoch = epoch
+        self.sequence = sequence
+        self.hour = hour
+
+
 class Producers(Timed):
-    """The producers of one kind of one virtual host. ``table`` may already hold rows."""
+    """The producers of one kind of one virtual host. ``table`` may already hold rows.
+
+    Numbers that went on are collected, and written once per turn.
+    """
 
     def __init__(self, table: Table, broker: Host) -> None:
         self._table = table
         self._broker = broker
+        # Rows whose numbers have gone on in this turn.
+        self._advanced: dict[bytes, _Row] = {}
         # Rows that this round has still to look at.
         self._unseen: list[bytes] = []
         if len(table):
@@ -55,51 +70,81 @@ class Producers(Timed):
 
     def open(self, producer: bytes) -> tuple[int, int] | None:
         """Start a new epoch: (epoch, next sequence number). None when there are too many."""
-        row = self._table.get(producer)
+        row = self._find(producer)
         if row is None:
             if len(self._table) >= MAX_PRODUCERS:
                 return None
-            epoch, sequence = 0, 0
+            row = _Row(0, 0, 0)
         else:
-            epoch, sequence, _ = _ROW.unpack(row)
-            epoch = min(epoch + 1, _MAX_EPOCH)
-        self.advance(producer, epoch, sequence)
+            row.epoch = min(row.epoch + 1, _MAX_EPOCH)
+        self._use(producer, row)
         if not self.due_at:
             self._broker.timeouts.call_at(self._broker.elapsed_ms + _HOUR_MS, self)
-        return epoch, sequence
+        return row.epoch, row.sequence
 
     def expected(self, producer: bytes) -> int:
         """The next sequence number; 0 for an unknown producer."""
-        row = self._table.get(producer)
-        return 0 if row is None else int(_ROW.unpack(row)[1])
+        row = self._find(producer)
+        return 0 if row is None else row.sequence
 
     def check(self, producer: bytes, epoch: int, sequence: int) -> int:
         """How many numbers from ``sequence`` on are there already; or FENCED, or GAP."""
-        row = self._table.get(producer)
-        if row is None:
+        row = self._find(producer)
+        if row is None or epoch != row.epoch:
             return FENCED
-        current, expected, _ = _ROW.unpack(row)
-        if epoch != current:
-            return FENCED
-        if sequence > expected:
+        if sequence > row.sequence:
             return GAP
-        return int(expected - sequence)
+        return row.sequence - sequence
 
     def advance(self, producer: bytes, epoch: int, sequence: int) -> None:
         """All below ``sequence`` is there, as of the current write batch."""
         hour = self._broker.now_ms // _HOUR_MS
-        self._table.put(producer, _ROW.pack(epoch, sequence, hour))
+        if self._advanced:
+            self._broker.collected += 1
+        else:
+            self._broker.add_unflushed(_Advances(self))
+        row = self._advanced.get(producer)
+        if row is None:
+            self._advanced[producer] = _Row(epoch, sequence, hour)
+        else:
+            row.epoch = epoch
+            row.sequence = sequence
+            row.hour = hour
+
+    def flush(self) -> None:
+        """The turn ends: write the rows of those whose numbers went on."""
+        advanced = self._advanced
+        self._advanced = {}
+        for producer, row in advanced.items():
+            self._put(producer, row)
 
     def keep(self, producer: bytes) -> None:
         """Do not forget the producer, if there is one of that name, for another while."""
-        row = self._table.get(producer)
+        row = self._find(producer)
         if row is not None:
-            epoch, sequence, _ = _ROW.unpack(row)
-            self.advance(producer, epoch, sequence)
+            self._use(producer, row)
 
     def delete(self, producer: bytes) -> None:
         """Forget the producer, if there is one of that name."""
+        self._advanced.pop(producer, None)
         self._table.delete(producer)
+
+    def _find(self, producer: bytes) -> _Row | None:
+        row = self._advanced.get(producer)
+        if row is not None:
+            return row
+        stored = self._table.get(producer)
+        if stored is None:
+            return None
+        epoch, sequence, hour = _ROW.unpack(stored)
+        return _Row(epoch, sequence, hour)
+
+    def _use(self, producer: bytes, row: _Row) -> None:
+        row.hour = self._broker.now_ms // _HOUR_MS
+        self._put(producer, row)
+
+    def _put(self, producer: bytes, row: _Row) -> None:
+        self._table.put(producer, _ROW.pack(row.epoch, row.sequence, row.hour))
 
     def due(self) -> None:
         """Forget some of those that were idle too long; go on soon, or begin again in an hour."""
@@ -110,10 +155,20 @@ class Producers(Timed):
         oldest = self._broker.now_ms // _HOUR_MS - IDLE_HOURS
         for _ in range(min(_SWEEP_ROWS, len(self._unseen))):
             name = self._unseen.pop()
-            row = table.get(name)
-            if row is not None and _ROW.unpack(row)[2] < oldest:
+            row = self._find(name)
+            if row is not None and row.hour < oldest:
                 table.delete(name)
         if self._unseen:
             self._broker.timeouts.call_at(elapsed + _SWEEP_PAUSE_MS, self)
         elif len(table):
             self._broker.timeouts.call_at(elapsed + _HOUR_MS, self)
+
+
+class _Advances(EndOfTurn):
+    """The producers of a turn, at its end."""
+
+    def __init__(self, producers: Producers) -> None:
+        self._producers = producers
+
+    def flush_turn(self) -> None:
+        self._producers.flush()
