@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from librt.strings import BytesWriter
 
 from tests.native import vectors
+from tests.support.native import frame
 from tests.support.steps import calls
 from trivium.common.pieces import Pieces
 from trivium.messages.message import Address, Message, Properties
@@ -20,7 +23,7 @@ from trivium_native.client import group_operations, operations
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import decode_delivery
 from trivium_native.errors import FrameTooLarge, Malformed, NativeError
-from trivium_native.server.deliveries import delivery_head, framed_message
+from trivium_native.server.deliveries import write_delivery
 from trivium_native.values import (
     AssignedPartition,
     Joined,
@@ -32,7 +35,7 @@ from trivium_native.values import (
     Settlement,
 )
 from trivium_native.wire import errors, frames
-from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack, write_head
 from trivium_native.wire.messages import (
     BATCH_HEAD,
     CREDIT,
@@ -47,6 +50,17 @@ from trivium_native.wire.properties import decode_properties, encode_properties
 FRAMES = vectors.frames()
 
 
+def delivery(
+    subscription: int, flags: int, message: Message, requeues: int, tag: int, now_ms: int
+) -> bytes:
+    writer = BytesWriter()
+    size = write_delivery(
+        writer, ProtocolMetrics(), subscription, flags, message, requeues, tag, now_ms
+    )
+    assert size == len(writer)
+    return writer.getvalue() + message.payload
+
+
 def sent(operation: Operation[Any], correlation: int) -> bytes:
     return encode_frame(operation.kind, correlation, operation.body)
 
@@ -56,7 +70,6 @@ KEYED = Publication(payload=b"hi", routing_key=b"a.b", properties=Properties(key
 DELIVERED = Message(
     1, Address("amq.topic", b"a.b"), b"", b"hi", 1, True, 1700000000123, 1700000000123 + 60_000
 )
-ENTRY = framed_message(DELIVERED, ProtocolMetrics())
 BATCH = vectors.record_batch()
 MEMBER = Membership("g", "m", 1)
 COMMIT = OffsetCommit("g", "s", {0: 44}, membership=MEMBER)
@@ -70,11 +83,11 @@ ENCODED = {
     "PUBLISH": sent(operations.publish([PUBLICATION]), 7),
     "PUBLISH-PRODUCER": sent(operations.publish([KEYED], Producer("p1", 2, 300)), 7),
     "CONFIRM": encode_frame(frames.CONFIRM, 7, (3).to_bytes(4, "little")),
-    "DELIVER": delivery_head(1, 1, DELIVERED, 2, 5, 1700000000123, len(ENTRY)) + ENTRY,
+    "DELIVER": delivery(1, 1, DELIVERED, 2, 5, 1700000000123),
     "ACK": sent(operations.settle(1, 1, 5), 0),
     "NACK": sent(operations.give_back(1, 6, 6, True), 0),
     "FETCH": sent(operations.fetch("s", 0, 42, max_wait=0.5), 9),
-    "FETCHED": encode_frame(frames.FETCHED, 9, encode_fetched(0, 44, [(42, BATCH)])),
+    "FETCHED": b"".join(encode_fetched(9, 0, 44, [(42, BATCH)])),
     "BATCH": encode_frame(frames.BATCH, 0, BATCH_HEAD.pack(1, 0, 42) + BATCH),
     "CREDIT": encode_frame(frames.CREDIT, 0, CREDIT.pack(1, 1024)),
     "JOIN": sent(group_operations.join("g", "m", ["s"], session_timeout=30.0), 9),
@@ -195,6 +208,47 @@ def test_an_unknown_error_code_is_known_by_its_blame() -> None:
     }
     for code, base in bases.items():
         assert type(errors.error_of(code, "x")) is base
+
+
+@given(st.data())
+def test_deliveries_have_the_documented_layout(data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, 2**32 - 1))
+    flags = data.draw(st.integers(0, 1))
+    requeues = data.draw(st.integers(0, 70_000))
+    tag = data.draw(st.integers(0, 2**63 - 1))
+    now_ms = data.draw(st.integers(0, 2**40))
+    message = Message(
+        data.draw(st.sampled_from((1, 3, 200))),
+        Address(data.draw(st.text(max_size=5)), data.draw(st.binary(max_size=300))),
+        b"",
+        data.draw(st.binary(max_size=40)),
+        data.draw(st.integers(0, 2)),
+        data.draw(st.booleans()),
+        data.draw(st.integers(0, 2**40)),
+        data.draw(st.just(0) | st.integers(1, 2**41)),
+        data.draw(st.booleans()),
+        data.draw(st.integers(0, 255)),
+    )
+    exchange = message.address.exchange.encode()
+    key = message.address.key
+    body = struct.pack(
+        "<IBBHQqqBBHHHII",
+        *(number, flags, message.protocol, min(requeues, 0xFFFF), tag, message.timestamp),
+        max(message.expires - now_ms, 1) if message.expires else 0,
+        message.mode | 4 * message.persistent | 8 * message.retain,
+        *(message.priority, len(exchange), len(key), 0, 0, len(message.payload)),
+    )
+    expected = frame(frames.DELIVER, 0, body + exchange + key + message.payload)
+    assert delivery(number, flags, message, requeues, tag, now_ms) == expected
+
+
+@given(st.integers(0, 255), st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 10))
+def test_a_head_that_is_written_is_that_of_the_frame(
+    kind: int, correlation: int, size: int
+) -> None:
+    writer = BytesWriter()
+    write_head(writer, kind, correlation, size)
+    assert writer.getvalue() == struct.pack("<IBQ", 9 + size, kind, correlation)
 
 
 # Cutting

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.native import Client, Received, Server, entry, payloads, publish, settle
+from tests.support.native import Client, Received, Server, entry, frame, payloads, publish, settle
 from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
@@ -115,6 +117,64 @@ def test_requests_in_a_row_are_confirmed_by_one_frame(disk: Server) -> None:
     client.feed(raw)
     disk.sync()
     assert confirms(client.take()) == [(5, 3), (9, 2)]
+
+
+IDS = st.sampled_from((0, 1, 2, 3, 7, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.lists(IDS, max_size=8), st.booleans()), max_size=5))
+def test_each_publish_is_confirmed_once_and_in_order(turns: list[tuple[list[int], bool]]) -> None:
+    """The disk writes at the end of some turns only."""
+    server = Server(HeldStorage(), CONFIG)
+    add_queue(server)
+    client = server.open()
+    sent: list[int] = []
+    for correlations, is_synced in turns:
+        client.feed(
+            b"".join(frame(frames.PUBLISH, each, publish(entry())) for each in correlations)
+        )
+        sent += [correlation for correlation in correlations if correlation]
+        if is_synced:
+            server.sync()
+    server.sync()
+    found = confirms(client.take())
+    assert [first + index for first, count in found for index in range(count)] == sent
+
+
+MESSAGES = st.tuples(
+    st.sampled_from((b"", b"x", bytes(5000))),
+    st.sampled_from((b"k", b"other", b"k2")),
+    st.sampled_from((0, 1, 2, 4, 5, 6, 21)),
+    st.sampled_from((b"", msgpack.packb({6: 5000}), msgpack.packb({1: "a/b"}))),
+    st.integers(0, 255),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=8))
+def test_messages_mean_the_same_alone_and_together(sent: list[tuple[Any, ...]]) -> None:
+    """Whether each has a request of its own or all share one, and whatever came before it."""
+    found = []
+    for requests in ([[message] for message in sent], [sent]):
+        server = Server(None, CONFIG)
+        queue = add_queue(server, b"k.#")
+        client = server.open()
+        refused = []
+        for number, request in enumerate(requests):
+            entries = [
+                entry(payload[:1000], key, flags=flags, properties=properties, priority=priority)
+                for payload, key, flags, properties, priority in request
+            ]
+            for kind, _, body in client.send(frames.PUBLISH, 1, publish(*entries)):
+                if kind == frames.ERROR:
+                    code, _, detail = msgpack.unpackb(body)
+                    assert code == 306
+                    refused += [number + index for index in detail["indexes"]]
+        taken = [queue.get().message for _ in range(len(queue))]
+        found.append((refused, [message.record() for message in taken]))
+        assert server.adapter.metrics.messages_received == len(sent)
+    assert found[0] == found[1]
 
 
 def test_without_correlation_id_nothing_is_confirmed(server: Server) -> None:

@@ -361,7 +361,7 @@ def test_settling_takes_the_same_steps_for_each_whatever_else_is_unsettled(
 
         def run() -> None:
             # What lies below is known to take a few steps for each (``Unsettled``).
-            assert calls(Unsettled.pop_range, lambda: client.feed(b"".join(frames_))) == count
+            assert calls(Unsettled.pop_values, lambda: client.feed(b"".join(frames_))) == count
 
         taken = steps(run)
         assert queue.unsettled == 0

@@ -4,34 +4,56 @@ from __future__ import annotations
 
 from collections import deque
 
-from trivium_native.wire import frames
-from trivium_native.wire.frames import encode_frame
-from trivium_native.wire.messages import CONFIRM
+
+class Run:
+    """Publishes with neighbouring correlation ids that wait for one write batch, or for none."""
+
+    def __init__(self, write_batch: int, first: int, last: int) -> None:
+        self.write_batch = write_batch
+        self.first = first
+        self.last = last
 
 
 class Answers:
     """The confirms and answers of one connection that have not left yet."""
 
     def __init__(self) -> None:
-        # Requests confirmed in this turn, and what waits for its write batch: publishes by
-        # correlation id, other replies as frames.
-        self._confirmed: list[int] = []
-        self._unconfirmed: deque[tuple[int, int]] = deque()
+        #: publishes that wait for the disk
+        self.unconfirmed = 0
+        # Publishes confirmed in this turn; what waits for its write batch: publishes, the last run
+        # of which may grow, and other replies as frames.
+        self._confirmed: list[Run] = []
+        self._unconfirmed: deque[Run] = deque()
+        self._newest: Run | None = None
         self._unanswered: deque[tuple[int, bytes]] = deque()
         self._awaited = 0
 
-    @property
-    def unconfirmed(self) -> int:
-        """Publishes that wait for the disk."""
-        return len(self._unconfirmed)
-
     def confirm(self, correlation: int) -> None:
         """A publish waits for nothing: it is confirmed at the end of this feed."""
-        self._confirmed.append(correlation)
+        self._add_confirmed(Run(0, correlation, correlation))
+
+    def _add_confirmed(self, run: Run) -> None:
+        confirmed = self._confirmed
+        if confirmed:
+            before = confirmed[-1]
+            if before.last + 1 == run.first:
+                before.last = run.last
+                return
+        confirmed.append(run)
 
     def confirm_after(self, write_batch: int, correlation: int) -> None:
         """A publish is confirmed once ``write_batch`` is durable."""
-        self._unconfirmed.append((write_batch, correlation))
+        self.unconfirmed += 1
+        newest = self._newest
+        if (
+            newest is not None
+            and newest.last + 1 == correlation
+            and newest.write_batch == write_batch
+        ):
+            newest.last = correlation
+            return
+        newest = self._newest = Run(write_batch, correlation, correlation)
+        self._unconfirmed.append(newest)
 
     def answer_after(self, write_batch: int, frame: bytes) -> None:
         """A frame leaves once ``write_batch`` is durable."""
@@ -47,24 +69,23 @@ class Answers:
     def write_batch_durable(self, write_batch: int) -> None:
         """What waited for ``write_batch`` or an earlier one is confirmed."""
         unconfirmed = self._unconfirmed
-        while unconfirmed and unconfirmed[0][0] <= write_batch:
-            self._confirmed.append(unconfirmed.popleft()[1])
+        while unconfirmed and unconfirmed[0].write_batch <= write_batch:
+            run = unconfirmed.popleft()
+            self.unconfirmed -= run.last - run.first + 1
+            self._add_confirmed(run)
+        if not unconfirmed:
+            self._newest = None
 
-    def take_confirms(self) -> list[bytes]:
-        """What is confirmed: one CONFIRM for each run of neighbouring correlation ids."""
+    @property
+    def has_confirms(self) -> bool:
+        """Whether there is something for ``take_confirms``."""
+        return len(self._confirmed) > 0
+
+    def take_confirms(self) -> list[Run]:
+        """What is confirmed: one CONFIRM for each."""
         confirmed = self._confirmed
-        if not confirmed:
-            return []
         self._confirmed = []
-        found: list[bytes] = []
-        first = last = confirmed[0]
-        for correlation in confirmed[1:]:
-            if correlation != last + 1:
-                found.append(_confirm_frame(first, last))
-                first = correlation
-            last = correlation
-        found.append(_confirm_frame(first, last))
-        return found
+        return confirmed
 
     def take_answers(self, write_batch: int) -> list[bytes]:
         """The frames that waited for ``write_batch`` or an earlier one."""
@@ -73,7 +94,3 @@ class Answers:
         while unanswered and unanswered[0][0] <= write_batch:
             found.append(unanswered.popleft()[1])
         return found
-
-
-def _confirm_frame(first: int, last: int) -> bytes:
-    return encode_frame(frames.CONFIRM, first, CONFIRM.pack(last - first + 1))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import read_i32_le, read_i64_le, write_i32_le
+from mypy_extensions import i32, i64
+
 from trivium import errors as core
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
@@ -32,8 +35,8 @@ from trivium_native.wire.errors import (
     Unroutable,
 )
 from trivium_native.wire.fields import Fields
-from trivium_native.wire.frames import Frame, FrameCutter, encode_frame, pack
-from trivium_native.wire.messages import CREDIT, REQUEUE, SETTLE
+from trivium_native.wire.frames import HEAD_SIZE, FrameCutter, encode_frame, pack, write_head
+from trivium_native.wire.messages import CONFIRM_SIZE, CREDIT, REQUEUE, SETTLE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 HEARTBEATS_MISSED: Final = 2
 
 #: The highest delivery tag: compiled code counts in signed numbers of 64 bits.
-MAX_TAG: Final = (1 << 63) - 1
+MAX_TAG: Final[i64] = (1 << 63) - 1
 
 # Why input is held, beside the reasons of ``FramedConnection`` and that of the handshake: the disk
 # is behind with what the client has published, its reading of the answers is behind, the disk is
@@ -234,8 +237,14 @@ class NativeConnection(FramedConnection):
             self.broker.storage.wait(self)
 
     def _send_confirms(self) -> None:
-        for frame in self._answers.take_confirms():
-            self.send(frame)
+        if not self._answers.has_confirms:
+            return
+        output = self.output
+        for run in self._answers.take_confirms():
+            write_head(output, frames.CONFIRM, run.first, CONFIRM_SIZE)
+            write_i32_le(output, i32(run.last - run.first + 1))
+            self.output_size += HEAD_SIZE + CONFIRM_SIZE
+        self.mark_dirty()
 
     def fail(self, correlation: int, error: NativeError) -> None:
         """Say why, then close."""
@@ -263,16 +272,15 @@ class NativeConnection(FramedConnection):
                     # A client that does not read its answers is not read either.
                     self.hold_input(BEHIND_CLIENT)
                     break
-                frame = cutter.cut(data, at)
-                if frame is None:
+                if not cutter.find(data, at):
                     self.needed = cutter.needed
                     break
                 at = cutter.end
                 if handshake is None:
-                    self._handle(frame)
+                    self._handle(data, cutter.kind, cutter.correlation, cutter.body_at, at)
                 else:
-                    self.state.check(frame.kind)
-                    handshake.take_frame(frame)
+                    self.state.check(cutter.kind)
+                    handshake.take_frame(cutter.frame(data))
         except ProtocolError as error:
             self.fail(0, error)
         return at
@@ -280,33 +288,34 @@ class NativeConnection(FramedConnection):
     def frames_taken(self) -> None:
         self._send_confirms()
 
-    def _handle(self, frame: Frame) -> None:
-        """One frame of an open connection; what refuses the request alone is answered."""
-        kind = frame.kind
-        correlation = frame.correlation
+    def _handle(self, data: bytes, kind: i64, correlation: int, at: i64, end: i64) -> None:
+        """One frame of an open connection, its body at ``data[at:end]``.
+
+        What refuses the request alone is answered.
+        """
         try:
             self.state.check(kind)
             if self._is_slowed and kind in _PUBLISHING:
                 self.hold_input(BEHIND_ALL)
             if kind == frames.PUBLISH:
-                self._publish(frame)
+                self._publish(correlation, data, at, end)
             elif kind == frames.ACK or kind == frames.NACK:
-                self._acknowledge(frame)
+                self._acknowledge(kind == frames.ACK, correlation, data, at, end)
             elif kind == frames.CREDIT:
-                self._credit(frame)
+                self._credit(data[at:end])
             elif kind == frames.PING:
-                if frame.body:
+                if at < end:
                     raise Malformed("PING has a body")
                 self.send(encode_frame(frames.PONG, correlation))
             elif kind == frames.CLOSE:
                 self._send_confirms()
                 self.close()
             elif kind == frames.TX:
-                self._transactions.handle(frame)
+                self._transactions.handle(correlation, data, at, end)
             elif kind == frames.STAGE:
-                self._transactions.stage(frame)
+                self._transactions.stage(correlation, data, at, end)
             else:
-                self._requests.handle(kind, correlation, Fields(frame.body))
+                self._requests.handle(kind, correlation, Fields(data[at:end]))
         except ProtocolError as error:
             self.fail(correlation, error)
         except NativeError as error:
@@ -318,10 +327,9 @@ class NativeConnection(FramedConnection):
             else:
                 self.send_error(correlation, of_topology(error))
 
-    def _publish(self, frame: Frame) -> None:
-        correlation = frame.correlation
+    def _publish(self, correlation: int, data: bytes, at: i64, end: i64) -> None:
         try:
-            write_batch = self._publisher.publish(frame)
+            write_batch = self._publisher.publish(data, at, end)
         except (Rejected, Unroutable) as error:
             # The others were published: the answer is true of them only once they are durable.
             if correlation:
@@ -329,36 +337,48 @@ class NativeConnection(FramedConnection):
             return
         if not correlation:
             return
+        answers = self._answers
         if write_batch > self.broker.storage.durable:
-            self._answers.confirm_after(write_batch, correlation)
+            answers.confirm_after(write_batch, correlation)
             self._await_write_batch(write_batch)
-            if self._answers.unconfirmed > self.max_unconfirmed:
+            if answers.unconfirmed > self.max_unconfirmed:
                 self.hold_input(BEHIND_DISK)
         else:
-            self._answers.confirm(correlation)
+            answers.confirm(correlation)
 
-    def _acknowledge(self, frame: Frame) -> None:
-        if len(frame.body) != SETTLE.size:
+    def _acknowledge(
+        self, is_settled: bool, correlation: int, data: bytes, at: i64, end: i64
+    ) -> None:
+        if end - at != SETTLE_SIZE:
             raise Malformed("ACK or NACK has a wrong size")
-        number, flags, first, last = SETTLE.unpack(frame.body)
-        if flags & ~REQUEUE or (flags and frame.kind == frames.ACK) or first > last:
+        number = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+        flags = i64(read_i32_le(data, at + 4))
+        first = read_i64_le(data, at + 8)
+        last = read_i64_le(data, at + 16)
+        # Tags have no sign: what reads as a negative number is above all others.
+        is_first_beyond = first < 0
+        is_last_beyond = last < 0
+        is_empty = is_first_beyond if is_first_beyond != is_last_beyond else first > last
+        if flags & ~REQUEUE or (flags and is_settled) or is_empty:
             raise Malformed("ACK or NACK has unknown flags or an empty range")
         subscription = self.subscriptions.get(number)
         if subscription is None:
             raise UnknownDelivery(f"no subscription {number}")
-        if first > MAX_TAG:
-            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
-        last = min(last, MAX_TAG)
-        if frame.kind == frames.ACK:
+        if is_first_beyond:
+            raise UnknownDelivery(f"no unsettled delivery above {MAX_TAG}")
+        if is_last_beyond:
+            last = MAX_TAG
+        if is_settled:
             subscription.settle(first, last)
         else:
             subscription.give_back(first, last, flags & REQUEUE != 0)
-        self.reply_when_durable(frame.correlation, {})
+        if correlation:
+            self.reply_when_durable(correlation, {})
 
-    def _credit(self, frame: Frame) -> None:
-        if len(frame.body) != CREDIT.size:
+    def _credit(self, body: bytes) -> None:
+        if len(body) != CREDIT.size:
             raise Malformed("CREDIT has a wrong size")
-        number, amount = CREDIT.unpack(frame.body)
+        number, amount = CREDIT.unpack(body)
         subscription = self.subscriptions.get(number)
         if subscription is not None:
             subscription.add_credit(amount)

@@ -1,46 +1,46 @@
-"""Messages on their way to native clients: encoded once, whoever reads them."""
+"""Messages on their way to native clients."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
 
 from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
-from trivium_native.wire.frames import DELIVER, MAX_DEPTH, MAX_FIELDS_BYTES
+from trivium.runtime.adapter import LARGE_OUTPUT
+from trivium_native.wire.frames import DELIVER, HEAD_SIZE, MAX_DEPTH, MAX_FIELDS_BYTES, write_head
 from trivium_native.wire.messages import (
-    DELIVER_FRAME,
-    DELIVER_REST,
+    DELIVERY_SIZE,
+    MESSAGE_HEAD_SIZE,
     PERSISTENT,
     RETAIN,
-    encode_message,
+    check_names,
+    write_message_head,
 )
 from trivium_native.wire.properties import MAX_HEADERS, encode_properties
 
-#: key of the framed message among the encodings that a message keeps
+if TYPE_CHECKING:
+    from trivium_native.server.connection import NativeConnection
+
+#: key of the properties among the encodings that a message keeps
 _VARIANT: Final = PROTOCOL_NATIVE * 16
 
 #: Properties and their headers are levels of a msgpack body too: map, list, pair.
 _HEADER_DEPTH: Final = MAX_DEPTH - 3
 
 
-def framed_message(message: Message, metrics: ProtocolMetrics) -> bytes:
-    """The message as it is framed (see ``messages``), encoded once for all its native readers."""
+def properties_of(message: Message, metrics: ProtocolMetrics) -> bytes:
+    """The properties of a message in native form, made once for all its native readers."""
+    header = message.header
+    if message.annotations is None and (message.protocol == PROTOCOL_NATIVE or not header):
+        return header
     found = message.encoding(_VARIANT)
     if found is None:
-        header = message.header
-        if message.annotations is not None or (header and message.protocol != PROTOCOL_NATIVE):
-            header = foreign_properties(message.properties(), metrics)
-        flags = message.mode
-        if message.persistent:
-            flags |= PERSISTENT
-        if message.retain:
-            flags |= RETAIN
-        address = message.address
-        found = encode_message(
-            flags, message.priority, address.exchange.encode(), address.key, header, message.payload
-        )
+        found = foreign_properties(message.properties(), metrics)
         message.keep_encoding(_VARIANT, found)
     return found
 
@@ -117,32 +117,54 @@ def _try_encode(properties: Properties, headers: list[tuple[str, HeaderValue]]) 
     return encoded if len(encoded) <= MAX_FIELDS_BYTES else None
 
 
-def delivery_head(
+def write_delivery(
+    writer: BytesWriter,
+    metrics: ProtocolMetrics,
     subscription: int,
-    flags: int,
+    flags: i64,
     message: Message,
-    requeues: int,
-    tag: int,
+    requeues: i64,
+    tag: i64,
     now_ms: int,
-    message_size: int,
-) -> bytes:
-    """What stands before the message: the frame's head and the delivery's own fields.
+) -> int:
+    """Write a DELIVER frame up to the payload, which follows; bytes of what was written.
 
     The lifetime is the time remaining, 0 for no limit; a message on the verge has 1 left.
     """
-    remaining = 0 if message.expires == 0 else max(message.expires - now_ms, 1)
-    return DELIVER_FRAME.pack(
-        DELIVER_REST + message_size,
-        DELIVER,
-        0,
-        subscription,
-        flags,
-        message.protocol,
-        min(requeues, 0xFFFF),
-        tag,
-        message.timestamp,
-        remaining,
+    properties = properties_of(message, metrics)
+    address = message.address
+    names = address.encoded()
+    payload_size: i64 = len(message.payload)
+    key_size: i64 = len(address.key)
+    exchange_size: i64 = len(names) - key_size
+    check_names(exchange_size, key_size)
+    before_payload: i64 = DELIVERY_SIZE + MESSAGE_HEAD_SIZE + len(names) + len(properties)
+    write_head(writer, DELIVER, 0, before_payload + payload_size)
+    # Subscription, flags, source protocol and requeues: see ``messages.DELIVERY``.
+    write_i32_le(writer, i32(_signed(subscription)))
+    if requeues > 0xFFFF:
+        requeues = 0xFFFF
+    write_i32_le(writer, i32(_signed(flags | message.protocol << 8 | requeues << 16)))
+    write_i64_le(writer, tag)
+    write_i64_le(writer, message.timestamp)
+    expires = message.expires
+    write_i64_le(writer, 0 if expires == 0 else max(expires - now_ms, 1))
+    flags = message.mode
+    if message.persistent:
+        flags |= PERSISTENT
+    if message.retain:
+        flags |= RETAIN
+    write_message_head(
+        writer, flags, message.priority, exchange_size, key_size, len(properties), payload_size
     )
+    writer.write(names)
+    writer.write(properties)
+    return HEAD_SIZE + before_payload
+
+
+def _signed(word: i64) -> i64:
+    """The number of 32 bits with a sign that has the bits of one without."""
+    return word if word <= 0x7FFF_FFFF else word - 0x1_0000_0000
 
 
 class LiveFrames:
@@ -156,21 +178,30 @@ class LiveFrames:
         self._message: Message | None = None
         self._number = 0
         self._now = 0
+        # The frame, and its payload where that is large: then it is not copied.
         self._frame = b""
+        self._payload = b""
 
-    def frame(self, message: Message, number: int, now_ms: int) -> bytes:
-        """The frame that delivers ``message`` to a live subscription."""
-        if message is self._message and number == self._number and now_ms == self._now:
-            return self._frame
-        framed = framed_message(message, self._metrics)
-        frame = delivery_head(number, 0, message, 0, 0, now_ms, len(framed)) + framed
-        self._message = message
-        self._number = number
-        self._now = now_ms
-        self._frame = frame
-        return frame
+    def send(self, connection: NativeConnection, message: Message, number: int) -> None:
+        """Deliver ``message`` to a live subscription."""
+        now_ms = connection.broker.now_ms
+        if message is not self._message or number != self._number or now_ms != self._now:
+            writer = BytesWriter()
+            write_delivery(writer, self._metrics, number, 0, message, 0, 0, now_ms)
+            self._payload = message.payload
+            if len(self._payload) < LARGE_OUTPUT:
+                writer.write(self._payload)
+                self._payload = b""
+            self._frame = writer.getvalue()
+            self._message = message
+            self._number = number
+            self._now = now_ms
+        connection.send(self._frame)
+        if self._payload:
+            connection.send(self._payload)
 
     def forget(self) -> None:
         """Hold on to no message that nobody may want any more."""
         self._message = None
         self._frame = b""
+        self._payload = b""

@@ -10,7 +10,6 @@ from trivium.common.timers import Timed
 from trivium.streams.records import batch_count
 from trivium.streams.stream import Partition, StreamReader
 from trivium_native.wire.errors import NotFound
-from trivium_native.wire.frames import FETCHED, encode_frame
 from trivium_native.wire.messages import encode_fetched
 
 if TYPE_CHECKING:
@@ -83,8 +82,10 @@ class Fetch(StreamReader):
         self._stop_waiting()
         for _, batch in batches:
             connection.metrics.messages_sent += batch_count(batch)
-        body = encode_fetched(partition.first_offset, partition.high_watermark, batches)
-        connection.send(encode_frame(FETCHED, self.correlation, body))
+        for piece in encode_fetched(
+            self.correlation, partition.first_offset, partition.high_watermark, batches
+        ):
+            connection.send(piece)
         return True
 
     def _loaded(self) -> None:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i32_le, read_i64_le
+from mypy_extensions import i64
+
+from trivium.common.native import lies_at
 from trivium.idempotence.producers import FENCED, GAP
 from trivium.messages.delivery import DELIVERY_HEADER, delivery_mode
 from trivium.messages.message import (
@@ -34,19 +38,15 @@ from trivium_native.wire.errors import (
     Rejected,
     Unroutable,
 )
-from trivium_native.wire.frames import Frame
 from trivium_native.wire.messages import (
     HAS_PRODUCER,
     MANDATORY,
     MAX_MESSAGES,
     MAX_PRODUCER_BYTES,
-    MESSAGE_HEAD,
     MESSAGE_HEAD_SIZE,
     MODE_MASK,
     PERSISTENT,
-    PRODUCER,
     PRODUCER_SIZE,
-    PUBLISH_HEAD,
     PUBLISH_HEAD_SIZE,
     RETAIN,
 )
@@ -55,7 +55,7 @@ from trivium_native.wire.properties import decode_properties
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024
 
-_KNOWN_FLAGS: Final = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
+_KNOWN_FLAGS: Final[i64] = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
 
 
 class Publisher:
@@ -71,45 +71,54 @@ class Publisher:
         self._max_payload = broker.config.limits.max_message_bytes
         #: why publishing is refused at the moment
         self.blocked: str | None = None
-        # The last address and properties: publishers repeat them, and equal bytes mean the same.
+        # The last address with its route, and properties: publishers repeat them, and equal bytes
+        # mean the same.
         self._raw_address = b""
-        self._exchange_size = -1
+        self._exchange_size: i64 = -1
         self._route: Route | None = None
         self._raw_properties = b""
         self._delivery = -1
         self._delay = 0
         self._expiration = -1
+        # The last producer.
+        self._producer = b""
+        # Where the message that was read last ends, and whether it is mandatory.
+        self._end: i64 = 0
+        self._is_mandatory = False
         # Indexes of the mandatory messages among those that were read last.
         self._mandatory: set[int] = set()
 
-    def publish(self, frame: Frame) -> int:
-        """Publish all messages of a request; the write batch to wait for, or 0.
+    def publish(self, data: bytes, at: i64, end: i64) -> int:
+        """Publish all messages of the request ``data[at:end]``; the write batch to wait for, or 0.
 
         Raises Malformed, and the errors that refuse the request alone.
         """
-        body = frame.body
-        if len(body) < PUBLISH_HEAD_SIZE:
+        if end - at < PUBLISH_HEAD_SIZE:
             raise Malformed("PUBLISH is cut")
-        count, flags = PUBLISH_HEAD.unpack_from(body)
+        count: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+        flags = read_i32_le(data, at + 4)
         if flags & ~HAS_PRODUCER or not 0 < count <= MAX_MESSAGES:
             raise Malformed("PUBLISH has unknown flags or a wrong count")
         if self.blocked is not None:
             raise Blocked(self.blocked)
-        if not flags & HAS_PRODUCER:
-            return self._publish(*self.read(body, PUBLISH_HEAD_SIZE, count), -1)
-        at = PUBLISH_HEAD_SIZE + PRODUCER_SIZE
-        if len(body) < at:
-            raise Malformed("PUBLISH is cut")
-        size, epoch, sequence = PRODUCER.unpack_from(body, PUBLISH_HEAD_SIZE)
-        producer = body[at : at + size]
-        if not 0 < size <= MAX_PRODUCER_BYTES or len(producer) < size or sequence >> 62:
-            raise Malformed("PUBLISH has a malformed producer block")
-        return self._publish_once(body, at + size, count, producer, epoch, sequence)
+        at += PUBLISH_HEAD_SIZE
+        if flags:
+            return self._publish_once(data, at, end, count)
+        return self._read_and_publish(data, at, end, count, -1)
 
-    def _publish_once(
-        self, body: bytes, at: int, count: int, producer: bytes, epoch: int, sequence: int
-    ) -> int:
-        """Publish what this producer has not published before."""
+    def _publish_once(self, data: bytes, at: i64, end: i64, count: i64) -> int:
+        """Publish what the producer whose block is at ``at`` has not published before."""
+        name_at: i64 = at + PRODUCER_SIZE
+        if end < name_at:
+            raise Malformed("PUBLISH is cut")
+        size: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+        epoch: i64 = i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
+        sequence: i64 = read_i64_le(data, at + 8)
+        if not 0 < size <= MAX_PRODUCER_BYTES or end - name_at < size or sequence >> 62:
+            raise Malformed("PUBLISH has a malformed producer block")
+        producer = self._producer
+        if len(producer) != size or not lies_at(data, name_at, producer):
+            producer = self._producer = data[name_at : name_at + size]
         producers = self._vhost.producers
         known = producers.check(producer, epoch, sequence)
         if known == FENCED:
@@ -120,11 +129,10 @@ class Publisher:
                 f"sequence number {sequence} comes after a gap, {expected} is next",
                 {"expected": expected},
             )
-        routes, messages = self.read(body, at, count)
         storage = self._broker.storage
         try:
+            self._read_and_publish(data, name_at + size, end, count, known)
             if known < count:
-                self._publish(routes, messages, known)
                 producers.advance(producer, epoch, sequence + count)
         except (Rejected, Unroutable) as error:
             # The numbers stop before it, so that it can be sent again and is not confirmed then.
@@ -135,54 +143,81 @@ class Publisher:
         # Also where nothing was published: the first time may not be durable yet.
         return storage.write_batch if storage.is_durable else 0
 
-    def read(self, body: bytes, at: int, count: int) -> tuple[list[Route], list[Message]]:
-        """The routes and messages that ``body`` holds from ``at``, up to the end of ``body``.
+    def _read_and_publish(self, data: bytes, at: i64, end: i64, count: i64, skip: int) -> int:
+        """Publish the ``count`` messages ``data[at:end]``; ``skip`` as in ``_publish``."""
+        if count > 1:
+            routes, messages = self.read(data, at, end, count)
+            return self._publish(routes, messages, skip) if skip < count else 0
+        message = self._read_message(data, at, end)
+        if self._end != end:
+            raise Malformed("PUBLISH has trailing bytes")
+        return self._publish_message(message) if skip < 1 else 0
+
+    def read(self, data: bytes, at: i64, end: i64, count: i64) -> tuple[list[Route], list[Message]]:
+        """The routes and messages that ``data[at:end]`` holds.
 
         Raises Malformed, and the errors that refuse the request.
         """
         routes: list[Route] = []
         messages: list[Message] = []
-        self._mandatory = set()
-        size = len(body)
-        for index in range(count):
-            data_at = at + MESSAGE_HEAD_SIZE
-            if data_at > size:
-                raise Malformed("PUBLISH is cut")
-            flags, priority, exchange_size, key_size, reserved, header_size, payload_size = (
-                MESSAGE_HEAD.unpack_from(body, at)
-            )
-            header_at = data_at + exchange_size + key_size
-            payload_at = header_at + header_size
-            at = payload_at + payload_size
-            if at > size or flags & ~_KNOWN_FLAGS or flags & MODE_MASK == MODE_MASK or reserved:
-                raise Malformed("PUBLISH has a malformed entry")
-            if payload_size > self._max_payload:
-                raise MessageTooLarge(f"a payload has at most {self._max_payload} bytes")
-            route = self._find_route(body[data_at:header_at], exchange_size)
-            header = body[header_at:payload_at] if header_size else b""
-            message = self._message(route, flags, priority, header, body[payload_at:at])
-            if message.retain and route.address.exchange != RETAINING_EXCHANGE:
-                raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
-            if flags & MANDATORY:
+        if self._mandatory:
+            self._mandatory = set()
+        index: i64 = 0
+        while index < count:
+            message = self._read_message(data, at, end)
+            at = self._end
+            if self._is_mandatory:
                 self._mandatory.add(index)
+            route = self._route
+            assert route is not None
             routes.append(route)
             messages.append(message)
-        if at != size:
+            index += 1
+        if at != end:
             raise Malformed("PUBLISH has trailing bytes")
         return routes, messages
 
-    def _message(
-        self, route: Route, flags: int, priority: int, header: bytes, payload: bytes
-    ) -> Message:
-        """A message that was framed like this. Raises InvalidArgument for its properties."""
+    def _read_message(self, data: bytes, at: i64, end: i64) -> Message:
+        """The message at ``at``; sets where it ends, whether it is mandatory, and ``_route``."""
+        data_at: i64 = at + MESSAGE_HEAD_SIZE
+        if data_at > end:
+            raise Malformed("PUBLISH is cut")
+        # See ``messages.MESSAGE_HEAD``.
+        head: i64 = read_i64_le(data, at)
+        flags: i64 = head & 0xFF
+        exchange_size: i64 = head >> 16 & 0xFFFF
+        header_at: i64 = data_at + exchange_size + (head >> 32 & 0xFFFF)
+        header_size: i64 = i64(read_i32_le(data, at + 8)) & 0xFFFF_FFFF
+        payload_size: i64 = i64(read_i32_le(data, at + 12)) & 0xFFFF_FFFF
+        payload_at: i64 = header_at + header_size
+        at = payload_at + payload_size
+        if at > end or flags & ~_KNOWN_FLAGS or flags & MODE_MASK == MODE_MASK or head >> 48:
+            raise Malformed("PUBLISH has a malformed entry")
+        if payload_size > self._max_payload:
+            raise MessageTooLarge(f"a payload has at most {self._max_payload} bytes")
+        route = self._route
+        raw = self._raw_address
+        if (
+            route is None
+            or exchange_size != self._exchange_size
+            or len(raw) != header_at - data_at
+            or not lies_at(data, data_at, raw)
+            or route.topology_version != self._vhost.topology_version
+        ):
+            route = self._find_route(data[data_at:header_at], exchange_size)
         now = self._broker.now_ms
-        mode = flags & MODE_MASK
+        mode = int(flags & MODE_MASK)
         persistent = flags & PERSISTENT != 0
+        retain = flags & RETAIN != 0
         expires = 0
         insists = False
         deliver_at = 0
-        if header:
-            header = self._check_properties(header)
+        header = b""
+        if header_size:
+            header = self._raw_properties
+            if len(header) != header_size or not lies_at(data, header_at, header):
+                header = data[header_at:payload_at]
+                self._check_properties(header)
             if self._expiration >= 0:
                 expires = now + self._expiration
             if self._delivery >= 0:
@@ -191,32 +226,32 @@ class Publisher:
                 insists = True
             if self._delay:
                 deliver_at = now + self._delay
+        if retain and route.address.exchange != RETAINING_EXCHANGE:
+            raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
+        self._end = at
+        self._is_mandatory = flags & MANDATORY != 0
         return Message(
             PROTOCOL_NATIVE,
             route.address,
             header,
-            payload,
+            data[payload_at:at],
             mode,
             persistent,
             now,
             expires,
-            flags & RETAIN != 0,
-            priority,
+            retain,
+            head >> 8 & 0xFF,
             self._origin,
             deliver_at,
             insists=insists,
         )
 
-    def _find_route(self, raw: bytes, exchange_size: int) -> Route:
+    def _find_route(self, raw: bytes, exchange_size: i64) -> Route:
+        """The route of an address that the last message did not have.
+
+        Raises InvalidArgument, AccessRefused, NotFound.
+        """
         vhost = self._vhost
-        route = self._route
-        if (
-            route is not None
-            and raw == self._raw_address
-            and exchange_size == self._exchange_size
-            and route.topology_version == vhost.topology_version
-        ):
-            return route
         key = raw[exchange_size:]
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
@@ -229,10 +264,8 @@ class Publisher:
         self._exchange_size = exchange_size
         return route
 
-    def _check_properties(self, header: bytes) -> bytes:
-        """The properties, once they are known to be right; sets what they say."""
-        if header == self._raw_properties:
-            return self._raw_properties
+    def _check_properties(self, header: bytes) -> None:
+        """Keep what properties say, once they are known to be right. Raises InvalidArgument."""
         properties = decode_properties(header)
         expiration = properties.expiration
         delivery = _delivery_of(properties)
@@ -240,7 +273,6 @@ class Publisher:
         self._delivery = delivery
         self._delay = properties.delay or 0
         self._raw_properties = header
-        return header
 
     def check_read(self, routes: list[Route], messages: list[Message]) -> None:
         """Whether all of what was just read can be published, so that nobody sees a part of it.
@@ -286,6 +318,27 @@ class Publisher:
             # nobody else's concern.
             pass
 
+    def _publish_message(self, message: Message) -> int:
+        """Publish the only message of a request, which was read last.
+
+        Raises Rejected, Unroutable.
+        """
+        route = self._route
+        assert route is not None
+        if route.depends_on_message:
+            route = route.resolve(message)
+        self._metrics.messages_received += 1
+        is_mandatory = self._is_mandatory
+        result = self._vhost.publish(message, route, None, is_mandatory)
+        if result == UNROUTABLE:
+            self._metrics.messages_unroutable += 1
+            if is_mandatory:
+                raise Unroutable("no binding wants the message", _indexes([0]))
+            return 0
+        if result == REJECTED:
+            raise Rejected("a destination refused messages", _indexes([0]))
+        return result
+
     def _publish(self, routes: list[Route], messages: list[Message], skip: int) -> int:
         """Publish; ``skip`` of the first are there already (-1: not idempotent).
 
@@ -294,6 +347,9 @@ class Publisher:
         """
         metrics = self._metrics
         metrics.messages_received += len(messages)
+        vhost = self._vhost
+        mandatory = self._mandatory
+        has_mandatory = len(mandatory) > 0
         wait = 0
         rejected: list[int] = []
         unroutable: list[int] = []
@@ -302,8 +358,8 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(message)
-            is_mandatory = index in self._mandatory
-            result = self._vhost.publish(message, route, None, is_mandatory)
+            is_mandatory = has_mandatory and index in mandatory
+            result = vhost.publish(message, route, None, is_mandatory)
             if result == UNROUTABLE:
                 metrics.messages_unroutable += 1
                 unroutable.append(index)
@@ -317,8 +373,8 @@ class Publisher:
                 wait = result
         if rejected:
             raise Rejected("a destination refused messages", _indexes(rejected))
-        if self._mandatory:
-            missed = [index for index in unroutable if index in self._mandatory]
+        if has_mandatory:
+            missed = [index for index in unroutable if index in mandatory]
             if missed:
                 raise Unroutable("no binding wants the message", _indexes(missed))
         return wait

@@ -27,13 +27,14 @@ class State:
         self, name: str, admitted: Collection[int], refusal: str, reserved: Collection[int] = ()
     ) -> None:
         self.name = name
-        self.admitted = frozenset(admitted)
+        # By type, 1 where it is carried out.
+        self._admitted = bytes(kind in admitted for kind in range(256))
         self.reserved = frozenset(reserved)
         self._refusal = refusal
 
     def check(self, kind: int) -> None:
         """Raise NotSupported or UnexpectedFrame for a frame that may not come."""
-        if kind in self.admitted:
+        if self._admitted[kind]:
             return
         if kind in self.reserved:
             raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import i64
+
 from trivium.messages.message import Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
-from trivium_native.server.deliveries import delivery_head, framed_message
+from trivium_native.server.deliveries import write_delivery
 from trivium_native.wire.errors import UnknownDelivery
-from trivium_native.wire.frames import BATCH, CANCELLED, encode_frame, frame_head, pack
+from trivium_native.wire.frames import (
+    BATCH,
+    CANCELLED,
+    HEAD_SIZE,
+    encode_frame,
+    pack,
+    write_head,
+)
 from trivium_native.wire.messages import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
 
 if TYPE_CHECKING:
@@ -38,11 +47,11 @@ class Subscription:
     def resume(self) -> None:
         """The connection takes output again: deliver what there is."""
 
-    def settle(self, first: int, last: int) -> None:
+    def settle(self, first: i64, last: i64) -> None:
         """Deliveries ``first`` to ``last`` are done with. Raises UnknownDelivery for none."""
         raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
 
-    def give_back(self, first: int, last: int, requeue: bool) -> None:
+    def give_back(self, first: i64, last: i64, requeue: bool) -> None:
         """Deliveries ``first`` to ``last`` were not wanted. Raises UnknownDelivery for none."""
         raise UnknownDelivery(f"subscription {self.number} has nothing to settle")
 
@@ -107,9 +116,7 @@ class LiveSubscription(Subscription):
             connection.metrics.messages_dropped += 1
             return
         connection.metrics.messages_sent += 1
-        connection.send(
-            connection.live_frames.frame(message, self.number, connection.broker.now_ms)
-        )
+        connection.live_frames.send(connection, message, self.number)
 
     def end(self) -> None:
         if self._binding is not None:
@@ -157,7 +164,7 @@ class QueueSubscription(Subscription):
         self._credit = 0
         self._no_ack = no_ack
         self._exclusive = exclusive
-        self._tag = 0
+        self._tag: i64 = 0
         self._unsettled: Unsettled[QueueEntry] = Unsettled()
         self._consumer: _QueueConsumer | None = _QueueConsumer(self, priority, no_ack)
 
@@ -173,11 +180,12 @@ class QueueSubscription(Subscription):
     def deliver(self, entry: QueueEntry) -> None:
         """Send an entry; it is the client's until it is settled or given back."""
         connection = self.connection
-        self._tag += 1
+        tag = self._tag + 1
+        self._tag = tag
         if self._no_ack:
             self._credit -= 1
         else:
-            self._unsettled.add(self._tag, entry)
+            self._unsettled.add(tag, entry)
         flags = 0
         metrics = connection.metrics
         if entry.is_redelivered:
@@ -185,12 +193,12 @@ class QueueSubscription(Subscription):
             metrics.messages_redelivered += 1
         metrics.messages_sent += 1
         message = entry.message
-        encoded = framed_message(message, metrics)
-        now = connection.broker.now_ms
-        connection.send(
-            delivery_head(self.number, flags, message, entry.requeues, self._tag, now, len(encoded))
+        now_ms = connection.broker.now_ms
+        connection.output_size += write_delivery(
+            connection.output, metrics, self.number, flags, message, entry.requeues, tag, now_ms
         )
-        connection.send(encoded)
+        connection.mark_dirty()
+        connection.send(message.payload)
 
     def cancelled(self) -> None:
         """The queue is gone."""
@@ -210,15 +218,15 @@ class QueueSubscription(Subscription):
         if self._consumer is not None:
             self._queue.serve(self._consumer)
 
-    def settle(self, first: int, last: int) -> None:
+    def settle(self, first: i64, last: i64) -> None:
         queue = self._queue
-        for _, entry in self._take_some(first, last):
+        for entry in self._take_some(first, last):
             queue.settle(entry)
         self.resume()
 
-    def give_back(self, first: int, last: int, requeue: bool) -> None:
+    def give_back(self, first: i64, last: i64, requeue: bool) -> None:
         queue = self._queue
-        for _, entry in self._take_some(first, last):
+        for entry in self._take_some(first, last):
             if requeue:
                 queue.requeue(entry)
             else:
@@ -232,8 +240,8 @@ class QueueSubscription(Subscription):
         for tag, entry in taken:
             self._unsettled.add(tag, entry)
 
-    def _take_some(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
-        taken = self._unsettled.pop_range(first, last)
+    def _take_some(self, first: i64, last: i64) -> list[QueueEntry]:
+        taken = self._unsettled.pop_values(first, last)
         if not taken:
             raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
         return taken
@@ -329,9 +337,10 @@ class LogSubscription(Subscription):
     def _send(self, base: int, batch: bytes) -> None:
         connection = self.connection
         size = len(batch)
-        connection.send(
-            frame_head(BATCH, 0, BATCH_HEAD_SIZE + size) + BATCH_HEAD.pack(self.number, 0, base)
-        )
+        head = BATCH_HEAD.pack(self.number, 0, base)
+        write_head(connection.output, BATCH, 0, BATCH_HEAD_SIZE + size)
+        connection.output_size += HEAD_SIZE
+        connection.send(head)
         connection.send(batch)
         connection.metrics.messages_sent += batch_count(batch)
         self._credit -= size

@@ -28,7 +28,7 @@ from trivium_native.wire.errors import (
     UnknownDelivery,
 )
 from trivium_native.wire.fields import Fields
-from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS, Frame
+from trivium_native.wire.frames import MAX_FIELDS_BYTES, MAX_ITEMS
 from trivium_native.wire.messages import (
     MAX_MESSAGES,
     TX_HEAD,
@@ -66,13 +66,12 @@ class Transactions:
         self._publisher = publisher
         self._parts = parts
 
-    def handle(self, frame: Frame) -> None:
-        """Check, apply and answer one transaction.
+    def handle(self, correlation: int, data: bytes, at: int, end: int) -> None:
+        """Check, apply and answer one transaction, the request ``data[at:end]``.
 
         Raises what refuses it: then nothing of it has been done.
         """
-        body = frame.body
-        fields, count, at = _split(body)
+        fields, count, at = _split(data, at, end)
         name = fields.optional_text("producer")
         producer = b""
         epoch = sequence = 0
@@ -85,9 +84,7 @@ class Transactions:
                 raise Fenced("the transactional producer is not open, or was opened again since")
             if known > 0:
                 # Committed already, and perhaps not durable yet.
-                self._connection.reply_when_durable(
-                    frame.correlation, self._parts.progress(producer)
-                )
+                self._connection.reply_when_durable(correlation, self._parts.progress(producer))
                 return
         settlements = fields.rows("settle", MAX_ITEMS, 4)
         commits = [Commit(self._vhost, one) for one in fields.maps("commits", MAX_COMMITS)]
@@ -100,7 +97,7 @@ class Transactions:
             if publisher.blocked is not None:
                 raise Blocked(publisher.blocked)
         parts = self._parts.find(producer, sequence, wanted)
-        routes, messages = publisher.read(body, at, count)
+        routes, messages = publisher.read(data, at, end, count)
         publisher.check_read(routes, messages)
         taken = self._take(settlements)
         try:
@@ -117,15 +114,14 @@ class Transactions:
         if name is not None:
             self._vhost.transactional.advance(producer, epoch, sequence + 1)
             self._parts.decide(producer, sequence, parts)
-        self._connection.reply_when_durable(frame.correlation, self._parts.progress(producer))
+        self._connection.reply_when_durable(correlation, self._parts.progress(producer))
 
-    def stage(self, frame: Frame) -> None:
+    def stage(self, correlation: int, data: bytes, at: int, end: int) -> None:
         """Keep messages for a transaction that somebody else will commit.
 
         Raises what refuses it: then nothing of it is kept.
         """
-        body = frame.body
-        fields, count, at = _split(body)
+        fields, count, at = _split(data, at, end)
         producer = fields.text("producer").encode()
         sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
         part = fields.text("part")
@@ -137,10 +133,10 @@ class Transactions:
         if self._parts.is_committed(producer, sequence):
             reply["committed"] = True
         else:
-            routes, messages = self._publisher.read(body, at, count)
+            routes, messages = self._publisher.read(data, at, end, count)
             self._publisher.check_routes(routes, messages)
-            self._parts.stage(producer, sequence, part, index, count, body[at:])
-        self._connection.reply_when_durable(frame.correlation, reply)
+            self._parts.stage(producer, sequence, part, index, count, data[at:end])
+        self._connection.reply_when_durable(correlation, reply)
 
     def _take(self, settlements: list[list[int]]) -> list[Taken]:
         """Take what the settlements settle out of what is unsettled.
@@ -173,15 +169,16 @@ class Transactions:
         return subscription, entries
 
 
-def _split(body: bytes) -> tuple[Fields, int, int]:
+def _split(data: bytes, at: int, end: int) -> tuple[Fields, int, int]:
     """The fields of TX and STAGE, the number of messages, and where they begin."""
-    if len(body) < TX_HEAD_SIZE:
+    fields_at = at + TX_HEAD_SIZE
+    if end < fields_at:
         raise Malformed("TX or STAGE is cut")
-    size, count = TX_HEAD.unpack_from(body)
-    at = TX_HEAD_SIZE + size
-    if size > MAX_FIELDS_BYTES or at > len(body) or count > MAX_MESSAGES:
+    size, count = TX_HEAD.unpack_from(data, at)
+    messages_at = fields_at + size
+    if size > MAX_FIELDS_BYTES or messages_at > end or count > MAX_MESSAGES:
         raise Malformed("TX or STAGE has a wrong size or too many messages")
-    return Fields(body[TX_HEAD_SIZE:at]), count, at
+    return Fields(data[fields_at:messages_at]), count, messages_at
 
 
 def _put_back(taken: list[Taken]) -> None:

@@ -10,6 +10,8 @@ from struct import Struct
 from typing import Any, Final
 
 import msgpack
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
 
 from trivium.common.pieces import Pieces
 from trivium_native.wire.errors import FrameTooLarge, Malformed, ProtocolError
@@ -81,10 +83,10 @@ REQUESTS: Final[frozenset[int]] = frozenset(
 
 HEAD: Final = Struct("<IBQ")
 HEAD_SIZE: Final = 13
-_LENGTH: Final = Struct("<I")
 _LENGTH_SIZE: Final = 4
 #: what ``length`` counts beside the body
 _HEAD_REST: Final = 9
+_BEYOND_I64: Final = 1 << 64
 
 #: Longest frame before authentication: nobody unknown makes the broker hold more.
 MAX_HANDSHAKE_FRAME: Final = 16 * 1024
@@ -111,39 +113,50 @@ class Frame:
 
 
 class FrameCutter:
-    """Cuts frames out of a byte stream, where they lie in what was read."""
+    """Finds the frames of a byte stream, where they lie in what was read."""
 
     def __init__(self, max_frame: int) -> None:
         #: longest frame that is taken, its length field not counted
-        self.max_frame = max_frame
-        #: where the last frame ended
-        self.end = 0
+        self.max_frame: i64 = max_frame
+        # The last frame that was found: type, correlation id, where its body is.
+        self.kind: i64 = 0
+        self.correlation = 0
+        self.body_at: i64 = 0
+        self.end: i64 = 0
         #: bytes without which it is not worth looking again
-        self.needed = _LENGTH_SIZE
+        self.needed: i64 = _LENGTH_SIZE
 
-    def cut(self, data: bytes, at: int) -> Frame | None:
-        """The frame at ``at``, or None when it is incomplete; see ``end`` and ``needed``.
+    def find(self, data: bytes, at: i64) -> bool:
+        """Look at the frame that begins at ``at``; whether it is whole, see ``needed`` otherwise.
 
         Raises FrameTooLarge and Malformed, as soon as the length tells.
         """
-        left = len(data) - at
-        kind = correlation = 0
-        if left >= HEAD_SIZE:
-            length, kind, correlation = HEAD.unpack_from(data, at)
-        elif left >= _LENGTH_SIZE:
-            (length,) = _LENGTH.unpack_from(data, at)
-        else:
+        left: i64 = len(data) - at
+        if left < _LENGTH_SIZE:
             self.needed = _LENGTH_SIZE
-            return None
+            return False
+        length: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
         if length < _HEAD_REST:
             raise Malformed(f"frame length {length} is below {_HEAD_REST}")
         if length > self.max_frame:
             raise FrameTooLarge(f"frame length {length} is above {self.max_frame}")
-        self.needed = 4 + length
-        if left < self.needed:
-            return None
-        self.end = at + self.needed
-        return Frame(kind, correlation, data[at + HEAD_SIZE : self.end])
+        needed: i64 = _LENGTH_SIZE + length
+        self.needed = needed
+        if left < needed:
+            return False
+        self.kind = i64(data[at + _LENGTH_SIZE])
+        correlation: i64 = read_i64_le(data, at + _LENGTH_SIZE + 1)
+        # It is a number without a sign.
+        self.correlation = correlation
+        if correlation < 0:
+            self.correlation += _BEYOND_I64
+        self.body_at = at + HEAD_SIZE
+        self.end = at + needed
+        return True
+
+    def frame(self, data: bytes) -> Frame:
+        """The frame in ``data`` that was found last, as an object."""
+        return Frame(self.kind, self.correlation, data[self.body_at : self.end])
 
 
 class FrameReader:
@@ -168,10 +181,10 @@ class FrameReader:
         if pieces.size < cutter.needed:
             return found
         data = pieces.take()
-        at = 0
+        at: i64 = 0
         try:
-            while (frame := cutter.cut(data, at)) is not None:
-                found.append(frame)
+            while cutter.find(data, at):
+                found.append(cutter.frame(data))
                 at = cutter.end
         except ProtocolError:
             cutter.needed = _LENGTH_SIZE
@@ -188,9 +201,11 @@ def encode_frame(kind: int, correlation: int, body: bytes = b"") -> bytes:
     return HEAD.pack(_HEAD_REST + len(body), kind, correlation) + body
 
 
-def frame_head(kind: int, correlation: int, body_size: int) -> bytes:
-    """The head of a frame whose body is sent in parts."""
-    return HEAD.pack(_HEAD_REST + body_size, kind, correlation)
+def write_head(writer: BytesWriter, kind: int, correlation: int, body_size: i64) -> None:
+    """Write the head of a frame whose body follows."""
+    write_i32_le(writer, i32(_HEAD_REST + body_size))
+    writer.append(kind)
+    write_i64_le(writer, correlation - _BEYOND_I64 if correlation >> 63 else correlation)
 
 
 def pack(value: object) -> bytes:

@@ -10,7 +10,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from librt.strings import BytesWriter, write_i64_le
+from mypy_extensions import i64
+
 from trivium_native.wire.errors import Malformed
+from trivium_native.wire.frames import FETCHED, write_head
 
 #: flags, priority, exchange length, routing key length, reserved, properties length, payload length
 MESSAGE_HEAD: Final = Struct("<BBHHHII")
@@ -44,9 +48,6 @@ TX_REJECT: Final = 2
 #: subscription, flags, source protocol, returns, delivery tag, arrival, remaining lifetime
 DELIVERY: Final = Struct("<IBBHQqq")
 DELIVERY_SIZE: Final = 32
-#: the same behind the head of its frame, and what that frame's length counts beside the message
-DELIVER_FRAME: Final = Struct("<IBQIBBHQqq")
-DELIVER_REST: Final = 9 + DELIVERY_SIZE
 REDELIVERED: Final = 1
 
 #: first offset, high watermark, count of batches, reserved
@@ -64,10 +65,15 @@ BATCH_HEAD_SIZE: Final = 16
 CREDIT: Final = Struct("<IQ")
 #: subscription, flags, first and last delivery tag
 SETTLE: Final = Struct("<IIQQ")
+SETTLE_SIZE: Final = 24
 REQUEUE: Final = 1
 
 #: how many requests in a row a CONFIRM is for
 CONFIRM: Final = Struct("<I")
+CONFIRM_SIZE: Final = 4
+
+#: Payloads of this size and more are not copied into a writer first (16 KiB).
+LARGE_PAYLOAD: Final = 16 * 1024
 
 _PADDING: Final = (b"", bytes(7), bytes(6), bytes(5), bytes(4), bytes(3), bytes(2), bytes(1))
 
@@ -98,12 +104,38 @@ def encode_message(
     flags: int, priority: int, exchange: bytes, key: bytes, properties: bytes, payload: bytes
 ) -> bytes:
     """One message as bytes. Raises ValueError when a length is out of its field's range."""
-    if len(exchange) > 0xFFFF or len(key) > 0xFFFF:
-        raise ValueError("exchange or routing key is longer than 65535 bytes")
-    head = MESSAGE_HEAD.pack(
-        flags, priority, len(exchange), len(key), 0, len(properties), len(payload)
+    check_names(len(exchange), len(key))
+    writer = BytesWriter()
+    write_message_head(
+        writer, flags, priority, len(exchange), len(key), len(properties), len(payload)
     )
-    return b"".join((head, exchange, key, properties, payload))
+    writer.write(exchange)
+    writer.write(key)
+    writer.write(properties)
+    if len(payload) >= LARGE_PAYLOAD:
+        return b"".join((writer.getvalue(), payload))
+    writer.write(payload)
+    return writer.getvalue()
+
+
+def check_names(exchange_size: i64, key_size: i64) -> None:
+    """Raises ValueError when a length is out of its field's range."""
+    if exchange_size > 0xFFFF or key_size > 0xFFFF:
+        raise ValueError("exchange or routing key is longer than 65535 bytes")
+
+
+def write_message_head(
+    writer: BytesWriter,
+    flags: i64,
+    priority: i64,
+    exchange_size: i64,
+    key_size: i64,
+    properties_size: i64,
+    payload_size: i64,
+) -> None:
+    """Write what stands before the names of a message: ``MESSAGE_HEAD``, as two numbers."""
+    write_i64_le(writer, flags | priority << 8 | exchange_size << 16 | key_size << 32)
+    write_i64_le(writer, properties_size | payload_size << 32)
 
 
 def decode_message(data: bytes, at: int) -> tuple[FramedMessage, int]:
@@ -131,14 +163,28 @@ def decode_message(data: bytes, at: int) -> tuple[FramedMessage, int]:
     return message, end
 
 
-def encode_fetched(first_offset: int, mark: int, batches: list[tuple[int, bytes]]) -> bytes:
-    """The body of FETCHED: whole stored batches with their base offsets."""
-    parts = [FETCHED_HEAD.pack(first_offset, mark, len(batches), 0)]
+def encode_fetched(
+    correlation: int, first_offset: int, mark: int, batches: list[tuple[int, bytes]]
+) -> list[bytes]:
+    """FETCHED in pieces: whole stored batches as they are, with their base offsets between them."""
+    size: i64 = FETCHED_HEAD_SIZE
+    for _, batch in batches:
+        size += STORED_SIZE + len(batch) + len(_PADDING[len(batch) & 7])
+    writer = BytesWriter()
+    write_head(writer, FETCHED, correlation, size)
+    write_i64_le(writer, first_offset)
+    write_i64_le(writer, mark)
+    write_i64_le(writer, len(batches))
+    pieces: list[bytes] = []
     for base, batch in batches:
-        parts.append(STORED.pack(base, len(batch), 0))
-        parts.append(batch)
-        parts.append(_PADDING[len(batch) & 7])
-    return b"".join(parts)
+        write_i64_le(writer, base)
+        write_i64_le(writer, len(batch))
+        pieces.append(writer.getvalue())
+        pieces.append(batch)
+        writer.truncate(0)
+        writer.write(_PADDING[len(batch) & 7])
+    pieces.append(writer.getvalue())
+    return pieces
 
 
 def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]]]:
