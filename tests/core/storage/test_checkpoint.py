@@ -915,6 +915,33 @@ def test_a_crash_between_the_portions_of_rows_loses_nothing_and_brings_nothing_b
     assert recovered > 100
 
 
+def test_rows_that_are_in_the_catalog_are_not_written_again_after_a_restart() -> None:
+    """The journal has them still, as long as the last row is not in the catalog."""
+    host = Host(checkpoint_size=1 << 14, checkpoint_rows=100, journal_file_size=1 << 12)
+    fill(host, 1000)
+    while transactions(host) < 6:
+        host.storage.commit()
+        host.step()
+    written = {key for keys in rows_in_transactions(host) for key in keys}
+    assert 500 <= len(written) < 1000
+    restarted = Host(
+        host.disk.power_cut(None),
+        seed=1,
+        checkpoint_size=1 << 14,
+        checkpoint_rows=100,
+        journal_file_size=1 << 12,
+    )
+    table = restarted.storage.table("t")
+    changed = min(written)
+    table.put(changed, b"new")
+    restarted.commit()
+    expected = {b"%06d" % number for number in range(1000)} - written | {changed}
+    assert transactions(restarted) + 1 == -(-len(expected) // 100)
+    assert dict(host.storage.table("t").items()) | {changed: b"new"} == dict(table.items())
+    again = Host(restarted.disk.power_cut(None), seed=2)
+    assert dict(again.storage.table("t").items()) == dict(table.items())
+
+
 def test_rows_that_did_not_fit_on_a_full_disk_are_written_later() -> None:
     host = Host(checkpoint_size=1500, checkpoint_rows=10, journal_file_size=900)
     fill(host, 25)

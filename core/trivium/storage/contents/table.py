@@ -23,7 +23,8 @@ class DiskTable(Table):
         return self._rows.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
-        self.restore(key, value)
+        self._rows[key] = value
+        self.mark_changed(key)
         self._changes.put(self.number, key, value)
 
     def delete(self, key: bytes) -> None:
@@ -45,8 +46,18 @@ class DiskTable(Table):
         self._rows.update(zip(keys, values, strict=True))
 
     def restore(self, key: bytes, value: bytes) -> None:
-        """A row as the journal has it."""
-        self._rows[key] = value
+        """A row as the journal has it.
+
+        As long as the journal is needed for others, it has many that the checkpoint has too: they
+        are no changes, and need not be written again.
+        """
+        rows = self._rows
+        count = len(rows)
+        known = rows.setdefault(key, value)
+        if len(rows) == count:
+            if known == value:
+                return
+            rows[key] = value
         self.mark_changed(key)
 
     def restore_deleted(self, key: bytes) -> bool:
