@@ -153,7 +153,7 @@ class DiskStorage(Storage):
             self.executor.now(),
         )
         self.journal = self._opened.journal
-        self.was_clean = self._opened.recovered.was_clean
+        self.was_clean = self._opened.was_clean
         self.durable = self.journal.written
         self.write_batch = self.durable + 1
         self._changes = self._opened.contents.changes
@@ -164,7 +164,7 @@ class DiskStorage(Storage):
         self, size: int, rows: int, entropy: Callable[[int], bytes], compresses: bool
     ) -> Checkpoints:
         opened = self._opened
-        self._backlog = JournalBacklog(size, opened.recovered.journal_bytes)
+        self._backlog = JournalBacklog(size, opened.journal_bytes)
         if opened.wants_checkpoint:
             self._backlog.ask_for_logs()
         target = CheckpointTarget(
@@ -180,7 +180,7 @@ class DiskStorage(Storage):
             opened.contents,
             self._backlog,
             rows,
-            opened.recovered.checkpoint_batch,
+            opened.checkpoint_batch,
             self._workers.checkpoint,
             self.completions,
             self.ask_for_turn,

@@ -89,14 +89,14 @@ class OpenDirectory:
         try:
             version = read_directory_format(filesystem, directory)
             self._open_catalog(version)
-            self.recovered = Recovered(Changes(), segments, keys)
+            recovered = Recovered(Changes(), segments, keys)
             try:
-                self._recover(version)
-                self._take_over(version)
-                self.journal = self._begin_journal(journal_file_size, policy, now)
+                self._recover(recovered, version)
+                self._take_over(recovered, version)
+                self.journal = self._begin_journal(recovered, journal_file_size, policy, now)
                 if version == NO_FORMAT:
                     # From now on it is noticed if the journal or the catalog is not there.
-                    self._write_first_positions(self.journal.written)
+                    self._write_first_positions(recovered, self.journal.written)
                     write_directory_format(filesystem, directory)
             except (OSError, sqlite3.Error, StorageError):
                 self._close_catalog()
@@ -107,14 +107,17 @@ class OpenDirectory:
         except StorageError:
             self._lock.release()
             raise
-        self.contents = Contents(self.recovered)
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether one is due: there are many journal files, or some with another key."""
-        recovered = self.recovered
-        is_foreign = recovered.has_foreign_files or len(self._segments.foreign) > 0
-        return len(recovered.files) > MAX_JOURNAL_FILES or is_foreign
+        self.contents = Contents(recovered)
+        # What else was found is not kept: the last journal file alone may be large.
+        self.was_clean = recovered.was_clean
+        self.checkpoint_batch = recovered.checkpoint_batch
+        self.journal_bytes = recovered.journal_bytes
+        #: whether one is due: there are many journal files, or some with another key
+        self.wants_checkpoint = (
+            len(recovered.files) > MAX_JOURNAL_FILES
+            or recovered.has_foreign_files
+            or len(segments.foreign) > 0
+        )
 
     def release(self) -> None:
         """Let go of the directory."""
@@ -141,9 +144,9 @@ class OpenDirectory:
             filesystem, copy_path, self.catalog, self._keys, self._entropy
         )
 
-    def _recover(self, version: int) -> None:
+    def _recover(self, recovered: Recovered, version: int) -> None:
         """Read all of it. Raises StorageDamaged where anything is wrong or missing."""
-        recovered, catalog = self.recovered, self.catalog
+        catalog = self.catalog
         catalog.load(recovered, self._segments)
         reason = catalog.verify_pages()
         if reason:
@@ -161,20 +164,19 @@ class OpenDirectory:
             for log in recovered.logs.values():
                 log.recovered_offset = log.next_offset
 
-    def _take_over(self, version: int) -> None:
+    def _take_over(self, recovered: Recovered, version: int) -> None:
         """Remove what is left over, and make a directory of an old format one of today's."""
         filesystem = self._filesystem
         self.catalog_copy.open()
-        for path in self.recovered.left_over:
+        for path in recovered.left_over:
             filesystem.remove(path)
         self._segments.remove_unused()
         if version == OLD_FORMAT_VERSION:
             if not self.catalog.has_positions:
-                self._write_first_positions(self.recovered.last_batch)
+                self._write_first_positions(recovered, recovered.last_batch)
             write_directory_format(filesystem, self._directory)
 
-    def _write_first_positions(self, needed_batch: int) -> None:
-        recovered = self.recovered
+    def _write_first_positions(self, recovered: Recovered, needed_batch: int) -> None:
         changes = CatalogChanges()
         changes.set_positions(
             recovered.checkpoint_batch,
@@ -186,8 +188,9 @@ class OpenDirectory:
         self.catalog.write(changes)
         self.catalog_copy.write(changes)
 
-    def _begin_journal(self, file_size: int, policy: FsyncPolicy, now: float) -> JournalWriter:
-        recovered = self.recovered
+    def _begin_journal(
+        self, recovered: Recovered, file_size: int, policy: FsyncPolicy, now: float
+    ) -> JournalWriter:
         journal = JournalWriter(
             self._filesystem,
             self._journal_directory,
