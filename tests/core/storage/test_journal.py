@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import zlib
@@ -15,6 +16,8 @@ from trivium.storage.journal.journal_files import (
     BATCH_HEADER_SIZE,
     FILE_HEADER_SIZE,
     TRAILER,
+    JournalFile,
+    batch_header,
     file_name,
     file_number,
 )
@@ -309,6 +312,34 @@ def test_what_an_earlier_use_left_in_a_file_is_no_batch() -> None:
         old.commit()
     disk.content(FIRST)[end:] = old.disk.content(FIRST)[end:]
     assert records(disk) == 3
+
+
+@pytest.mark.parametrize("marker", [b"abcdefgh", bytes(3) + b"abcde", b"abcde" + bytes(3)])
+def test_a_batch_is_found_wherever_it_lies_among_zeros(marker: bytes) -> None:
+    """Also across the edges of the blocks that are compared with zeros."""
+    block = 64 * 1024
+    for start in (0, 5, block - 1):
+        for at in range(start + 2 * block - 50, start + 2 * block + 10):
+            batch = batch_header(marker, 7, 6, 0, 0, 0)
+            data = bytes(at) + batch + bytes(3 * block) + b"x" + batch + bytes(30)
+            file = JournalFile("f", data, 7, marker)
+            second = at + len(batch) + 3 * block + 1
+            assert [place.position for place in file.behind(start)] == [at, second]
+            assert [place.position for place in file.behind(at + 1)] == [second]
+            assert not list(file.behind(second + 1))
+
+
+def test_a_start_keeps_nothing_of_the_files_that_it_has_read() -> None:
+    disk = written(20, journal_file_size=400)
+
+    def files() -> int:
+        gc.collect()
+        return sum(isinstance(each, JournalFile) for each in gc.get_objects())
+
+    before = files()
+    host = Host(disk, seed=1)
+    assert len(host.storage.log("l")) == 20
+    assert files() == before
 
 
 def test_file_names() -> None:
