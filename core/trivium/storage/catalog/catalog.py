@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,13 @@ _MOST_VALUES: Final = 999
 #: Rows of tables that are read and checked together at a start.
 _LOADED_AT_ONCE: Final = 1024
 
+#: The numbers of the tables that have rows, without a look at every row.
+_NUMBERS: Final = (
+    "WITH RECURSIVE each (number) AS (SELECT min(key_table) FROM key_value UNION ALL"
+    " SELECT (SELECT min(key_table) FROM key_value WHERE key_table > number) FROM each"
+    " WHERE number IS NOT NULL) SELECT number FROM each WHERE number IS NOT NULL"
+)
+
 #: the last of them where rows are encrypted
 TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
 #: the columns that name a row of a table
@@ -97,14 +104,14 @@ def is_right(table: str, row: tuple[Any, ...]) -> bool:
 
 
 def _are_right(
-    numbers: tuple[int, ...],
+    number: int,
     keys: tuple[bytes, ...],
     values: tuple[bytes, ...],
     checksums: tuple[int, ...],
 ) -> bool:
-    """Whether rows of tables have the right checksums, without a call of ``checksum_of_row``."""
+    """Whether rows of a table have the right checksums, without a call of ``checksum_of_row``."""
     try:
-        return tuple(map(zlib.crc32, values, map(zlib.crc32, keys, numbers))) == checksums
+        return tuple(map(zlib.crc32, values, map(zlib.crc32, keys, repeat(number)))) == checksums
     except (TypeError, OverflowError):
         return False
 
@@ -341,29 +348,28 @@ class Catalog:
                 self._report(f"the row of table {name} is missing")
                 tables[number] = DiskTable(number, name, recovered.changes)
         recovered.next_table = max(recovered.next_table - 1, *tables, 0) + 1
-        # There may be millions of them.
-        rows = self._rows("key_value", "key_table, key")
-        is_last = False
-        while not is_last:
-            part: list[tuple[Any, ...]] = []
-            try:
-                part.extend(islice(rows, _LOADED_AT_ONCE))
-            finally:
-                # Behind an error too: what was read until then counts.
-                self._load_rows(tables, part)
-            is_last = not part
+        query = "SELECT key, value, checksum FROM key_value WHERE key_table = ? ORDER BY key"
+        for (number,) in self._connection.execute(_NUMBERS):
+            # There may be millions of them.
+            rows = self._connection.execute(query, (number,))
+            is_last = False
+            while not is_last:
+                part: list[tuple[Any, ...]] = []
+                try:
+                    part.extend(islice(rows, _LOADED_AT_ONCE))
+                finally:
+                    # Behind an error too: what was read until then counts.
+                    self._load_rows(number, tables.get(number), part)
+                is_last = not part
 
-    def _load_rows(self, tables: dict[int, DiskTable], rows: list[tuple[Any, ...]]) -> None:
+    def _load_rows(self, number: int, table: DiskTable | None, rows: list[tuple[Any, ...]]) -> None:
         is_sealed = self._keys.current != PLAIN
-        if rows and not is_sealed:
-            numbers, keys, values, checksums = zip(*rows, strict=True)
-            table = tables.get(numbers[0])
-            is_of_one = numbers.count(numbers[0]) == len(numbers)
-            if table is not None and is_of_one and _are_right(numbers, keys, values, checksums):
+        if rows and not is_sealed and table is not None:
+            keys, values, checksums = zip(*rows, strict=True)
+            if _are_right(number, keys, values, checksums):
                 table.load_all(keys, values)
                 return
-        for number, key, value, checksum in rows:
-            table = tables.get(number)
+        for key, value, checksum in rows:
             if table is None:
                 self._report(f"the name of table {number} is missing")
             elif checksum != checksum_of_row(number, key, value):
