@@ -90,4 +90,4 @@ class Requeues:
 
     def has(self, name: str) -> bool:
         """Whether there are rows from before the start for the queue called ``name``."""
-        return name.encode() in self._restored
+        return len(self._restored) > 0 and name.encode() in self._restored

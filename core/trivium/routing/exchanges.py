@@ -122,7 +122,10 @@ class Binding:
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.destination), self.pattern, self.is_filter, self._arguments_text()))
+        if not self.arguments:
+            # As nearly all, of which a start may make very many.
+            return hash((self.destination, self.pattern))
+        return hash((self.destination, self.pattern, self._arguments_text()))
 
 
 class Route:
@@ -248,11 +251,11 @@ class Exchange:
 
     def bind(self, binding: Binding) -> bool:
         """Add a binding, or replace the options of the same one; whether it is new."""
-        known = self._bindings.get(binding)
-        if known is not None:
+        count = len(self._bindings)
+        known = self._bindings.setdefault(binding, binding)
+        if len(self._bindings) == count:
             known.options = binding.options
             return False
-        self._bindings[binding] = binding
         self._added(binding)
         return True
 

@@ -52,7 +52,7 @@ class Bindings:
 
     def restore(self, vhost: StreamNamespace) -> None:
         """Bind as the table says what is there in ``vhost``."""
-        for key, _ in list(self._table.items()):
+        for key, _ in self._table.items():
             source, kind, target, pattern, is_filter, arguments = unpack(key)
             exchange = vhost.exchanges.get(source)
             destination: Destination | None
@@ -64,8 +64,8 @@ class Bindings:
             else:
                 destination = vhost.streams.get(target)
             if exchange is not None and destination is not None:
-                binding = Binding(destination, pattern, dict(arguments), is_filter=is_filter)
-                self._bind(exchange, binding)
+                given = dict(arguments) if arguments else None
+                self._bind(exchange, Binding(destination, pattern, given, is_filter=is_filter))
 
     def _bind(self, exchange: Exchange, binding: Binding) -> None:
         target = binding.destination

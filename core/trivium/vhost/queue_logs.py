@@ -15,7 +15,7 @@ class QueueLogs:
 
     def __init__(self, storage: Storage, vhost: str) -> None:
         self._storage = storage
-        self._vhost = vhost
+        self._prefix = _prefix(vhost)
         self._redelivered = RedeliveredOffsets(storage.table(f"doubts/{vhost}"))
 
     def open(self, queue: str, arguments: Mapping[str, HeaderValue]) -> list[Log]:
@@ -34,13 +34,22 @@ class QueueLogs:
             self._redelivered.forget(name)
 
     def _names(self, queue: str, arguments: Mapping[str, HeaderValue]) -> list[str]:
-        if not self._storage.is_durable or arguments.get("x-storage") == "memory":
+        if not self._storage.is_durable:
+            return []
+        if not arguments:
+            # As nearly all.
+            return [f"{self._prefix}0/{queue}"]
+        if arguments.get("x-storage") == "memory":
             return []
         highest = settings_of(arguments, {}).max_priority
-        return [queue_log_name(self._vhost, queue, priority) for priority in range(highest + 1)]
+        return [f"{self._prefix}{priority}/{queue}" for priority in range(highest + 1)]
 
 
 def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:
     """The name of the log that keeps a queue's messages of one priority; never that of another."""
+    return f"{_prefix(vhost)}{priority}/{queue}"
+
+
+def _prefix(vhost: str) -> str:
     # Both names may hold any character, so the first one says how long it is.
-    return f"queue/{len(vhost)}:{vhost}/{priority}/{queue}"
+    return f"queue/{len(vhost)}:{vhost}/"

@@ -531,8 +531,12 @@ class VirtualHost(StreamNamespace):
         for key, row in self._stream_rows.items():
             partitions, incarnation, arguments = unpack(row)
             self._make_stream(key.decode(), partitions, incarnation, arguments)
+        last: bytes | None = None
         for key, row in self._queue_rows.items():
-            auto_delete, arguments, adapter = unpack(row)
+            # There may be very many, and most are like the one before.
+            if row != last:
+                auto_delete, arguments, adapter = unpack(row)
+                last = row
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
         self._bindings.restore(self)
 
