@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     backlog.add_argument("--payload", type=int, default=256, metavar="BYTES")
     backlog.add_argument("--server", action="append", type=_broker, metavar="NAME")
     restart = commands.add_parser("restart", help="start with many queues and retained messages")
-    restart.add_argument("--count", type=int, default=10_000)
+    restart.add_argument("--count", type=int, default=10_000, help="queues")
+    restart.add_argument("--retained", type=int, default=10_000, help="retained messages")
     scale = commands.add_parser("scale", help="confirms while many table rows are checkpointed")
     scale.add_argument("--retained", type=int, default=1_000_000, help="retained messages")
     scale.add_argument("--messages", type=int, default=200_000, help="of a round")
@@ -201,7 +202,8 @@ def _backlog(arguments: argparse.Namespace) -> int:
 
 
 def _restart(arguments: argparse.Namespace) -> int:
-    results, status = _each([partial(measure_restart, "trivium", arguments.count)])
+    measure = partial(measure_restart, "trivium", arguments.count, arguments.retained)
+    results, status = _each([measure])
     _write("restart", results)
     return status
 

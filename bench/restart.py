@@ -36,20 +36,26 @@ class RestartResult:
 
     server: str
     count: int
+    retained: int
     clean_seconds: float
+    clean_cpu: float
+    """What it had used of a core then."""
     killed_seconds: float
+    killed_cpu: float
 
     def __str__(self) -> str:
         is_met = self.clean_seconds < MAX_CLEAN and self.killed_seconds < MAX_KILLED
         return (
-            f"{self.server:20} {self.count:,} queues with a message each, and retained messages:"
-            f" ready {self.killed_seconds:.2f} s after a kill with a full journal,"
-            f" {self.clean_seconds:.2f} s after a clean stop: {'met' if is_met else 'missed'}"
+            f"{self.server:20} {self.count:,} queues with a binding and a message each,"
+            f" {self.retained:,} retained messages:"
+            f" ready {self.killed_seconds:.2f} s after a kill with a full journal"
+            f" ({self.killed_cpu:.2f} s of a core), {self.clean_seconds:.2f} s after a clean stop"
+            f" ({self.clean_cpu:.2f} s): {'met' if is_met else 'missed'}"
         )
 
 
-def measure_restart(name: str, count: int) -> RestartResult:
-    """Declare and use ``count`` queues and retained messages, then start anew twice.
+def measure_restart(name: str, count: int, retained: int) -> RestartResult:
+    """Declare and use ``count`` queues, and ``retained`` messages, then start anew twice.
 
     Raises:
         ServerError: the server cannot be started, or is not Trivium.
@@ -65,18 +71,21 @@ def measure_restart(name: str, count: int) -> RestartResult:
         with _client(server) as client:
             for number in range(count):
                 client.declare_queue(f"restart-{number}")
-            for publish in (_message, _retained):
+                client.bind_queue(f"restart-{number}", "amq.topic", f"restart-{number}")
+            for publish, most in ((_message, count), (_retained, retained)):
                 client.publish_many(
-                    [publish(number) for number in range(start, min(start + _BATCH, count))]
-                    for start in range(0, count, _BATCH)
+                    [publish(number) for number in range(start, min(start + _BATCH, most))]
+                    for start in range(0, most, _BATCH)
                 )
             filler = Publication(payload=bytes(1024), routing_key="restart-0", exchange="")
             client.publish_many([filler] * _BATCH for _ in range(_FILLER // _BATCH))
         killed = server.restart(signal.SIGKILL)
-        _check(server, count)
+        killed_cpu = server.cpu_seconds()
+        _check(server, count, retained)
         clean = server.restart(signal.SIGTERM)
-        _check(server, count)
-        return RestartResult(name, count, clean, killed)
+        clean_cpu = server.cpu_seconds()
+        _check(server, count, retained)
+        return RestartResult(name, count, retained, clean, clean_cpu, killed, killed_cpu)
 
 
 def _message(number: int) -> Publication:
@@ -97,7 +106,7 @@ def _client(server: Trivium) -> Iterator[SyncClient]:
         raise PeerError(str(error)) from error
 
 
-def _check(server: Trivium, count: int) -> None:
+def _check(server: Trivium, count: int, retained: int) -> None:
     """Whether every queue has what it had, and the last retained message is there."""
     setup = AmqpSetup(server.addresses["amqp"])
     with closed_on_error(setup.socket):
@@ -105,7 +114,7 @@ def _check(server: Trivium, count: int) -> None:
         setup.close()
     if found != [1 + _FILLER // _BATCH * _BATCH, *[1] * (count - 1)]:
         raise PeerError(f"the queues have {sum(found)} messages")
-    check_retained(server, f"restart/{count - 1}", _BODY)
+    check_retained(server, f"restart/{retained - 1}", _BODY)
 
 
 def check_retained(server: Trivium, topic: str, body: bytes) -> None:

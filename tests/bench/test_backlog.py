@@ -46,6 +46,9 @@ def test_a_goal_that_is_missed_is_said(wrong: dict[str, float | bool]) -> None:
 
 def test_a_start_finds_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "_FILLER", 1000)
-    result = measure_restart("trivium-interpreted", 20)
+    result = measure_restart("trivium-interpreted", 20, 30)
+    assert (result.count, result.retained) == (20, 30)
     assert result.clean_seconds > 0
     assert result.killed_seconds > 0
+    assert result.clean_cpu > 0
+    assert result.killed_cpu > 0
