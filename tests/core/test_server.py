@@ -15,6 +15,7 @@ import trivium.runtime.driver
 import trivium.runtime.listeners
 import trivium.runtime.server
 import trivium.runtime.sockets
+from trivium.common.pieces import Piece
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, TriviumError
@@ -127,10 +128,10 @@ async def connect(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def test_output_of_a_turn_leaves_with_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[list[bytes]] = []
+    writes: list[list[Piece]] = []
     original = SocketDriver.write
 
-    def write(self: SocketDriver, output: list[bytes]) -> None:
+    def write(self: SocketDriver, output: list[Piece]) -> None:
         writes.append(output)
         original(self, output)
 

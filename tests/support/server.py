@@ -11,6 +11,7 @@ from typing import Self
 
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
+from trivium.common.pieces import Piece
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.adapter import Adapter, Connection, Peer
 from trivium.runtime.broker import Broker, Driver
@@ -84,7 +85,7 @@ class RecordingDriver(Driver):
     def wake_at(self, at: int) -> None:
         self.wakes.append(at)
 
-    def write(self, connection: Connection, output: list[bytes]) -> None:
+    def write(self, connection: Connection, output: list[Piece]) -> None:
         if output:
             transport = connection.transport
             assert isinstance(transport, Transport)

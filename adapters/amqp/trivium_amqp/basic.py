@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import PreconditionFailed
+from trivium.messages.large import content_size
 from trivium.messages.message import HeaderValue
 from trivium.queues.arguments import STREAM, check_number, queue_type
 from trivium.queues.queue import Queue
@@ -227,8 +228,10 @@ class GetReply(Reply):
                 cut_key(message.address.key),
                 len(queue),
             )
-            + content_frames(
-                channel.number, entry_header(channel, entry), message.payload, connection.frame_room
+        )
+        connection.send_parts(
+            content_frames(
+                channel.number, entry_header(channel, entry), message.content, connection.frame_room
             )
         )
         return True
@@ -315,7 +318,8 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     targets = [channel.publisher.current(target) for target, _, _ in transaction.publishes]
     demand = Demand()
     for index, (_, header, body) in enumerate(transaction.publishes):
-        demand.add(channel.publisher.route_of(targets[index], header, body), len(body))
+        route = channel.publisher.route_of(targets[index], header, body)
+        demand.add(route, content_size(body))
     full = demand.refused_by()
     if full is not None:
         raise ChannelException(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from trivium.common.pieces import Piece
 from trivium.errors import TopologyError
 from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
@@ -17,6 +18,7 @@ from trivium.runtime.broker import DEFAULT_VHOST, Broker
 from trivium.runtime.framed import FramedConnection
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_amqp import states
+from trivium_amqp.bodies import Bodies
 from trivium_amqp.channel import Channel, unknown_tag
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -30,6 +32,7 @@ from trivium_amqp.codec.errors import (
     channel_exception,
 )
 from trivium_amqp.codec.frames import (
+    BODY,
     CHANNEL_MAX,
     CLOSE_OK_FRAME,
     CONFIRM_SIZE,
@@ -95,6 +98,7 @@ class AmqpConnection(FramedConnection):
         self.confirms = Confirms()
         self.dispatches = Dispatches()
         self.repeats = Repeats()
+        self.bodies = Bodies()
         self.pause = Pause()
         self._channel_max = CHANNEL_MAX
         self._liveness = Liveness(self)
@@ -143,6 +147,7 @@ class AmqpConnection(FramedConnection):
         return len(data) if self._discarded.is_garbled else at
 
     def frames_taken(self) -> None:
+        self.bodies.end_read()
         self.confirms.flush()
         self.dispatches.end_feed()
 
@@ -165,6 +170,9 @@ class AmqpConnection(FramedConnection):
         """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
         size = len(data)
         repeats = self.repeats
+        bodies = self.bodies
+        if bodies.publisher is not None:
+            position = self._go_on_with_body(bodies, data, position)
         while not self.stops_input():
             repeated = repeats.publish
             if repeated is not None and repeated.may_begin(data, position):
@@ -198,6 +206,12 @@ class AmqpConnection(FramedConnection):
             start = position + 7
             end = start + length
             if end >= size:
+                if kind == BODY:
+                    channel = self.channels.get(number)
+                    if channel is not None and bodies.begin_frame(
+                        channel.publisher, data, start, end
+                    ):
+                        return size
                 self.needed = length + OVERHEAD
                 return position
             if data[end] != FRAME_END:
@@ -206,6 +220,20 @@ class AmqpConnection(FramedConnection):
             position = end + 1
             if self._unread + self.output_size > self.unread_limit and self.state is states.RUNNING:
                 self.hold_input(FOR_ANSWERS)
+        return position
+
+    def _go_on_with_body(self, bodies: Bodies, data: bytes, position: int) -> int:
+        """Take the rest of a content body frame, as far as it is here; where it ends."""
+        publisher = bodies.publisher
+        assert publisher is not None
+        position = bodies.go_on(data, position)
+        if position < len(data):
+            if data[position] != FRAME_END:
+                raise _no_end()
+            bodies.publisher = None
+            # Its payload was taken, but not the frame.
+            self._take_frame(BODY, publisher.number, data, position, position)
+            position += 1
         return position
 
     def _publish_repeated(self, repeated: RepeatedPublish, data: bytes, position: int) -> int:
@@ -362,7 +390,7 @@ class AmqpConnection(FramedConnection):
             self.continue_input(FOR_ANSWERS)
         self.dispatches.written()
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[Piece]:
         self.metrics.bytes_sent += self.output_size
         self._liveness.sent_at = self.broker.elapsed_ms
         self._unread = 0 if self.is_writable else self._unread + self.output_size
@@ -461,6 +489,7 @@ class AmqpConnection(FramedConnection):
         # What may be called later, and what may be held longer, must not keep it in memory.
         self._handshake = None
         self.targets.clear()
+        self.bodies.forget()
         self.replies.end()
 
 

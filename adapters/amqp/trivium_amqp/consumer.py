@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import write_i64_be
 
+from trivium.common.pieces import Piece
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.runtime.adapter import LARGE_OUTPUT
@@ -123,8 +124,8 @@ class AmqpConsumer(Consumer):
             self.held += 1
         message = entry.message
         address = message.address
-        body = message.payload
-        size = len(body)
+        body = message.content
+        size = message.size
         connection = self._connection
         self._metrics.messages_sent += 1
         if (
@@ -134,6 +135,7 @@ class AmqpConsumer(Consumer):
             and not entry.is_redelivered
             and message.protocol == PROTOCOL_AMQP
             and message.annotations is None
+            and isinstance(body, bytes)
             and (size == self._size or self._has_resized(size))
         ):
             output = connection.output
@@ -152,7 +154,7 @@ class AmqpConsumer(Consumer):
             connection.output_size += self._total
             connection.mark_dirty()
             return
-        connection.send(self._frames(tag, entry))
+        connection.send_parts(self._frames(tag, entry))
 
     def _has_resized(self, size: int) -> bool:
         """Fit the frames to a body of another size; whether that can be."""
@@ -168,7 +170,7 @@ class AmqpConsumer(Consumer):
         self._tail = tail
         return True
 
-    def _frames(self, tag: int, entry: QueueEntry) -> bytes:
+    def _frames(self, tag: int, entry: QueueEntry) -> list[Piece]:
         """All frames of a delivery; keeps what the next one may have in common with it."""
         message = entry.message
         connection = self._connection
@@ -186,8 +188,7 @@ class AmqpConsumer(Consumer):
             + _DELIVER_ID
             + self._encoded_tag
         )
-        body = message.payload
-        size = len(body)
+        size = message.size
         redelivered = b"\x01" if entry.is_redelivered else b"\x00"
         if entry.is_redelivered:
             self._metrics.messages_redelivered += 1
@@ -212,16 +213,10 @@ class AmqpConsumer(Consumer):
             self._between_sizes = header + END + HEAD.pack(BODY, number, 0)[:3]
             self._size = 0
             self._has_resized(size)
-        return b"".join(
-            (
-                head,
-                U64.pack(tag),
-                redelivered,
-                routing,
-                END,
-                content_frames(number, header, body, connection.frame_room),
-            )
-        )
+        return [
+            b"".join((head, U64.pack(tag), redelivered, routing, END)),
+            *content_frames(number, header, message.content, connection.frame_room),
+        ]
 
     def cancelled(self) -> None:
         self.channel.consumer_cancelled(self.tag)

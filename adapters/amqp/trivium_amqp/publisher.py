@@ -12,8 +12,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import TopologyError
+from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Route
+from trivium_amqp.bodies import Body
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
@@ -78,9 +80,9 @@ class Publisher:
         # The publish that is being received.
         self._target: Target | None = None
         self._header: ContentHeader | None = None
-        self._body = bytearray()
-        self._missing = 0
         self._body_size = 0
+        # What is here of a body of several frames.
+        self._body: Body | None = None
         # What the latest publishes were made of.
         self._arguments = b""
         self._last_header: ContentHeader | None = None
@@ -129,24 +131,40 @@ class Publisher:
             header = read_header(received, self._connection.user, self._reply_to)
         self._header = header
         self._body_size = size
-        self._missing = size
         return size > 0
 
-    def take_body(self, data: bytes, start: int, end: int) -> bytes | None:
+    def take_body(self, data: bytes, start: int, end: int) -> Content | None:
         """The content body ``data[start:end]``; the whole body once all of it is here."""
         size = end - start
-        if size > self._missing:
+        body = self._body
+        if size > (self._body_size if body is None else body.missing):
             raise NO_BODY.error(BODY_EVENT, self.number)
         if size == self._body_size:
+            self._body = None
             return data[start:end]
-        # Grows with what arrives, not with what was announced.
-        self._body += data[start:end]
-        self._missing -= size
-        if self._missing:
+        self.take_part(data, start, end)
+        body = self._body
+        if body is None or body.missing:
             return None
-        body = bytes(self._body)
-        self._body = bytearray()
-        return body
+        self._body = None
+        return body.take()
+
+    def gathers(self, size: int) -> bool:
+        """Whether a content body frame of ``size`` is one of several that may come now."""
+        if self._target is None or self._header is None or size == self._body_size:
+            return False
+        return size <= (self._body_size if self._body is None else self._body.missing)
+
+    def take_part(self, data: bytes, start: int, end: int) -> None:
+        """``data[start:end]`` is of a body of several frames, unless nobody waits for it."""
+        if self._header is None:
+            return
+        body = self._body
+        if body is None:
+            body = Body(self._body_size)
+            self._body = body
+        body.add(data, start, end)
+        self._connection.bodies.touch(body)
 
     def current(self, target: Target) -> Target:
         """``target`` as the topology is now. Raises NotFound when its exchange is gone."""
@@ -179,7 +197,7 @@ class Publisher:
         self._connection.targets[arguments] = target
         return target
 
-    def complete(self, body: bytes) -> None:
+    def complete(self, body: Content) -> None:
         """All frames of a publish are here."""
         target = self._target
         header = self._header
@@ -195,12 +213,14 @@ class Publisher:
             and self.transaction is None
             and not connection.pause.is_on
         ):
-            connection.repeats.expect_publish(self, target, header, self._arguments, len(body))
+            connection.repeats.expect_publish(
+                self, target, header, self._arguments, self._body_size
+            )
         self._last_header = header
         self._last_arguments = self._arguments
         self.publish(target, header, body)
 
-    def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
+    def publish(self, target: Target, header: ContentHeader, body: Content) -> None:
         """Publish a message that was read: the one way, however it was read."""
         transaction = self.transaction
         if transaction is None and target.route.topology_version != self._vhost.topology_version:
@@ -243,7 +263,7 @@ class Publisher:
             self._connection.confirms.at_end.append(self)
         self._confirm_to = tag
 
-    def route(self, target: Target, header: ContentHeader, body: bytes) -> int:
+    def route(self, target: Target, header: ContentHeader, body: Content) -> int:
         """Give a message to its destinations: ACCEPTED, REJECTED, or a write batch to wait for."""
         message = self._message(target, header, body)
         if header.delay:
@@ -257,7 +277,7 @@ class Publisher:
                 self._return(message)
         return result
 
-    def route_of(self, target: Target, header: ContentHeader, body: bytes) -> Route:
+    def route_of(self, target: Target, header: ContentHeader, body: Content) -> Route:
         """Where ``route`` would bring a message at once."""
         if header.delay:
             return Route(target.route.address, [], target.route.topology_version)
@@ -271,7 +291,7 @@ class Publisher:
             return self._vhost.route_all(target.exchange, [target.key, *header.copies], message)
         return route.resolve(message) if route.depends_on_message else route
 
-    def _message(self, target: Target, header: ContentHeader, body: bytes) -> Message:
+    def _message(self, target: Target, header: ContentHeader, body: Content) -> Message:
         now_ms = self._broker.now_ms
         expiration = header.expiration
         return Message(
@@ -314,11 +334,13 @@ class Publisher:
                 address.exchange,
                 cut_key(address.key),
             )
-            + content_frames(
-                self.number,
-                header_bytes(self._connection, message),
-                message.payload,
-                connection.frame_room,
+            + b"".join(
+                content_frames(
+                    self.number,
+                    header_bytes(self._connection, message),
+                    message.content,
+                    connection.frame_room,
+                )
             ),
         )
 
@@ -363,7 +385,7 @@ class Publisher:
         """Drop what is being received, and what waits for a confirm."""
         self._target = None
         self._header = None
-        self._body = bytearray()
+        self._body = None
         self._pending.clear()
         self._newest = None
         self._confirm_to = self._confirmed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from trivium.messages.large import Content, content_size
 from trivium.queues.queue import QueueEntry
 from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
 from trivium_amqp.content import ContentHeader, Target
@@ -27,14 +28,14 @@ class Transaction:
     """Publishes and acknowledgements since tx.select or the last commit or rollback."""
 
     def __init__(self) -> None:
-        self.publishes: list[tuple[Target, ContentHeader, bytes]] = []
+        self.publishes: list[tuple[Target, ContentHeader, Content]] = []
         #: the delivery, and SETTLE, REQUEUE or REJECT
         self.acknowledgements: list[tuple[QueueEntry, int]] = []
         self._size = 0
 
-    def publish(self, target: Target, header: ContentHeader, body: bytes) -> None:
+    def publish(self, target: Target, header: ContentHeader, body: Content) -> None:
         """Hold a publish back. Raises ChannelException (406) when the transaction is too large."""
-        self._size += len(body) + len(header.header) + _PUBLISH_BYTES
+        self._size += content_size(body) + len(header.header) + _PUBLISH_BYTES
         if self._size > MAX_BYTES:
             raise ChannelException(
                 PRECONDITION_FAILED, f"transaction is larger than {MAX_BYTES} bytes"

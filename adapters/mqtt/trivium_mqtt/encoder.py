@@ -58,32 +58,38 @@ class PublishEncoder:
         return head
 
     def live(self, message: Message, is_v5: bool) -> bytes:
-        """A QoS 0 packet without RETAIN, subscription identifiers and alias; may be empty."""
+        """A QoS 0 packet without RETAIN, subscription identifiers and alias; may be empty.
+
+        Of one with a large payload all that goes before that (``front``).
+        """
         if message is self._live_message and is_v5 == self._live_is_v5:
             return self._live_packet
-        packet = self.packet(message, 0x30, b"", is_v5, b"")
+        packet = self.front(message, 0x30, b"", is_v5, b"")
+        content = message.content
+        if packet and isinstance(content, bytes):
+            packet += content
         self._live_message = message
         self._live_is_v5 = is_v5
         self._live_packet = packet
         return packet
 
-    def packet(
+    def front(
         self, message: Message, first: int, packet_id: bytes, is_v5: bool, identifiers: bytes
     ) -> bytes:
-        """A whole packet; empty when the message cannot be put in one.
+        """A packet up to its payload; empty when the message cannot be put in one.
 
         ``packet_id`` is empty for QoS 0. ``identifiers`` are the subscription identifier
         properties as they go on the wire.
         """
-        payload = message.payload
+        size = message.size
         if not is_v5:
-            head = self.head(first, len(packet_id) + len(payload), message.address)
-            return b"".join((head, packet_id, payload)) if head else b""
+            head = self.head(first, len(packet_id) + size, message.address)
+            return head + packet_id if head else b""
         block = self._block(message, identifiers)
-        head = self.head(first, len(packet_id) + len(block) + len(payload), message.address)
-        return b"".join((head, packet_id, block, payload)) if head else b""
+        head = self.head(first, len(packet_id) + len(block) + size, message.address)
+        return b"".join((head, packet_id, block)) if head else b""
 
-    def aliased_packet(
+    def aliased_front(
         self,
         message: Message,
         first: int,
@@ -92,14 +98,14 @@ class PublishEncoder:
         alias: int,
         is_known: bool,
     ) -> bytes:
-        """An MQTT 5 packet with a topic alias, and without the topic name when it ``is_known``."""
+        """``front`` with a topic alias, and without the topic name when it ``is_known``."""
         topic = message.address.topic
         if topic is None or len(topic) > 65_535:
             return b""
         if is_known:
             topic = b""
         block = self._block(message, b"%b%c%b" % (identifiers, TOPIC_ALIAS, PACKET_IDS[alias]))
-        size = 2 + len(topic) + len(packet_id) + len(block) + len(message.payload)
+        size = 2 + len(topic) + len(packet_id) + len(block) + message.size
         if size > VARINT_MAX:
             return b""
         return b"".join(
@@ -110,7 +116,6 @@ class PublishEncoder:
                 topic,
                 packet_id,
                 block,
-                message.payload,
             )
         )
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i16_be
 
+from trivium.common.pieces import Pieces, parts_from
+from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Destination, Route
@@ -35,7 +37,7 @@ from trivium_mqtt.codec.reasons import (
     Refused,
     RemoteError,
 )
-from trivium_mqtt.codec.wire import read_varint, varint_size
+from trivium_mqtt.codec.wire import read_fixed_header, read_varint, varint_size
 from trivium_mqtt.session import CombinedSubscription
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
 def message_of(
     address: Address,
-    payload: bytes,
+    content: Content,
     qos: int,
     retain: bool,
     properties: PacketProperties | None,
@@ -60,7 +62,7 @@ def message_of(
 ) -> Message:
     """The message that a PUBLISH or a will with these properties makes."""
     message = Message(
-        PROTOCOL_MQTT, address, b"", payload, qos, qos > 0, now_ms, 0, retain, 0, client_id
+        PROTOCOL_MQTT, address, b"", content, qos, qos > 0, now_ms, 0, retain, 0, client_id
     )
     if properties is not None:
         message.header = properties.raw
@@ -118,12 +120,7 @@ class Incoming:
         publish = self._decoder.decode(data[start], data, body, end)
         topic = self._topic_of(publish)
         route = self._topics.route(topic)
-        if topic.startswith(RESERVED) and is_reserved(route.address.key):
-            # Dropped: the topic is the broker's own. MQTT 3 has no answer for it but success
-            # (MQTT-3.3.5-2).
-            self._metrics.messages_received += 1
-            self._metrics.messages_dropped += 1
-            self._acknowledge(publish.qos, publish.packet_id, ACCEPTED, NOT_AUTHORIZED)
+        if topic.startswith(RESERVED) and self._drops(publish, route):
             return
         if self._repeated.remember(data, start, body, end, publish):
             self._topic = topic
@@ -131,12 +128,46 @@ class Incoming:
             if publish.qos == 0:
                 self._forward(data, start, end, 1)
                 return
+        self._take_message(publish, route, data[publish.payload_at : end])
+
+    def take_large(self, packet: Pieces) -> bool:
+        """Take the PUBLISH that ``packet`` holds, uncopied; False when its payload is not large.
+
+        Raises RemoteError.
+        """
+        payload_at = self._decoder.payload_at(packet)
+        if payload_at == 0 or packet.size - payload_at < LARGE_PAYLOAD:
+            return False
+        head = packet.head(payload_at)
+        body, _ = read_fixed_header(head, 0, payload_at)
+        publish = self._decoder.decode(head[0], head, body, payload_at)
+        topic = self._topic_of(publish)
+        route = self._topics.route(topic)
+        if not (topic.startswith(RESERVED) and self._drops(publish, route)):
+            parts = parts_from(packet.take_parts(), payload_at)
+            self._take_message(publish, route, LargePayload(parts))
+        return True
+
+    def _drops(self, publish: Publish, route: Route) -> bool:
+        """Whether a packet is dropped and answered, since its topic is the broker's own.
+
+        MQTT 3 has no answer for it but success (MQTT-3.3.5-2).
+        """
+        if not is_reserved(route.address.key):
+            return False
+        self._metrics.messages_received += 1
+        self._metrics.messages_dropped += 1
+        self._acknowledge(publish.qos, publish.packet_id, ACCEPTED, NOT_AUTHORIZED)
+        return True
+
+    def _take_message(self, publish: Publish, route: Route, content: Content) -> None:
+        """Publish what a packet has brought, unless it came before."""
         self._metrics.messages_received += 1
         if publish.qos > 0 and self._is_known(publish.qos, publish.packet_id):
             return
         message = message_of(
             route.address,
-            data[publish.payload_at : end],
+            content,
             publish.qos,
             publish.retain,
             publish.properties,

@@ -255,8 +255,8 @@ class Outgoing(Consumer):
             and connection.alias_maximum == 0
         ):
             # The usual case, as MQTT 3 and without properties MQTT 5 have it.
-            payload = message.payload
-            payload_size = len(payload)
+            content = message.content
+            payload_size = message.size
             is_v5 = self._is_v5
             remaining = payload_size + 3 if is_v5 else payload_size + 2
             head = self._encoder.head(_PUBLISH | qos << 1, remaining, message.address)
@@ -270,10 +270,13 @@ class Outgoing(Consumer):
                 output.write(PACKET_IDS[packet_id])
                 if is_v5:
                     output.append(0)
-                if payload_size < LARGE_OUTPUT:
-                    output.write(payload)
+                if not isinstance(content, bytes):
+                    for part in content.parts:
+                        connection.write_large(part)
+                elif payload_size < LARGE_OUTPUT:
+                    output.write(content)
                 else:
-                    connection.write_large(payload)
+                    connection.write_large(content)
                 connection.output_size += size
                 connection.mark_dirty()
                 return
@@ -324,21 +327,22 @@ class Outgoing(Consumer):
                 )
         is_held = qos == 2 and entry.is_stored
         if connection.alias_maximum and not is_held:
-            packet = connection.aliased(message, first, PACKET_IDS[packet_id], identifiers)
+            front = connection.aliased(message, first, PACKET_IDS[packet_id], identifiers)
         else:
-            packet = self._encoder.packet(
+            front = self._encoder.front(
                 message, first, PACKET_IDS[packet_id], self._is_v5, identifiers
             )
-        if not packet or len(packet) > connection.maximum_output:
+        if not front or len(front) + message.size > connection.maximum_output:
             # It is treated as if it had been delivered (MQTT-3.1.2-25).
             self._metrics.messages_dropped += 1
             self._finish(packet_id, entry)
             return
         if is_held:
             self._store.put_outgoing(self.session.client_id, packet_id, entry.offset, False)
-            connection.send_durable(packet)
+            connection.send_packet_durable(front, message.content)
         else:
-            connection.send(packet)
+            connection.send(front)
+            connection.send_content(message.content)
         self._metrics.messages_sent += 1
 
     # Acknowledgements

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.pieces import Pieces
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER, Peer, Transport
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium_mqtt.codec import packets
@@ -123,6 +124,15 @@ class Reader(Writer):
         except RemoteError as error:
             self.fail(error)
             return len(data)
+
+    def take_large(self, frame: Pieces) -> bool:
+        if self._state != CONNECTED or self._aside is not None:
+            return False
+        try:
+            return self.publishing().take_large(frame)
+        except RemoteError as error:
+            self.fail(error)
+            return True
 
     def frames_taken(self) -> None:
         session = self.session

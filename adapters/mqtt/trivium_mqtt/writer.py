@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.common.pieces import Piece
+from trivium.messages.large import Content
 from trivium.messages.message import Message
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.framed import FramedConnection
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 class _Waiting:
     """Answers that may leave when a write batch is durable."""
 
-    __slots__ = ("answers", "publishes", "write_batch")
+    __slots__ = ("answers", "is_large", "publishes", "write_batch")
 
     def __init__(self, write_batch: int) -> None:
         self.write_batch = write_batch
-        self.answers: list[bytes] = []
+        self.answers: list[Piece] = []
+        #: whether parts of a large payload are among them
+        self.is_large = False
         self.publishes = 0
 
 
@@ -84,6 +88,20 @@ class Writer(FramedConnection):
         """Send ``data`` when what was written in this turn is durable."""
         self.answer(self.broker.storage.write_batch, data, 0)
 
+    def send_packet_durable(self, front: bytes, content: Content) -> None:
+        """``send_durable`` a packet of all that goes before its payload, and that."""
+        if isinstance(content, bytes):
+            self.send_durable(front + content)
+            return
+        self.send_durable(front)
+        waiting = self._waiting
+        if waiting is None:
+            # Nothing is ever waited for.
+            self.send_parts(content.parts)
+        else:
+            waiting[-1].answers.extend(content.parts)
+            waiting[-1].is_large = True
+
     def write_batch_durable(self, write_batch: int) -> None:
         if self._output_after and write_batch >= self._output_after:
             self._output_after = 0
@@ -96,8 +114,10 @@ class Writer(FramedConnection):
         while waiting and waiting[0].write_batch <= write_batch:
             ready = waiting.pop(0)
             self._unanswered -= ready.publishes
-            answers = ready.answers
-            self.send(answers[0] if len(answers) == 1 else b"".join(answers))
+            if ready.is_large:
+                self.send_parts(ready.answers)
+            else:
+                self.send(b"".join(ready.answers))
         if not waiting:
             self._waiting = None
 
@@ -119,17 +139,23 @@ class Writer(FramedConnection):
             self._miss(1)
             return
         first = packets.PUBLISH | RETAIN if retain else packets.PUBLISH
+        content = message.content
+        is_whole = False
         if self.alias_maximum:
             packet = self.aliased(message, first, b"", identifiers)
         elif retain or (self.is_v5 and identifiers):
-            packet = self.sessions.encoder.packet(message, first, b"", self.is_v5, identifiers)
+            packet = self.sessions.encoder.front(message, first, b"", self.is_v5, identifiers)
         else:
             packet = self.sessions.encoder.live(message, self.is_v5)
-        if not packet or len(packet) > self.maximum_output:
+            is_whole = isinstance(content, bytes)
+        size = len(packet) if is_whole else len(packet) + message.size
+        if not packet or size > self.maximum_output:
             self.metrics.messages_dropped += 1
             return
         self.metrics.messages_sent += 1
         self.send(packet)
+        if not is_whole:
+            self.send_content(content)
 
     def _miss(self, count: int) -> None:
         """The client reads too slowly for so many messages."""
@@ -139,7 +165,8 @@ class Writer(FramedConnection):
             session.missed += count
 
     def aliased(self, message: Message, first: int, packet_id: bytes, identifiers: bytes) -> bytes:
-        """A PUBLISH to this client with a topic alias while there are any (3.3.2.3.4).
+        """What goes before the payload of a PUBLISH to this client (``PublishEncoder.front``), with
+        a topic alias while there are any (3.3.2.3.4).
 
         The caller sends it in this order, or not at all if it is empty or does not fit.
         """
@@ -153,16 +180,16 @@ class Writer(FramedConnection):
             self._aliases = aliases
         alias = aliases.get(topic, 0)
         if alias:
-            return encoder.aliased_packet(message, first, packet_id, identifiers, alias, True)
+            return encoder.aliased_front(message, first, packet_id, identifiers, alias, True)
         if len(aliases) >= self.alias_maximum:
-            return encoder.packet(message, first, packet_id, True, identifiers)
+            return encoder.front(message, first, packet_id, True, identifiers)
         alias = len(aliases) + 1
-        packet = encoder.aliased_packet(message, first, packet_id, identifiers, alias, False)
-        if packet and len(packet) <= self.maximum_output:
+        front = encoder.aliased_front(message, first, packet_id, identifiers, alias, False)
+        if front and len(front) + message.size <= self.maximum_output:
             aliases[topic] = alias
-        return packet
+        return front
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[Piece]:
         """While the socket is full, output stays here, where it is bounded."""
         if self.keeps_output or self._output_after:
             self._is_dirty = False

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
+
+#: Bytes, or a part of some that is not copied.
+Piece: TypeAlias = bytes | memoryview
 
 #: Pieces below this size are copied together as they come. As objects of their own, pieces of a
 #: few bytes would take many times the memory of what is in them.
 SMALL: Final = 4096
+#: A part of what was read keeps all of it in memory. Where that is more than this many times the
+#: part, the part is copied.
+MAX_KEPT: Final = 8
+#: What a part takes of memory beside its bytes.
+_PART_BYTES: Final = 256
 
 
 class Pieces:
@@ -15,9 +23,13 @@ class Pieces:
     def __init__(self) -> None:
         #: bytes that are here
         self.size = 0
-        self._parts: list[bytes] = []
+        self._parts: list[Piece] = []
         # Small pieces behind the last part.
         self._tail: bytearray | None = None
+        # What the newest parts are parts of, how many they are, and their bytes.
+        self._read = b""
+        self._count = 0
+        self._part_size = 0
 
     def __len__(self) -> int:
         """Objects in which the pieces are kept."""
@@ -34,24 +46,100 @@ class Pieces:
                 tail += piece
             return
         if tail is not None:
+            self._end_tail()
+        self._parts.append(piece)
+
+    def add_part(self, data: bytes, at: int, end: int) -> None:
+        """``data[at:end]`` is another piece, and is not copied. Call ``end_read`` when there are no
+        further parts of ``data``, before anything else is added.
+        """
+        size = end - at
+        if size <= 0:
+            return
+        if self._tail is not None:
+            self._end_tail()
+        self._parts.append(data if size == len(data) else memoryview(data)[at:end])
+        self.size += size
+        self._read = data
+        self._count += 1
+        self._part_size += size
+
+    def end_read(self) -> None:
+        """There are no further parts of what was read: copy those for which it is not to be kept.
+
+        So what is here takes little more than ``MAX_KEPT`` times its size, whatever a client sends
+        between its pieces.
+        """
+        count = self._count
+        if not count:
+            return
+        size = self._part_size
+        if size * MAX_KEPT < len(self._read) + count * _PART_BYTES:
+            parts = self._parts
+            joined = b"".join(parts[-count:])
+            del parts[-count:]
+            self.size -= size
+            self.add(joined)
+        self._read = b""
+        self._count = 0
+        self._part_size = 0
+
+    def _end_tail(self) -> None:
+        tail = self._tail
+        if tail is not None:
             self._parts.append(bytes(tail))
             self._tail = None
-        self._parts.append(piece)
+
+    def head(self, size: int) -> bytes:
+        """A copy of the first ``size`` bytes, of all when there are fewer."""
+        found: list[Piece] = []
+        for part in self._all():
+            if len(part) >= size:
+                found.append(part[:size])
+                break
+            found.append(part)
+            size -= len(part)
+        return b"".join(found)
 
     def take(self) -> bytes:
         """All of it in one; nothing is left."""
-        parts = self._parts
-        tail = self._tail
-        if tail is not None:
-            parts.append(bytes(tail))
-            self._tail = None
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        self.size = 0
-        return data
+        parts = self.take_parts()
+        if len(parts) == 1:
+            only = parts[0]
+            if isinstance(only, bytes):
+                return only
+        return b"".join(parts)
+
+    def take_parts(self) -> list[Piece]:
+        """All of it as it is kept; nothing is left."""
+        parts = self._all()
+        self.clear()
+        return parts
+
+    def _all(self) -> list[Piece]:
+        self._end_tail()
+        return self._parts
 
     def clear(self) -> None:
         """Forget everything."""
-        self._parts.clear()
+        self._parts = []
         self._tail = None
         self.size = 0
+        self._read = b""
+        self._count = 0
+        self._part_size = 0
+
+
+def parts_from(parts: list[Piece], at: int) -> list[Piece]:
+    """``parts`` without their first ``at`` bytes, uncopied."""
+    found: list[Piece] = []
+    for part in parts:
+        size = len(part)
+        if at >= size:
+            at -= size
+        elif at:
+            found.append(memoryview(part)[at:])
+            at = 0
+        else:
+            found.append(part)
+    return found

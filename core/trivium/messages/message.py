@@ -23,6 +23,7 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from trivium.common.values import HeaderValue as HeaderValue
 from trivium.common.values import pack, unpack
+from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.topics import levels_of, topic_of
 
 AT_MOST_ONCE: Final = 0
@@ -193,7 +194,7 @@ class Message:
         protocol: int,
         address: Address,
         header: bytes,
-        payload: bytes,
+        payload: Content,
         mode: int,
         persistent: bool,
         timestamp: int,
@@ -209,7 +210,9 @@ class Message:
         self.protocol = protocol
         self.address = address
         self.header = header
-        self.payload = payload
+        #: the payload as it is held, and its bytes
+        self.content = payload
+        self.size = len(payload) if isinstance(payload, bytes) else payload.size
         self.mode = mode
         self.persistent = persistent
         self.timestamp = timestamp
@@ -231,6 +234,12 @@ class Message:
         #: encodings made for readers, by a number that the reading adapter chooses
         #: (``protocol * 16 + variant``); see ``encoding`` and ``keep_encoding``
         self._encodings: dict[int, bytes] | None = None
+
+    @property
+    def payload(self) -> bytes:
+        """The payload in one. A large one is copied: those who can should take ``content``."""
+        content = self.content
+        return content if isinstance(content, bytes) else content.joined()
 
     def properties(self) -> Properties:
         """The neutral form of ``header``, decoded once."""
@@ -277,7 +286,7 @@ class Message:
         if self.annotations is not None:
             flags |= _ANNOTATED
         header = self.header
-        payload = self.payload
+        content = self.content
         address = self.address.encoded()
         key_size: i64 = len(self.address.key)
         exchange_size: i64 = len(address) - key_size
@@ -298,10 +307,14 @@ class Message:
             packed = pack(self.annotations)
             write_i32_le(writer, i32(len(packed)))
             writer.write(packed)
-        if len(header) + len(payload) >= _LARGE:
-            return b"".join((writer.getvalue(), header, payload))
+        if not isinstance(content, bytes):
+            record = b"".join([writer.getvalue(), header, *content.parts])
+            content.lies_in(record)
+            return record
+        if len(header) + len(content) >= _LARGE:
+            return b"".join((writer.getvalue(), header, content))
         writer.write(header)
-        writer.write(payload)
+        writer.write(content)
         return writer.getvalue()
 
 
@@ -332,11 +345,16 @@ def decode_record(record: bytes) -> Message:
     payload_at: i64 = at + (i64(read_i32_le(record, 26)) & 0xFFFF_FFFF)
     if payload_at > size:
         raise RecordError("message record is shorter than the lengths it states")
+    content: Content
+    if size - payload_at < LARGE_PAYLOAD:
+        content = record[payload_at:]
+    else:
+        content = LargePayload([memoryview(record)[payload_at:]])
     message = Message(
         record[1],
         address,
         record[at:payload_at],
-        record[payload_at:],
+        content,
         flags & _MODE_MASK,
         flags & _PERSISTENT != 0,
         read_i64_le(record, 4),

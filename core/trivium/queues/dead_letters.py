@@ -244,7 +244,7 @@ class _Journey:
 
     def _give(self, destination: Destination, target: Destination | None, dead: Message) -> bool:
         self.steps += 1
-        self.work += 1 + (len(dead.header) + len(dead.payload)) // COUNTED_BYTES
+        self.work += 1 + (len(dead.header) + dead.size) // COUNTED_BYTES
         if destination.accept(dead) != REJECTED:
             return True
         if target is not None and target.passes_on and self.steps < MAX_STEPS:
@@ -292,7 +292,7 @@ def _dead_letter(
         message.protocol,
         Address(exchange, keys[0]),
         message.header,
-        message.payload,
+        message.content,
         message.mode,
         message.persistent,
         now,

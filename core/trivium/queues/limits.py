@@ -40,6 +40,6 @@ def drop_heads(queue: Queue) -> None:
                 break
         if entry is None:
             return
-        ready.bytes -= len(entry.message.payload)
+        ready.bytes -= entry.message.size
         queue.unsettled += 1
         given_up.add(entry, MAXLEN)

@@ -142,7 +142,7 @@ class Queue(Destination):
                 self._hand_over(consumer, entry)
                 return result
         sub_queue.append(entry)
-        ready.bytes += len(message.payload)
+        ready.bytes += message.size
         return result
 
     def has_room(self, messages: int, size: int) -> bool:
@@ -160,7 +160,7 @@ class Queue(Destination):
                 answer = self.vhost.deduplication.window(QUEUE, self.name).answer(identity)
                 if answer != REJECTED:
                     return answer
-        if settings.overflow != DROP_HEAD and is_over_limit(self, 1, len(message.payload)):
+        if settings.overflow != DROP_HEAD and is_over_limit(self, 1, message.size):
             # Whoever publishes a dead letter passes it on as well.
             if self.passes_on and message.annotations is None:
                 letter = DeadLetter(self, None, message, MAXLEN)
@@ -200,7 +200,7 @@ class Queue(Destination):
                 self._hand_over(consumer, entry)
                 return result
         sub_queue.append(entry)
-        ready.bytes += len(message.payload)
+        ready.bytes += message.size
         if entry.expires:
             waiting_of(self).look_at(entry.expires)
         if settings.has_limits:
@@ -373,7 +373,7 @@ class Queue(Destination):
                 self.postpone(entry, delay)
                 return
         self.unsettled -= 1
-        self.ready.bytes += len(entry.message.payload)
+        self.ready.bytes += entry.message.size
         entry.sub_queue.put_back(entry)
         self.is_unchecked = True
 

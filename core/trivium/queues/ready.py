@@ -82,7 +82,7 @@ class ReadyEntries:
                     sub_queue.put_back(entry)
                     self.is_late = True
                     return None
-                self.bytes -= len(entry.message.payload)
+                self.bytes -= entry.message.size
                 if not is_expired:
                     return entry
                 queue.unsettled += 1

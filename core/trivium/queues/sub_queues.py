@@ -188,7 +188,7 @@ class SubQueue:
                 heappop(self._requeued)
             else:
                 self._ready.popleft()
-                self._ready_bytes -= len(entry.message.payload)
+                self._ready_bytes -= entry.message.size
         return entry
 
     def _refill(self) -> bool:
@@ -231,7 +231,7 @@ class SubQueue:
             else:
                 self._append_cached(entry)
                 if offset < self._recovered_to:
-                    queue.ready.bytes += len(entry.message.payload)
+                    queue.ready.bytes += entry.message.size
             self._spill_from = offset + 1
             self._spilled -= 1
         if not records:
@@ -246,7 +246,7 @@ class SubQueue:
         if ready is _NO_ENTRIES:
             self._ready = ready = deque()
         ready.append(entry)
-        self._ready_bytes += len(entry.message.payload)
+        self._ready_bytes += entry.message.size
 
     def _loaded(self) -> None:
         self.is_loading = False

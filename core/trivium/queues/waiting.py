@@ -164,7 +164,7 @@ def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
         if not given_up.is_allowed(queue):
             return
         sub_queue.pop()
-        queue.ready.bytes -= len(entry.message.payload)
+        queue.ready.bytes -= entry.message.size
         queue.unsettled += 1
         given_up.add_expired(entry)
 
@@ -173,5 +173,5 @@ def _put_back(queue: Queue, waiting: list[tuple[int, int, QueueEntry]], until: i
     """Those that wait no longer than ``until`` are ready."""
     while waiting and waiting[0][0] <= until and queue.given_up.is_allowed(queue):
         entry = heappop(waiting)[2]
-        queue.ready.bytes += len(entry.message.payload)
+        queue.ready.bytes += entry.message.size
         entry.sub_queue.put_back(entry)

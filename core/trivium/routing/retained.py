@@ -94,7 +94,7 @@ class RetainedMessages:
         key = message.address.key
         if is_reserved(key):
             return
-        if not message.payload:
+        if not message.size:
             self.clear(key)
             return
         self._table.put(key, message.record())

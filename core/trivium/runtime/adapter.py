@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
+from trivium.common.pieces import Piece
+from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter
 
@@ -88,7 +90,7 @@ class Connection(DurabilityWaiter):
         #: bytes of output that the driver has not taken
         self.output_size = 0
         # Output before that in ``output``.
-        self._output_pieces: list[bytes] = []
+        self._output_pieces: list[Piece] = []
         #: False while the socket's own buffer is full
         self.is_writable = True
         #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
@@ -190,7 +192,25 @@ class Connection(DurabilityWaiter):
         if not self._is_dirty:
             self.mark_dirty()
 
-    def write_large(self, data: bytes) -> None:
+    def send_parts(self, parts: list[Piece]) -> None:
+        """Append bytes that follow each other; those of large payloads are not copied."""
+        for part in parts:
+            size = len(part)
+            if size >= LARGE_OUTPUT:
+                self.write_large(part)
+            else:
+                self.output.write(part if isinstance(part, bytes) else bytes(part))
+            self.output_size += size
+        self.mark_dirty()
+
+    def send_content(self, content: Content) -> None:
+        """Append a payload; a large one is not copied."""
+        if isinstance(content, bytes):
+            self.send(content)
+        else:
+            self.send_parts(content.parts)
+
+    def write_large(self, data: Piece) -> None:
         """Put ``data`` behind the output, uncopied; ``output`` goes on behind it."""
         self._end_piece()
         self._output_pieces.append(data)
@@ -216,7 +236,7 @@ class Connection(DurabilityWaiter):
         """Whether output stays here, where it is bounded, since the socket is full."""
         return not self.is_writable and not self.is_closed
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[Piece]:
         """The output of this turn, which the driver writes. Called by the broker only."""
         self._end_piece()
         pieces = self._output_pieces

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
+from trivium.common.pieces import Piece
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config
 from trivium.errors import NotFound
@@ -92,7 +93,7 @@ class Driver:
         """Call ``take_waiting`` of ``connection``, whose fault it is what that raises."""
         connection.take_waiting()
 
-    def write(self, connection: Connection, output: list[bytes]) -> None:
+    def write(self, connection: Connection, output: list[Piece]) -> None:
         """Write a connection's output."""
 
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:

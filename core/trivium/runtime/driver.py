@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trivium.common.pieces import Piece
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import Driver
@@ -185,7 +186,7 @@ class LoopDriver(Driver):
         self._closing.append(driver)
         self.request_turn()
 
-    def write(self, connection: Connection, output: list[bytes]) -> None:
+    def write(self, connection: Connection, output: list[Piece]) -> None:
         if output:
             driver = connection.transport
             assert isinstance(driver, SocketDriver)

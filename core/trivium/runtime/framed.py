@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.common.pieces import Pieces
+from trivium.messages.large import LARGE_PAYLOAD
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Connection, Peer, Transport
 
@@ -61,6 +62,14 @@ class FramedConnection(Connection):
         """
         raise NotImplementedError
 
+    def take_large(self, frame: Pieces) -> bool:
+        """Take the one whole frame that ``frame`` holds, of ``LARGE_PAYLOAD`` bytes or more.
+
+        Called instead of ``take_frames``, so that the frame need not be joined. False, and nothing
+        is done or changed, for one that must be.
+        """
+        return False
+
     def frames_taken(self) -> None:
         """Called after ``take_frames`` unless the connection was closed; what is left is safe."""
 
@@ -89,17 +98,37 @@ class FramedConnection(Connection):
             self._set_aside()
             pieces.add(data)
             return
+        at = 0
         if pieces.size:
-            pieces.add(data)
-            if pieces.size < self.needed:
+            at = self.needed - pieces.size
+            if at > len(data):
+                pieces.add(data)
                 return
-            data = pieces.take()
-        self._take(data, 0)
+            if self.needed < LARGE_PAYLOAD or at < 0:
+                pieces.add(data)
+                data = pieces.take()
+                at = 0
+            elif not self._takes_large(data, at):
+                data = pieces.take() + data[at:]
+                at = 0
+        self._take(data, at)
+
+    def _takes_large(self, data: bytes, end: int) -> bool:
+        """Take the large frame that is whole with ``data[:end]``; False when it is in ``_pieces``
+        for ``take_frames``.
+        """
+        pieces = self._pieces
+        pieces.add_part(data, 0, end)
+        is_taken = self.take_large(pieces)
+        if is_taken:
+            pieces.clear()
+        return is_taken
 
     def _take(self, data: bytes, at: int) -> None:
-        self.needed = 0
-        at = self.take_frames(data, at)
         size = len(data)
+        self.needed = 0
+        if at < size:
+            at = self.take_frames(data, at)
         if not self.is_closed:
             if at < size:
                 self._read = data
@@ -114,8 +143,13 @@ class FramedConnection(Connection):
 
     def _set_aside(self) -> None:
         """Keep what is left of what was read, without what was taken."""
-        if self._read:
-            self._pieces.add(self._read[self._taken :] if self._taken else self._read)
+        data = self._read
+        if data:
+            if self.needed < LARGE_PAYLOAD:
+                self._pieces.add(data[self._taken :] if self._taken else data)
+            else:
+                self._pieces.add_part(data, self._taken, len(data))
+                self._pieces.end_read()
             self._read = b""
 
     def hold_input(self, reason: int) -> None:

@@ -12,6 +12,7 @@ import termios
 from array import array
 from typing import TYPE_CHECKING, Final, cast
 
+from trivium.common.pieces import Piece
 from trivium.config import is_loopback, join_address
 from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Peer
 
@@ -149,7 +150,7 @@ class SocketDriver(asyncio.Protocol):
         self._server.broker.remove_connection(connection)
         connection.lost()
 
-    def write(self, output: list[bytes]) -> None:
+    def write(self, output: list[Piece]) -> None:
         if not self._is_over and not self._transport.is_closing():
             if len(output) == 1:
                 self._transport.write(output[0])

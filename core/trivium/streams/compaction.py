@@ -86,7 +86,7 @@ class _Output:
         self._messages.append(message)
         self._described.append(described)
         self._deltas.append(offset - self._base)
-        self._bytes += len(message.payload) + len(message.header)
+        self._bytes += message.size + len(message.header)
 
     def flush(self, end: int) -> None:
         """Write the batch, which spans the offsets up to before ``end``."""

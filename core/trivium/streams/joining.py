@@ -157,7 +157,7 @@ class BatchJoiner(LogOwner):
             return
         view = RecordBatch(batch)
         messages = [view.message(row) for row in range(count)]
-        size = sum([len(message.payload) + len(message.header) for message in messages])
+        size = sum([message.size + len(message.header) for message in messages])
         run = self._recovered_run
         if run is None or run.end() != base or not self._fits(run, messages, size):
             self._join_recovered_run()

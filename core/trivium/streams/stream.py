@@ -149,7 +149,7 @@ class Partition(DurabilityWaiter):
         elif self._described is not None:
             self._described.append(described)
         messages.append(message)
-        self._size += len(message.payload) + len(message.header)
+        self._size += message.size + len(message.header)
         if self._size >= BATCH_BYTES or len(messages) >= BATCH_RECORDS:
             self._append()
 

@@ -111,7 +111,7 @@ class Delays(Consumer):
             delayed.protocol,
             delayed.address,
             delayed.header,
-            delayed.payload,
+            delayed.content,
             delayed.mode,
             delayed.persistent,
             now,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any, Final
 
+from trivium.common.pieces import Piece
+from trivium.messages.large import Content, LargePayload, content_parts, content_size
 from trivium_amqp.codec import methods
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -84,13 +86,13 @@ def method_frame(channel: int, method: int, *arguments: Any) -> bytes:
     return frame(METHOD, channel, methods.encode(method, *arguments))
 
 
-def content_frames(channel: int, header: bytes, body: bytes, room: int) -> bytes:
-    """Content header and body frames. ``header`` is the property flags and list.
+def content_frames(channel: int, header: bytes, body: Content, room: int) -> list[Piece]:
+    """Content header and body frames, in parts. ``header`` is the property flags and list.
 
     ``room`` is the largest payload of a frame.
     """
-    size = len(body)
-    parts = [
+    size = content_size(body)
+    parts: list[Piece] = [
         HEAD.pack(HEADER, channel, CONTENT_HEADER_SIZE + len(header)),
         CONTENT_HEADER,
         U64.pack(size),
@@ -98,9 +100,9 @@ def content_frames(channel: int, header: bytes, body: bytes, room: int) -> bytes
         END,
     ]
     if 0 < size <= room:
-        parts += (HEAD.pack(BODY, channel, size), body, END)
+        parts += (HEAD.pack(BODY, channel, size), *content_parts(body), END)
     elif size:
-        for at in range(0, size, room):
-            chunk = body[at : at + room]
-            parts += (HEAD.pack(BODY, channel, len(chunk)), chunk, END)
-    return b"".join(parts)
+        large = LargePayload([body]) if isinstance(body, bytes) else body
+        for chunk in large.cut(room):
+            parts += (HEAD.pack(BODY, channel, sum(map(len, chunk))), *chunk, END)
+    return parts

@@ -13,6 +13,7 @@ from librt.strings import read_i16_be
 from mypy_extensions import i64
 
 from trivium.common.native import lies_at
+from trivium.common.pieces import Pieces
 from trivium_mqtt.codec.properties import (
     IN_PUBLISH,
     PacketProperties,
@@ -20,15 +21,21 @@ from trivium_mqtt.codec.properties import (
     read_properties,
 )
 from trivium_mqtt.codec.reasons import MalformedPacket, ProtocolError
+from trivium_mqtt.codec.wire import read_fixed_header, read_varint, varint_size
 
 #: First bytes of PUBLISH without DUP and RETAIN, by QoS (3.3.1).
 QOS_0: Final = 0x30
 QOS_1: Final = 0x32
 QOS_2: Final = 0x34
 
-#: DUP and RETAIN in the first byte (3.3.1.1, 3.3.1.3).
+#: QoS, DUP and RETAIN in the first byte (3.3.1.1 to 3.3.1.3).
+_QOS: Final = 0x06
 _DUP: Final = 0x08
 _RETAIN: Final = 0x01
+
+#: What tells where the payload begins lies in this many bytes: fixed header (5 at most), topic name
+#: with its length, packet identifier, length of the properties (4 at most).
+_MAX_START: Final = 5 + 2 + 65_535 + 2 + 4
 
 #: Bytes of properties that a decoder remembers, for each of its clients, at most.
 _REMEMBERED_PROPERTIES: Final = 1024
@@ -59,6 +66,29 @@ class PublishDecoder:
         self._is_v5 = is_v5
         self._raw_properties = b""
         self._properties: PacketProperties | None = None
+
+    def payload_at(self, packet: Pieces) -> int:
+        """Where the payload begins in the packet that ``packet`` holds, as far as its lengths tell.
+
+        0 when it is no PUBLISH, or when ``decode`` will find fault with it.
+        """
+        data = packet.head(_MAX_START)
+        size = len(data)
+        if data[0] & 0xF0 != QOS_0:
+            return 0
+        body, _ = read_fixed_header(data, 0, size)
+        if body + 2 > size:
+            return 0
+        at = body + 2 + (data[body] << 8 | data[body + 1])
+        if data[0] & _QOS:
+            at += 2
+        if not self._is_v5:
+            return at
+        try:
+            length = read_varint(data, at, size)
+        except MalformedPacket:
+            return 0
+        return at + varint_size(length) + length
 
     def decode(self, first: int, data: bytes, at: int, end: int) -> Publish:
         """The packet that begins with ``first`` and has the body ``data[at:end]``.

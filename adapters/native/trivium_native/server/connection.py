@@ -8,6 +8,7 @@ from librt.strings import read_i32_le, read_i64_le, write_i32_le
 from mypy_extensions import i32, i64
 
 from trivium import errors as core
+from trivium.common.pieces import Piece
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
@@ -200,7 +201,7 @@ class NativeConnection(FramedConnection):
         """The change is done."""
         self.continue_input(BEHIND_POLICIES)
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[Piece]:
         if self.keeps_output:
             self._is_dirty = False
             return []

@@ -288,7 +288,7 @@ class Publisher:
             route = routes[index]
             if route.depends_on_message:
                 route = route.resolve(message)
-            demand.add(route, len(message.payload))
+            demand.add(route, message.size)
         full = demand.refused_by()
         if full is not None:
             raise Rejected(f"'{full.name}' has no room for the transaction")
