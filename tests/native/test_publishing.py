@@ -144,7 +144,7 @@ def test_each_publish_is_confirmed_once_and_in_order(turns: list[tuple[list[int]
 
 MESSAGES = st.tuples(
     st.sampled_from((b"", b"x", bytes(5000))),
-    st.sampled_from((b"k", b"other", b"k2")),
+    st.sampled_from((b"k", b"m", b"other", b"k.2")),
     st.sampled_from((0, 1, 2, 4, 5, 6, 21)),
     st.sampled_from((b"", msgpack.packb({6: 5000}), msgpack.packb({1: "a/b"}))),
     st.integers(0, 255),
@@ -263,6 +263,10 @@ def test_a_bad_message_refuses_its_request(memory: Server, bad: bytes, code: int
         publish(entry())[:-1],
         publish(entry(flags=3)),
         publish(entry(flags=32)),
+        publish(entry(), entry(flags=3)),
+        publish(struct.pack("<BBHHHII", 5, 0, 0, 1, 1, 0, 1) + b"kx"),
+        publish(struct.pack("<BBHHHII", 0xE0, 0, 0, 1, 0xFFFF, 0, 1) + b"kx"),
+        publish(bytes(15)),
         publish(entry(), producer=(b"", 0, 0)),
         publish(entry(), producer=(b"p" * 256, 0, 0)),
         struct.pack("<II", 1, 1) + bytes(8),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+from typing import Final
+
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
@@ -11,6 +14,9 @@ def lies_at(data: bytes, at: i64, part: bytes) -> bool:
     size: i64 = len(part)
     if at + size > len(data):
         return False
+    if _IS_INTERPRETED:
+        # There an object costs less than a loop.
+        return data[at : at + size] == part
     place: i64 = 0
     while place + 8 <= size:
         if read_i64_be(data, at + place) != read_i64_be(part, place):
@@ -25,3 +31,6 @@ def lies_at(data: bytes, at: i64, part: bytes) -> bool:
                 return False
             place += 1
     return True
+
+
+_IS_INTERPRETED: Final[bool] = isinstance(lies_at, FunctionType)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from array import array
 from datetime import datetime
 from decimal import Decimal
-from itertools import accumulate
 from typing import Final
 from zlib import crc32
+
+from librt.strings import BytesWriter, write_i32_le, write_i64_le
+from mypy_extensions import i64
 
 from trivium.messages.message import HeaderValue, Message, Properties
 from trivium.streams.compression import compress
@@ -42,7 +42,8 @@ from trivium.streams.record_layout import (
     VERSION,
 )
 
-_IS_BIG_ENDIAN: Final = sys.byteorder == "big"
+#: Values of this size and more are copied once, straight into the batch (16 KiB).
+_LARGE: Final = 16 * 1024
 _PADDING: Final = (b"", bytes(7), bytes(6), bytes(5), bytes(4), bytes(3), bytes(2), bytes(1))
 
 
@@ -125,195 +126,285 @@ def _json_form(value: object) -> object:
 # Encoding
 
 
-def _int32s(values: list[int]) -> bytes:
-    packed = array("i", values)
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _int64s(values: list[int]) -> bytes:
-    packed = array("q", values)
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _binary(values: list[bytes]) -> bytes:
-    """Offsets, padding, data: the plain form of a variable-width column."""
-    offsets = _int32s(list(accumulate(map(len, values), initial=0)))
-    return b"".join([offsets, _PADDING[len(offsets) & 7], *values])
-
-
-def _nullable(values: list[bytes | None]) -> bytes:
-    """Validity bitmap, padding, then the plain form with nothing where a row is null."""
-    validity = bytearray((len(values) + 7) // 8)
-    present: list[bytes] = []
-    for index, value in enumerate(values):
-        if value is None:
-            present.append(b"")
-        else:
-            validity[index >> 3] |= 1 << (index & 7)
-            present.append(value)
-    return b"".join((bytes(validity), _PADDING[len(validity) & 7], _binary(present)))
-
-
-def _headers(rows: list[Described]) -> bytes:
-    """The plain form of the headers column: list offsets, then names, then values."""
-    counts = [0]
-    names: list[bytes] = []
-    values: list[bytes] = []
-    for row in rows:
-        names.extend(row.names)
-        values.extend(row.values)
-        counts.append(len(names))
-    offsets = _int32s(counts)
-    name_column = _binary(names)
-    return b"".join(
-        (
-            offsets,
-            _PADDING[len(offsets) & 7],
-            name_column,
-            _PADDING[len(name_column) & 7],
-            _binary(values),
-        )
-    )
-
-
 class _Columns:
-    """The columns of a batch as they are added, in order of their ids."""
+    """The columns of a batch, written in order of their ids, each at a multiple of 8."""
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.kinds: list[int] = []
-        self.nulls: list[int] = []
-        self.data: list[bytes] = []
+        self.count = 0
+        # The directory, but for what is not known before its end: positions are relative to it.
+        self._ids: list[int] = []
+        self._kinds: list[int] = []
+        self._nulls: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        # Bytes that were written; those before ``_writer``.
+        self._size: i64 = 0
+        self._pieces: list[bytes] = []
+        self._writer = BytesWriter()
 
-    def add(self, column: int, kind: int, data: bytes, nulls: int = 0) -> None:
-        self.ids.append(column)
-        self.kinds.append(kind)
-        self.nulls.append(nulls)
-        self.data.append(data)
+    def begin(self, column: int, kind: int, nulls: int = 0) -> None:
+        """What is written from here on is this column."""
+        size = self._size
+        if self.count:
+            self._ends.append(size)
+            if size & 7:
+                self._pad()
+        self.count += 1
+        self._ids.append(column)
+        self._kinds.append(kind)
+        self._nulls.append(nulls)
+        self._starts.append(self._size)
+
+    def _pad(self) -> None:
+        self.write(_PADDING[self._size & 7])
+
+    def write(self, data: bytes) -> None:
+        size = len(data)
+        if size < _LARGE:
+            self._writer.write(data)
+        else:
+            self._end_piece()
+            self._pieces.append(data)
+        self._size += size
+
+    def _end_piece(self) -> None:
+        if len(self._writer):
+            self._pieces.append(self._writer.getvalue())
+            self._writer = BytesWriter()
+
+    def write_byte(self, value: int) -> None:
+        self._writer.append(value)
+        self._size += 1
+
+    def write_long(self, value: i64) -> None:
+        write_i64_le(self._writer, value)
+        self._size += 8
+
+    def _write_int(self, value: int) -> None:
+        write_i32_le(self._writer, value)
+        self._size += 4
+
+    def write_binary(self, values: list[bytes]) -> None:
+        """Offsets, padding, data: the plain form of a variable-width column."""
+        writer = self._writer
+        end = 0
+        write_i32_le(writer, end)
+        for value in values:
+            end += len(value)
+            write_i32_le(writer, end)
+        self._size += 4 * (len(values) + 1)
+        self._pad()
+        if end < len(values) * _LARGE:
+            self.write(b"".join(values))
+        else:
+            for value in values:
+                self.write(value)
+
+    def add_constant(self, column: int, value: bytes) -> None:
+        """One value for all rows; absent where that is empty."""
+        if value:
+            self.begin(column, CONSTANT)
+            self.write_binary([value])
 
     def add_binary(self, column: int, values: list[bytes]) -> None:
-        """Constant where all are equal (absent where all are empty), else plain."""
+        """Constant where all are equal, else plain."""
         first = values[0]
         if values.count(first) == len(values):
-            if first:
-                self.add(column, CONSTANT, _binary([first]))
+            self.add_constant(column, first)
         else:
-            self.add(column, PLAIN, _binary(values))
+            self.begin(column, PLAIN)
+            self.write_binary(values)
 
     def add_nullable(self, column: int, values: list[bytes | None]) -> None:
+        """Plain with a bitmap where some are null; absent where all are."""
         nulls = values.count(None)
-        if nulls == len(values):
-            return
-        if nulls:
-            self.add(column, NULLABLE, _nullable(values), nulls)
-            return
         present = [value for value in values if value is not None]
-        if present.count(present[0]) == len(present):
-            self.add(column, CONSTANT, _binary([present[0]]))
-        else:
-            self.add(column, PLAIN, _binary(present))
+        if not present:
+            return
+        if nulls == 0:
+            if present.count(present[0]) == len(present):
+                self.begin(column, CONSTANT)
+                self.write_binary([present[0]])
+            else:
+                self.begin(column, PLAIN)
+                self.write_binary(present)
+            return
+        self.begin(column, NULLABLE, nulls)
+        validity = bytearray((len(values) + 7) // 8)
+        for index, value in enumerate(values):
+            if value is not None:
+                validity[index >> 3] |= 1 << (index & 7)
+        self.write(bytes(validity))
+        self._pad()
+        self.write_binary([b"" if value is None else value for value in values])
 
-    def add_bytes(self, column: int, values: list[int]) -> None:
-        first = values[0]
-        if values.count(first) != len(values):
-            self.add(column, PLAIN, bytes(values))
-        elif first:
-            self.add(column, CONSTANT, bytes((first,)))
+    def add_headers(self, kind: int, rows: list[Described]) -> None:
+        """The plain form of the headers column: list offsets, then names, then values."""
+        self.begin(HEADERS, kind)
+        names: list[bytes] = []
+        values: list[bytes] = []
+        self._write_int(0)
+        for row in rows:
+            names.extend(row.names)
+            values.extend(row.values)
+            self._write_int(len(names))
+        self._pad()
+        self.write_binary(names)
+        self._pad()
+        self.write_binary(values)
 
-    def add_longs(self, column: int, values: list[int]) -> None:
-        first = values[0]
-        if values.count(first) != len(values):
-            self.add(column, PLAIN, _int64s(values))
-        elif first:
-            self.add(column, CONSTANT, _int64s([first]))
+    def add_byte(self, column: int, value: int) -> None:
+        """One byte for all rows; absent where it is 0."""
+        if value:
+            self.begin(column, CONSTANT)
+            self.write_byte(value)
 
-    def body(self) -> bytes:
-        """The directory and the columns, each at a multiple of 8."""
-        directory: list[bytes] = []
-        parts: list[bytes] = []
-        position = len(self.ids) * ENTRY.size
-        for index, data in enumerate(self.data):
-            padding = _PADDING[position & 7]
-            position += len(padding)
-            directory.append(
+    def add_long(self, column: int, value: i64) -> None:
+        """One number for all rows; absent where it is 0."""
+        if value:
+            self.begin(column, CONSTANT)
+            self.write_long(value)
+
+    def body(self) -> list[bytes]:
+        """The directory and the columns, in pieces."""
+        self._ends.append(self._size)
+        self._end_piece()
+        directory = BytesWriter()
+        first_at = self.count * ENTRY.size
+        for index, start in enumerate(self._starts):
+            directory.write(
                 ENTRY.pack(
-                    self.ids[index], self.kinds[index], 0, position, len(data), self.nulls[index]
+                    self._ids[index],
+                    self._kinds[index],
+                    0,
+                    first_at + start,
+                    self._ends[index] - start,
+                    self._nulls[index],
                 )
             )
-            parts.append(padding)
-            parts.append(data)
-            position += len(data)
-        return b"".join(directory + parts)
+        return [directory.getvalue(), *self._pieces]
 
 
-class _Fields:
-    """What every message of a batch has, each in a list of its own: one pass over the messages."""
+class _Common:
+    """What all messages of a batch have in common, found in one pass."""
 
     def __init__(self, messages: list[Message]) -> None:
-        self.payloads: list[bytes] = []
-        self.timestamps: list[int] = []
-        self.expires: list[int] = []
-        self.protocols: list[int] = []
-        self.priorities: list[int] = []
-        self.flags: list[int] = []
-        self.has_one_address = True
-        payloads = self.payloads
-        timestamps = self.timestamps
-        expires = self.expires
-        protocols = self.protocols
-        priorities = self.priorities
-        flags = self.flags
-        address = messages[0].address
+        first = messages[0]
+        self.has_address = True
+        self.has_exchange = True
+        self.has_protocol = True
+        self.has_flags = True
+        self.has_priority = True
+        self.has_expires = True
+        address = first.address
+        protocol = first.protocol
+        mode = first.mode
+        persistent = first.persistent
+        retain = first.retain
+        priority = first.priority
+        expires = first.expires
+        oldest = newest = first.timestamp
         for message in messages:
-            payloads.append(message.payload)
-            timestamps.append(message.timestamp)
-            expires.append(message.expires)
-            protocols.append(message.protocol)
-            priorities.append(message.priority)
-            bits = message.mode
-            if message.persistent:
-                bits |= PERSISTENT
-            if message.retain:
-                bits |= RETAIN
-            flags.append(bits)
+            timestamp = message.timestamp
+            if timestamp != newest:
+                oldest = min(oldest, timestamp)
+                newest = max(newest, timestamp)
             if message.address is not address:
-                self.has_one_address = False
+                self.has_address = False
+                if message.address.exchange != address.exchange:
+                    self.has_exchange = False
+            if message.protocol != protocol:
+                self.has_protocol = False
+            if (
+                message.mode != mode
+                or message.persistent is not persistent
+                or message.retain is not retain
+            ):
+                self.has_flags = False
+            if message.priority != priority:
+                self.has_priority = False
+            if message.expires != expires:
+                self.has_expires = False
+        #: arrival times of the oldest and the newest
+        self.oldest = oldest
+        self.newest = newest
 
 
-def _columns(
-    messages: list[Message], fields: _Fields, described: list[Described] | None
-) -> _Columns:
-    """The columns of a batch but the offsets, in the order of their ids."""
-    columns = _Columns()
-    columns.add_longs(TIMESTAMP, fields.timestamps)
+def flags_of(message: Message) -> int:
+    """The row of a message in the FLAGS column."""
+    flags = message.mode
+    if message.persistent:
+        flags |= PERSISTENT
+    if message.retain:
+        flags |= RETAIN
+    return flags
+
+
+def _write_columns(
+    columns: _Columns, messages: list[Message], described: list[Described] | None
+) -> _Common:
+    """Write the columns of a batch but the offsets, in the order of their ids."""
+    common = _Common(messages)
+    first = messages[0]
+    if common.oldest == common.newest:
+        columns.add_long(TIMESTAMP, first.timestamp)
+    else:
+        columns.begin(TIMESTAMP, PLAIN)
+        for message in messages:
+            columns.write_long(message.timestamp)
     if described is not None:
         columns.add_nullable(KEY, [row.key for row in described])
-    if fields.has_one_address:
-        address = messages[0].address
-        columns.add_binary(EXCHANGE, [address.exchange.encode()])
-        columns.add_binary(ROUTING_KEY, [address.key])
+    if common.has_exchange:
+        columns.add_constant(EXCHANGE, first.address.exchange.encode())
     else:
-        columns.add_binary(EXCHANGE, [message.address.exchange.encode() for message in messages])
+        columns.begin(EXCHANGE, PLAIN)
+        columns.write_binary([message.address.exchange.encode() for message in messages])
+    if common.has_address:
+        columns.add_constant(ROUTING_KEY, first.address.key)
+    else:
         columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
-    columns.add(PAYLOAD, PLAIN, _binary(fields.payloads))
+    columns.begin(PAYLOAD, PLAIN)
+    columns.write_binary([message.payload for message in messages])
     if described is not None:
         columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
         shown = described[0]
         if described.count(shown) == len(described):
             if shown.names:
-                columns.add(HEADERS, CONSTANT, _headers([shown]))
+                columns.add_headers(CONSTANT, [shown])
         elif any(len(row.names) > 0 for row in described):
-            columns.add(HEADERS, PLAIN, _headers(described))
+            columns.add_headers(PLAIN, described)
         columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
-    columns.add_bytes(PROTOCOL, fields.protocols)
-    columns.add_bytes(FLAGS, fields.flags)
-    columns.add_bytes(PRIORITY, fields.priorities)
-    columns.add_longs(EXPIRES, fields.expires)
-    return columns
+    _write_numbers(columns, messages, common)
+    return common
+
+
+def _write_numbers(columns: _Columns, messages: list[Message], common: _Common) -> None:
+    """Write the columns of fixed width that come after the payload."""
+    first = messages[0]
+    if common.has_protocol:
+        columns.add_byte(PROTOCOL, first.protocol)
+    else:
+        columns.begin(PROTOCOL, PLAIN)
+        for message in messages:
+            columns.write_byte(message.protocol)
+    if common.has_flags:
+        columns.add_byte(FLAGS, flags_of(first))
+    else:
+        columns.begin(FLAGS, PLAIN)
+        for message in messages:
+            columns.write_byte(flags_of(message))
+    if common.has_priority:
+        columns.add_byte(PRIORITY, first.priority)
+    else:
+        columns.begin(PRIORITY, PLAIN)
+        for message in messages:
+            columns.write_byte(message.priority)
+    if common.has_expires:
+        columns.add_long(EXPIRES, first.expires)
+    else:
+        columns.begin(EXPIRES, PLAIN)
+        for message in messages:
+            columns.write_long(message.expires)
 
 
 def encode_batch(
@@ -331,28 +422,38 @@ def encode_batch(
     where other messages between them are gone. All payloads, keys, and headers together must stay
     below 2 GiB.
     """
-    fields = _Fields(messages)
-    columns = _columns(messages, fields, described)
+    columns = _Columns()
+    common = _write_columns(columns, messages, described)
     if deltas is not None:
-        columns.add(OFFSET_DELTA, PLAIN, _int64s(deltas))
+        columns.begin(OFFSET_DELTA, PLAIN)
+        for delta in deltas:
+            columns.write_long(delta)
     body = columns.body()
-    size = len(body)
-    packed = compress(codec, body)
-    if packed is None:
-        codec = CODEC_NONE
-    else:
-        body = packed
+    size = sum(map(len, body))
+    stored = size
+    if codec != CODEC_NONE:
+        whole = b"".join(body)
+        packed = compress(codec, whole)
+        if packed is None:
+            codec = CODEC_NONE
+            body = [whole]
+        else:
+            stored = len(packed)
+            body = [packed]
     header = HEADER.pack(
         MAGIC,
         VERSION,
         codec,
-        len(columns.ids),
+        columns.count,
         len(messages),
         size,
-        len(body),
+        stored,
         0 if deltas is None else SPARSE,
-        min(fields.timestamps),
-        max(fields.timestamps),
+        common.oldest,
+        common.newest,
         0 if deltas is None else span,
     )
-    return b"".join((header, CHECKSUM.pack(crc32(body, crc32(header))), body))
+    checksum = crc32(header)
+    for piece in body:
+        checksum = crc32(piece, checksum)
+    return b"".join([header, CHECKSUM.pack(checksum), *body])

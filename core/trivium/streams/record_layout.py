@@ -22,9 +22,6 @@ CHECKSUM_AT: Final = 44
 #: column id, kind, reserved, position in the body, size, nulls
 ENTRY: Final = Struct("<BBHIII")
 
-OFFSET: Final = Struct("<i")
-LONG: Final = Struct("<q")
-COUNT: Final = Struct("<I")
 COUNT_AT: Final = 8
 FLAGS_AT: Final = 20
 MAX_TIMESTAMP_AT: Final = 32

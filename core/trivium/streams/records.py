@@ -13,6 +13,9 @@ from bisect import bisect_left
 from typing import Final
 from zlib import crc32
 
+from librt.strings import read_i32_le, read_i64_le
+from mypy_extensions import i64
+
 from trivium.messages.message import Address, Message
 from trivium.streams.compression import CompressionError, decompress
 from trivium.streams.record_encoder import (
@@ -29,7 +32,6 @@ from trivium.streams.record_layout import (
     CODEC_NONE,
     CONSTANT,
     CONTENT_TYPE,
-    COUNT,
     COUNT_AT,
     ENTRY,
     EXCHANGE,
@@ -40,12 +42,10 @@ from trivium.streams.record_layout import (
     HEADER_SIZE,
     HEADERS,
     KEY,
-    LONG,
     MAGIC,
     MAX_TIMESTAMP_AT,
     MODE_MASK,
     NULLABLE,
-    OFFSET,
     OFFSET_DELTA,
     PAYLOAD,
     PERSISTENT,
@@ -118,19 +118,19 @@ class Column:
     def __init__(self, id_: int, kind: int, rows: int, nulls: int) -> None:
         self.id = id_
         self.kind = kind
-        self.rows = rows
+        self.rows: i64 = rows
         self.nulls = nulls
         #: validity bitmap (NULLABLE), least significant bit first, 1 for present
-        self.validity_at = -1
+        self.validity_at: i64 = -1
         #: i32[rows + 1] of a variable-width column
-        self.offsets_at = -1
+        self.offsets_at: i64 = -1
         #: the values
-        self.data_at = -1
-        self.data_size = 0
+        self.data_at: i64 = -1
+        self.data_size: i64 = 0
         #: the value of a CONSTANT column of variable width, once it was asked for
         self.constant: bytes | None = None
         #: HEADERS only: i32[rows + 1] of the lists, and the columns of all names and all values
-        self.lists_at = -1
+        self.lists_at: i64 = -1
         self.names: Column | None = None
         self.values: Column | None = None
 
@@ -138,12 +138,11 @@ class Column:
 class RecordBatch:
     """A view of an encoded batch: its header fields, and where each column lies.
 
-    ``data`` may be any bytes-like object; nothing is copied out of it before a row is asked for,
-    unless its body is compressed. Raises BatchError when it is damaged, cut, or of an unknown
-    version or codec.
+    Nothing is copied out of ``data`` before a row is asked for, unless its body is compressed.
+    Raises BatchError when it is damaged, cut, or of an unknown version or codec.
     """
 
-    def __init__(self, data: bytes | memoryview, verify: bool = True) -> None:
+    def __init__(self, data: bytes, verify: bool = True) -> None:
         if len(data) < HEADER_SIZE:
             raise BatchError("record batch is shorter than its header")
         magic, version, codec, columns, count, size, stored, flags, oldest, newest, span = (
@@ -175,6 +174,7 @@ class RecordBatch:
         self.max_timestamp: int = newest
         #: by column id; a missing one has its default in every row
         self.columns: dict[int, Column] = {}
+        self._by_id: list[Column | None] = [None] * (OFFSET_DELTA + 1)
         if columns * ENTRY.size > size:
             raise BatchError("record batch directory is cut")
         for index in range(columns):
@@ -187,7 +187,7 @@ class RecordBatch:
                 rows = 1 if kind == CONSTANT else count
                 column = Column(id_, kind, rows, nulls)
                 self._place(column, HEADER_SIZE + position, length)
-                self.columns[id_] = column
+                self.columns[id_] = self._by_id[id_] = column
         # The last row's, which is often that of all.
         self._address: Address | None = None
         self._exchange = b""
@@ -220,7 +220,7 @@ class RecordBatch:
             return min(max(delta, 0), self.count)
         return bisect_left(self._deltas, delta)
 
-    def _place(self, column: Column, start: int, size: int) -> None:
+    def _place(self, column: Column, start: i64, size: i64) -> None:
         width = WIDTHS.get(column.id, 0)
         if width:
             if size != width * column.rows or column.kind == NULLABLE:
@@ -247,7 +247,7 @@ class RecordBatch:
         column.names = names
         column.values = values
 
-    def _last_offset(self, start: int, rows: int, end: int) -> int:
+    def _last_offset(self, start: i64, rows: i64, end: i64) -> i64:
         """The checked last of ``rows + 1`` offsets at ``start``: the size of what they address."""
         if start + 4 * (rows + 1) > end:
             raise BatchError("record batch offsets are cut")
@@ -256,7 +256,7 @@ class RecordBatch:
             raise BatchError("record batch offsets are wrong")
         return last
 
-    def _place_binary(self, column: Column, start: int, end: int) -> int:
+    def _place_binary(self, column: Column, start: i64, end: i64) -> i64:
         """Set the positions of a variable-width column; the position after its data."""
         column.data_size = self._last_offset(start, column.rows, end)
         column.offsets_at = start
@@ -266,17 +266,19 @@ class RecordBatch:
             raise BatchError(f"record batch column {column.id} is cut")
         return after
 
-    def _offset(self, offsets_at: int, row: int) -> int:
-        found: int = OFFSET.unpack_from(self.data, offsets_at + 4 * row)[0]
-        return found
+    def _offset(self, offsets_at: i64, row: i64) -> i64:
+        return i64(read_i32_le(self.data, offsets_at + 4 * row))
 
-    def _slice(self, column: Column, row: int) -> bytes:
-        start = column.data_at + self._offset(column.offsets_at, row)
-        return bytes(self.data[start : column.data_at + self._offset(column.offsets_at, row + 1)])
+    def _slice(self, column: Column, row: i64) -> bytes:
+        start = self._offset(column.offsets_at, row)
+        end = self._offset(column.offsets_at, row + 1)
+        if not 0 <= start <= end <= column.data_size:
+            raise BatchError(f"record batch column {column.id} has a wrong offset")
+        return self.data[column.data_at + start : column.data_at + end]
 
-    def binary(self, id_: int, row: int) -> bytes | None:
+    def binary(self, id_: i64, row: i64) -> bytes | None:
         """One value of a variable-width column; None where it is null or the column is missing."""
-        column = self.columns.get(id_)
+        column = self._by_id[id_]
         if column is None:
             return None
         if column.kind == CONSTANT:
@@ -290,17 +292,16 @@ class RecordBatch:
             return None
         return self._slice(column, row)
 
-    def integer(self, id_: int, row: int) -> int:
+    def integer(self, id_: i64, row: i64) -> i64:
         """One value of a fixed-width column; 0 where the column is missing."""
-        column = self.columns.get(id_)
+        column = self._by_id[id_]
         if column is None:
             return 0
         if column.kind == CONSTANT:
             row = 0
         if column.data_size == column.rows:
-            return self.data[column.data_at + row]
-        found: int = LONG.unpack_from(self.data, column.data_at + 8 * row)[0]
-        return found
+            return i64(self.data[column.data_at + row])
+        return read_i64_le(self.data, column.data_at + 8 * row)
 
     def headers(self, row: int) -> list[tuple[bytes, bytes]]:
         """Names and values of one record's headers, in the publisher's order."""
@@ -363,21 +364,18 @@ class RecordBatch:
 
 def batch_count(batch: bytes) -> int:
     """The number of records of a batch that is known to be one."""
-    count: int = COUNT.unpack_from(batch, COUNT_AT)[0]
-    return count
+    return i64(read_i32_le(batch, COUNT_AT)) & 0xFFFF_FFFF
 
 
 def batch_span(batch: bytes) -> int:
     """The number of offsets that a batch spans; it is known to be one."""
-    (flags,) = COUNT.unpack_from(batch, FLAGS_AT)
-    span: int = COUNT.unpack_from(batch, SPAN_AT if flags & SPARSE else COUNT_AT)[0]
-    return span
+    flags = read_i32_le(batch, FLAGS_AT)
+    return i64(read_i32_le(batch, SPAN_AT if flags & SPARSE else COUNT_AT)) & 0xFFFF_FFFF
 
 
 def batch_max_timestamp(batch: bytes) -> int:
     """The largest arrival time in a batch that is known to be one."""
-    newest: int = LONG.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
-    return newest
+    return read_i64_le(batch, MAX_TIMESTAMP_AT)
 
 
 def cut_batch(view: RecordBatch, delta: int) -> bytes | None:
@@ -400,7 +398,7 @@ def cut_batch(view: RecordBatch, delta: int) -> bytes | None:
     )
 
 
-def _uncompressed(data: bytes | memoryview, codec: int, size: int) -> bytes:
+def _uncompressed(data: bytes, codec: int, size: int) -> bytes:
     view = memoryview(data)
     try:
         return bytes(view[:HEADER_SIZE]) + decompress(codec, view[HEADER_SIZE:], size)
@@ -408,5 +406,5 @@ def _uncompressed(data: bytes | memoryview, codec: int, size: int) -> bytes:
         raise BatchError(f"record batch cannot be uncompressed: {error}") from None
 
 
-def _aligned(size: int) -> int:
+def _aligned(size: i64) -> i64:
     return size + (-size & 7)

@@ -108,19 +108,11 @@ def pattern_bytes(pattern: bytes | str) -> bytes:
 def publish(
     publications: Sequence[Publication], producer: Producer | None = None
 ) -> Operation[None]:
-    """All messages in one request; answered once what must survive is durable."""
-    return publish_encoded(
-        b"".join([publication.encode() for publication in publications]),
-        len(publications),
-        producer,
-    )
+    """All messages in one request; answered once what must survive is durable.
 
-
-def publish_encoded(
-    messages: bytes, count: int, producer: Producer | None = None
-) -> Operation[None]:
-    """``count`` messages that are framed already. Raises InvalidArgument."""
-    _check_count(count, 1)
+    Raises InvalidArgument.
+    """
+    _check_count(len(publications), 1)
     flags = 0
     block = b""
     if producer is not None:
@@ -129,7 +121,8 @@ def publish_encoded(
         if not 0 < len(name) <= MAX_PRODUCER_BYTES:
             raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
-    body = PUBLISH_HEAD.pack(count, flags) + block + messages
+    head = PUBLISH_HEAD.pack(len(publications), flags) + block
+    body = b"".join([head, *[publication.encode() for publication in publications]])
     return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing, publishes=True)
 
 

@@ -24,7 +24,7 @@ from trivium_native.wire.errors import (
     RemoteProtocolError,
     error_of,
 )
-from trivium_native.wire.frames import Frame, FrameReader, encode_frame, pack, unpack
+from trivium_native.wire.frames import Frame, FrameReader, encode_frame, frame_head, pack, unpack
 from trivium_native.wire.messages import (
     BATCH_HEAD,
     BATCH_HEAD_SIZE,
@@ -169,7 +169,10 @@ class ClientProtocol:
         if len(operation.body) + frames.HEAD_SIZE - 4 > self.max_frame:
             raise InvalidArgument(f"the request is larger than {self.max_frame} bytes")
         correlation = self._next() if wants_reply else 0
-        self._output.append(encode_frame(operation.kind, correlation, operation.body))
+        # The body is not copied before it is sent with the rest.
+        body = operation.body
+        self._output.append(frame_head(operation.kind, correlation, len(body)))
+        self._output.append(body)
         return correlation
 
     def add_credit(self, subscription: int, amount: int) -> None:

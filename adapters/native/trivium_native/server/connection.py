@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import read_i32_le, read_i64_le, write_i32_le
-from mypy_extensions import i32, i64
+from librt.strings import read_i64_le, write_i32_le
+from mypy_extensions import i64
 
 from trivium import errors as core
 from trivium.common.pieces import Piece
@@ -243,7 +243,7 @@ class NativeConnection(FramedConnection):
         output = self.output
         for run in self._answers.take_confirms():
             write_head(output, frames.CONFIRM, run.first, CONFIRM_SIZE)
-            write_i32_le(output, i32(run.last - run.first + 1))
+            write_i32_le(output, run.last - run.first + 1)
             self.output_size += HEAD_SIZE + CONFIRM_SIZE
         self.mark_dirty()
 
@@ -352,8 +352,9 @@ class NativeConnection(FramedConnection):
     ) -> None:
         if end - at != SETTLE_SIZE:
             raise Malformed("ACK or NACK has a wrong size")
-        number = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
-        flags = i64(read_i32_le(data, at + 4))
+        head = read_i64_le(data, at)
+        number = head & 0xFFFF_FFFF
+        flags = head >> 32
         first = read_i64_le(data, at + 8)
         last = read_i64_le(data, at + 16)
         # Tags have no sign: what reads as a negative number is above all others.

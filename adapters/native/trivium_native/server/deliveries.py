@@ -6,8 +6,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter, write_i32_le, write_i64_le
-from mypy_extensions import i32, i64
+from librt.strings import BytesWriter, write_i64_le
+from mypy_extensions import i64
 
 from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
@@ -15,10 +15,10 @@ from trivium.runtime.adapter import LARGE_OUTPUT
 from trivium_native.wire.frames import DELIVER, HEAD_SIZE, MAX_DEPTH, MAX_FIELDS_BYTES, write_head
 from trivium_native.wire.messages import (
     DELIVERY_SIZE,
+    MAX_NAME_BYTES,
     MESSAGE_HEAD_SIZE,
     PERSISTENT,
     RETAIN,
-    check_names,
     write_message_head,
 )
 from trivium_native.wire.properties import MAX_HEADERS, encode_properties
@@ -137,14 +137,16 @@ def write_delivery(
     payload_size: i64 = len(message.payload)
     key_size: i64 = len(address.key)
     exchange_size: i64 = len(names) - key_size
-    check_names(exchange_size, key_size)
+    if exchange_size > MAX_NAME_BYTES or key_size > MAX_NAME_BYTES:
+        raise ValueError("exchange or routing key is longer than 65535 bytes")
     before_payload: i64 = DELIVERY_SIZE + MESSAGE_HEAD_SIZE + len(names) + len(properties)
     write_head(writer, DELIVER, 0, before_payload + payload_size)
     # Subscription, flags, source protocol and requeues: see ``messages.DELIVERY``.
-    write_i32_le(writer, i32(_signed(subscription)))
-    if requeues > 0xFFFF:
-        requeues = 0xFFFF
-    write_i32_le(writer, i32(_signed(flags | message.protocol << 8 | requeues << 16)))
+    word: i64 = flags | message.protocol << 8 | min(requeues, 0xFFFF) << 16
+    if word >> 31:
+        # The highest bit is that of the sign.
+        word -= 0x1_0000_0000
+    write_i64_le(writer, subscription | word << 32)
     write_i64_le(writer, tag)
     write_i64_le(writer, message.timestamp)
     expires = message.expires
@@ -160,11 +162,6 @@ def write_delivery(
     writer.write(names)
     writer.write(properties)
     return HEAD_SIZE + before_payload
-
-
-def _signed(word: i64) -> i64:
-    """The number of 32 bits with a sign that has the bits of one without."""
-    return word if word <= 0x7FFF_FFFF else word - 0x1_0000_0000
 
 
 class LiveFrames:

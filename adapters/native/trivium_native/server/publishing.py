@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import read_i32_le, read_i64_le
+from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from trivium.common.native import lies_at
@@ -55,7 +55,10 @@ from trivium_native.wire.properties import decode_properties
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024
 
-_KNOWN_FLAGS: Final[i64] = MODE_MASK | PERSISTENT | RETAIN | MANDATORY
+#: Of the first 8 bytes of a message (``write_message_head``): the lengths of exchange and routing
+#: key, and what must be 0.
+_NAME_SIZES: Final[i64] = 0xFFFF_FFFF << 16
+_UNKNOWN: Final[i64] = -1 << 48 | 0xFF & ~(MODE_MASK | PERSISTENT | RETAIN | MANDATORY)
 
 
 class Publisher:
@@ -74,7 +77,6 @@ class Publisher:
         # The last address with its route, and properties: publishers repeat them, and equal bytes
         # mean the same.
         self._raw_address = b""
-        self._exchange_size: i64 = -1
         self._route: Route | None = None
         self._raw_properties = b""
         self._delivery = -1
@@ -82,8 +84,13 @@ class Publisher:
         self._expiration = -1
         # The last producer.
         self._producer = b""
-        # Where the message that was read last ends, and whether it is mandatory.
+        # Where the message that was read last ends, and what its first 8 bytes say.
         self._end: i64 = 0
+        self._head: i64 = 0
+        self._names_size: i64 = 0
+        self._mode = 0
+        self._is_persistent = False
+        self._is_retained = False
         self._is_mandatory = False
         # Indexes of the mandatory messages among those that were read last.
         self._mandatory: set[int] = set()
@@ -95,8 +102,9 @@ class Publisher:
         """
         if end - at < PUBLISH_HEAD_SIZE:
             raise Malformed("PUBLISH is cut")
-        count: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
-        flags = read_i32_le(data, at + 4)
+        head: i64 = read_i64_le(data, at)
+        count: i64 = head & 0xFFFF_FFFF
+        flags: i64 = head >> 32
         if flags & ~HAS_PRODUCER or not 0 < count <= MAX_MESSAGES:
             raise Malformed("PUBLISH has unknown flags or a wrong count")
         if self.blocked is not None:
@@ -111,8 +119,9 @@ class Publisher:
         name_at: i64 = at + PRODUCER_SIZE
         if end < name_at:
             raise Malformed("PUBLISH is cut")
-        size: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
-        epoch: i64 = i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
+        head: i64 = read_i64_le(data, at)
+        size: i64 = head & 0xFFFF_FFFF
+        epoch: i64 = head >> 32 & 0xFFFF_FFFF
         sequence: i64 = read_i64_le(data, at + 8)
         if not 0 < size <= MAX_PRODUCER_BYTES or end - name_at < size or sequence >> 62:
             raise Malformed("PUBLISH has a malformed producer block")
@@ -162,8 +171,7 @@ class Publisher:
         messages: list[Message] = []
         if self._mandatory:
             self._mandatory = set()
-        index: i64 = 0
-        while index < count:
+        for index in range(count):
             message = self._read_message(data, at, end)
             at = self._end
             if self._is_mandatory:
@@ -172,52 +180,44 @@ class Publisher:
             assert route is not None
             routes.append(route)
             messages.append(message)
-            index += 1
         if at != end:
             raise Malformed("PUBLISH has trailing bytes")
         return routes, messages
 
     def _read_message(self, data: bytes, at: i64, end: i64) -> Message:
-        """The message at ``at``; sets where it ends, whether it is mandatory, and ``_route``."""
+        """The message at ``at``; sets where it ends, what its head says, and its route."""
         data_at: i64 = at + MESSAGE_HEAD_SIZE
         if data_at > end:
             raise Malformed("PUBLISH is cut")
-        # See ``messages.MESSAGE_HEAD``.
         head: i64 = read_i64_le(data, at)
-        flags: i64 = head & 0xFF
-        exchange_size: i64 = head >> 16 & 0xFFFF
-        header_at: i64 = data_at + exchange_size + (head >> 32 & 0xFFFF)
-        header_size: i64 = i64(read_i32_le(data, at + 8)) & 0xFFFF_FFFF
-        payload_size: i64 = i64(read_i32_le(data, at + 12)) & 0xFFFF_FFFF
+        sizes: i64 = read_i64_le(data, at + 8)
+        if head != self._head:
+            self._take_head(head)
+        header_at: i64 = data_at + self._names_size
+        header_size: i64 = sizes & 0xFFFF_FFFF
+        payload_size: i64 = sizes >> 32 & 0xFFFF_FFFF
         payload_at: i64 = header_at + header_size
         at = payload_at + payload_size
-        if at > end or flags & ~_KNOWN_FLAGS or flags & MODE_MASK == MODE_MASK or head >> 48:
+        if at > end:
             raise Malformed("PUBLISH has a malformed entry")
         if payload_size > self._max_payload:
             raise MessageTooLarge(f"a payload has at most {self._max_payload} bytes")
         route = self._route
-        raw = self._raw_address
         if (
             route is None
-            or exchange_size != self._exchange_size
-            or len(raw) != header_at - data_at
-            or not lies_at(data, data_at, raw)
+            or not lies_at(data, data_at, self._raw_address)
             or route.topology_version != self._vhost.topology_version
         ):
-            route = self._find_route(data[data_at:header_at], exchange_size)
+            route = self._find_route(data[data_at:header_at], head >> 16 & 0xFFFF)
         now = self._broker.now_ms
-        mode = int(flags & MODE_MASK)
-        persistent = flags & PERSISTENT != 0
-        retain = flags & RETAIN != 0
+        mode = self._mode
+        persistent = self._is_persistent
         expires = 0
         insists = False
         deliver_at = 0
         header = b""
         if header_size:
-            header = self._raw_properties
-            if len(header) != header_size or not lies_at(data, header_at, header):
-                header = data[header_at:payload_at]
-                self._check_properties(header)
+            header = self._read_properties(data, header_at, payload_at)
             if self._expiration >= 0:
                 expires = now + self._expiration
             if self._delivery >= 0:
@@ -226,10 +226,9 @@ class Publisher:
                 insists = True
             if self._delay:
                 deliver_at = now + self._delay
-        if retain and route.address.exchange != RETAINING_EXCHANGE:
+        if self._is_retained and route.address.exchange != RETAINING_EXCHANGE:
             raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
         self._end = at
-        self._is_mandatory = flags & MANDATORY != 0
         return Message(
             PROTOCOL_NATIVE,
             route.address,
@@ -239,12 +238,29 @@ class Publisher:
             persistent,
             now,
             expires,
-            retain,
+            self._is_retained,
             head >> 8 & 0xFF,
             self._origin,
             deliver_at,
             insists=insists,
         )
+
+    def _take_head(self, head: i64) -> None:
+        """Note what the first 8 bytes of a message say, see ``write_message_head``.
+
+        Raises Malformed.
+        """
+        mode = head & MODE_MASK
+        if head & _UNKNOWN or mode == MODE_MASK:
+            raise Malformed("PUBLISH has a malformed entry")
+        if (head ^ self._head) & _NAME_SIZES:
+            self._route = None
+        self._head = head
+        self._names_size = (head >> 16 & 0xFFFF) + (head >> 32 & 0xFFFF)
+        self._mode = mode
+        self._is_persistent = head & PERSISTENT != 0
+        self._is_retained = head & RETAIN != 0
+        self._is_mandatory = head & MANDATORY != 0
 
     def _find_route(self, raw: bytes, exchange_size: i64) -> Route:
         """The route of an address that the last message did not have.
@@ -261,11 +277,17 @@ class Publisher:
         route = vhost.route(exchange, key)
         self._route = route
         self._raw_address = raw
-        self._exchange_size = exchange_size
         return route
 
-    def _check_properties(self, header: bytes) -> None:
-        """Keep what properties say, once they are known to be right. Raises InvalidArgument."""
+    def _read_properties(self, data: bytes, at: i64, end: i64) -> bytes:
+        """The properties ``data[at:end]``, once they are known to be right; sets what they say.
+
+        Raises InvalidArgument.
+        """
+        header = self._raw_properties
+        if len(header) == end - at and lies_at(data, at, header):
+            return header
+        header = data[at:end]
         properties = decode_properties(header)
         expiration = properties.expiration
         delivery = _delivery_of(properties)
@@ -273,6 +295,7 @@ class Publisher:
         self._delivery = delivery
         self._delay = properties.delay or 0
         self._raw_properties = header
+        return header
 
     def check_read(self, routes: list[Route], messages: list[Message]) -> None:
         """Whether all of what was just read can be published, so that nobody sees a part of it.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgpack
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from trivium.common.pieces import Pieces
 from trivium_native.wire.errors import FrameTooLarge, Malformed, ProtocolError
@@ -135,7 +135,12 @@ class FrameCutter:
         if left < _LENGTH_SIZE:
             self.needed = _LENGTH_SIZE
             return False
-        length: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+        if left >= HEAD_SIZE:
+            # Length and type, and what is looked at below.
+            word: i64 = read_i64_le(data, at)
+        else:
+            word = i64(read_i32_le(data, at))
+        length: i64 = word & 0xFFFF_FFFF
         if length < _HEAD_REST:
             raise Malformed(f"frame length {length} is below {_HEAD_REST}")
         if length > self.max_frame:
@@ -144,7 +149,7 @@ class FrameCutter:
         self.needed = needed
         if left < needed:
             return False
-        self.kind = i64(data[at + _LENGTH_SIZE])
+        self.kind = word >> 32 & 0xFF
         correlation: i64 = read_i64_le(data, at + _LENGTH_SIZE + 1)
         # It is a number without a sign.
         self.correlation = correlation
@@ -198,12 +203,17 @@ class FrameReader:
 
 def encode_frame(kind: int, correlation: int, body: bytes = b"") -> bytes:
     """One frame as bytes."""
-    return HEAD.pack(_HEAD_REST + len(body), kind, correlation) + body
+    return frame_head(kind, correlation, len(body)) + body
 
 
-def write_head(writer: BytesWriter, kind: int, correlation: int, body_size: i64) -> None:
+def frame_head(kind: int, correlation: int, body_size: int) -> bytes:
+    """The head of a frame whose body is sent behind it."""
+    return HEAD.pack(_HEAD_REST + body_size, kind, correlation)
+
+
+def write_head(writer: BytesWriter, kind: int, correlation: int, body_size: int) -> None:
     """Write the head of a frame whose body follows."""
-    write_i32_le(writer, i32(_HEAD_REST + body_size))
+    write_i32_le(writer, _HEAD_REST + body_size)
     writer.append(kind)
     write_i64_le(writer, correlation - _BEYOND_I64 if correlation >> 63 else correlation)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from librt.strings import BytesWriter, write_i64_le
+from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
 from trivium_native.wire.errors import Malformed
@@ -72,6 +72,8 @@ REQUEUE: Final = 1
 CONFIRM: Final = Struct("<I")
 CONFIRM_SIZE: Final = 4
 
+#: Longest exchange and routing key: their lengths have 16 bits.
+MAX_NAME_BYTES: Final = 0xFFFF
 #: Payloads of this size and more are not copied into a writer first (16 KiB).
 LARGE_PAYLOAD: Final = 16 * 1024
 
@@ -104,7 +106,8 @@ def encode_message(
     flags: int, priority: int, exchange: bytes, key: bytes, properties: bytes, payload: bytes
 ) -> bytes:
     """One message as bytes. Raises ValueError when a length is out of its field's range."""
-    check_names(len(exchange), len(key))
+    if len(exchange) > MAX_NAME_BYTES or len(key) > MAX_NAME_BYTES:
+        raise ValueError("exchange or routing key is longer than 65535 bytes")
     writer = BytesWriter()
     write_message_head(
         writer, flags, priority, len(exchange), len(key), len(properties), len(payload)
@@ -116,12 +119,6 @@ def encode_message(
         return b"".join((writer.getvalue(), payload))
     writer.write(payload)
     return writer.getvalue()
-
-
-def check_names(exchange_size: i64, key_size: i64) -> None:
-    """Raises ValueError when a length is out of its field's range."""
-    if exchange_size > 0xFFFF or key_size > 0xFFFF:
-        raise ValueError("exchange or routing key is longer than 65535 bytes")
 
 
 def write_message_head(
@@ -138,24 +135,25 @@ def write_message_head(
     write_i64_le(writer, properties_size | payload_size << 32)
 
 
-def decode_message(data: bytes, at: int) -> tuple[FramedMessage, int]:
+def decode_message(data: bytes, at: i64) -> tuple[FramedMessage, int]:
     """The message at a position, and the position after it. Raises Malformed when it is cut."""
-    size = len(data)
-    if at + MESSAGE_HEAD_SIZE > size:
+    size: i64 = len(data)
+    exchange_at: i64 = at + MESSAGE_HEAD_SIZE
+    if exchange_at > size:
         raise Malformed("entry is cut")
-    flags, priority, exchange_size, key_size, _, properties_size, payload_size = (
-        MESSAGE_HEAD.unpack_from(data, at)
-    )
-    key_at = at + MESSAGE_HEAD_SIZE + exchange_size
-    properties_at = key_at + key_size
-    payload_at = properties_at + properties_size
-    end = payload_at + payload_size
+    # See ``write_message_head``.
+    head: i64 = read_i64_le(data, at)
+    sizes: i64 = read_i64_le(data, at + 8)
+    key_at: i64 = exchange_at + (head >> 16 & 0xFFFF)
+    properties_at: i64 = key_at + (head >> 32 & 0xFFFF)
+    payload_at: i64 = properties_at + (sizes & 0xFFFF_FFFF)
+    end: i64 = payload_at + (sizes >> 32 & 0xFFFF_FFFF)
     if end > size:
         raise Malformed("entry is shorter than its lengths say")
     message = FramedMessage(
-        flags,
-        priority,
-        data[at + MESSAGE_HEAD_SIZE : key_at],
+        head & 0xFF,
+        head >> 8 & 0xFF,
+        data[exchange_at:key_at],
         data[key_at:properties_at],
         data[properties_at:payload_at],
         data[payload_at:end],
