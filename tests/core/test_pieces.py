@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivium.common.pieces import MAX_KEPT, SMALL, Pieces, parts_from
+from trivium.common.pieces import MAX_KEPT, SMALL, Pieces, split_parts
 
 
 @given(st.lists(st.sampled_from([1, 2, 100, SMALL - 1, SMALL, SMALL + 7]), max_size=40))
@@ -98,7 +98,8 @@ def test_parts_and_pieces_come_in_their_order(sizes: list[tuple[int, bool]], at:
         else:
             pieces.add(piece)
     assert pieces.head(at) == sent[:at]
-    parts = pieces.take_parts()
-    assert b"".join(parts) == sent
-    assert b"".join(parts_from(parts, at)) == sent[at:]
+    parts = pieces.parts
+    assert pieces.take_parts() == parts
+    first, rest = split_parts(parts, at)
+    assert (b"".join(first), b"".join(rest)) == (sent[:at], sent[at:])
     assert (pieces.size, len(pieces)) == (0, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i16_be
 
-from trivium.common.pieces import Pieces, parts_from
+from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
@@ -144,7 +144,7 @@ class Incoming:
         topic = self._topic_of(publish)
         route = self._topics.route(topic)
         if not (topic.startswith(RESERVED) and self._drops(publish, route)):
-            parts = parts_from(packet.take_parts(), payload_at)
+            _, parts = split_parts(packet.take_parts(), payload_at)
             self._take_message(publish, route, LargePayload(parts))
         return True
 

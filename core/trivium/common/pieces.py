@@ -110,6 +110,11 @@ class Pieces:
                 return only
         return b"".join(parts)
 
+    @property
+    def parts(self) -> list[Piece]:
+        """All of it as it is kept."""
+        return list(self._all())
+
     def take_parts(self) -> list[Piece]:
         """All of it as it is kept; nothing is left."""
         parts = self._all()
@@ -130,16 +135,14 @@ class Pieces:
         self._part_size = 0
 
 
-def parts_from(parts: list[Piece], at: int) -> list[Piece]:
-    """``parts`` without their first ``at`` bytes, uncopied."""
-    found: list[Piece] = []
-    for part in parts:
-        size = len(part)
-        if at >= size:
-            at -= size
-        elif at:
-            found.append(memoryview(part)[at:])
-            at = 0
-        else:
-            found.append(part)
-    return found
+def split_parts(parts: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+    """The parts of the first ``size`` bytes, and those of the others, uncopied."""
+    for index, part in enumerate(parts):
+        if size < len(part):
+            first, rest = parts[:index], parts[index:]
+            if size:
+                first.append(memoryview(part)[:size])
+                rest[0] = memoryview(part)[size:]
+            return first, rest
+        size -= len(part)
+    return parts, []

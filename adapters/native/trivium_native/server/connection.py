@@ -8,7 +8,7 @@ from librt.strings import read_i64_le, write_i32_le
 from mypy_extensions import i64
 
 from trivium import errors as core
-from trivium.common.pieces import Piece
+from trivium.common.pieces import Piece, Pieces
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
@@ -17,6 +17,7 @@ from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetches
 from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology
+from trivium_native.server.large import cut_payloads
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.requests import Requests
@@ -285,6 +286,18 @@ class NativeConnection(FramedConnection):
         except ProtocolError as error:
             self.fail(0, error)
         return at
+
+    def take_large(self, frame: Pieces) -> bool:
+        if self._handshake is not None or not self.has_room():
+            return False
+        request = cut_payloads(frame)
+        if request is None:
+            return False
+        data = request.data
+        self._publisher.payloads = request.payloads
+        self._handle(data, frames.PUBLISH, request.correlation, frames.HEAD_SIZE, len(data))
+        self._publisher.payloads = None
+        return True
 
     def frames_taken(self) -> None:
         self._send_confirms()

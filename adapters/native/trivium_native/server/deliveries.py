@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, write_i64_le
 from mypy_extensions import i64
 
+from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_NATIVE, HeaderValue, Message, Properties
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import LARGE_OUTPUT
@@ -134,7 +135,7 @@ def write_delivery(
     properties = properties_of(message, metrics)
     address = message.address
     names = address.encoded()
-    payload_size: i64 = len(message.payload)
+    payload_size: i64 = message.size
     key_size: i64 = len(address.key)
     exchange_size: i64 = len(names) - key_size
     if exchange_size > MAX_NAME_BYTES or key_size > MAX_NAME_BYTES:
@@ -175,9 +176,9 @@ class LiveFrames:
         self._message: Message | None = None
         self._number = 0
         self._now = 0
-        # The frame, and its payload where that is large: then it is not copied.
+        # The frame, and its payload where that is not copied.
         self._frame = b""
-        self._payload = b""
+        self._content: Content = b""
 
     def send(self, connection: NativeConnection, message: Message, number: int) -> None:
         """Deliver ``message`` to a live subscription."""
@@ -185,20 +186,20 @@ class LiveFrames:
         if message is not self._message or number != self._number or now_ms != self._now:
             writer = BytesWriter()
             write_delivery(writer, self._metrics, number, 0, message, 0, 0, now_ms)
-            self._payload = message.payload
-            if len(self._payload) < LARGE_OUTPUT:
-                writer.write(self._payload)
-                self._payload = b""
+            content = message.content
+            if isinstance(content, bytes) and len(content) < LARGE_OUTPUT:
+                writer.write(content)
+                content = b""
+            self._content = content
             self._frame = writer.getvalue()
             self._message = message
             self._number = number
             self._now = now_ms
         connection.send(self._frame)
-        if self._payload:
-            connection.send(self._payload)
+        connection.send_content(self._content)
 
     def forget(self) -> None:
         """Hold on to no message that nobody may want any more."""
         self._message = None
         self._frame = b""
-        self._payload = b""
+        self._content = b""

@@ -14,6 +14,7 @@ from mypy_extensions import i64
 from trivium.common.native import lies_at
 from trivium.idempotence.producers import FENCED, GAP
 from trivium.messages.delivery import DELIVERY_HEADER, delivery_mode
+from trivium.messages.large import LARGE_PAYLOAD, LargePayload
 from trivium.messages.message import (
     AT_MOST_ONCE,
     EXACTLY_ONCE,
@@ -74,6 +75,8 @@ class Publisher:
         self._max_payload = broker.config.limits.max_message_bytes
         #: why publishing is refused at the moment
         self.blocked: str | None = None
+        #: the large payloads of the request that is read, where they do not lie in its data
+        self.payloads: list[LargePayload] | None = None
         # The last address with its route, and properties: publishers repeat them, and equal bytes
         # mean the same.
         self._raw_address = b""
@@ -198,6 +201,11 @@ class Publisher:
         payload_size: i64 = sizes >> 32 & 0xFFFF_FFFF
         payload_at: i64 = header_at + header_size
         at = payload_at + payload_size
+        payloads = None
+        if payload_size >= LARGE_PAYLOAD:
+            payloads = self.payloads
+            if payloads is not None:
+                at = payload_at
         if at > end:
             raise Malformed("PUBLISH has a malformed entry")
         if payload_size > self._max_payload:
@@ -233,7 +241,7 @@ class Publisher:
             PROTOCOL_NATIVE,
             route.address,
             header,
-            data[payload_at:at],
+            data[payload_at:at] if payloads is None else payloads.pop(0),
             mode,
             persistent,
             now,

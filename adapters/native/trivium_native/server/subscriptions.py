@@ -198,7 +198,7 @@ class QueueSubscription(Subscription):
             connection.output, metrics, self.number, flags, message, entry.requeues, tag, now_ms
         )
         connection.mark_dirty()
-        connection.send(message.payload)
+        connection.send_content(message.content)
 
     def cancelled(self) -> None:
         """The queue is gone."""
