@@ -197,15 +197,11 @@ class Publisher:
         if head != self._head:
             self._take_head(head)
         header_at: i64 = data_at + self._names_size
-        header_size: i64 = sizes & 0xFFFF_FFFF
+        payload_at: i64 = header_at + (sizes & 0xFFFF_FFFF)
         payload_size: i64 = sizes >> 32 & 0xFFFF_FFFF
-        payload_at: i64 = header_at + header_size
         at = payload_at + payload_size
-        payloads = None
-        if payload_size >= LARGE_PAYLOAD:
-            payloads = self.payloads
-            if payloads is not None:
-                at = payload_at
+        if payload_size >= LARGE_PAYLOAD and self.payloads is not None:
+            at = payload_at
         if at > end:
             raise Malformed("PUBLISH has a malformed entry")
         if payload_size > self._max_payload:
@@ -220,11 +216,10 @@ class Publisher:
         now = self._broker.now_ms
         mode = self._mode
         persistent = self._is_persistent
-        expires = 0
+        expires = deliver_at = 0
         insists = False
-        deliver_at = 0
         header = b""
-        if header_size:
+        if payload_at > header_at:
             header = self._read_properties(data, header_at, payload_at)
             if self._expiration >= 0:
                 expires = now + self._expiration
@@ -241,7 +236,7 @@ class Publisher:
             PROTOCOL_NATIVE,
             route.address,
             header,
-            data[payload_at:at] if payloads is None else payloads.pop(0),
+            data[payload_at:at] if at - payload_at == payload_size else self._next_large(),
             mode,
             persistent,
             now,
@@ -252,6 +247,11 @@ class Publisher:
             deliver_at,
             insists=insists,
         )
+
+    def _next_large(self) -> LargePayload:
+        """The payload that does not lie in the data of the message that is read."""
+        assert self.payloads is not None
+        return self.payloads.pop(0)
 
     def _take_head(self, head: i64) -> None:
         """Note what the first 8 bytes of a message say, see ``write_message_head``.
