@@ -208,6 +208,26 @@ def test_many_keys_stay_in_order_however_they_come_and_go() -> None:
                 assert len(same) == len(known)
 
 
+@pytest.mark.parametrize("alphabet", [b"01az/~\xff", b"01az-!\x01\xff"])
+@pytest.mark.parametrize("last", [b"zz", b"zz-1", b"zz\x01.a"])
+def test_a_start_puts_keys_in_the_order_of_their_levels(alphabet: bytes, last: bytes) -> None:
+    """Also where some bytes, or those of the last of many keys, are less than the dot."""
+    numbers = random.Random(3)
+    retained, table = table_of()
+    keys = {last}
+    for _ in range(2500):
+        levels = [
+            bytes(numbers.choices(alphabet, k=numbers.randrange(4)))
+            for _ in range(numbers.randrange(1, 4))
+        ]
+        keys.add(b".".join(levels))
+    known = sorted(keys - {b""}, key=lambda key: (key == last, numbers.random()))
+    for key in known:
+        retained.keep(message(b"1", key))
+    ordered = sorted(known, key=levels_of)
+    assert found(RetainedMessages(table), b"#") == found(retained, b"#") == ordered
+
+
 def test_what_a_message_does_not_say_is_kept_with_it() -> None:
     retained, table = table_of()
     sent = message(b"1", b"a")

@@ -77,8 +77,11 @@ def is_reserved(key: bytes) -> bool:
 
 def key_pattern(pattern: bytes) -> list[bytes]:
     """The levels of an AMQP binding key: ``*`` is any one word, ``#`` any number of words."""
+    words = levels_of(pattern)
+    if b"*" not in pattern and b"#" not in pattern:
+        return words
     levels: list[bytes] = []
-    for word in levels_of(pattern):
+    for word in words:
         levels.append(ONE if word == b"*" else MANY if word == b"#" else word)
     return levels
 

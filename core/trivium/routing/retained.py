@@ -35,6 +35,10 @@ _ORDER: Final = bytes([*range(1, 47), 0, *range(47, 256)])
 #: A key, or a level of one, in the form that is ordered. (A function would be slow to sort by.)
 _place_of: Final[Callable[[bytes], bytes]] = methodcaller("translate", _ORDER)
 _DOT: Final = b"\x00"
+#: Keys without any of these bytes are in that order as they are.
+_BEFORE_DOT: Final = bytes(range(46))
+#: Keys that are searched for these bytes together.
+_SEARCHED: Final = 1024
 #: Stands behind all that is below a level.
 _BEHIND: Final = b"\x01"
 #: Where those with a first level that begins with ``$`` begin, and where they end.
@@ -57,6 +61,16 @@ class _Run:
         return bisect_left(self.keys, place, key=_place_of)
 
 
+def _put_in_order(keys: list[bytes]) -> None:
+    """Bring ``keys`` in the order in which runs have them. A start may do it with millions."""
+    for at in range(0, len(keys), _SEARCHED):
+        joined = b"".join(keys[at : at + _SEARCHED])
+        if len(joined.translate(None, _BEFORE_DOT)) < len(joined):
+            keys.sort(key=_place_of)
+            return
+    keys.sort()
+
+
 class RetainedMessages:
     """Retained messages of one virtual host. ``table`` may already hold rows: they are loaded."""
 
@@ -67,7 +81,7 @@ class RetainedMessages:
         self._decoded: dict[bytes, Message] = {}
         self._decoded_bytes = 0
         keys = [key for key, _ in table.items()]
-        keys.sort(key=_place_of)
+        _put_in_order(keys)
         whole = _Run(keys, [], array("q"))
         # Of a broker that let clients publish there.
         reserved = RESERVED.translate(_ORDER)
