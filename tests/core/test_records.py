@@ -343,6 +343,17 @@ def test_a_forged_batch_with_a_right_checksum_gives_only_batch_errors(data: st.D
             pass
 
 
+@pytest.mark.parametrize("offset", [-1, 3, 0x7FFF_FFFF])
+def test_a_value_outside_its_column_is_refused(offset: int) -> None:
+    batch = bytearray(encode_batch([make(b"1"), make(b"2")]))
+    payloads = RecordBatch(bytes(batch)).columns[PAYLOAD]
+    struct.pack_into("<i", batch, payloads.offsets_at + 4, offset)
+    view = RecordBatch(bytes(batch), False)
+    for row in range(2):
+        with pytest.raises(BatchError):
+            view.binary(PAYLOAD, row)
+
+
 # Sparse
 
 
