@@ -194,17 +194,20 @@ def read_changes(data: bytes, position: int, end: int, visitor: ChangeVisitor) -
     at: i64 = position
     stop: i64 = end
     while at < stop:
-        kind = data[at]
+        # As they are written: numbers that lie side by side are read as one.
+        head: i64 = read_i64_le(data, at)
+        kind = head & 0xFF
         if APPEND <= kind <= APPEND_SAME:
+            sizes: i64 = read_i64_le(data, at + 16)
             annotation_at: i64 = at + _APPEND_SIZE
-            record_at: i64 = annotation_at + _u16(data, at + 2)
-            after: i64 = record_at + _u32(data, at + 20)
+            record_at: i64 = annotation_at + (head >> 16 & 0xFFFF)
+            after: i64 = record_at + (sizes >> 32 & 0xFFFF_FFFF)
             if kind == APPEND:
                 record = data[record_at:after]
             visitor.append(
-                _u32(data, at + 4),
+                head >> 32 & 0xFFFF_FFFF,
                 read_i64_le(data, at + 8),
-                _u32(data, at + 16),
+                sizes & 0xFFFF_FFFF,
                 record,
                 data[annotation_at:record_at],
             )
