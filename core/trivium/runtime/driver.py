@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trivium.common.pieces import Piece
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
@@ -66,7 +66,9 @@ class LoopDriver(Driver):
         except BaseException as error:
             self._server.stop_for(error)
 
-    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
+    def accept(
+        self, take: Callable[[], asyncio.Protocol | SocketDriver | None]
+    ) -> asyncio.Protocol:
         """A new socket, for whoever is to ``take`` it: None refuses it. What it raises stops the
         broker.
         """
@@ -76,7 +78,7 @@ class LoopDriver(Driver):
         except BaseException as error:
             # Once the socket has its protocol: one whose listener is closed by then is lost.
             self._loop.call_soon(self._server.stop_for, error)
-        return Refused() if taken is None else taken
+        return Refused() if taken is None else cast("asyncio.Protocol", taken)
 
     def feed(self, connection: Connection, data: bytes) -> None:
         """Bytes of a connection's client arrived."""

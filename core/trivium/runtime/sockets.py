@@ -35,20 +35,13 @@ class Refused(asyncio.Protocol):
         transport.close()
 
 
-class SocketDriver(asyncio.Protocol):
-    """Joins one socket to one ``Connection``; it is the connection's ``Transport``."""
+class SocketDriver:
+    """Joins one socket to one ``Connection``; it is the connection's ``Transport``.
 
-    __slots__ = (
-        "_adapter",
-        "_discarded",
-        "_has_ended",
-        "_is_over",
-        "_loop",
-        "_server",
-        "_timer",
-        "_transport",
-        "connection",
-    )
+    It is an ``asyncio.Protocol``, but not by name: a class of that base would not be a native one.
+    """
+
+    __deletable__ = ("connection",)
 
     connection: Connection
     _transport: asyncio.Transport
