@@ -8,10 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.mqtt import Server, packet, publish, text
+from tests.support.mqtt import KEPT, Client, Server, packet, publish, subscribe, text
+from tests.support.simulated import Host
 from trivium_mqtt.codec.publish import PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
+from trivium_mqtt.options import MqttOptions
 
 #: more packets than there are
 MANY = 1_000
@@ -249,22 +251,34 @@ def test_no_more_packets_than_are_wanted(qos: int, sizes: tuple[int, ...]) -> No
 
 
 class World:
-    """A publisher, a subscriber at QoS 2, and a subscriber at QoS 0."""
+    """A publisher, and subscribers at these levels of QoS, of whom some stay, on disk or not.
 
-    def __init__(self, version: int) -> None:
-        self.server = Server()
-        self.others = [self.server.open(name, 5) for name in ("once", "live")]
-        self.others[0].subscribe("a", 2)
-        self.others[1].subscribe("a", 0)
+    A subscriber takes four messages at a time; in memory six may wait for it, and the publisher may
+    send seven before it is answered.
+    """
+
+    def __init__(self, version: int, levels: list[int], is_on_disk: bool) -> None:
+        options = MqttOptions(maximum_queued=6, receive_maximum=7)
+        self.server = Server(host=Host() if is_on_disk else None, options=options)
+        self.others: list[Client] = []
+        for number, qos in enumerate(levels):
+            # Receive maximum 4.
+            other = self.server.open_kept(f"o{number}", 5, properties=KEPT + b"\x21\x00\x04")
+            other.feed(subscribe("a", qos, version=5))
+            self.server.sync()
+            assert other.take_first() == (0x90, bytes((0, 1, 0, qos)))
+            self.others.append(other)
         self.client = self.server.open("c", version)
 
     def seen(self, data: bytes) -> object:
         """What the clients are sent once one has sent ``data``, and what was counted."""
         self.client.feed(data)
+        clients = [self.client, *self.others]
+        sent = [(each.take_bytes(), each.is_closed) for each in clients]
+        self.server.sync()
         metrics = self.server.adapter.metrics
         counts = (metrics.messages_received, metrics.messages_dropped, metrics.protocol_errors)
-        clients = [self.client, *self.others]
-        return [(each.take_bytes(), each.is_closed) for each in clients], counts
+        return sent, [(each.take_bytes(), each.is_closed) for each in clients], counts
 
 
 def release(packet_id: int) -> bytes:
@@ -274,17 +288,21 @@ def release(packet_id: int) -> bytes:
 @settings(max_examples=300)
 @given(
     st.sampled_from([4, 5]),
+    st.sampled_from([[2, 0], [1], [2], [0], []]),
+    st.booleans(),
     st.lists(
         st.tuples(
-            st.sampled_from([1, 2, 2, "release"]),
+            st.sampled_from([1, 1, 1, 1, 2, 2, "release"]),
             st.sampled_from([1, 2, 3, 40_000]),
             st.sampled_from([b"xxx", b"yyy", b"longer"]),
         ),
-        max_size=12,
+        max_size=16,
     ),
 )
+@example(4, [1], False, [(1, number, b"xxx") for number in range(1, 12)])
+@example(5, [2], True, [(1, number, b"xxx") for number in range(1, 12)])
 def test_a_run_has_the_effect_of_its_packets_read_one_by_one(
-    version: int, sent: list[tuple[int | str, int, bytes]]
+    version: int, levels: list[int], is_on_disk: bool, sent: list[tuple[int | str, int, bytes]]
 ) -> None:
     runs = one_by_one = b""
     for what, packet_id, payload in sent:
@@ -296,7 +314,8 @@ def test_a_run_has_the_effect_of_its_packets_read_one_by_one(
         runs += usual
         # Said to be a repetition it means the same, and is special.
         one_by_one += bytes([usual[0] | 8]) + usual[1:]
-    assert World(version).seen(runs) == World(version).seen(one_by_one)
+    worlds = [World(version, levels, is_on_disk) for _ in range(2)]
+    assert worlds[0].seen(runs) == worlds[1].seen(one_by_one)
 
 
 @pytest.mark.parametrize("size", [100, 50_000])

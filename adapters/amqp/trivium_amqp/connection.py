@@ -15,7 +15,7 @@ from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.broker import DEFAULT_VHOST, Broker
-from trivium.runtime.framed import FramedConnection
+from trivium.runtime.framed import CLOCK_FRAMES, FramedConnection
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_amqp import states
 from trivium_amqp.bodies import Bodies
@@ -241,16 +241,13 @@ class AmqpConnection(FramedConnection):
 
         Sets ``needed`` where the last one has not arrived in full.
         """
+        if not repeated.is_valid(self.vhost):
+            self.repeats.publish = None
+            return position
         size = len(data)
-        repeats = self.repeats
-        vhost = self.vhost
-        publisher = repeated.publisher
-        target = repeated.target
-        header = repeated.header
-        while repeats.publish is repeated:
-            if not repeated.is_valid(vhost):
-                repeats.publish = None
-                break
+        bodies: list[bytes] = []
+        has_end = True
+        while len(bodies) < CLOCK_FRAMES:
             body_size = repeated.body_size(data, position)
             if body_size == 0:
                 break
@@ -260,11 +257,15 @@ class AmqpConnection(FramedConnection):
                 self.needed = end + 1 - position
                 break
             if data[end] != FRAME_END:
-                raise _no_end()
-            publisher.publish(target, header, data[body_at:end])
-            position = end + 1
-            if self.stops_input():
+                has_end = False
                 break
+            bodies.append(data[body_at:end])
+            position = end + 1
+        if bodies:
+            self.count_frames(len(bodies) - 1)
+            repeated.publisher.publish_run(repeated.target, repeated.header, bodies)
+        if not has_end:
+            raise _no_end()
         return position
 
     def _acknowledge_repeated(self, channel: Channel, data: bytes, position: int) -> int:

@@ -81,6 +81,8 @@ class ContentHeader:
         self.delay = delay
         #: property bytes of a message that was delayed
         self.delayed = delayed
+        #: nothing here is out of the ordinary: see ``Destination.accept_run``
+        self.is_plain = delivery < 0 and expiration < 0 and not (retain or copies or delay)
 
 
 def read_header(received: bytes, user: str, reply_name: bytes) -> ContentHeader:

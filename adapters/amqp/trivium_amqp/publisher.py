@@ -234,9 +234,26 @@ class Publisher:
             transaction.publish(target, header, body)
             return
         result = self.route(target, header, body)
-        if not self.confirms:
+        if self.confirms:
+            self._answer(result, 1)
+
+    def publish_run(self, target: Target, header: ContentHeader, bodies: list[bytes]) -> None:
+        """``publish`` of messages that came in a row, of which only the bodies differ."""
+        route = target.route
+        count = len(bodies)
+        if count > 1 and header.is_plain and route.takes_runs(header.mode):
+            self._metrics.messages_received += count
+            messages = [self._message(target, header, body) for body in bodies]
+            result = self._vhost.publish_run(messages, route)
+            if self.confirms:
+                self._answer(result, count)
             return
-        tag = self._publish_tag + 1
+        for body in bodies:
+            self.publish(target, header, body)
+
+    def _answer(self, result: int, count: int) -> None:
+        """Confirm the next ``count`` publishes, which ``result`` came of; now or later."""
+        tag = self._publish_tag + count
         self._publish_tag = tag
         if result > ACCEPTED:
             newest = self._newest
@@ -249,15 +266,16 @@ class Publisher:
                 self._connection.confirms.awaiting[self.number] = self
                 self._connection.await_durable()
             else:
-                self._confirm(tag)
+                self._confirm(tag, count)
         elif result == REJECTED:
             self._send_confirm(methods.BASIC_NACK, tag, 0)
         else:
-            self._confirm(tag)
+            self._confirm(tag, count)
 
-    def _confirm(self, tag: int) -> None:
+    def _confirm(self, tag: int, count: int) -> None:
         if self._pending:
-            self._send_confirm(methods.BASIC_ACK, tag, 0)
+            for each in range(tag - count + 1, tag + 1):
+                self._send_confirm(methods.BASIC_ACK, each, 0)
             return
         if self._confirm_to == self._confirmed:
             self._connection.confirms.at_end.append(self)

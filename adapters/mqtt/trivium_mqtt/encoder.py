@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import BytesWriter
+from mypy_extensions import i64, u8
+
 from trivium.messages.message import PROTOCOL_MQTT, Address, Message
 from trivium.observability.metrics import ProtocolMetrics
 from trivium_mqtt.codec.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, property_block
-from trivium_mqtt.codec.wire import PACKET_IDS, VARINT_MAX, varint
+from trivium_mqtt.codec.wire import PACKET_IDS, VARINT_MAX, varint, write_varint
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -29,14 +32,14 @@ class PublishEncoder:
         self._broker = broker
         self._metrics = metrics
         self._address: Address | None = None
-        self._first = 0
-        self._remaining = 0
+        self._first: i64 = 0
+        self._remaining: i64 = 0
         self._head = b""
         self._live_message: Message | None = None
         self._live_is_v5 = False
         self._live_packet = b""
 
-    def head(self, first: int, remaining: int, address: Address) -> bytes:
+    def head(self, first: i64, remaining: i64, address: Address) -> bytes:
         """Fixed header and topic name; empty when the address has no MQTT form.
 
         ``remaining`` is the packet's size behind the topic.
@@ -47,10 +50,15 @@ class PublishEncoder:
         if topic is None or len(topic) > 65_535:
             head = b""
         else:
-            size = remaining + 2 + len(topic)
+            size: i64 = remaining + 2 + len(topic)
             if size > VARINT_MAX:
                 return b""
-            head = b"".join((_FIRST[first], varint(size), PACKET_IDS[len(topic)], topic))
+            writer = BytesWriter()
+            writer.append(u8(first))
+            write_varint(writer, size)
+            writer.write(PACKET_IDS[len(topic)])
+            writer.write(topic)
+            head = writer.getvalue()
         self._address = address
         self._remaining = remaining
         self._first = first

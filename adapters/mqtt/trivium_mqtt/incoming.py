@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i16_be
+from mypy_extensions import i64
 
 from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 #: Packets of one run at most: any number that is forwarded as it is, but where each is published
 #: (some 40 µs, interpreted) no more than a turn has time for.
 LONGEST_RUN: Final = 1 << 20
-LONGEST_PUBLISHED_RUN: Final = 128
+LONGEST_PUBLISHED_RUN: Final = 64
 
 _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
@@ -294,50 +295,35 @@ class Incoming:
         """Publish and acknowledge the packets at QoS 1 that ``_repeated`` recognises; the offset
         behind those for which the turn had time."""
         connection = self._connection
-        repeated = self._repeated
-        now_ms = self._sessions.broker.now_ms
-        client_id = connection.client_id
         is_v5 = self._is_v5
-        size = repeated.size
-        payload_at = repeated.payload_at
-        packet_id_at = payload_at - 3 if is_v5 else payload_at - 2
-        room = connection.room() if is_v5 else 0
+        size = self._repeated.size
         last = ACCEPTED
         acknowledgements = BytesWriter()
         count = 0
         error: RemoteError | None = None
         begin = at
         route = self._current_route()
+        most = (end - at) // size if route.takes_runs(AT_LEAST_ONCE) else 1
         while True:
-            if is_v5 and room <= (count if last else 0):
-                error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
-                break
-            payload = data[at + payload_at : at + size]
-            packet_id = read_i16_be(data, at + packet_id_at)
-            at += size
-            write_batch, reason = self._publish(
-                Message(
-                    PROTOCOL_MQTT,
-                    route.address,
-                    b"",
-                    payload,
-                    AT_LEAST_ONCE,
-                    True,
-                    now_ms,
-                    0,
-                    False,
-                    0,
-                    client_id,
-                ),
-                route,
-            )
+            if is_v5:
+                room = connection.room() - (count if last else 0)
+                if room <= 0:
+                    self._metrics.messages_received += 1
+                    error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
+                    break
+                most = min(most, room)
+            after = min(at + most * size, end)
+            write_batch, reason = self._publish_together(data, at, after, route)
+            taken = (after - at) // size
             if reason >= 0x80 and not is_v5:
+                at = after
                 error = Refused()
                 break
-            if write_batch > last:
-                last = write_batch
-            count += 1
-            write_acknowledgement(acknowledgements, PUBACK, packet_id, reason if is_v5 else 0)
+            last = max(last, write_batch)
+            count += taken
+            self._write_acknowledgements(acknowledgements, data, at, after, reason)
+            at = after
+            connection.count_frames(taken - 1)
             if at >= end or connection.stops_input():
                 break
         self._metrics.messages_received += (at - begin) // size
@@ -346,6 +332,47 @@ class Incoming:
         if error is not None:
             raise error
         return at
+
+    def _publish_together(self, data: bytes, at: int, end: int, route: Route) -> tuple[int, int]:
+        """Publish the packets of a run at QoS 1 that lie in ``data[at:end]``: one, or as many as
+        the route takes; the write batch to wait for, and the reason code of all."""
+        size = self._repeated.size
+        payload_at = self._repeated.payload_at
+        now_ms = self._sessions.broker.now_ms
+        client_id = self._connection.client_id
+        messages: list[Message] = []
+        while at < end:
+            messages.append(
+                Message(
+                    PROTOCOL_MQTT,
+                    route.address,
+                    b"",
+                    data[at + payload_at : at + size],
+                    AT_LEAST_ONCE,
+                    True,
+                    now_ms,
+                    0,
+                    False,
+                    0,
+                    client_id,
+                )
+            )
+            at += size
+        if len(messages) == 1:
+            return self._publish(messages[0], route)
+        return self._vhost.publish_run(messages, route), 0
+
+    def _write_acknowledgements(
+        self, writer: BytesWriter, data: bytes, at: int, end: int, reason: int
+    ) -> None:
+        """PUBACK of the packets of a run that lie in ``data[at:end]``."""
+        size = self._repeated.size
+        payload_at = self._repeated.payload_at
+        packet_id_at: i64 = at + (payload_at - 3 if self._is_v5 else payload_at - 2)
+        shown: i64 = reason if self._is_v5 else 0
+        while packet_id_at < end:
+            write_acknowledgement(writer, PUBACK, read_i16_be(data, packet_id_at), shown)
+            packet_id_at += size
 
     def _publish_run_once(self, data: bytes, at: int, end: int) -> int:
         """``_publish_run`` at QoS 2."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from trivium.messages.message import PROTOCOL_MQTT, Message
+from mypy_extensions import i64
+
+from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, REJECTED
@@ -82,10 +84,10 @@ class Outgoing(Consumer):
         self._connection: MqttConnection | None = None
         self._is_v5 = False
         #: further messages that the client takes now
-        self._credit = 0
+        self._credit: i64 = 0
         # Unacknowledged, by packet identifier; their tags are in the order of their first delivery.
         self._inflight: Unsettled[QueueEntry] = Unsettled()
-        self._deliveries = 0
+        self._deliveries: i64 = 0
         # Identifiers whose PUBREC came and whose PUBCOMP did not, in that order. They use credit:
         # so identifiers never run out.
         self._released: dict[int, None] = {}
@@ -94,7 +96,7 @@ class Outgoing(Consumer):
         # Queue offsets and identifiers from before a restart, ascending; the latter also as a set.
         self._assigned: deque[tuple[int, int]] | None = None
         self._reserved: set[int] | None = None
-        self._last_packet_id = 0
+        self._last_packet_id: i64 = 0
         queue.add_consumer(self)
 
     # Publishing
@@ -110,6 +112,25 @@ class Outgoing(Consumer):
         if result == REJECTED:
             self.session.missed += 1
         return result
+
+    def takes_runs(self) -> bool:
+        """Whether ``put_run`` may be called now."""
+        return self.queue.takes_runs(AT_LEAST_ONCE)
+
+    def put_run(self, messages: list[Message]) -> int:
+        """``put`` of messages that came in a row, without annotation."""
+        queue = self.queue
+        limit = self._maximum_queued
+        if limit > 0:
+            room = max(limit - (queue.published - queue.settled), 0)
+            dropped = len(messages) - room
+            if dropped > 0:
+                self._metrics.messages_dropped += dropped
+                self.session.missed += dropped
+                if room == 0:
+                    return ACCEPTED
+                messages = messages[:room]
+        return queue.accept_run(messages)
 
     def takes_retained(self) -> bool:
         """Whether another retained message may be ``put``, or should be held for later."""
@@ -429,7 +450,7 @@ class Outgoing(Consumer):
         reserved = 0 if self._reserved is None else len(self._reserved)
         return len(self._inflight) + len(self._released) + reserved < 65_535
 
-    def _add(self, packet_id: int, entry: QueueEntry) -> bool:
+    def _add(self, packet_id: i64, entry: QueueEntry) -> bool:
         """An entry is delivered, for the first time to this client; False when another one has the
         identifier."""
         self._deliveries += 1

@@ -176,6 +176,15 @@ class CombinedSubscription(Destination):
         annotation = make_annotation(min(mode, self.qos), retain, self.share, self.identifiers)
         return outgoing.put(message, annotation)
 
+    def takes_runs(self, mode: int) -> bool:
+        outgoing = self.session.outgoing
+        return self.is_plain and mode <= self.qos and outgoing is not None and outgoing.takes_runs()
+
+    def accept_run(self, messages: list[Message]) -> int:
+        outgoing = self.session.outgoing
+        assert outgoing is not None
+        return outgoing.put_run(messages)
+
     def forward(self, run: bytes, count: int, is_v5: bool) -> bool:
         """Send ``count`` packets at QoS 0 as another client sent them, if they may go unchanged.
 
@@ -189,7 +198,7 @@ class CombinedSubscription(Destination):
             connection.is_v5 != is_v5
             or self.identifiers
             or self.has_no_local
-            or not connection.takes_runs(len(run))
+            or not connection.takes_packets(len(run))
         ):
             return False
         connection.forward(run, count)

@@ -121,7 +121,7 @@ class Writer(FramedConnection):
         if not waiting:
             self._waiting = None
 
-    def takes_runs(self, size: int) -> bool:
+    def takes_packets(self, size: int) -> bool:
         """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
         return self.alias_maximum == 0 and size <= self.maximum_output
 

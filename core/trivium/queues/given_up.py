@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
+from trivium.queues.requeues import forget_requeues, keep_requeues
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import waiting_of
 
@@ -76,14 +77,14 @@ class GivenUp:
         if entry.is_stored and not queue.is_deleted:
             for until, known in _REASONS.items():
                 if known == reason:
-                    queue.keep_requeues(entry, until)
+                    keep_requeues(entry, until)
 
     def restore(self, entry: QueueEntry, until: int) -> None:
         """An entry was given up before a restart, as its row says, and is still here."""
         queue = entry.queue
         queue.unsettled += 1
         if queue.settings.dead_letter_exchange is None:
-            queue.forget_requeues(entry)
+            forget_requeues(entry)
         self.add(entry, _REASONS.get(until, REJECTED_REASON))
 
     def left(self, entry: QueueEntry) -> None:
@@ -94,6 +95,6 @@ class GivenUp:
             queue.set_plain()
             queue.dispatch_later()
         if entry.is_stored:
-            queue.forget_requeues(entry)
+            forget_requeues(entry)
         entry.is_settled = False
         queue.settle(entry)

@@ -24,7 +24,7 @@ from trivium.queues.given_up import GivenUp
 from trivium.queues.limits import drop_heads, is_over_limit
 from trivium.queues.pending import PendingEntries, add_pending
 from trivium.queues.ready import ReadyEntries
-from trivium.queues.requeues import QueueRequeues
+from trivium.queues.requeues import QueueRequeues, forget_requeues, keep_requeues
 from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of, shared_arguments
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import WaitingEntries, count_waiting, expire_heads, waiting_of
@@ -143,6 +143,38 @@ class Queue(Destination):
                 return result
         sub_queue.append(entry)
         ready.bytes += message.size
+        return result
+
+    def takes_runs(self, mode: int) -> bool:
+        return self._is_plain
+
+    def accept_run(self, messages: list[Message]) -> int:
+        """``put`` of messages that came in a row: they are recorded together, then handed over."""
+        count = len(messages)
+        self.published += count
+        ready = self.ready
+        sub_queue = ready.lowest
+        entries = [QueueEntry(self, sub_queue, message, b"") for message in messages]
+        result = ACCEPTED
+        if sub_queue.record_run(entries):
+            result = self._broker.storage.write_batch
+            if messages[0].mode == EXACTLY_ONCE:
+                for entry in entries:
+                    add_pending(entry)
+        at = 0
+        while len(self.consumers) and entries[at].write_batch == 0 and sub_queue.is_empty:
+            consumer = self.consumers.next()
+            if consumer is None:
+                break
+            self._hand_over(consumer, entries[at])
+            at += 1
+            if at == count:
+                return result
+        while at < count:
+            entry = entries[at]
+            sub_queue.append(entry)
+            ready.bytes += entry.message.size
+            at += 1
         return result
 
     def has_room(self, messages: int, size: int) -> bool:
@@ -339,7 +371,7 @@ class Queue(Destination):
             entry.sub_queue.settle(entry.offset)
             self._broker.collected += 1
             if entry.requeues:
-                self.forget_requeues(entry)
+                forget_requeues(entry)
             if not self._is_dirty:
                 self._is_dirty = True
                 self._broker.add_unflushed(_Settlements(self))
@@ -368,7 +400,7 @@ class Queue(Destination):
                 return
             delay = settings.retry_delay_of(entry.requeues)
             if entry.is_stored:
-                self.keep_requeues(entry, self._broker.now_ms + delay if delay else 0)
+                keep_requeues(entry, self._broker.now_ms + delay if delay else 0)
             if delay:
                 self.postpone(entry, delay)
                 return
@@ -376,27 +408,6 @@ class Queue(Destination):
         self.ready.bytes += entry.message.size
         entry.sub_queue.put_back(entry)
         self.is_unchecked = True
-
-    def keep_requeues(self, entry: QueueEntry, until: int) -> None:
-        """Keep how often a stored entry came back, and until when it waits, over a restart."""
-        if self.requeues is None:
-            self.requeues = self.vhost.requeues.of(self.name)
-        self.requeues.put(entry.sub_queue.priority, entry.offset, entry.requeues, until)
-
-    def forget_requeues(self, entry: QueueEntry) -> None:
-        """A stored entry that was requeued is done with."""
-        if self.requeues is not None:
-            self.requeues.forget(entry.sub_queue.priority, entry.offset)
-
-    def restore_requeues(self, entry: QueueEntry) -> int:
-        """Give an entry from before a restart its requeues; until when it waits, 0 for not."""
-        assert self.requeues is not None
-        found = self.requeues.find(entry.sub_queue.priority, entry.offset)
-        if found is None:
-            return 0
-        entry.requeues, until = found
-        entry.is_redelivered = True
-        return until
 
     def postpone(self, entry: QueueEntry, delay: int) -> None:
         """Put back an entry that a consumer cannot use within ``delay`` milliseconds."""

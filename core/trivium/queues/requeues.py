@@ -8,9 +8,12 @@ requeued cost nothing.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trivium.storage.base import Table
+
+if TYPE_CHECKING:
+    from trivium.queues.sub_queues import QueueEntry
 
 #: behind the queue's name in a key: priority, offset
 _PLACE: Final = Struct("<BQ")
@@ -91,3 +94,28 @@ class Requeues:
     def has(self, name: str) -> bool:
         """Whether there are rows from before the start for the queue called ``name``."""
         return len(self._restored) > 0 and name.encode() in self._restored
+
+
+def keep_requeues(entry: QueueEntry, until: int) -> None:
+    """Keep how often a stored entry came back, and until when it waits, over a restart."""
+    queue = entry.queue
+    if queue.requeues is None:
+        queue.requeues = queue.vhost.requeues.of(queue.name)
+    queue.requeues.put(entry.sub_queue.priority, entry.offset, entry.requeues, until)
+
+
+def forget_requeues(entry: QueueEntry) -> None:
+    """A stored entry that was requeued is done with."""
+    requeues = entry.queue.requeues
+    if requeues is not None:
+        requeues.forget(entry.sub_queue.priority, entry.offset)
+
+
+def restore_requeues(entry: QueueEntry, requeues: QueueRequeues) -> int:
+    """Give an entry from before a restart its requeues; until when it waits, 0 for not."""
+    found = requeues.find(entry.sub_queue.priority, entry.offset)
+    if found is None:
+        return 0
+    entry.requeues, until = found
+    entry.is_redelivered = True
+    return until

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64, mypyc_attr
 
 from trivium.messages.message import EXACTLY_ONCE, Message, decode_record
+from trivium.queues.requeues import forget_requeues, restore_requeues
 from trivium.queues.waiting import waiting_of
 from trivium.storage.base import Log, Storage
 
@@ -135,6 +136,17 @@ class SubQueue:
         entry.is_stored = True
         return True
 
+    def record_run(self, entries: list[QueueEntry]) -> bool:
+        """``record`` or, where they need not survive, ``skip`` new entries of one kind."""
+        if not entries[0].message.persistent:
+            for entry in entries:
+                self.skip(entry)
+            return False
+        is_stored = False
+        for entry in entries:
+            is_stored = self.record(entry)
+        return is_stored
+
     def skip(self, entry: QueueEntry) -> None:
         """Give a new entry its offset, but no record: it need not survive."""
         log = self.log
@@ -221,7 +233,7 @@ class SubQueue:
                 entry.write_batch = 0 if queue.pending is None else queue.pending.write_batch
             until = 0
             if offset < self._recovered_to and queue.requeues is not None:
-                until = queue.restore_requeues(entry)
+                until = restore_requeues(entry, queue.requeues)
             if entry.message.deliver_at and waiting_of(queue).delay(entry):
                 pass
             elif until < 0:
@@ -295,7 +307,7 @@ class SubQueue:
             if entry.is_stored:
                 self.settle(entry.offset)
                 if entry.requeues:
-                    queue.forget_requeues(entry)
+                    forget_requeues(entry)
         if queue.requeues is not None and self._spill_from >= 0:
             queue.requeues.clear_from(self.priority, self._spill_from)
         if self.log is not None and self._spill_from >= 0:

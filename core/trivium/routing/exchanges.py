@@ -56,6 +56,18 @@ class Destination:
         """Whether none of so many messages, with ``size`` bytes of payload, would be REJECTED."""
         return True
 
+    def takes_runs(self, mode: int) -> bool:
+        """Whether ``accept_run`` may be called now with messages of this mode: it refuses none."""
+        return False
+
+    def accept_run(self, messages: list[Message]) -> int:
+        """``accept`` of messages that came in a row, with one answer for all.
+
+        They have one address, one mode and one publisher; none of them expires, is delayed, is to
+        be retained, or insists on its mode.
+        """
+        raise NotImplementedError
+
     def target_queue(self) -> Destination | None:
         """The queue that a message for it enters; None where there is none, or not just one."""
         return None
@@ -155,6 +167,15 @@ class Route:
             if accepted != ACCEPTED and result != REJECTED:
                 result = accepted
         return result
+
+    def takes_runs(self, mode: int) -> bool:
+        """Whether messages of this mode may come together (``Destination.accept_run``): they all
+        go to the one destination, which takes them."""
+        return (
+            len(self.destinations) == 1
+            and not self.depends_on_message
+            and self.destinations[0].takes_runs(mode)
+        )
 
     def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
         """Give ``message`` to every destination, or to those of them that are ``wanted``.

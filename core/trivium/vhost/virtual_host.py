@@ -496,6 +496,11 @@ class VirtualHost(StreamNamespace):
             return self.broker.storage.write_batch
         return result
 
+    def publish_run(self, messages: list[Message], route: Route) -> int:
+        """``publish`` of messages that came in a row, where ``route`` ``takes_runs``: ACCEPTED, or
+        the write batch to wait for. ``Destination.accept_run`` says which messages these may be."""
+        return route.destinations[0].accept_run(messages)
+
     def is_unroutable(self, message: Message, route: Route) -> bool:
         """Whether a message leads nowhere by ``route``, which is its very own.
 

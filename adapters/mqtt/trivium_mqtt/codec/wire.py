@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import BytesWriter
+from mypy_extensions import i64, u8
+
 from trivium.messages.topics import MAX_LEVELS
 from trivium_mqtt.codec.reasons import (
     QUOTA_EXCEEDED,
@@ -31,6 +34,14 @@ def varint(value: int) -> bytes:
     return bytes(
         (value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21)
     )
+
+
+def write_varint(writer: BytesWriter, value: i64) -> None:
+    """``varint``, straight to where it goes."""
+    while value >= 0x80:
+        writer.append(u8(value & 0x7F | 0x80))
+        value >>= 7
+    writer.append(u8(value))
 
 
 def read_varint(data: bytes, at: int, end: int) -> int:
