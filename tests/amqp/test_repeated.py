@@ -366,6 +366,15 @@ def test_both_roads_take_any_damage_of_a_publish_the_same() -> None:
         pair.feed(one[:at] + bytes((one[at] ^ 1,)) + one[at + 1 :] + one)
 
 
+def test_what_came_before_a_damaged_frame_is_published_on_both_roads() -> None:
+    one = publish_frames("q", b"abc", delivery_mode=2)
+    pair = Pair(True)
+    pair.feed(one * 2)
+    assert recognised(pair.fast.sender) == (True, False)
+    pair.feed(one * 3 + one[:-1] + b"\x00")
+    assert pair.fast.server.vhost.queues["q"].published == 5
+
+
 def acknowledging(count: int) -> Pair:
     """Both recognise acknowledgements, and ``count`` deliveries of theirs are left, from tag 2 on.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.core import RecordingConsumer, drain, message, open_vhost
@@ -123,6 +123,7 @@ class World:
         )
 
 
+@example(steps=[Run(3, EXACTLY_ONCE), Durable()], is_stored=True, consumers=1)
 @given(steps=STEPS, is_stored=st.booleans(), consumers=st.integers(0, 2))
 def test_a_run_has_the_effect_of_its_messages_one_by_one(
     steps: list[Step], is_stored: bool, consumers: int

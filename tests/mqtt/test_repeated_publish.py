@@ -254,7 +254,7 @@ class World:
     """A publisher, and subscribers at these levels of QoS, of whom some stay, on disk or not.
 
     A subscriber takes four messages at a time; in memory six may wait for it, and the publisher may
-    send seven before it is answered.
+    send seven before it is answered. Each has a queue, also those at QoS 0.
     """
 
     def __init__(self, version: int, levels: list[int], is_on_disk: bool) -> None:
@@ -264,9 +264,10 @@ class World:
         for number, qos in enumerate(levels):
             # Receive maximum 4.
             other = self.server.open_kept(f"o{number}", 5, properties=KEPT + b"\x21\x00\x04")
-            other.feed(subscribe("a", qos, version=5))
-            self.server.sync()
-            assert other.take_first() == (0x90, bytes((0, 1, 0, qos)))
+            for topic, level in (("a", qos), ("b", 1)):
+                other.feed(subscribe(topic, level, version=5))
+                self.server.sync()
+                assert other.take_first() == (0x90, bytes((0, 1, 0, level)))
             self.others.append(other)
         self.client = self.server.open("c", version)
 
@@ -277,7 +278,10 @@ class World:
         sent = [(each.take_bytes(), each.is_closed) for each in clients]
         self.server.sync()
         metrics = self.server.adapter.metrics
-        counts = (metrics.messages_received, metrics.messages_dropped, metrics.protocol_errors)
+        counts = [metrics.messages_received, metrics.messages_dropped, metrics.protocol_errors]
+        for name, queue in sorted(self.server.vhost.queues.items()):
+            if name.startswith("amq.mqtt-session.o"):
+                counts += [len(queue), queue.published, queue.unsettled]
         return sent, [(each.take_bytes(), each.is_closed) for each in clients], counts
 
 
