@@ -25,6 +25,10 @@ from trivium.queues.settings import REJECT_PUBLISH, settings_of
         ({"x-overflow": 1}, ": text is needed"),
         ({"x-dead-letter-exchange": 1}, ": text is needed"),
         ({"x-dead-letter-routing-key": "k"}, "no dead letter exchange"),
+        (
+            {"x-dead-letter-exchange": "x", "x-dead-letter-routing-key": "é" * 128},
+            "it is longer than 255 bytes",
+        ),
         ({"x-queue-type": "fancy"}, "\"unsupported queue type 'fancy'\""),
         ({"x-queue-type": "stream"}, "a stream is no queue"),
         ({"x-single-active-consumer": "yes"}, ": a boolean is needed"),
@@ -52,6 +56,14 @@ def test_a_quorum_queue_does_not_go_with_its_clients(
         check_queue_arguments(
             {"x-queue-type": "quorum"}, "queue 'q'", durable, exclusive, auto_delete
         )
+
+
+def test_a_text_that_is_too_long_for_a_key_does_not_count() -> None:
+    """A queue may be older than the limit."""
+    arguments: dict[str, HeaderValue] = {"x-dead-letter-exchange": "x"}
+    for key, expected in (("k" * 255, "k" * 255), ("k" * 65_536, None)):
+        arguments["x-dead-letter-routing-key"] = key
+        assert settings_of(arguments, {}).dead_letter_routing_key == expected
 
 
 def test_unknown_arguments_are_for_others() -> None:

@@ -19,6 +19,7 @@ from tests.support.mqtt import (
     text,
 )
 from tests.support.server import ShortTurns
+from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.messages.message import HeaderValue
 from trivium.routing.exchanges import Binding, ExchangeDestination
@@ -295,6 +296,45 @@ def test_mqtt_3_3_4_9_the_servers_receive_maximum_is_enforced() -> None:
     client.take_bytes()
     client.feed(publish("t", b"x", 1, 5, 5))
     assert client.take_bytes() == b"\xe0\x01\x93"
+
+
+def test_mqtt_3_3_4_9_answers_that_wait_behind_others_count_against_it() -> None:
+    server = Server(host=Host(), options=MqttOptions(receive_maximum=3))
+    client = server.open("s", 5)
+    # The first one waits for the disk; nobody wants the others.
+    client.feed(
+        publish("t", b"x", 1, 1, 5, retain=True)
+        + b"".join(publish("nobody", b"x", 1, number, 5) for number in range(2, 40))
+    )
+    assert client.take_bytes() == b"\xe0\x01\x93"
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_run_of_another_protocol_reaches_a_session_as_its_messages_one_by_one(
+    qos: int, mode: int
+) -> None:
+    seen: list[bytes] = []
+    for together in (True, False):
+        server = Server()
+        client = server.open("c", 4)
+        # It has a queue, whatever it wants of this topic.
+        client.subscribe("other", 1)
+        client.subscribe("a/b", qos)
+        vhost = server.vhost
+        route = vhost.route(vhost.exchange("amq.topic"), b"a.b")
+        messages = [
+            message(b"%d" % number, b"a.b", "amq.topic", mode > 0, mode) for number in range(3)
+        ]
+        if together and route.takes_runs(mode):
+            vhost.publish_run(messages, route)
+        else:
+            for each in messages:
+                vhost.publish(each, route)
+        server.settle()
+        seen.append(client.take_bytes())
+        assert together or not route.takes_runs(0)
+    assert seen[0] == seen[1]
 
 
 def test_a_slow_qos_0_reader_loses_messages_instead_of_growing() -> None:

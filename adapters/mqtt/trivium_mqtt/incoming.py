@@ -306,7 +306,7 @@ class Incoming:
         most = (end - at) // size if route.takes_runs(AT_LEAST_ONCE) else 1
         while True:
             if is_v5:
-                room = connection.room() - (count if last else 0)
+                room = connection.room() - (count if last or connection.has_waiting else 0)
                 if room <= 0:
                     self._metrics.messages_received += 1
                     error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)

@@ -178,7 +178,12 @@ class CombinedSubscription(Destination):
 
     def takes_runs(self, mode: int) -> bool:
         outgoing = self.session.outgoing
-        return self.is_plain and mode <= self.qos and outgoing is not None and outgoing.takes_runs()
+        return (
+            self.is_plain
+            and 0 < mode <= self.qos
+            and outgoing is not None
+            and outgoing.takes_runs()
+        )
 
     def accept_run(self, messages: list[Message]) -> int:
         outgoing = self.session.outgoing

@@ -63,6 +63,11 @@ class Writer(FramedConnection):
         """Write nothing before what was done in this turn is durable."""
         self._output_after = self.broker.storage.wait(self)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether answers wait, and so all that follow them."""
+        return self._waiting is not None
+
     def answer(self, write_batch: int, data: bytes, publishes: int) -> None:
         """Send ``data`` when ``write_batch`` is durable and everything answered before has left.
 

@@ -37,6 +37,8 @@ AT_LEAST_ONCE: Final = "at-least-once"
 #: Largest time that an argument may state, 100 years, so that sums of times stay small.
 MAX_MILLISECONDS: Final = 100 * 365 * 24 * 3600 * 1000
 MAX_PRIORITY: Final = 255
+#: Longest text, in UTF-8, of an argument or in a policy: names and keys of AMQP have no more.
+MAX_TEXT_BYTES: Final = 255
 _MAX_LENGTH: Final = 1 << 62
 
 
@@ -60,6 +62,8 @@ class Rule:
             check_number(value, self.bounds, what)
         elif not isinstance(value, str if self.type == TEXT else bool):
             raise WrongType(what, self.type, value)
+        if isinstance(value, str) and len(value.encode()) > MAX_TEXT_BYTES:
+            raise PreconditionFailed(f"invalid {what}: it is longer than {MAX_TEXT_BYTES} bytes")
         if self.choices is not None and value not in self.choices:
             text = f"unsupported {key.replace('-', ' ')} '{value}'"
             raise PreconditionFailed(f'invalid {what}: "{text}"')

@@ -16,6 +16,7 @@ from trivium.messages.message import AT_MOST_ONCE, HeaderValue, Message
 from trivium.queues.arguments import (
     AT_LEAST_ONCE,
     MAX_MILLISECONDS,
+    MAX_TEXT_BYTES,
     OVERFLOWS,
     QUEUE_RULES,
     QUORUM,
@@ -222,4 +223,5 @@ def _text(
     key: str, arguments: Mapping[str, HeaderValue], policy: Mapping[str, HeaderValue]
 ) -> str | None:
     own = arguments.get("x-" + key, policy.get(key))
-    return own if isinstance(own, str) else None
+    # A queue from before there was a limit may have a longer one, of which nothing could be made.
+    return own if isinstance(own, str) and len(own.encode()) <= MAX_TEXT_BYTES else None

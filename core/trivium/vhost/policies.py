@@ -14,7 +14,7 @@ from trivium.common.patterns import Pattern, PatternError
 from trivium.common.values import pack, same, unpack
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.arguments import QUEUE_RULES, check_strategy
+from trivium.queues.arguments import MAX_TEXT_BYTES, QUEUE_RULES, check_strategy
 from trivium.queues.settings import POLICY_KEYS
 from trivium.storage.base import Table
 from trivium.streams.settings import STREAM_RULES
@@ -29,8 +29,6 @@ EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
 #: Policies of a virtual host: each new queue is compared with all of them.
 MAX_POLICIES: Final = 256
-#: Longest name, also in what a policy defines, in UTF-8.
-MAX_NAME_BYTES: Final = 255
 
 
 class Policy:
@@ -49,8 +47,8 @@ class Policy:
         self.definition = dict(definition)
         self.apply_to = apply_to
         self.priority = priority
-        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-            raise PreconditionFailed(f"a policy's name has 1 to {MAX_NAME_BYTES} bytes")
+        if not 0 < len(name.encode()) <= MAX_TEXT_BYTES:
+            raise PreconditionFailed(f"a policy's name has 1 to {MAX_TEXT_BYTES} bytes")
         if apply_to not in (QUEUES, EXCHANGES, STREAMS, ALL):
             raise PreconditionFailed(f"policy '{name}' cannot apply to '{apply_to}'")
         if not definition:
@@ -61,7 +59,7 @@ class Policy:
             raise PreconditionFailed(f"policy '{name}' has a wrong pattern: {error}") from None
         for key, value in definition.items():
             what = f"'{key}' of policy '{name}'"
-            if isinstance(value, str) and len(value.encode()) > MAX_NAME_BYTES:
+            if isinstance(value, str) and len(value.encode()) > MAX_TEXT_BYTES:
                 raise PreconditionFailed(f"invalid {what}: it is too long")
             if key in EXCHANGE_KEYS:
                 if not isinstance(value, str):
