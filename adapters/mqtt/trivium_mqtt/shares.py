@@ -16,7 +16,7 @@ from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
 from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.reasons import TOPIC_FILTER_INVALID, RemoteError
-from trivium_mqtt.codec.wire import check_topic_filter
+from trivium_mqtt.codec.wire import HASH, PLUS, check_topic_filter
 from trivium_mqtt.session import (
     SHARE_SIZE,
     CombinedSubscription,
@@ -43,7 +43,7 @@ def split_shared(topic_filter: bytes) -> tuple[bytes, bytes] | None:
     if not topic_filter.startswith(PREFIX):
         return None
     name, slash, shared = topic_filter[len(PREFIX) :].partition(b"/")
-    if not name or not slash or not shared or b"+" in name or b"#" in name:
+    if not name or not slash or not shared or PLUS in name or HASH in name:
         raise RemoteError(TOPIC_FILTER_INVALID, "shared subscription is not valid (MQTT-4.8.2-1)")
     return name, shared
 

@@ -51,9 +51,13 @@ class DiskTable(Table):
         As long as the journal is needed for others, it has many that the checkpoint has too: they
         are no changes, and need not be written again.
         """
-        if self._rows.get(key) == value:
-            return
-        self._rows[key] = value
+        rows = self._rows
+        count = len(rows)
+        known = rows.setdefault(key, value)
+        if len(rows) == count:
+            if known == value:
+                return
+            rows[key] = value
         self.mark_changed(key)
 
     def restore_deleted(self, key: bytes) -> bool:
