@@ -14,7 +14,7 @@ def lies_at(data: bytes, at: i64, part: bytes) -> bool:
     size: i64 = len(part)
     if at + size > len(data):
         return False
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         # There an object costs less than a loop.
         return data[at : at + size] == part
     place: i64 = 0
@@ -33,4 +33,4 @@ def lies_at(data: bytes, at: i64, part: bytes) -> bool:
     return True
 
 
-_IS_INTERPRETED: Final[bool] = isinstance(lies_at, FunctionType)
+IS_INTERPRETED: Final[bool] = isinstance(lies_at, FunctionType)
