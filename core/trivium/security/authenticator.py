@@ -20,7 +20,7 @@ from trivium.security.passwords import is_hashed, verify_password
 
 #: remembered users; a broker with more of them hashes again when they reconnect
 MEMORY_SIZE: Final = 10_000
-#: longest password that is looked at: scrypt's cost must not depend on the client's input
+#: longest password that is looked at: a hash's cost must not depend on the client's input
 MAX_PASSWORD_BYTES: Final = 1024
 
 GUEST: Final = "guest"

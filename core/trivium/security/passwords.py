@@ -1,7 +1,12 @@
-"""Passwords at rest: plain text, or an scrypt hash in PHC string format.
+"""Passwords at rest: plain text, or a hash.
 
-A hash reads `$scrypt$ln=14,r=8,p=1$SALT$HASH`, where `ln` is the base-2 logarithm of the cost, and
-salt and hash are base64 without padding. Text that does not begin with `$` is a plain password.
+`hash_password` makes argon2id hashes, which read `$argon2id$v=19$m=19456,t=2,p=1$SALT$HASH`: KiB of
+memory, passes over it, lanes. What else is understood: scrypt, `$scrypt$ln=14,r=8,p=1$SALT$HASH`
+with the base-2 logarithm of the cost; and the two forms of Mosquitto's password files,
+`$7$ITERATIONS$SALT$HASH` (PBKDF2 with HMAC-SHA-512) and `$6$SALT$HASH` (SHA-512 of password and
+salt). Text that does not begin with `$` is a plain password.
+
+Every cost has a bound, so that what somebody has stored cannot stall the broker.
 """
 
 from __future__ import annotations
@@ -12,32 +17,72 @@ import hashlib
 import hmac
 import re
 import secrets
+from dataclasses import dataclass, field
 from typing import Final
 
-#: 16 MiB and some 50 ms per check: the OWASP minimum, bearable when a thousand clients reconnect
-LOG_COST: Final = 14
-BLOCK_SIZE: Final = 8
-PARALLELISM: Final = 1
+#: 19 MiB, two passes, one lane, and some 30 ms per check: the OWASP minimum, bearable when a
+#: thousand clients reconnect
+ARGON2_COST: Final = (19_456, 2, 1)
 SALT_BYTES: Final = 16
 HASH_BYTES: Final = 32
-#: the largest cost that is accepted (256 MiB), so that a configuration cannot stall the broker
-MAX_LOG_COST: Final = 18
+#: most memory of one check in KiB (256 MiB), and memory times passes (about a second)
+MAX_MEMORY_KIB: Final = 262_144
+MAX_ARGON2_WORK: Final = 1_048_576
+#: what the algorithm itself asks for (RFC 9106, 3.1)
+MIN_ARGON2_SALT_BYTES: Final = 8
+#: what nobody guesses, and more than the algorithms ask for
+MIN_DIGEST_BYTES: Final = 16
+#: the largest cost of scrypt (256 MiB too)
+MAX_SCRYPT_LOG_COST: Final = 18
+MAX_LANES: Final = 4
+#: about a second of PBKDF2
+MAX_ITERATIONS: Final = 1_000_000
 
-_PHC: Final = re.compile(
-    r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{1,128})"
-)
+ARGON2ID: Final = "argon2id"
+SCRYPT: Final = "scrypt"
+PBKDF2: Final = "pbkdf2-sha512"
+SHA512: Final = "sha512"
+
+_BASE64: Final = r"([A-Za-z0-9+/]{1,128})"
+_PADDED: Final = r"([A-Za-z0-9+/]{1,128}={0,2})"
+#: scheme -> the text of a hash: the numbers of its cost, then salt and digest
+_FORMS: Final = {
+    ARGON2ID: re.compile(
+        rf"\$argon2id\$v=19\$m=(\d{{1,7}}),t=(\d{{1,4}}),p=(\d{{1,2}})\${_BASE64}\${_BASE64}"
+    ),
+    SCRYPT: re.compile(
+        rf"\$scrypt\$ln=(\d{{1,2}}),r=(\d{{1,2}}),p=(\d{{1,2}})\${_BASE64}\${_BASE64}"
+    ),
+    PBKDF2: re.compile(rf"\$7\$(\d{{1,8}})\${_PADDED}\${_PADDED}"),
+    SHA512: re.compile(rf"\$6\${_PADDED}\${_PADDED}"),
+}
 
 
 class PasswordFormatError(ValueError):
-    """A stored password begins with `$` but is no scrypt hash."""
+    """A stored password begins with `$` but is no hash that is known, or costs too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordHash:
+    """A hash, taken apart. `cost` is what its scheme counts, in the order of its text."""
+
+    scheme: str
+    cost: tuple[int, ...]
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+
+    def matches(self, password: bytes) -> bool:
+        """Whether it is the password's; takes as long whether or not it is."""
+        derived = derive(self.scheme, self.cost, password, self.salt, len(self.digest))
+        return hmac.compare_digest(self.digest, derived)
 
 
 def hash_password(password: bytes) -> str:
-    """A salted scrypt hash of the password, in PHC string format."""
+    """A salted argon2id hash of the password, in PHC string format."""
     salt = secrets.token_bytes(SALT_BYTES)
-    digest = _scrypt(password, salt, LOG_COST, BLOCK_SIZE, PARALLELISM, HASH_BYTES)
-    parameters = f"ln={LOG_COST},r={BLOCK_SIZE},p={PARALLELISM}"
-    return f"$scrypt${parameters}${_encode(salt)}${_encode(digest)}"
+    digest = derive(ARGON2ID, ARGON2_COST, password, salt, HASH_BYTES)
+    memory, passes, lanes = ARGON2_COST
+    return f"$argon2id$v=19$m={memory},t={passes},p={lanes}${_encode(salt)}${_encode(digest)}"
 
 
 def is_hashed(stored: str) -> bool:
@@ -50,44 +95,80 @@ def check_stored_password(stored: str) -> None:
     if not stored:
         raise PasswordFormatError("must not be empty")
     if is_hashed(stored):
-        _parse(stored)
+        parse_hash(stored)
 
 
 def verify_password(stored: str, presented: bytes) -> bool:
     """Whether the presented password matches; takes the same time whether or not it does."""
     if not is_hashed(stored):
         return hmac.compare_digest(stored.encode(), presented)
-    log_cost, block_size, parallelism, salt, expected = _parse(stored)
-    digest = _scrypt(presented, salt, log_cost, block_size, parallelism, len(expected))
-    return hmac.compare_digest(expected, digest)
+    return parse_hash(stored).matches(presented)
 
 
-def _parse(stored: str) -> tuple[int, int, int, bytes, bytes]:
-    match = _PHC.fullmatch(stored)
-    if match is None:
-        raise PasswordFormatError("begins with $ but is not $scrypt$ln=..,r=..,p=..$SALT$HASH")
-    log_cost, block_size, parallelism = (int(number) for number in match.groups()[:3])
-    if not (1 <= log_cost <= MAX_LOG_COST and 1 <= block_size <= 8 and 1 <= parallelism <= 4):
-        raise PasswordFormatError(f"has a cost beyond ln={MAX_LOG_COST},r=8,p=4")
-    try:
-        return log_cost, block_size, parallelism, _decode(match[4]), _decode(match[5])
-    except binascii.Error:
-        raise PasswordFormatError("salt or hash is not base64 without padding") from None
+def parse_hash(stored: str) -> PasswordHash:
+    """Take a hash apart. Raises PasswordFormatError."""
+    found = None
+    for scheme, form in _FORMS.items():
+        match = form.fullmatch(stored)
+        if match is not None:
+            *numbers, salt, digest = match.groups()
+            cost = tuple(int(number) for number in numbers)
+            try:
+                found = PasswordHash(scheme, cost, _decode(salt), _decode(digest))
+            except binascii.Error:
+                raise PasswordFormatError("salt or hash is not base64") from None
+    if found is None:
+        raise PasswordFormatError("begins with $ but is no argon2id, scrypt, $7$ or $6$ hash")
+    _check(found)
+    return found
 
 
-def _scrypt(
-    password: bytes, salt: bytes, log_cost: int, block_size: int, parallelism: int, length: int
-) -> bytes:
-    memory = 128 * block_size * (2**log_cost + parallelism + 2)
-    return hashlib.scrypt(
-        password,
-        salt=salt,
-        n=2**log_cost,
-        r=block_size,
-        p=parallelism,
-        maxmem=memory + 1024 * 1024,
-        dklen=length,
-    )
+def _check(found: PasswordHash) -> None:
+    """Raise PasswordFormatError for what cannot be computed, or not soon."""
+    cost = found.cost
+    least = hashlib.sha512().digest_size if found.scheme == SHA512 else MIN_DIGEST_BYTES
+    if len(found.digest) < least:
+        raise PasswordFormatError("the hash is too short")
+    if found.scheme == ARGON2ID:
+        memory, passes, lanes = cost
+        if not (1 <= lanes <= MAX_LANES and 8 * lanes <= memory <= MAX_MEMORY_KIB and passes):
+            raise PasswordFormatError(f"has a cost beyond m={MAX_MEMORY_KIB},p={MAX_LANES}")
+        if memory * passes > MAX_ARGON2_WORK:
+            raise PasswordFormatError(f"has a cost m times t beyond {MAX_ARGON2_WORK}")
+        if len(found.salt) < MIN_ARGON2_SALT_BYTES:
+            raise PasswordFormatError("the salt is too short")
+    elif found.scheme == SCRYPT:
+        log_cost, block_size, lanes = cost
+        if not (1 <= log_cost <= MAX_SCRYPT_LOG_COST and 1 <= block_size <= 8):
+            raise PasswordFormatError(f"has a cost beyond ln={MAX_SCRYPT_LOG_COST},r=8")
+        if not 1 <= lanes <= MAX_LANES:
+            raise PasswordFormatError(f"has a cost beyond p={MAX_LANES}")
+    elif found.scheme == PBKDF2 and not 1 <= cost[0] <= MAX_ITERATIONS:
+        raise PasswordFormatError(f"has more than {MAX_ITERATIONS} iterations, or none")
+
+
+def derive(scheme: str, cost: tuple[int, ...], password: bytes, salt: bytes, length: int) -> bytes:
+    """The `length` bytes that a scheme makes of a password."""
+    if scheme == ARGON2ID:
+        from argon2.low_level import Type, hash_secret_raw
+
+        memory, passes, lanes = cost
+        return hash_secret_raw(password, salt, passes, memory, lanes, length, Type.ID)
+    if scheme == SCRYPT:
+        log_cost, block_size, lanes = cost
+        needed = 128 * block_size * (2**log_cost + lanes + 2)
+        return hashlib.scrypt(
+            password,
+            salt=salt,
+            n=2**log_cost,
+            r=block_size,
+            p=lanes,
+            maxmem=needed + 1024 * 1024,
+            dklen=length,
+        )
+    if scheme == PBKDF2:
+        return hashlib.pbkdf2_hmac("sha512", password, salt, cost[0], length)
+    return hashlib.sha512(password + salt).digest()
 
 
 def _encode(data: bytes) -> str:
