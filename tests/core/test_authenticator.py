@@ -8,6 +8,7 @@ import trivium.security.passwords
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.runtime.broker import make_authenticator
 from trivium.security.authenticator import Authenticator
+from trivium.security.identity import Identity
 from trivium.security.passwords import hash_password
 
 
@@ -30,8 +31,8 @@ class Pool:
 
 def attempt(
     authenticator: Authenticator, pool: Pool, username: str, password: bytes, local: bool = True
-) -> bool:
-    answers: list[bool] = []
+) -> Identity | None:
+    answers: list[Identity | None] = []
     authenticator.authenticate(username, password, local, answers.append)
     pool.run()
     (answer,) = answers
@@ -44,6 +45,17 @@ def test_guest_is_admitted_from_this_machine_only() -> None:
     assert attempt(authenticator, pool, "guest", b"guest")
     assert not attempt(authenticator, pool, "guest", b"guest", local=False)
     assert not attempt(authenticator, pool, "guest", b"wrong")
+
+
+def test_who_authenticated_is_told_by_name_and_tags() -> None:
+    pool = Pool()
+    users = {"ann": UserConfig(password="x")}
+    authenticator = make_authenticator(Config(users=users), pool)
+    guest = Identity("guest", frozenset(["administrator"]))
+    assert attempt(authenticator, pool, "guest", b"guest") == guest
+    assert attempt(authenticator, pool, "ann", b"x") == Identity("ann")
+    assert attempt(authenticator, pool, "ann", b"y") is None
+    assert authenticator.anonymous == Identity("", is_anonymous=True)
 
 
 def test_guest_can_be_switched_off() -> None:

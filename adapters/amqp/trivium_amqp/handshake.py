@@ -10,6 +10,7 @@ from trivium import __version__
 from trivium.errors import NotFound
 from trivium.messages.message import HeaderValue
 from trivium.runtime.framed import FOR_PROTOCOL
+from trivium.security.identity import Identity
 from trivium_amqp import states
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -115,7 +116,7 @@ class Handshake:
         self._mechanism = mechanism
         credentials = read_credentials(mechanism, response)
         if credentials is None:
-            self._authenticated(False)
+            self._authenticated(None)
             return
         connection.user, password = credentials
         self._is_waiting = True
@@ -127,12 +128,13 @@ class Handshake:
             self._is_held = True
             connection.hold_input(FOR_ANSWERS)
 
-    def _authenticated(self, is_admitted: bool) -> None:
+    def _authenticated(self, identity: Identity | None) -> None:
         connection = self._connection
         if connection.is_closed:
             return
         self._is_waiting = False
-        if is_admitted:
+        if identity is not None:
+            connection.identity = identity
             connection.state = states.TUNING
             connection.send(
                 method_frame(0, methods.CONNECTION_TUNE, CHANNEL_MAX, FRAME_MAX, HEARTBEAT_SECONDS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport
+from trivium.security.identity import Identity
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.packets import Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.codec.reasons import (
@@ -120,6 +121,7 @@ class MqttConnection(Reader):
         ):
             # Many clients always send credentials. Those of nobody we know prove nothing, and none
             # are needed here.
+            self.identity = authenticator.anonymous
             self._accept(connect)
         elif username is None or not (username or password):
             self.metrics.authentication_failures += 1
@@ -131,15 +133,16 @@ class MqttConnection(Reader):
             if self._state == AUTHENTICATES and not self.is_closed:
                 self.hold_input(FOR_AUTHENTICATION)
 
-    def _authenticated(self, may_connect: bool) -> None:
+    def _authenticated(self, identity: Identity | None) -> None:
         connect = self._connect
         if self.is_closed or connect is None:
             return
-        if not may_connect:
+        if identity is None:
             self.metrics.authentication_failures += 1
             logger.info("%s: user %r is refused", self.peer.address, connect.username)
             self._refuse_connect(BAD_CREDENTIALS)
             return
+        self.identity = identity
         self._accept(connect)
         self.continue_input(FOR_AUTHENTICATION)
 

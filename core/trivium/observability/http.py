@@ -23,6 +23,7 @@ from aiohttp.typedefs import Handler
 
 from trivium.config import is_loopback
 from trivium.security.authenticator import Authenticator
+from trivium.security.identity import Identity
 
 #: the name of HTTP among the protocols, in the configuration and in the ready line
 PROTOCOL: Final = "http"
@@ -147,7 +148,7 @@ class HttpServer:
         return web.json_response({"status": "unready", "reason": reason}, status=503)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        if not await self._is_authorized(request):
+        if await self._identify(request) is None:
             return web.Response(
                 status=401,
                 headers={hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'},
@@ -157,21 +158,23 @@ class HttpServer:
         response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
         return response
 
-    async def _is_authorized(self, request: web.Request) -> bool:
+    async def _identify(self, request: web.Request) -> Identity | None:
+        """Who asks; None when they may not."""
+        authenticator = self._authenticator
         header = request.headers.get(hdrs.AUTHORIZATION)
         if header is None:
-            return self._authenticator.admits_anonymous(PROTOCOL)
+            return authenticator.anonymous if authenticator.admits_anonymous(PROTOCOL) else None
         try:
             credentials = BasicAuth.decode(header, encoding="utf-8")
         except ValueError:
-            return False
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            return None
+        answer: asyncio.Future[Identity | None] = asyncio.get_running_loop().create_future()
 
-        def done(is_right: bool) -> None:
+        def done(identity: Identity | None) -> None:
             if not answer.done():
-                answer.set_result(is_right)
+                answer.set_result(identity)
 
-        self._authenticator.authenticate(
+        authenticator.authenticate(
             credentials.login,
             credentials.password.encode(),
             is_loopback(request.remote or ""),

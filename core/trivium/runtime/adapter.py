@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 from trivium.common.pieces import Piece
 from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
+from trivium.security.identity import NOBODY, Identity
 from trivium.storage.base import DurabilityWaiter
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Connection(DurabilityWaiter):
         self.broker = broker
         self.transport = transport
         self.peer = peer
+        #: who the client is, once it has authenticated
+        self.identity: Identity = NOBODY
         #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``
         self.output = BytesWriter()
         #: bytes of output that the driver has not taken

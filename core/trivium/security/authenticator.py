@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from trivium.security.identity import ADMINISTRATOR, Identity
 from trivium.security.passwords import is_hashed, verify_password
 
 #: remembered users; a broker with more of them hashes again when they reconnect
@@ -39,6 +40,8 @@ class Authenticator:
         anonymous: Literal["loopback", "always", "never"],
         loopback: frozenset[str],
         run_in_pool: RunInPool,
+        tags: Mapping[str, frozenset[str]] | None = None,
+        anonymous_tags: frozenset[str] = frozenset(),
     ) -> None:
         # By user name, as they are stored.
         self._passwords = dict(passwords)
@@ -50,6 +53,12 @@ class Authenticator:
         # Protocols whose listener only this machine reaches.
         self._loopback = loopback
         self._run_in_pool = run_in_pool
+        # By user name; who is not in it has none.
+        self._tags = {} if tags is None else dict(tags)
+        if self._guest_is_local:
+            self._tags[GUEST] = frozenset([ADMINISTRATOR])
+        #: who clients without credentials are
+        self.anonymous = Identity("", anonymous_tags, is_anonymous=True)
         # What an unknown user's password is compared with, for the work alone.
         self._decoys = [stored for stored in self._passwords.values() if is_hashed(stored)]
         self._memory_key = secrets.token_bytes(32)
@@ -66,53 +75,57 @@ class Authenticator:
         return username in self._passwords
 
     def authenticate(
-        self, username: str, password: bytes, peer_is_loopback: bool, done: Callable[[bool], None]
+        self,
+        username: str,
+        password: bytes,
+        peer_is_loopback: bool,
+        done: Callable[[Identity | None], None],
     ) -> None:
-        """Call `done` with whether the client may connect as `username`: at once, or later.
+        """Call `done` with who the client is, None when it may not connect: at once, or later.
 
         It is later only for a hashed password that was not seen to be right before, and for a
         refusal where there are such passwords.
         """
         stored = self._passwords.get(username)
         if len(password) > MAX_PASSWORD_BYTES:
-            done(False)
+            done(None)
             return
         if stored is None or (username == GUEST and self._guest_is_local and not peer_is_loopback):
             self._refuse(username, password, done)
             return
         if not is_hashed(stored):
             if verify_password(stored, password):
-                done(True)
+                done(self._identity(username))
             else:
                 self._refuse(username, password, done)
             return
         digest = hmac.digest(self._memory_key, password, hashlib.sha256)
         if hmac.compare_digest(self._memory.get(username, b""), digest):
-            done(True)
+            done(self._identity(username))
             return
 
         def finish(is_right: bool) -> None:
             if is_right and (username in self._memory or len(self._memory) < MEMORY_SIZE):
                 self._memory[username] = digest
-            done(is_right)
+            done(self._identity(username) if is_right else None)
 
         self._run_in_pool(lambda: verify_password(stored, password), finish)
 
-    def _refuse(self, username: str, password: bytes, done: Callable[[bool], None]) -> None:
+    def _identity(self, username: str) -> Identity:
+        return Identity(username, self._tags.get(username, frozenset()))
+
+    def _refuse(
+        self, username: str, password: bytes, done: Callable[[Identity | None], None]
+    ) -> None:
         """Answer no, after the work of checking the hashed password of one of the users.
 
         It is the same one each time, since hashes may differ in what they cost.
         """
         decoys = self._decoys
         if not decoys:
-            done(False)
+            done(None)
             return
         name = username.encode(errors="surrogatepass")
         choice = hmac.digest(self._memory_key, name, hashlib.sha256)
         decoy = decoys[int.from_bytes(choice) % len(decoys)]
-
-        def work() -> bool:
-            verify_password(decoy, password)
-            return False
-
-        self._run_in_pool(work, done)
+        self._run_in_pool(lambda: verify_password(decoy, password), lambda _: done(None))

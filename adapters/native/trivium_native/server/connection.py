@@ -85,7 +85,7 @@ class NativeConnection(FramedConnection):
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
         #: the ``origin`` of its messages, which may be kept longer than the connection
-        self.identity = object()
+        self.origin = object()
         self.live_frames = live_frames
         self._parts_of = parts_of
         self.vhost: VirtualHost
@@ -406,7 +406,7 @@ class NativeConnection(FramedConnection):
         self._heartbeat = heartbeat
         self._cutter.max_frame = max_frame(self.broker)
         parts = self._parts_of(vhost)
-        self._publisher = Publisher(self.broker, vhost, self.metrics, self.identity)
+        self._publisher = Publisher(self.broker, vhost, self.metrics, self.origin)
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})

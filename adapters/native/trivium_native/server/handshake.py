@@ -9,6 +9,7 @@ import trivium
 from trivium import errors as core
 from trivium.runtime.broker import Broker
 from trivium.runtime.framed import FOR_PROTOCOL
+from trivium.security.identity import Identity
 from trivium_native.server import states
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
@@ -94,6 +95,7 @@ class Handshake:
         authenticator = self._broker.authenticator
         if username is None:
             if authenticator.admits_anonymous("native"):
+                connection.identity = authenticator.anonymous
                 self._open(correlation, vhost)
             else:
                 logger.info("%s: anonymous access is not allowed here", connection.peer.address)
@@ -102,12 +104,13 @@ class Handshake:
         is_decided = False
         is_later = False
 
-        def done(is_right: bool) -> None:
+        def done(identity: Identity | None) -> None:
             nonlocal is_decided
             is_decided = True
             if connection.is_closed:
                 return
-            if is_right:
+            if identity is not None:
+                connection.identity = identity
                 self._open(correlation, vhost)
             else:
                 logger.info("%s: user %r is refused", connection.peer.address, username)

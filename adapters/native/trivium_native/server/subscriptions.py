@@ -108,7 +108,7 @@ class LiveSubscription(Subscription):
     def deliver(self, message: Message) -> None:
         """Send a message on, unless the client does not read: then it is dropped and counted."""
         connection = self.connection
-        if self._no_local and message.origin is connection.identity:
+        if self._no_local and message.origin is connection.origin:
             return
         if connection.is_closed or (
             connection.output_size >= connection.live_mark and not connection.admits_live()

@@ -1,0 +1,26 @@
+"""Who a connection is, once it has authenticated. Permissions are looked up by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: Tags that mean something here, RabbitMQ's. Any other one is kept and grants nothing.
+ADMINISTRATOR: Final = "administrator"
+POLICYMAKER: Final = "policymaker"
+MONITORING: Final = "monitoring"
+MANAGEMENT: Final = "management"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A user, or all clients that came without credentials."""
+
+    #: name of the user; empty for clients without credentials
+    name: str
+    tags: frozenset[str] = frozenset()
+    is_anonymous: bool = False
+
+
+#: Whom a connection has before it has authenticated: nothing is permitted.
+NOBODY: Final = Identity("")
