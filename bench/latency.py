@@ -2,26 +2,31 @@
 
 Every exchange is a publish and the confirm of it, on a connection that blocks, to a durable queue.
 Beside it, on the same disk and in the same run, stand what no broker can do without: a write with
-fdatasync, and a round trip through a socket to another process. Rounds take turns, so that a slow
-spell of the machine hits all alike.
+fdatasync, and a round trip through a socket to another process; and what both of them take by an
+event loop that does nothing else, with the write on a thread so that the loop is never held up.
+Rounds take turns, so that a slow spell of the machine hits all alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
+import uvloop
 
 from bench import amqp_frames, mqtt_frames, native_frames
 from bench.amqp_clients import CHANNEL, AmqpSetup
@@ -44,6 +49,7 @@ _QUEUE: Final = "latency"
 _FILE_BYTES: Final = 64 << 20
 _SYNC: Final = "write + fdatasync"
 _ROUND_TRIP: Final = "round trip"
+_LOOP: Final = "both by a bare loop"
 
 
 @dataclass
@@ -189,13 +195,15 @@ class _Disk:
 
 
 class _Echo(Exchange):
-    """A process that answers as many bytes as a publish has with as many as a confirm has."""
+    """A process that answers as many bytes as a publish has with as many as a confirm has: at once,
+    or from an event loop when they are written to the file at ``path`` and synced.
+    """
 
-    def __init__(self, frame: bytes, answer: bytes) -> None:
+    def __init__(self, frame: bytes, answer: bytes, path: str = "") -> None:
         self._frame, self._answer = frame, answer
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()
-            arguments = (str(listener.fileno()), str(len(frame)), answer.hex())
+            arguments = (str(listener.fileno()), str(len(frame)), answer.hex(), path)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.latency", *arguments], pass_fds=[listener.fileno()]
             )
@@ -229,9 +237,12 @@ def measure_latency(
         stack.callback(disk.close)
         echo = _Echo(frame, amqp_frames.ack(CHANNEL, 1, multiple=False))
         stack.callback(echo.close)
+        loop = _Echo(frame, echo.answers(1)[0], str(directory / "loop"))
+        stack.callback(loop.close)
         runs: list[tuple[LatencyRow, Callable[[range], list[float]]]] = [
             (LatencyRow("", _SYNC), disk.run),
             (LatencyRow("", _ROUND_TRIP), echo.run),
+            (LatencyRow("", _LOOP), loop.run),
         ]
         for number, name in enumerate(names):
             server = make_server(name, directory / str(number), None, on_disk=True)
@@ -252,30 +263,76 @@ def measure_latency(
 
 def latency_table(rows: Sequence[LatencyRow]) -> str:
     """The rows for people; ``x bare`` is the median over those of what all need."""
-    bare = sum(row.median for row in rows if not row.server)
+    bare = sum(row.median for row in rows if row.kind in (_SYNC, _ROUND_TRIP))
     width = max(20, *(len(row.server) for row in rows))
-    lines = [f"{'':{width}} {'':18}{'p50 µs':>9}{'p99 µs':>9}{'p99.9 µs':>10}{'x bare':>8}  goal"]
+    lines = [f"{'':{width}} {'':20}{'p50 µs':>9}{'p99 µs':>9}{'p99.9 µs':>10}{'x bare':>8}  goal"]
     for row in rows:
         p50, p99, p999 = (f"{value * 1e6:,.0f}" for value in row.percentiles())
         times = row.median / bare
-        ratio = f"{times:.2f}" if row.server else ""
+        ratio = "" if row.kind in (_SYNC, _ROUND_TRIP) else f"{times:.2f}"
         goal = GOALS.get(row.kind) if row.server else None
         met = "" if goal is None else f"{goal:g} {'met' if times <= goal else 'missed'}"
-        line = f"{row.server:{width}} {row.kind:18}{p50:>9}{p99:>9}{p999:>10}{ratio:>8}  {met}"
+        line = f"{row.server:{width}} {row.kind:20}{p50:>9}{p99:>9}{p999:>10}{ratio:>8}  {met}"
         lines.append(line.rstrip())
     return "\n".join(lines)
 
 
-def main(descriptor: int, size: int, answer: bytes) -> None:
+def main(descriptor: int, size: int, answer: bytes, path: str) -> None:
     """Answer every ``size`` bytes of one connection until it ends."""
     with socket.socket(fileno=descriptor) as listener:
         connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if path:
+        uvloop.run(_answer_from_loop(connection, size, answer, Path(path)))
+        return
     with connection, contextlib.suppress(PeerError, OSError):
         while True:
             receive_exactly(connection, size)
             connection.sendall(answer)
 
 
+class _SyncedEcho(asyncio.Protocol):
+    """Hands what comes to the thread that writes it."""
+
+    def __init__(self, size: int, written: SimpleQueue[bytes], ended: asyncio.Event) -> None:
+        self._size = size
+        self._written = written
+        self._ended = ended
+        self._received = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) == self._size:
+            self._written.put(self._received)
+            self._received = b""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended.set()
+
+
+async def _answer_from_loop(
+    connection: socket.socket, size: int, answer: bytes, path: Path
+) -> None:
+    loop = asyncio.get_running_loop()
+    queue: SimpleQueue[bytes] = SimpleQueue()
+    ended = asyncio.Event()
+    transport, _ = await loop.create_connection(
+        lambda: _SyncedEcho(size, queue, ended), sock=connection
+    )
+    disk = _Disk(path, size)
+
+    def write() -> None:
+        while queue.get():
+            disk.run(range(1))
+            loop.call_soon_threadsafe(transport.write, answer)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    await ended.wait()
+    queue.put(b"")
+    thread.join()
+    disk.close()
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4])

@@ -22,6 +22,7 @@ def test_every_kind_of_confirm_is_timed_beside_the_disk_and_a_round_trip() -> No
     assert [(row.server, row.kind) for row in rows] == [
         ("", "write + fdatasync"),
         ("", "round trip"),
+        ("", "both by a bare loop"),
         *(("trivium-interpreted", kind) for kind in KINDS),
     ]
     assert all(len(row.seconds) == 150 and min(row.seconds) > 0 for row in rows)
@@ -30,10 +31,12 @@ def test_every_kind_of_confirm_is_timed_beside_the_disk_and_a_round_trip() -> No
 @pytest.mark.parametrize(("confirm", "verdict"), [(119.0, "1.2 met"), (121.0, "1.2 missed")])
 def test_the_goal_is_a_multiple_of_the_disk_and_a_round_trip(confirm: float, verdict: str) -> None:
     bare = [LatencyRow("", "write + fdatasync", [90.0]), LatencyRow("", "round trip", [10.0])]
+    bare.append(LatencyRow("", "both by a bare loop", [110.0]))
     rows = [*bare, LatencyRow("trivium", "amqp", [confirm]), LatencyRow("trivium", "mqtt", [50.0])]
     lines = latency_table(rows).splitlines()
-    assert lines[3].endswith(verdict)
-    assert lines[4].endswith("0.50")
+    assert lines[3].endswith("1.10")
+    assert lines[4].endswith(verdict)
+    assert lines[5].endswith("0.50")
 
 
 def test_another_answer_than_the_confirm_is_an_error() -> None:
