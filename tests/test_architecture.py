@@ -31,8 +31,8 @@ ALLOWED = {
 ORDER = {
     "trivium": (
         "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
-        "streams", "groups", "vhost", "security", "config", "observability", "runtime", "cli",
-        "__main__",
+        "streams", "groups", "vhost", "listen", "security", "config", "observability", "runtime",
+        "cli", "__main__",
     ),
     "trivium.storage": (
         "errors", "base", "files", "journal", "segments", "contents", "catalog", "memory",
@@ -179,6 +179,7 @@ PROTOCOL_WORDS_LEFT = {
     # The ports of the protocols that come with it: a configuration is made and checked, and
     # ``trivium --help`` printed, without the adapters.
     "trivium.config": {"amqp", "mqtt", "native"},
+    "trivium.listen": {"mqtt"},
     # Help for who publishes and subscribes by a URL, and the options of those protocols.
     "trivium.cli": {"amqp", "mqtt", "native"},
     # The history of a dead letter is stored under this name, in this form.

@@ -7,88 +7,24 @@ variables and options by `trivium.cli.configuration`. The sections of the file a
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 from trivium.errors import ConfigError
+from trivium.listen import CertificateConfig as CertificateConfig
+from trivium.listen import Listen as Listen
+from trivium.listen import ListenerConfig as ListenerConfig
+from trivium.listen import TlsConfig as TlsConfig
+from trivium.listen import is_loopback as is_loopback
+from trivium.listen import join_address as join_address
+from trivium.listen import name_all, short_listener
 from trivium.security.passwords import PasswordFormatError, check_stored_password
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
 DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where one protocol listens: an address, or nowhere.
-
-    `host` is an IP address or a name; "localhost" means both 127.0.0.1 and ::1. `port` 0 takes any
-    free port. Raises ConfigError for an empty host or a port outside 0..65535.
-    """
-
-    port: int
-    host: str = "127.0.0.1"
-    enabled: bool = True
-
-    OFF: ClassVar[Listen]
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port {self.port} is not in 0..65535")
-        if not self.host or re.search(r"[\s\[\]/]", self.host):
-            raise ConfigError(f"{self.host!r} is not a host")
-
-    @classmethod
-    def parse(cls, text: str) -> Listen:
-        """Read `[HOST:]PORT` or `off`; an IPv6 host stands in brackets (`[::1]:1883`)."""
-        if text == "off":
-            return cls.OFF
-        match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([^:\[\]]+)):)?([0-9]{1,5})", text)
-        if match is None:
-            raise ConfigError(f"{text!r} is not [HOST:]PORT or off (IPv6 hosts in brackets)")
-        ipv6, name, port = match.groups()
-        if ipv6 is not None:
-            try:
-                ipaddress.IPv6Address(ipv6)
-            except ValueError:
-                raise ConfigError(f"{ipv6!r} is not an IPv6 address") from None
-        return cls(int(port), ipv6 or name or "127.0.0.1")
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The addresses to bind, the first of which must succeed."""
-        return ("127.0.0.1", "::1") if self.host == "localhost" else (self.host,)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the listener."""
-        return is_loopback(self.host)
-
-    def __str__(self) -> str:
-        return join_address(self.host, self.port) if self.enabled else "off"
-
-
-Listen.OFF = Listen(0, enabled=False)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (an IP address, or "localhost") names this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +189,16 @@ def default_listen() -> dict[str, Listen]:
 class Config:
     """The whole configuration of one broker.
 
-    `listen` maps the name of a protocol (an adapter's entry point, or `http`) to its address; a
-    protocol that it does not name does not listen.
+    `listen` maps the name of a protocol (an adapter's entry point, or `http`) to its address, with
+    an `s` behind the name for TLS, which `tls` has then; `ws` and `wss` are WebSockets. Each entry
+    is one listener, and `listeners` has further ones. A protocol that neither names does not
+    listen.
     """
 
     listen: Mapping[str, Listen] = field(default_factory=default_listen)
+    #: the TLS of those of `listen` that have it
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    listeners: tuple[ListenerConfig, ...] = ()
     storage: StorageConfig = StorageConfig()
     delivery: DeliveryConfig = DeliveryConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -266,7 +207,22 @@ class Config:
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
 
+    def all_listeners(self) -> tuple[ListenerConfig, ...]:
+        """Every listener, each with a name of its own: those of `listen`, and `listeners`.
+
+        Raises ConfigError.
+        """
+        short: list[ListenerConfig] = []
+        for name, listen in self.listen.items():
+            if listen.enabled:
+                try:
+                    short.append(short_listener(name, listen, self.tls))
+                except ConfigError as error:
+                    raise ConfigError(f"[listen] {name}: {error}") from None
+        return name_all([*short, *self.listeners])
+
     def __post_init__(self) -> None:
+        self.all_listeners()
         if self.policies:
             from trivium.errors import PreconditionFailed
             from trivium.vhost.policies import Policy

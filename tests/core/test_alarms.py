@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.core import message
-from tests.support.server import RecordingDriver, Transport
+from tests.support.server import LISTENER, RecordingDriver, Transport
 from tests.support.simulated import Host
 from trivium.config import Config, LimitsConfig
 from trivium.runtime.adapter import Connection, Peer
@@ -63,7 +63,7 @@ class Listener(Connection):
     """Writes down what it is told: a reason, or None that publishers may go on."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__(broker, Transport(), Peer("127.0.0.1:1", True))
+        super().__init__(broker, Transport(), Peer("127.0.0.1:1", True, LISTENER))
         self.told: list[str | None] = []
 
     def blocked(self, reason: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import trivium.security.passwords
-from trivium.config import AuthConfig, Config, Listen, UserConfig
+from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
 from trivium.runtime.broker import make_authenticator
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
@@ -184,17 +184,30 @@ def test_the_password_of_another_user_is_wrong_for_an_unknown_one() -> None:
     assert attempt(authenticator, pool, "bob", b"plain")
 
 
-def test_anonymous_only_while_bound_to_loopback() -> None:
-    listen = {"mqtt": Listen(0, "localhost"), "amqp": Listen(0, "0.0.0.0"), "http": Listen.OFF}
-    authenticator = make_authenticator(Config(listen=listen), Pool())
-    assert authenticator.admits_anonymous("mqtt")
-    assert not authenticator.admits_anonymous("amqp")
-    assert not authenticator.admits_anonymous("stomp")
+def listener(address: str, anonymous: str = "") -> ListenerConfig:
+    return ListenerConfig(protocol="mqtt", address=address, anonymous=anonymous)  # type: ignore[arg-type]
+
+
+def authenticator_for(anonymous: str) -> Authenticator:
+    config = Config(auth=AuthConfig(anonymous=anonymous))  # type: ignore[arg-type]
+    return make_authenticator(config, Pool())
+
+
+def test_anonymous_only_while_the_listener_is_bound_to_loopback() -> None:
+    authenticator = authenticator_for("loopback")
+    assert authenticator.admits_anonymous(listener("localhost:0"))
+    assert authenticator.admits_anonymous(listener("unix:/run/trivium.sock"))
+    assert not authenticator.admits_anonymous(listener("0.0.0.0:0"))
 
 
 def test_anonymous_always_and_never_ignore_the_address() -> None:
-    listen = {"mqtt": Listen(0), "amqp": Listen(0, "0.0.0.0")}
-    always = make_authenticator(Config(listen=listen, auth=AuthConfig(anonymous="always")), Pool())
-    never = make_authenticator(Config(listen=listen, auth=AuthConfig(anonymous="never")), Pool())
-    assert always.admits_anonymous("amqp")
-    assert not never.admits_anonymous("mqtt")
+    assert authenticator_for("always").admits_anonymous(listener("0.0.0.0:0"))
+    assert not authenticator_for("never").admits_anonymous(listener("0"))
+
+
+def test_a_listener_decides_on_anonymous_clients_itself() -> None:
+    never = authenticator_for("never")
+    assert never.admits_anonymous(listener("0.0.0.0:0", "always"))
+    assert never.admits_anonymous(listener("[::1]:0", "loopback"))
+    assert not never.admits_anonymous(listener("0.0.0.0:0", "loopback"))
+    assert not authenticator_for("always").admits_anonymous(listener("0", "never"))

@@ -9,10 +9,12 @@ import pytest
 
 from trivium.cli.configuration import load
 from trivium.config import (
+    CertificateConfig,
     Config,
     Fsync,
     LimitsConfig,
     Listen,
+    ListenerConfig,
     PolicyConfig,
     UserConfig,
     is_loopback,
@@ -156,6 +158,17 @@ def test_every_key_has_an_environment_variable() -> None:
         },
         "auth": {"anonymous": "never", "guest": "false"},
         "log": {"level": "debug"},
+        "tls": {
+            "certificate": "/c",
+            "key": "/k",
+            "ca": "/a",
+            "crl": "/l",
+            "client_certificates": "required",
+            "user_from": "san-dns",
+            "minimum_version": "1.3",
+            "ciphers": "ECDHE+AESGCM",
+            "certificates": '[{"certificate": "/c2", "key": "/k2", "hosts": ["b.example"]}]',
+        },
     }
     environment = {
         f"TRIVIUM_{section}__{key}".upper(): value
@@ -171,8 +184,92 @@ def test_every_key_has_an_environment_variable() -> None:
         for key, text in keys.items():
             value = content[key] if isinstance(content, Mapping) else getattr(content, key)
             assert value != getattr(getattr(Config(), section), key, None)
-            assert str(value).lower().removeprefix("127.0.0.1:") == text
+            if key == "certificates":
+                other = CertificateConfig(certificate="/c2", key="/k2", hosts=("b.example",))
+                assert value == (other,)
+            elif key == "ciphers":
+                assert value == text
+            else:
+                assert str(value).lower().removeprefix("127.0.0.1:") == text
     assert config.users == {"Ann_B__c": UserConfig(password="secret")}
+
+
+def test_entries_of_listen_come_first_and_each_listener_has_a_name(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [listen]
+        native = "off"
+        [[listeners]]
+        protocol = "amqp"
+        address = "unix:/run/amqp.sock"
+        mode = "0600"
+        owner = "nobody:nogroup"
+        [[listeners]]
+        protocol = "amqp"
+        address = "0.0.0.0:5672"
+        anonymous = "never"
+        max_connections = 5
+        [[listeners]]
+        name = "inside"
+        protocol = "amqp"
+        address = 5673
+        """,
+    )
+    found = load(file, {"TRIVIUM_LISTENERS__inside__MAX_CONNECTIONS": "3"}).all_listeners()
+    assert [(one.name, one.protocol, one.address) for one in found] == [
+        ("mqtt", "mqtt", "127.0.0.1:1883"),
+        ("http", "http", "127.0.0.1:15672"),
+        ("amqp", "amqp", "unix:/run/amqp.sock"),
+        ("amqp2", "amqp", "0.0.0.0:5672"),
+        ("inside", "amqp", "5673"),
+    ]
+    assert (found[2].mode, found[2].owner, found[2].is_loopback) == ("0600", "nobody:nogroup", True)
+    assert (found[3].anonymous, found[3].max_connections, found[3].is_loopback) == (
+        "never",
+        5,
+        False,
+    )
+    assert (found[4].max_connections, found[4].is_loopback) == (3, True)
+
+
+def test_a_listener_may_be_in_the_environment_alone() -> None:
+    environment = {
+        "TRIVIUM_LISTENERS__Inside__PROTOCOL": "native",
+        "TRIVIUM_LISTENERS__Inside__ADDRESS": "127.0.0.1:1",
+    }
+    (found,) = load(environment=environment).listeners
+    assert (found.name, found.protocol, found.address) == ("Inside", "native", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("listeners = 1", "listeners must be a list of tables"),
+        ("listeners = [1]", "listeners must be a list of tables"),
+        ("[[listeners]]\nprotocol = 'mqtt'", "[[listeners]] [0] needs the key 'address'"),
+        ("[[listeners]]\nprotocol = 'smtp'", "[[listeners]] [0]: there is no protocol 'smtp'"),
+        ("[[listeners]]\nadress = '1'", "[[listeners]] [0] has no key 'adress'"),
+        ("[[listeners]]\nname = 'a'\nprotocol = 'mqtt'\naddress = 'off'", "] a: address must not"),
+        ("[[listeners]]\nprotocol = 'mqtt'\naddress = 'unix:'", "has no path"),
+        ("[[listeners]]\nprotocol = 'mqtt'\naddress = '1'\nmode = '9'", "'9' is not octal"),
+        ("[[listeners]]\nname='a b'\nprotocol='mqtt'\naddress='1'", "'a b' is not a name"),
+        ("[[listeners]]\nname='a'\n[[listeners]]\nname='a'", "two of [[listeners]] have the name"),
+        ("[[listeners]]\nname='amqp'\nprotocol='mqtt'\naddress='1'", "the name 'amqp'"),
+        ("[[listeners]]\nanonymous='no'", "anonymous = 'no': not one of"),
+        ("[[listeners]]\n[listeners.tls]\ncert='no'", "tls has no key 'cert'"),
+        ("[[listeners]]\nmethods='no'", "methods = 'no'"),
+        ("[listen]\nsmtps = 1", "[listen] has no protocol 'smtps'"),
+        ("[tls]\nuser_from = 'name'", "[tls] user_from must begin with one of cn, san-dns"),
+        ("[tls]\nuser_from = 'cn:('", "is not a regular expression"),
+        ("[tls]\nuser_from = 'cn:a'", "must have a group"),
+        ("[tls]\nminimum_version = '1.1'", "not one of 1.2, 1.3"),
+    ],
+)
+def test_a_wrong_listener_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
 
 
 def test_user_merges_from_file_and_environment(tmp_path: Path) -> None:
@@ -311,6 +408,8 @@ def test_configuration_reference_has_every_key() -> None:
         content = getattr(config, name)
         if name in ("users", "policies"):
             content = content["NAME"]
+        if name == "listeners":
+            content = ListenerConfig
         names = content if isinstance(content, Mapping) else content.__dataclass_fields__
         keys |= {(name, key) for key in names}
     assert documented - {("section", "key"), ("---", "---")} == keys

@@ -778,7 +778,8 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
     world.listen_for_http()
     async with world.broker as broker:
         assert broker.server is not None
-        server = HttpServer(broker.server.driver, broker.authenticator, fail, fail)
+        listener = broker.config.all_listeners()[-1]
+        server = HttpServer(broker.server.driver, broker.authenticator, fail, fail, listener)
         bound = socket.create_server(("127.0.0.1", 0))
         await server.start([bound])
         path = "/metrics" if where == "metrics_text" else "/health/ready"

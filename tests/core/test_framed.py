@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.server import RecordingDriver, Server, Transport
+from tests.support.server import LISTENER, RecordingDriver, Server, Transport
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer
 from trivium.runtime.broker import Broker
@@ -19,7 +19,7 @@ class Sized(FramedConnection):
     """Its frames are a byte that says how long the rest is, and the rest."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__(ProtocolMetrics(), broker, Transport(), Peer("", True))
+        super().__init__(ProtocolMetrics(), broker, Transport(), Peer("", True, LISTENER))
         self.frames: list[bytes] = []
         #: the next frame with this body holds input
         self.holder: bytes | None = None

@@ -77,6 +77,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         make_authenticator(config, pool),
         site.unready,
         lambda: "up 1\n",
+        config.all_listeners()[-1],
         handshake_seconds,
     )
     with socket.create_server(("127.0.0.1", 0)) as bound:

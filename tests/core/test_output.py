@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.server import Server, Transport
+from tests.support.server import LISTENER, Server, Transport
 from trivium.runtime.adapter import LARGE_OUTPUT, Connection, Peer
 
 SIZES = st.sampled_from([0, 1, 64, 300, LARGE_OUTPUT - 1, LARGE_OUTPUT, 3 * LARGE_OUTPUT])
 
 
 def a_connection() -> Connection:
-    return Connection(Server().broker, Transport(), Peer("", True))
+    return Connection(Server().broker, Transport(), Peer("", True, LISTENER))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["send", "write", "take"]), SIZES), max_size=20))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -379,8 +380,7 @@ async def test_a_failed_disk_is_final_and_releases_the_directory(
         broker.driver.request_turn()
         assert isinstance(await broker.wait_failed(), StorageFailed)
     monkeypatch.undo()
-    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [])
-    async with Broker(on_disk) as broker:
+    async with Broker(replace(on_disk, listen={})) as broker:
         assert broker.vhosts["/"].queues == {}
 
 

@@ -12,8 +12,8 @@ from typing import Self
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.common.pieces import Piece
-from trivium.config import Config, Listen, StorageConfig
-from trivium.runtime.adapter import Adapter, Connection, Peer
+from trivium.config import Config, Listen, ListenerConfig, StorageConfig
+from trivium.runtime.adapter import Adapter, Connection, Listener, Peer
 from trivium.runtime.broker import Broker, Driver
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
@@ -28,6 +28,8 @@ CLOCK_OFFSET = 1_000_000_000_000
 MAX_TICKS = 100
 #: Turns after which a broker that still has something to do is stuck.
 MAX_TURNS = 10_000
+#: Where clients come in of whom no configuration says where.
+LISTENER = Listener(ListenerConfig(protocol="none", address="127.0.0.1:0", name="none"))
 
 
 class Transport:
@@ -145,6 +147,13 @@ class Server:
     def make_adapters(self) -> list[Adapter]:
         """The protocols that it speaks."""
         return []
+
+    def listener(self, protocol: str) -> Listener:
+        """The first that the configuration has for a protocol."""
+        for config in self.config.all_listeners():
+            if config.protocol == protocol:
+                return Listener(config)
+        return LISTENER
 
     @property
     def host(self) -> Host:
@@ -268,7 +277,7 @@ class Client:
     ) -> None:
         self.transport = transport or Transport()
         self.server = server
-        peer = Peer("127.0.0.1:1", is_loopback)
+        peer = Peer("127.0.0.1:1", is_loopback, server.listener(protocol))
         self.connection = server.broker.adapters[protocol].connect(self.transport, peer)
         server.broker.add_connection(self.connection)
 

@@ -116,7 +116,7 @@ class MqttConnection(Reader):
         authenticator = self.broker.authenticator
         username = connect.username
         password = b"" if connect.password is None else connect.password
-        if authenticator.admits_anonymous(self.adapter.name) and (
+        if authenticator.admits_anonymous(self.peer.listener.config) and (
             username is None or not authenticator.knows(username)
         ):
             # Many clients always send credentials. Those of nobody we know prove nothing, and none

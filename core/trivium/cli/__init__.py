@@ -152,6 +152,23 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
             metavar="ADDRESS",
             help=f"default: 127.0.0.1:{port}; or off",
         )
+    for name, what in (
+        ("mqtts", "MQTT with TLS"),
+        ("amqps", "AMQP with TLS"),
+        ("natives", "native with TLS"),
+        ("https", "HTTP with TLS"),
+        ("ws", "MQTT by WebSocket, path /mqtt"),
+        ("wss", "the same with TLS"),
+    ):
+        serve.add_argument(
+            f"--{name}", type=_address, metavar="ADDRESS", help=f"{what}; off by default"
+        )
+    for key, what in (
+        ("certificate", "certificate and those above it, PEM; for the listeners with TLS"),
+        ("key", "its private key, PEM"),
+        ("ca", "authorities of the clients' certificates, PEM; clients may show one"),
+    ):
+        serve.add_argument(f"--tls-{key}", type=_not_empty, metavar="FILE", help=what)
 
 
 def _add_pub(pub: argparse.ArgumentParser) -> None:

@@ -20,9 +20,12 @@ from trivium.config import (
     Config,
     Fsync,
     Listen,
+    ListenerConfig,
+    TlsConfig,
     default_listen,
 )
 from trivium.errors import ConfigError
+from trivium.listen import WEBSOCKET_PROTOCOL, is_secure
 
 ENVIRONMENT_PREFIX: Final = "TRIVIUM_"
 
@@ -50,6 +53,9 @@ def load(
         for section, content in tree.items():
             if section not in types_of:
                 raise ConfigError(f"{source}: unknown section [{section}]")
+            if section == "listeners":
+                _read_listeners(source, content, sections.setdefault(section, {}), protocols)
+                continue
             if not isinstance(content, Mapping):
                 raise ConfigError(f"{source}: {section} must be a section, not a value")
             known = sections.setdefault(section, {})
@@ -58,7 +64,15 @@ def load(
                 _read_named(source, section, item_type, content, known, protocols)
             else:
                 _read_keys(source, f"[{section}]", types_of[section], content, known)
-    return Config(**{name: _build(name, types_of[name], sections[name]) for name in sections})
+    listeners = sections.pop("listeners", {})
+    built = {name: _build(name, types_of[name], sections[name]) for name in sections}
+    tls = built.get("tls", TlsConfig())
+    built["listeners"] = tuple(_build_listener(name, keys, tls) for name, keys in listeners.items())
+    # An address by default is for who says nothing of the protocol.
+    told = {listener.protocol for listener in built["listeners"]}
+    defaults = {name: listen for name, listen in default_listen().items() if name not in told}
+    built["listen"] = {**defaults, **sections.get("listen", {})}
+    return Config(**built)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -77,7 +91,10 @@ def read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str
         path = name.removeprefix(ENVIRONMENT_PREFIX).split("__")
         if not name.startswith(ENVIRONMENT_PREFIX) or len(path) == 1:
             continue
-        if path[0].lower() in ("users", "policies") and len(path) >= 3:
+        if path[0].lower() == "listeners" and len(path) >= 3:
+            # The name of a listener keeps its case.
+            path = [path[0].lower(), path[1], *(part.lower() for part in path[2:])]
+        elif path[0].lower() in ("users", "policies") and len(path) >= 3:
             # The name of a user or policy may hold underscores and keeps its case.
             path = [path[0].lower(), "__".join(path[1:-1]), path[-1].lower()]
         else:
@@ -100,7 +117,7 @@ def _read_named(
     """Merge a section whose keys are names: protocols (`listen`), users or policies."""
     for name, value in content.items():
         if section == "listen":
-            if name not in protocols:
+            if not _may_listen(name, protocols):
                 raise ConfigError(f"{source}: [listen] has no protocol {name!r}")
             known[name] = _convert(source, f"[listen] {name}", Listen, value)
         else:
@@ -108,6 +125,78 @@ def _read_named(
                 raise ConfigError(f"{source}: {section}.{name} must be a section, not a value")
             keys = known.setdefault(name, {})
             _read_keys(source, f"[{section}.{name}]", item_type, value, keys)
+
+
+def _may_listen(name: str, protocols: frozenset[str]) -> bool:
+    """Whether `[listen]` may have the key `name`: a protocol, with an `s` for TLS, `ws`, `wss`."""
+    if name in ("ws", "wss"):
+        return WEBSOCKET_PROTOCOL in protocols
+    return name in protocols or (is_secure(name) and name[:-1] in protocols)
+
+
+def _read_listeners(
+    source: str, content: Any, known: dict[str, Any], protocols: frozenset[str]
+) -> None:
+    """Merge `[[listeners]]`: in a file a list, in the environment tables by name.
+
+    Those without a name have their number in the list, in brackets, for one.
+    """
+    if isinstance(content, list):
+        entries = [
+            (str(entry.get("name") or f"[{at}]") if isinstance(entry, Mapping) else "", entry)
+            for at, entry in enumerate(content)
+        ]
+        names = [name for name, _ in entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"{source}: two of [[listeners]] have the name {name!r}")
+    elif isinstance(content, Mapping):
+        entries = list(content.items())
+    else:
+        entries = [("", content)]
+    for name, entry in entries:
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{source}: listeners must be a list of tables: [[listeners]]")
+        where = f"[[listeners]] {name}"
+        keys = known.setdefault(name, {"name": "" if name.startswith("[") else name})
+        _read_table(source, where, ListenerConfig, entry, keys)
+        if keys.get("protocol", "") not in protocols | {""}:
+            raise ConfigError(f"{source}: {where}: there is no protocol {keys['protocol']!r}")
+
+
+def _read_table(
+    source: str, where: str, kind: Any, content: Mapping[str, Any], known: dict[str, Any]
+) -> None:
+    """Merge a table whose keys are checked together, once all layers are read."""
+    types_of = typing.get_type_hints(kind)
+    for key, value in content.items():
+        if key not in types_of:
+            raise ConfigError(f"{source}: {where} has no key {key!r}")
+        if key == "address" and type(value) is int:
+            known[key] = str(value)
+        elif types_of[key] != TlsConfig | None:
+            known[key] = _convert(source, f"{where} {key}", types_of[key], value)
+        elif isinstance(value, Mapping):
+            if not isinstance(known.get(key), dict):
+                known[key] = {}
+            _read_table(source, f"{where} {key}", TlsConfig, value, known[key])
+        else:
+            known[key] = _convert(source, f"{where} {key}", bool, value)
+
+
+def _build_listener(name: str, keys: dict[str, Any], tls: TlsConfig) -> ListenerConfig:
+    """One that was merged; `tls = true` means the section `tls`."""
+    values = dict(keys)
+    for key in _required(ListenerConfig):
+        if key not in values:
+            raise ConfigError(f"[[listeners]] {name} needs the key {key!r}")
+    try:
+        wanted = values.pop("tls", False)
+        if wanted:
+            values["tls"] = tls if wanted is True else TlsConfig(**wanted)
+        return ListenerConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"[[listeners]] {name}: {error}") from None
 
 
 def _read_keys(
@@ -136,7 +225,7 @@ def _required(section_type: Any) -> list[str]:
 
 def _build(section: str, section_type: Any, values: dict[str, Any]) -> Any:
     if section == "listen":
-        return {**default_listen(), **values}
+        return values
     if typing.get_origin(section_type) is Mapping:
         item_type = typing.get_args(section_type)[1]
         for name, keys in values.items():
@@ -161,6 +250,8 @@ def _convert_value(wanted: Any, value: Any) -> Any:
         if value not in choices:
             raise ConfigError(f"not one of {', '.join(choices)}")
         return value
+    if typing.get_origin(wanted) is tuple:
+        return _convert_list(typing.get_args(wanted)[0], value)
     if typing.get_origin(wanted) is Mapping:
         # The environment has JSON.
         found = json.loads(value) if isinstance(value, str) else value
@@ -197,3 +288,22 @@ def _convert_value(wanted: Any, value: Any) -> Any:
     if wanted in (Listen, Fsync):
         return wanted.parse(value)
     return wanted(value)
+
+
+def _convert_list(wanted: Any, value: Any) -> tuple[Any, ...]:
+    """The items of a list, of texts or of tables; the environment has JSON."""
+    items = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise ConfigError("not a list")
+    if wanted is str:
+        return tuple(_convert_value(wanted, item) for item in items)
+    types_of = typing.get_type_hints(wanted)
+    tables: list[Any] = []
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise ConfigError("not a list of tables")
+        for key in item:
+            if key not in types_of:
+                raise ConfigError(f"there is no key {key!r}")
+        tables.append(wanted(**{key: _convert_value(types_of[key], item[key]) for key in item}))
+    return tuple(tables)

@@ -32,6 +32,9 @@ from trivium.storage.errors import (
 
 logger = logging.getLogger(__name__)
 
+#: Options that mean one listener each.
+SHORT_LISTENERS: Final = (*DEFAULT_PORTS, *(f"{name}s" for name in DEFAULT_PORTS), "ws", "wss")
+
 #: Young objects that the collector of cycles walks in one go. It takes some milliseconds.
 YOUNG_OBJECTS: Final = 20_000
 
@@ -72,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
 def configure(options: argparse.Namespace) -> Config:
     """The configuration from file, environment and options. Raises ConfigError."""
     protocols = frozenset(entry_points(group="trivium.adapters").names) | {"http"}
-    listen = {name: getattr(options, name) for name in DEFAULT_PORTS}
+    listen = {name: getattr(options, name) for name in SHORT_LISTENERS}
+    tls = {key: getattr(options, f"tls_{key}") for key in ("certificate", "key", "ca")}
     storage: dict[str, Any] = {}
     if options.memory:
         storage = {"mode": "memory"}
@@ -83,6 +87,7 @@ def configure(options: argparse.Namespace) -> Config:
         os.environ,
         {
             "listen": {name: address for name, address in listen.items() if address is not None},
+            "tls": {key: file for key, file in tls.items() if file is not None},
             "storage": storage,
         },
         protocols,

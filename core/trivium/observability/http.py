@@ -21,12 +21,10 @@ from aiohttp import BasicAuth, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from trivium.config import is_loopback
+from trivium.listen import ListenerConfig, is_loopback
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
 
-#: the name of HTTP among the protocols, in the configuration and in the ready line
-PROTOCOL: Final = "http"
 #: seconds that requests in progress get when the broker stops
 SHUTDOWN_SECONDS: Final = 1.0
 #: connections at a time; further ones are closed at once
@@ -67,7 +65,7 @@ class HttpDriver(Protocol):
 
 
 class HttpServer:
-    """Serves health and metrics on sockets that are already bound.
+    """Serves health and metrics on the sockets of one listener, which are already bound.
 
     `unready` gives the reason why the broker is not ready, or None; `metrics_text` renders the
     metrics. Both are called on the loop. A connection that has asked nothing within
@@ -80,12 +78,14 @@ class HttpServer:
         authenticator: Authenticator,
         unready: Callable[[], str | None],
         metrics_text: Callable[[], str],
+        listener: ListenerConfig,
         handshake_seconds: float = 10.0,
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
         self._unready = unready
         self._metrics_text = metrics_text
+        self._listener = listener
         self._handshake_seconds = handshake_seconds
         self._listeners: list[asyncio.Server] = []
         #: connections that have not asked for anything yet
@@ -163,7 +163,8 @@ class HttpServer:
         authenticator = self._authenticator
         header = request.headers.get(hdrs.AUTHORIZATION)
         if header is None:
-            return authenticator.anonymous if authenticator.admits_anonymous(PROTOCOL) else None
+            is_admitted = authenticator.admits_anonymous(self._listener)
+            return authenticator.anonymous if is_admitted else None
         try:
             credentials = BasicAuth.decode(header, encoding="utf-8")
         except ValueError:

@@ -14,6 +14,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from trivium.common.pieces import Piece
+from trivium.listen import ListenerConfig
 from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.security.identity import NOBODY, Identity
@@ -37,14 +38,54 @@ _KEPT_OUTPUT: Final = 256
 DISCARDED_BYTES: Final = 64 << 20
 
 
+class Listener:
+    """One of the configured listeners, as it runs."""
+
+    def __init__(self, config: ListenerConfig) -> None:
+        self.config = config
+        self.name = config.name
+        #: connections that it has now
+        self.connections = 0
+
+
+class ClientCertificate:
+    """What the certificate says that a client has shown; TLS has verified it."""
+
+    def __init__(
+        self,
+        common_name: str,
+        dns_names: tuple[str, ...],
+        email_addresses: tuple[str, ...],
+        uris: tuple[str, ...],
+        user_name: str,
+    ) -> None:
+        #: of the subject; "" for none
+        self.common_name = common_name
+        #: of the alternative names
+        self.dns_names = dns_names
+        self.email_addresses = email_addresses
+        self.uris = uris
+        #: whose it is, by the listener's `tls.user_from`; "" for nobody
+        self.user_name = user_name
+
+
 class Peer:
     """Who is at the other end of a connection, as far as the network tells."""
 
-    def __init__(self, address: str, is_loopback: bool) -> None:
-        #: ``host:port``
+    def __init__(
+        self,
+        address: str,
+        is_loopback: bool,
+        listener: Listener,
+        certificate: ClientCertificate | None = None,
+    ) -> None:
+        #: ``host:port``, or ``unix``
         self.address = address
         #: whether the peer is on this machine
         self.is_loopback = is_loopback
+        #: where it came in
+        self.listener = listener
+        self.certificate = certificate
 
 
 class Transport(Protocol):

@@ -63,7 +63,6 @@ def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
         {name: user.password for name, user in config.users.items()},
         config.auth.guest,
         config.auth.anonymous,
-        frozenset([name for name, listen in config.listen.items() if listen.is_loopback]),
         run_in_pool,
     )
 
@@ -120,7 +119,7 @@ class Broker(Host):
     """One broker in this process.
 
     ``async with Broker(Config(...)) as broker:`` runs it on the current event loop, with listeners
-    as configured; ``Broker.listeners`` then maps each protocol to its ``host:port``.
+    as configured; ``Broker.listeners`` then maps the name of each to its ``host:port``.
     """
 
     def __init__(self, config: Config | None = None) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
-from trivium.config import Listen, join_address
 from trivium.errors import ConfigError, TriviumError
-from trivium.runtime.adapter import Adapter
+from trivium.listen import ListenerConfig, join_address
+from trivium.runtime.adapter import Adapter, Listener
 from trivium.runtime.sockets import SocketDriver
 
 if TYPE_CHECKING:
@@ -38,15 +38,17 @@ class Listeners:
         self._server = server
         self._broker = server.broker
         self._listeners: list[asyncio.Server] = []
-        self._http: HttpServer | None = None
+        self._http: list[HttpServer] = []
 
     async def start(self, adapters: list[Adapter]) -> None:
         """Listen as configured. Raises TriviumError where that is not possible."""
-        loop = asyncio.get_running_loop()
-        for adapter in adapters:
-            for bound in self._bind(adapter.name, self._broker.config.listen[adapter.name]):
-                self._listeners.append(await self._listen(loop, adapter, bound))
-        await self._start_http()
+        by_name = {adapter.name: adapter for adapter in adapters}
+        for config in self._broker.config.all_listeners():
+            bound = self._bind(config)
+            if config.protocol == HTTP:
+                await self._start_http(config, bound)
+            else:
+                await self._listen(by_name[config.protocol], Listener(config), bound)
 
     def close(self) -> None:
         """Accept no more clients of a protocol."""
@@ -54,40 +56,45 @@ class Listeners:
             listener.close()
 
     async def stop_http(self) -> None:
-        """End the HTTP server, which answers until then."""
-        if self._http is not None:
-            await self._http.stop()
+        """End the HTTP servers, which answer until then."""
+        for server in self._http:
+            await server.stop()
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, adapter: Adapter, bound: socket.socket
-    ) -> asyncio.Server:
+        self, adapter: Adapter, listener: Listener, sockets: list[socket.socket]
+    ) -> None:
+        loop = asyncio.get_running_loop()
         server = self._server
 
         def take() -> SocketDriver:
-            return SocketDriver(server, adapter)
+            return SocketDriver(server, adapter, listener)
 
-        return await loop.create_server(
-            lambda: server.driver.accept(take), sock=bound, backlog=BACKLOG
-        )
+        for bound in sockets:
+            self._listeners.append(
+                await loop.create_server(
+                    lambda: server.driver.accept(take), sock=bound, backlog=BACKLOG
+                )
+            )
 
-    async def _start_http(self) -> None:
-        listen = self._broker.config.listen.get(HTTP)
-        if listen is None or not listen.enabled:
-            return
+    async def _start_http(self, config: ListenerConfig, sockets: list[socket.socket]) -> None:
         from trivium.observability.http import HttpServer
 
         broker = self._broker
-        self._http = HttpServer(
+        server = HttpServer(
             self._server.driver,
             broker.authenticator,
             broker.unready,
             broker.metrics_text,
+            config,
             broker.config.limits.handshake_seconds,
         )
-        await self._http.start(self._bind(HTTP, listen))
+        self._http.append(server)
+        await server.start(sockets)
 
-    def _bind(self, name: str, listen: Listen) -> list[socket.socket]:
+    def _bind(self, config: ListenerConfig) -> list[socket.socket]:
         """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""
+        name = config.name
+        listen = config.listen
         port = listen.port
         sockets: list[socket.socket] = []
         for host in listen.hosts:
@@ -118,7 +125,7 @@ def connection_limit(configured: int) -> int:
     return min(configured, allowed)
 
 
-def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
+def load_adapters(listeners: Iterable[ListenerConfig]) -> list[Adapter]:
     """The installed adapters that the configuration names, in a stable order.
 
     Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
@@ -126,8 +133,8 @@ def load_adapters(listen: Mapping[str, Listen]) -> list[Adapter]:
     """
     found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
     adapters: list[Adapter] = []
-    for name, address in listen.items():
-        if name == HTTP or not address.enabled:
+    for name in dict.fromkeys(listener.protocol for listener in listeners):
+        if name == HTTP:
             continue
         if name not in found:
             raise ConfigError(f"no adapter for the protocol {name!r} is installed")

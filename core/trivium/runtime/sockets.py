@@ -13,8 +13,8 @@ from array import array
 from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.pieces import Piece
-from trivium.config import is_loopback, join_address
-from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Peer
+from trivium.listen import is_loopback, join_address
+from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Listener, Peer
 
 if TYPE_CHECKING:
     from trivium.runtime.server import Server
@@ -46,10 +46,11 @@ class SocketDriver:
     connection: Connection
     _transport: asyncio.Transport
 
-    def __init__(self, server: Server, adapter: Adapter) -> None:
+    def __init__(self, server: Server, adapter: Adapter, listener: Listener) -> None:
         self._server = server
         self._loop = server.driver
         self._adapter = adapter
+        self._listener = listener
         # Whether the peer sends no more; whether the connection is over, and only the socket lives.
         self._has_ended = False
         self._is_over = False
@@ -76,7 +77,7 @@ class SocketDriver:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername")
         host, port = (name[0], name[1]) if name else ("", 0)
-        peer = Peer(join_address(host, port), is_loopback(host))
+        peer = Peer(join_address(host, port), is_loopback(host), self._listener)
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
         broker.add_connection(self.connection)

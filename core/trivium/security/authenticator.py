@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from trivium.listen import ListenerConfig
 from trivium.security.identity import ADMINISTRATOR, Identity
 from trivium.security.passwords import is_hashed, verify_password
 
@@ -38,7 +39,6 @@ class Authenticator:
         passwords: Mapping[str, str],
         has_guest: bool,
         anonymous: Literal["loopback", "always", "never"],
-        loopback: frozenset[str],
         run_in_pool: RunInPool,
         tags: Mapping[str, frozenset[str]] | None = None,
         anonymous_tags: frozenset[str] = frozenset(),
@@ -50,8 +50,6 @@ class Authenticator:
         if self._guest_is_local:
             self._passwords[GUEST] = GUEST
         self._anonymous = anonymous
-        # Protocols whose listener only this machine reaches.
-        self._loopback = loopback
         self._run_in_pool = run_in_pool
         # By user name; who is not in it has none.
         self._tags = {} if tags is None else dict(tags)
@@ -64,11 +62,10 @@ class Authenticator:
         self._memory_key = secrets.token_bytes(32)
         self._memory: dict[str, bytes] = {}
 
-    def admits_anonymous(self, protocol: str) -> bool:
-        """Whether clients without credentials may connect to this protocol's listener."""
-        if self._anonymous == "loopback":
-            return protocol in self._loopback
-        return self._anonymous == "always"
+    def admits_anonymous(self, listener: ListenerConfig) -> bool:
+        """Whether clients without credentials may connect to this listener."""
+        rule = listener.anonymous or self._anonymous
+        return listener.is_loopback if rule == "loopback" else rule == "always"
 
     def knows(self, username: str) -> bool:
         """Whether there is such a user, from wherever it is admitted."""

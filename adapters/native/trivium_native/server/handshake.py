@@ -94,7 +94,7 @@ class Handshake:
         correlation = frame.correlation
         authenticator = self._broker.authenticator
         if username is None:
-            if authenticator.admits_anonymous("native"):
+            if authenticator.admits_anonymous(connection.peer.listener.config):
                 connection.identity = authenticator.anonymous
                 self._open(correlation, vhost)
             else:
