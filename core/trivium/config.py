@@ -142,6 +142,10 @@ class AuthConfig:
     anonymous: Literal["loopback", "always", "never"] = "loopback"
     #: whether the user guest with password guest exists; it is accepted from this machine only
     guest: bool = True
+    #: ways to authenticate, in order, for listeners that name none; () is all that are set up
+    methods: tuple[str, ...] = ()
+    #: files of users as `mosquitto_passwd` writes them
+    password_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,42 +1,20 @@
 """Who may connect."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import trivium.security.passwords
+from tests.support.authentication import MOSQUITTO_7, Pool, attempt
 from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
-from trivium.runtime.broker import make_authenticator
+from trivium.errors import ConfigError
+from trivium.runtime.authentication import Authentication, make_authenticator
+from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
 from trivium.security.passwords import hash_password
-
-
-class Pool:
-    """Keeps the work until the test lets it run, and counts it."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Callable[[], bool], Callable[[bool], None]]] = []
-        self.done = 0
-
-    def __call__(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        self.waiting.append((work, done))
-
-    def run(self) -> None:
-        while self.waiting:
-            work, done = self.waiting.pop(0)
-            self.done += 1
-            done(work())
-
-
-def attempt(
-    authenticator: Authenticator, pool: Pool, username: str, password: bytes, local: bool = True
-) -> Identity | None:
-    answers: list[Identity | None] = []
-    authenticator.authenticate(username, password, local, answers.append)
-    pool.run()
-    (answer,) = answers
-    return answer
+from trivium.security.stored import StoredUser
+from trivium.storage.memory import MemoryStorage
 
 
 def test_guest_is_admitted_from_this_machine_only() -> None:
@@ -122,7 +100,7 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
     return found
 
 
-#: of b"right", with little work
+#: a hash that takes little work
 CHEAP = "$scrypt$ln=4,r=8,p=1$c2FsdHNhbHRzYWx0c2FsdA$Jn4ZN2BGd3p8lFSRI7kRhgMf5UJUFXQI0Qhuq1JxFTc"
 
 
@@ -211,3 +189,61 @@ def test_a_listener_decides_on_anonymous_clients_itself() -> None:
     assert never.admits_anonymous(listener("[::1]:0", "loopback"))
     assert not never.admits_anonymous(listener("0.0.0.0:0", "loopback"))
     assert not authenticator_for("always").admits_anonymous(listener("0", "never"))
+
+
+def test_a_chain_asks_only_what_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text(f"ann:{MOSQUITTO_7}\n", encoding="utf-8")
+    auth = AuthConfig(password_files=(str(file),), methods=("password-file",))
+    pool = Pool()
+    authenticator = make_authenticator(Config(auth=auth), pool)
+    assert attempt(authenticator, pool, "ann", b"right")
+    assert not attempt(authenticator, pool, "guest", b"guest")
+    assert attempt(authenticator, pool, "guest", b"guest", methods=("internal",))
+    assert not attempt(authenticator, pool, "ann", b"right", methods=("internal",))
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(("magic",), "'magic' is not one of"), (("password-file",), "is not set up")],
+)
+def test_a_method_that_is_not_there_ends_the_start(names: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make_authenticator(Config(auth=AuthConfig(methods=names)), Pool())
+    listener = ListenerConfig(protocol="mqtt", address="1", name="m", methods=names)
+    with pytest.raises(ConfigError, match=f"listener m methods: .*{reason}"):
+        make_authenticator(Config(listeners=(listener,)), Pool())
+
+
+def test_a_remembered_password_is_of_no_use_once_another_one_is_stored() -> None:
+    pool = Pool()
+    found = Authentication(Config(), pool)
+    found.users.open(MemoryStorage().table("users"))
+    found.users.add("ann", hash_password(b"old"))
+    assert attempt(found.authenticator, pool, "ann", b"old")
+    found.users.set_password("ann", hash_password(b"new"))
+    assert not attempt(found.authenticator, pool, "ann", b"old")
+    assert attempt(found.authenticator, pool, "ann", b"new")
+
+
+def test_a_password_that_is_changed_while_it_is_checked_lets_nobody_in() -> None:
+    pool = Pool()
+    found = Authentication(Config(), pool)
+    found.users.open(MemoryStorage().table("users"))
+    found.users.add("ann", MOSQUITTO_7)
+    answers: list[Login | None] = []
+    shown = Attempt(username="ann", password=b"right")
+    found.authenticator.authenticate(shown, answers.append)
+    found.users.delete("ann")
+    pool.run()
+    assert answers == [None]
+
+
+def test_an_attempt_does_not_show_its_password() -> None:
+    assert "right" not in repr(Attempt(username="ann", password=b"right"))
+
+
+def test_a_login_and_a_user_do_not_show_what_is_stored() -> None:
+    user = StoredUser(name="ann", stored="secret")
+    assert "secret" not in repr(user)
+    assert "secret" not in repr(Login(identity=user.identity, credential=user.stored))

@@ -1,5 +1,6 @@
 """The configuration classes and how file, environment and options become one `Config`."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -156,7 +157,12 @@ def test_every_key_has_an_environment_variable() -> None:
             "live_output_bytes": "9",
             "live_burst_bytes": "99999999",
         },
-        "auth": {"anonymous": "never", "guest": "false"},
+        "auth": {
+            "anonymous": "never",
+            "guest": "false",
+            "methods": '["internal"]',
+            "password_files": '["/p"]',
+        },
         "log": {"level": "debug"},
         "tls": {
             "certificate": "/c",
@@ -189,6 +195,8 @@ def test_every_key_has_an_environment_variable() -> None:
                 assert value == (other,)
             elif key == "ciphers":
                 assert value == text
+            elif isinstance(value, tuple):
+                assert json.dumps(value) == text
             else:
                 assert str(value).lower().removeprefix("127.0.0.1:") == text
     assert config.users == {"Ann_B__c": UserConfig(password="secret")}

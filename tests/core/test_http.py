@@ -12,7 +12,7 @@ import pytest
 
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import HttpServer
-from trivium.runtime.broker import make_authenticator
+from trivium.runtime.authentication import make_authenticator
 from trivium.runtime.sockets import Refused
 from trivium.security.passwords import hash_password
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.authentication import MOSQUITTO_6, MOSQUITTO_7
 from trivium.security.passwords import (
     PasswordFormatError,
     check_stored_password,
@@ -16,15 +17,6 @@ RFC_7914 = "$scrypt$ln=14,r=8,p=1$U29kaXVtQ2hsb3JpZGU$cCO9yzr9c0hGHAbNgf046/2o+7
 
 #: of the reference implementation's own tests (password, somesalt)
 ARGON2ID = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
-#: what mosquitto_passwd of Debian made of "right", with -H sha512-pbkdf2 and -H sha512
-MOSQUITTO_7 = (
-    "$7$101$+9z7mHqwGC2W566Z$2ThRFsETmRcQw79pz1RvTYysEIirhcf8Kb4mCGkWyqUaiVR4fMal00+Y6u13pdbXemgdrz"
-    "CIKIsNq1RsguujYA=="
-)
-MOSQUITTO_6 = (
-    "$6$AfSQ7TInvNSCnfpY$4YtGCCiOKFdmAvFtwdeAjO5BR+H+/SbJHjWbpXNXME+dHtOKgp7bPCuQYu9nr79de8Vco/"
-    "6foaOtZyvZXEADCw=="
-)
 
 
 def test_argon2id_reference_vector_verifies() -> None:

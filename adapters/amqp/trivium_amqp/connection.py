@@ -461,13 +461,14 @@ class AmqpConnection(FramedConnection):
         self.fail(ConnectionException(INTERNAL_ERROR, "internal error"), 0)
         self._discarded.is_garbled = True
 
-    def shutdown(self) -> None:
+    def shutdown(self, is_revoked: bool = False) -> None:
+        text = "broker forced connection closure"
+        if is_revoked:
+            text = "the credentials do not hold any more"
         if self.state is states.GREETING:
             self.close()
         elif self.state is not states.CLOSING:
-            self._send_close(
-                ConnectionException(CONNECTION_FORCED, "broker forced connection closure"), 0
-            )
+            self._send_close(ConnectionException(CONNECTION_FORCED, text), 0)
 
     def release(self) -> None:
         """Give back everything that the client holds: deliveries, consumers, exclusive queues."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from trivium import __version__
 from trivium.errors import NotFound
 from trivium.messages.message import HeaderValue
+from trivium.runtime.adapter import make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
-from trivium.security.identity import Identity
+from trivium.security.attempts import Login
 from trivium_amqp import states
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -120,21 +121,20 @@ class Handshake:
             return
         connection.user, password = credentials
         self._is_waiting = True
-        connection.broker.authenticator.authenticate(
-            connection.user, password, connection.peer.is_loopback, self._authenticated
-        )
+        attempt = make_attempt(connection, connection.user, password)
+        connection.broker.authenticator.authenticate(attempt, self._authenticated)
         # The answer may have come within the call.
         if self._is_waiting:
             self._is_held = True
             connection.hold_input(FOR_ANSWERS)
 
-    def _authenticated(self, identity: Identity | None) -> None:
+    def _authenticated(self, login: Login | None) -> None:
         connection = self._connection
         if connection.is_closed:
             return
         self._is_waiting = False
-        if identity is not None:
-            connection.identity = identity
+        if login is not None:
+            connection.admit(login)
             connection.state = states.TUNING
             connection.send(
                 method_frame(0, methods.CONNECTION_TUNE, CHANNEL_MAX, FRAME_MAX, HEARTBEAT_SECONDS)

@@ -11,8 +11,8 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from trivium.routing.exchanges import ACCEPTED
-from trivium.runtime.adapter import Peer, Transport
-from trivium.security.identity import Identity
+from trivium.runtime.adapter import Peer, Transport, make_attempt
+from trivium.security.attempts import Login
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.packets import Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.codec.reasons import (
@@ -113,38 +113,37 @@ class MqttConnection(Reader):
         if connect.authentication_method is not None:
             raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
         self._state = AUTHENTICATES
-        authenticator = self.broker.authenticator
         username = connect.username
         password = b"" if connect.password is None else connect.password
-        if authenticator.admits_anonymous(self.peer.listener.config) and (
-            username is None or not authenticator.knows(username)
-        ):
-            # Many clients always send credentials. Those of nobody we know prove nothing, and none
-            # are needed here.
-            self.identity = authenticator.anonymous
-            self._accept(connect)
-        elif username is None or not (username or password):
-            self.metrics.authentication_failures += 1
-            raise RemoteError(NOT_AUTHORIZED, "anonymous access is not allowed here")
-        else:
-            authenticator.authenticate(
-                username, password, self.peer.is_loopback, self._authenticated
-            )
-            if self._state == AUTHENTICATES and not self.is_closed:
-                self.hold_input(FOR_AUTHENTICATION)
+        # Many clients always send credentials. Those of nobody we know prove nothing, and where
+        # none are needed they count as none.
+        attempt = make_attempt(
+            self,
+            None if username == "" and not password else username,
+            password,
+            client_id=connect.client_id.decode(errors="replace"),
+            ignores_unknown=True,
+        )
+        self.broker.authenticator.authenticate(attempt, self._authenticated)
+        if self._state == AUTHENTICATES and not self.is_closed:
+            self.hold_input(FOR_AUTHENTICATION)
 
-    def _authenticated(self, identity: Identity | None) -> None:
+    def _authenticated(self, login: Login | None) -> None:
         connect = self._connect
         if self.is_closed or connect is None:
             return
-        if identity is None:
-            self.metrics.authentication_failures += 1
+        if login is not None:
+            self.admit(login)
+            self._accept(connect)
+            self.continue_input(FOR_AUTHENTICATION)
+            return
+        self.metrics.authentication_failures += 1
+        if connect.username is None or not (connect.username or connect.password):
+            logger.info("%s: anonymous access is not allowed here", self.peer.address)
+            self._refuse_connect(NOT_AUTHORIZED)
+        else:
             logger.info("%s: user %r is refused", self.peer.address, connect.username)
             self._refuse_connect(BAD_CREDENTIALS)
-            return
-        self.identity = identity
-        self._accept(connect)
-        self.continue_input(FOR_AUTHENTICATION)
 
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
@@ -343,8 +342,8 @@ class MqttConnection(Reader):
         else:
             self._refuse_connect(SERVER_UNAVAILABLE)
 
-    def shutdown(self) -> None:
-        self._end(SERVER_SHUTTING_DOWN)
+    def shutdown(self, is_revoked: bool = False) -> None:
+        self._end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1

@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from trivium.listen import ListenerConfig, is_loopback
+from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
 
@@ -160,25 +161,33 @@ class HttpServer:
 
     async def _identify(self, request: web.Request) -> Identity | None:
         """Who asks; None when they may not."""
-        authenticator = self._authenticator
-        header = request.headers.get(hdrs.AUTHORIZATION)
-        if header is None:
-            is_admitted = authenticator.admits_anonymous(self._listener)
-            return authenticator.anonymous if is_admitted else None
-        try:
-            credentials = BasicAuth.decode(header, encoding="utf-8")
-        except ValueError:
-            return None
-        answer: asyncio.Future[Identity | None] = asyncio.get_running_loop().create_future()
-
-        def done(identity: Identity | None) -> None:
-            if not answer.done():
-                answer.set_result(identity)
-
-        authenticator.authenticate(
-            credentials.login,
-            credentials.password.encode(),
-            is_loopback(request.remote or ""),
-            done,
+        username, password = None, b""
+        header = request.headers.get(hdrs.AUTHORIZATION, "")
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() == "bearer":
+            password = token.strip().encode(errors="surrogateescape")
+        elif header:
+            try:
+                credentials = BasicAuth.decode(header, encoding="utf-8")
+            except ValueError:
+                return None
+            username, password = credentials.login, credentials.password.encode()
+        remote = request.remote or ""
+        attempt = Attempt(
+            username=username,
+            password=password,
+            address=remote,
+            is_loopback=is_loopback(remote),
+            methods=self._listener.methods,
+            admits_anonymous=self._authenticator.admits_anonymous(self._listener),
+            protocol=self._listener.protocol,
         )
-        return await answer
+        answer: asyncio.Future[Login | None] = asyncio.get_running_loop().create_future()
+
+        def done(login: Login | None) -> None:
+            if not answer.done():
+                answer.set_result(login)
+
+        self._authenticator.authenticate(attempt, done)
+        login = await answer
+        return None if login is None else login.identity

@@ -17,6 +17,7 @@ from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
 from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
+from trivium.security.attempts import Attempt, Login
 from trivium.security.identity import NOBODY, Identity
 from trivium.storage.base import DurabilityWaiter
 
@@ -129,6 +130,8 @@ class Connection(DurabilityWaiter):
         self.peer = peer
         #: who the client is, once it has authenticated
         self.identity: Identity = NOBODY
+        #: how it has authenticated; None: not yet
+        self.login: Login | None = None
         #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``
         self.output = BytesWriter()
         #: bytes of output that the driver has not taken
@@ -146,6 +149,11 @@ class Connection(DurabilityWaiter):
         #: subscribers that this publisher waits for
         self.waits_for = 0
         self._is_dirty = False
+
+    def admit(self, login: Login) -> None:
+        """The client has authenticated, or what it may do has changed since."""
+        self.login = login
+        self.identity = login.identity
 
     def feed(self, data: bytes) -> None:
         """Bytes arrived."""
@@ -216,8 +224,10 @@ class Connection(DurabilityWaiter):
         """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""
         self.close()
 
-    def shutdown(self) -> None:
-        """The broker stops: say so in the protocol's terms and ``close``."""
+    def shutdown(self, is_revoked: bool = False) -> None:
+        """The broker stops, or what the client came with does not hold any more: say so in the
+        protocol's terms and ``close``.
+        """
         self.close()
 
     @property
@@ -322,3 +332,29 @@ class Adapter:
 
     def tick(self, now: float) -> None:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""
+
+
+def make_attempt(
+    connection: Connection,
+    username: str | None,
+    password: bytes,
+    client_id: str = "",
+    vhost: str = "",
+    ignores_unknown: bool = False,
+) -> Attempt:
+    """What the client shows of itself, for the authenticator."""
+    peer = connection.peer
+    listener = peer.listener.config
+    return Attempt(
+        username=username,
+        password=password,
+        address=peer.address.rpartition(":")[0].strip("[]"),
+        is_loopback=peer.is_loopback,
+        methods=listener.methods,
+        admits_anonymous=connection.broker.authenticator.admits_anonymous(listener),
+        ignores_unknown=ignores_unknown,
+        protocol=listener.protocol,
+        client_id=client_id,
+        vhost=vhost,
+        certificate_user="" if peer.certificate is None else peer.certificate.user_name,
+    )

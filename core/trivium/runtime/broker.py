@@ -26,9 +26,11 @@ from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
+from trivium.runtime.authentication import USERS_TABLE, Authentication, Logins
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
-from trivium.security.authenticator import Authenticator, RunInPool
+from trivium.security.authenticator import Authenticator
+from trivium.security.users import Users
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.joining import RecoveredJoins
@@ -55,16 +57,6 @@ MAX_GIVEN_UP: Final = 4096
 
 #: Milliseconds by which two readings of the clocks may differ though neither was set.
 CLOCK_TOLERANCE_MS: Final = 2
-
-
-def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
-    """Who may connect, as configured."""
-    return Authenticator(
-        {name: user.password for name, user in config.users.items()},
-        config.auth.guest,
-        config.auth.anonymous,
-        run_in_pool,
-    )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -128,7 +120,9 @@ class Broker(Host):
         #: the delivery mode of queues that have none of their own, -1 for that of each message
         self.default_delivery = delivery_mode(self.config.delivery.mode)
         self.driver = Driver()
-        self.authenticator = make_authenticator(self.config, self._run_blocking)
+        #: the clients that are in
+        self.logins = Logins(self)
+        self.authentication = Authentication(self.config, self._run_blocking, self.logins.changed)
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}
         #: live connections, for limits, alarms and shutdown
@@ -154,6 +148,16 @@ class Broker(Host):
 
     # Life
 
+    @property
+    def authenticator(self) -> Authenticator:
+        """Decides who may connect."""
+        return self.authentication.authenticator
+
+    @property
+    def users(self) -> Users:
+        """The broker's own users."""
+        return self.authentication.users
+
     def open(self, storage: Storage, driver: Driver, adapters: list[Adapter]) -> None:
         """Recover the state from ``storage``, then start the adapters."""
         self.storage = storage
@@ -163,6 +167,7 @@ class Broker(Host):
             limits.memory_high_bytes or int(limits.memory_high_fraction * driver.memory_limit()),
             limits.disk_free_bytes,
         )
+        self.users.open(storage.table(USERS_TABLE))
         names = {key.decode() for key, _ in storage.table("vhosts").items()}
         names.add(DEFAULT_VHOST)
         for name in sorted(names):
@@ -298,6 +303,8 @@ class Broker(Host):
         if self.alarms.is_disk_short:
             self.storage.free_space()
         self.storage.tidy()
+        self.authenticator.look(self.now_ms)
+        self.logins.tick()
         for connection in list(self.connections):
             if not connection.is_closed:
                 connection.tick(now)

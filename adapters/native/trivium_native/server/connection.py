@@ -191,8 +191,11 @@ class NativeConnection(FramedConnection):
     def internal_error(self) -> None:
         self.fail(0, BrokerError("internal error"))
 
-    def shutdown(self) -> None:
-        self._send_close(ShuttingDown("the broker stops"))
+    def shutdown(self, is_revoked: bool = False) -> None:
+        if is_revoked:
+            self._send_close(AuthenticationFailed("the credentials do not hold any more"))
+        else:
+            self._send_close(ShuttingDown("the broker stops"))
 
     def wait_for_policies(self) -> None:
         """A change of policies is under way: the client is not read, so that few can be."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import trivium
 from trivium import errors as core
+from trivium.runtime.adapter import make_attempt
 from trivium.runtime.broker import Broker
 from trivium.runtime.framed import FOR_PROTOCOL
-from trivium.security.identity import Identity
+from trivium.security.attempts import Login
 from trivium_native.server import states
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
@@ -92,26 +93,20 @@ class Handshake:
             raise Malformed(error.text) from None
         connection = self._connection
         correlation = frame.correlation
-        authenticator = self._broker.authenticator
-        if username is None:
-            if authenticator.admits_anonymous(connection.peer.listener.config):
-                connection.identity = authenticator.anonymous
-                self._open(correlation, vhost)
-            else:
-                logger.info("%s: anonymous access is not allowed here", connection.peer.address)
-                connection.refuse(correlation, AuthenticationFailed("credentials are needed"))
-            return
         is_decided = False
         is_later = False
 
-        def done(identity: Identity | None) -> None:
+        def done(login: Login | None) -> None:
             nonlocal is_decided
             is_decided = True
             if connection.is_closed:
                 return
-            if identity is not None:
-                connection.identity = identity
+            if login is not None:
+                connection.admit(login)
                 self._open(correlation, vhost)
+            elif username is None:
+                logger.info("%s: anonymous access is not allowed here", connection.peer.address)
+                connection.refuse(correlation, AuthenticationFailed("credentials are needed"))
             else:
                 logger.info("%s: user %r is refused", connection.peer.address, username)
                 error = AuthenticationFailed("wrong username or password")
@@ -119,7 +114,8 @@ class Handshake:
             if is_later:
                 connection.continue_input(UNDECIDED)
 
-        authenticator.authenticate(username, password, connection.peer.is_loopback, done)
+        attempt = make_attempt(connection, username, password, vhost=vhost)
+        self._broker.authenticator.authenticate(attempt, done)
         if not is_decided:
             is_later = True
             connection.hold_input(UNDECIDED)

@@ -1,0 +1,122 @@
+"""The authenticator of a broker as it is configured, and clients that are in: they must go once
+what they came with does not hold any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trivium.common.timers import Timed
+from trivium.config import Config
+from trivium.errors import ConfigError
+from trivium.security.attempts import Method
+from trivium.security.authenticator import Authenticator
+from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
+from trivium.security.stored import Remembered, RunInPool
+from trivium.security.users import INTERNAL, Users, stored_users
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+#: names of all methods, in the order in which they are asked where none are named
+METHODS: Final = (INTERNAL, PASSWORD_FILE)
+#: name of the table with the users that commands make
+USERS_TABLE: Final = "users"
+
+
+class Authentication:
+    """What a configuration says of who may connect. Raises ConfigError."""
+
+    def __init__(
+        self, config: Config, run_in_pool: RunInPool, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tell = changed
+        remembered = Remembered()
+        auth = config.auth
+        self.users = Users(
+            stored_users({name: (user.password, ()) for name, user in config.users.items()}),
+            auth.guest,
+            remembered,
+            run_in_pool,
+            self._changed,
+        )
+        methods: list[Method] = [self.users]
+        if auth.password_files:
+            paths = [Path(path) for path in auth.password_files]
+            methods.append(PasswordFiles(paths, remembered, run_in_pool, self._changed))
+        known = [method.name for method in methods]
+        for place, names in [
+            ("[auth]", auth.methods),
+            *((f"listener {found.name}", found.methods) for found in config.all_listeners()),
+        ]:
+            check_methods(place, names, known)
+        self.authenticator = Authenticator(
+            methods,
+            auth.methods or tuple(known),
+            auth.anonymous,
+            remembered,
+            run_in_pool,
+        )
+
+    def _changed(self) -> None:
+        self.authenticator.changed()
+        self._tell()
+
+
+def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:
+    """Raise ConfigError unless all methods that are named are set up."""
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"{place} methods: {name!r} is not one of {', '.join(METHODS)}")
+        if name not in known:
+            raise ConfigError(f"{place} methods: {name!r} is not set up in the configuration")
+
+
+def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
+    """Who may connect, as configured."""
+    return Authentication(config, run_in_pool).authenticator
+
+
+class Logins(Timed):
+    """The clients of one broker that are in."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def changed(self) -> None:
+        """Users or passwords have changed: look at all clients at the end of this turn."""
+        self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
+
+    def due(self) -> None:
+        broker = self._broker
+        for connection in list(broker.connections):
+            login = connection.login
+            if login is None or connection.is_closed:
+                continue
+            current = broker.authenticator.current(login)
+            if current is None:
+                logger.info(
+                    "%s: user %r may not stay", connection.peer.address, login.identity.name
+                )
+                connection.shutdown(is_revoked=True)
+            elif current is not login:
+                connection.admit(current)
+
+    def tick(self) -> None:
+        """End the connections whose time is up."""
+        broker = self._broker
+        now = broker.now_ms
+        for connection in list(broker.connections):
+            login = connection.login
+            if login is not None and 0 < login.expires_ms <= now and not connection.is_closed:
+                logger.info(
+                    "%s: what user %r came with has expired",
+                    connection.peer.address,
+                    login.identity.name,
+                )
+                connection.shutdown(is_revoked=True)

@@ -1,0 +1,86 @@
+"""What a client shows of itself, what one method says of it, and what holds once it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trivium.security.identity import Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A client that wants to come in."""
+
+    #: None: it named nobody
+    username: str | None
+    password: bytes = field(default=b"", repr=False)
+    #: of the peer, without its port
+    address: str = ""
+    is_loopback: bool = False
+    #: names of the methods to ask, in order; () is those of `[auth]`
+    methods: tuple[str, ...] = ()
+    #: whether clients without credentials may come in here
+    admits_anonymous: bool = False
+    #: whether credentials that no method knows count as none
+    ignores_unknown: bool = False
+    protocol: str = ""
+    client_id: str = ""
+    vhost: str = ""
+    #: whose certificate TLS has verified; "" for nobody's
+    certificate_user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """A client that is in, until what it came with does not hold any more."""
+
+    identity: Identity
+    #: name of the method that let it in
+    method: str = ""
+    #: the name by which the method knows it, and what it is then compared with
+    key: str = ""
+    credential: str = field(default="", repr=False)
+    #: wall clock in milliseconds; 0 for never
+    expires_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a method says of an attempt."""
+
+    login: Login | None = None
+    #: whether the method decides; else the next one is asked
+    is_known: bool = True
+    #: whether a hash was computed for it
+    has_hashed: bool = False
+
+
+UNKNOWN = Verdict(is_known=False)
+REFUSED = Verdict()
+REFUSED_BY_HASH = Verdict(has_hashed=True)
+
+#: Called with a verdict, at once or later.
+Decided = Callable[[Verdict], None]
+
+
+class Method:
+    """A way to authenticate."""
+
+    #: as the configuration has it
+    name = ""
+
+    def check(self, attempt: Attempt, decided: Decided) -> None:
+        """Call `decided` with what is to be said of the attempt."""
+        raise NotImplementedError
+
+    def current(self, login: Login) -> Login | None:
+        """What holds now for a client that this method let in; None when it must go."""
+        return login
+
+    def hashes(self) -> list[str]:
+        """The hashes that attempts can be compared with."""
+        return []
+
+    def look(self, now_ms: int) -> None:
+        """Called about once a second: see whether something changed outside."""

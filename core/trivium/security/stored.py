@@ -1,0 +1,134 @@
+"""Methods that compare a password with a stored one.
+
+A hashed password takes some 30 ms of CPU to check. That runs in a thread pool, which comes in as a
+function; credentials that were right before are remembered under a key that dies with the process,
+so that reconnecting clients cost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from trivium.security.attempts import (
+    REFUSED,
+    REFUSED_BY_HASH,
+    UNKNOWN,
+    Attempt,
+    Decided,
+    Login,
+    Method,
+    Verdict,
+)
+from trivium.security.identity import Identity
+from trivium.security.passwords import is_hashed, verify_password
+
+#: remembered users; a broker with more of them hashes again when they reconnect
+MEMORY_SIZE: Final = 10_000
+#: longest password that is looked at: a hash's cost must not depend on the client's input
+MAX_PASSWORD_BYTES: Final = 1024
+
+#: Runs the first function in a thread, then calls the second with its result on the loop.
+RunInPool = Callable[[Callable[[], bool], Callable[[bool], None]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredUser:
+    """A user and its password as it is stored."""
+
+    name: str
+    stored: str = field(repr=False)
+    tags: frozenset[str] = frozenset()
+    #: whether it is admitted from this machine only
+    is_local: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """Who its clients are."""
+        return Identity(self.name, self.tags)
+
+
+class Remembered:
+    """Credentials that were right, for as long as what is stored stays the same."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._digests: OrderedDict[str, bytes] = OrderedDict()
+
+    def digest(self, stored: str, password: bytes) -> bytes:
+        """What is remembered of a password that is right for what is stored."""
+        return hmac.digest(self._key, stored.encode() + b"\0" + password, hashlib.sha256)
+
+    def has(self, place: str, digest: bytes) -> bool:
+        """Whether it is what was right at this place last."""
+        return hmac.compare_digest(self._digests.get(place, b""), digest)
+
+    def put(self, place: str, digest: bytes) -> None:
+        """It was right."""
+        self._digests[place] = digest
+        self._digests.move_to_end(place)
+        if len(self._digests) > MEMORY_SIZE:
+            self._digests.popitem(last=False)
+
+    def choose(self, name: str, count: int) -> int:
+        """A number below ``count``, always the same for a name and not to be foreseen."""
+        data = name.encode(errors="surrogatepass")
+        return int.from_bytes(hmac.digest(self._key, data, hashlib.sha256)) % count
+
+
+class PasswordMethod(Method):
+    """Compares passwords; subclasses know the users."""
+
+    def __init__(self, remembered: Remembered, run_in_pool: RunInPool) -> None:
+        self._remembered = remembered
+        self._run_in_pool = run_in_pool
+
+    def find(self, username: str) -> StoredUser | None:
+        """The user of this name."""
+        raise NotImplementedError
+
+    def check(self, attempt: Attempt, decided: Decided) -> None:
+        user = None if attempt.username is None else self.find(attempt.username)
+        if user is None:
+            decided(UNKNOWN)
+            return
+        password, stored = attempt.password, user.stored
+        if len(password) > MAX_PASSWORD_BYTES or (user.is_local and not attempt.is_loopback):
+            decided(REFUSED)
+            return
+        login = Login(
+            identity=user.identity, method=self.name, key=user.name, credential=user.stored
+        )
+        if not is_hashed(stored):
+            decided(Verdict(login) if verify_password(stored, password) else REFUSED)
+            return
+        place = f"{self.name}\0{user.name}"
+        digest = self._remembered.digest(stored, password)
+        if self._remembered.has(place, digest):
+            decided(Verdict(login))
+            return
+
+        def finish(is_right: bool) -> None:
+            # Meanwhile the user may have got another password, or may be gone.
+            if is_right and self.current(login) is not None:
+                self._remembered.put(place, digest)
+                decided(Verdict(login, has_hashed=True))
+            else:
+                decided(REFUSED_BY_HASH)
+
+        self._run_in_pool(lambda: verify_password(stored, password), finish)
+
+    def current(self, login: Login) -> Login | None:
+        user = self.find(login.key)
+        if user is None or user.stored != login.credential:
+            return None
+        if user.tags == login.identity.tags:
+            return login
+        return Login(
+            identity=user.identity, method=self.name, key=user.name, credential=user.stored
+        )

@@ -1,0 +1,163 @@
+"""The broker's own users: those of the configuration, and those of a table, which commands change.
+
+Passwords are stored as hashes. A row is written in the write batch of the command's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from trivium.common.values import pack, unpack
+from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.security.identity import ADMINISTRATOR
+from trivium.security.passwords import check_stored_password
+from trivium.security.stored import (
+    MAX_PASSWORD_BYTES,
+    PasswordMethod,
+    Remembered,
+    RunInPool,
+    StoredUser,
+)
+from trivium.storage.base import Table
+
+GUEST: Final = "guest"
+INTERNAL: Final = "internal"
+
+MAX_NAME_BYTES: Final = 255
+#: of one user, and their length: they are copied into each of its connections
+MAX_TAGS: Final = 32
+MAX_TAG_BYTES: Final = 64
+#: rows of the table: all of them are in memory
+MAX_USERS: Final = 100_000
+
+
+class Users(PasswordMethod):
+    """The users of one broker."""
+
+    name = INTERNAL
+
+    def __init__(
+        self,
+        configured: Iterable[StoredUser],
+        has_guest: bool,
+        remembered: Remembered,
+        run_in_pool: RunInPool,
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(remembered, run_in_pool)
+        self._configured = {user.name: user for user in configured}
+        if has_guest and GUEST not in self._configured:
+            # The one that is admitted from this machine only.
+            tags = frozenset([ADMINISTRATOR])
+            self._configured[GUEST] = StoredUser(name=GUEST, stored=GUEST, tags=tags, is_local=True)
+        self._rows: dict[str, StoredUser] = {}
+        self._table: Table | None = None
+        self._changed = changed
+
+    def open(self, table: Table) -> None:
+        """Load the users of the table, and keep them there from now on."""
+        self._table = table
+        for key, row in table.items():
+            stored, tags = unpack(row)
+            name = key.decode()
+            self._rows[name] = StoredUser(name=name, stored=stored, tags=frozenset(tags))
+
+    def find(self, username: str) -> StoredUser | None:
+        return self._configured.get(username) or self._rows.get(username)
+
+    def hashes(self) -> list[str]:
+        users = [*self._configured.values(), *self._rows.values()]
+        return [user.stored for user in users if user.stored.startswith("$")]
+
+    def all(self) -> list[StoredUser]:
+        """All users, by name."""
+        return [user for _, user in sorted({**self._rows, **self._configured}.items())]
+
+    def is_configured(self, name: str) -> bool:
+        """Whether the user stands in the configuration, and cannot be changed by commands."""
+        return name in self._configured
+
+    def check_new(self, name: str) -> None:
+        """Raise PreconditionFailed unless there may be a new user of this name."""
+        check_name(name)
+        if self.find(name) is not None:
+            raise PreconditionFailed(f"user '{name}' exists")
+        if len(self._rows) >= MAX_USERS:
+            raise LimitExceeded(f"there are {MAX_USERS} users")
+
+    def add(self, name: str, stored: str, tags: Iterable[str] = ()) -> None:
+        """Add a user with a hashed password. Raises TopologyError."""
+        self.check_new(name)
+        self._put(StoredUser(name=name, stored=stored, tags=check_tags(tags)))
+
+    def set_password(self, name: str, stored: str) -> None:
+        """Give a user another password, a hashed one. Raises TopologyError."""
+        user = self.changeable(name)
+        self._put(StoredUser(name=name, stored=stored, tags=user.tags))
+
+    def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        """Give a user other tags. Raises TopologyError."""
+        user = self.changeable(name)
+        self._put(StoredUser(name=name, stored=user.stored, tags=check_tags(tags)))
+
+    def delete(self, name: str) -> None:
+        """Remove a user. Raises TopologyError."""
+        self.changeable(name)
+        assert self._table is not None
+        del self._rows[name]
+        self._table.delete(name.encode())
+        self._changed()
+
+    def changeable(self, name: str) -> StoredUser:
+        """The user of the table. Raises NotFound; AccessRefused for one of the configuration."""
+        if name in self._configured:
+            raise AccessRefused(f"user '{name}' stands in the configuration: change it there")
+        user = self._rows.get(name)
+        if user is None:
+            raise NotFound(f"no user '{name}'")
+        return user
+
+    def _put(self, user: StoredUser) -> None:
+        check_stored_password(user.stored)
+        assert self._table is not None
+        self._rows[user.name] = user
+        self._table.put(user.name.encode(), pack([user.stored, sorted(user.tags)]))
+        self._changed()
+
+
+def check_name(name: str) -> None:
+    """Raise PreconditionFailed unless a user may be called so."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise PreconditionFailed("a user's name is not UTF-8") from None
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise PreconditionFailed(f"a user's name has 1 to {MAX_NAME_BYTES} bytes")
+    if not name.isprintable():
+        raise PreconditionFailed("a user's name has printable characters only")
+
+
+def check_tags(tags: Iterable[str]) -> frozenset[str]:
+    """The tags. Raises PreconditionFailed for too many or too long ones."""
+    found = frozenset(tags)
+    if len(found) > MAX_TAGS:
+        raise PreconditionFailed(f"a user has at most {MAX_TAGS} tags")
+    for tag in found:
+        if not 0 < len(tag.encode()) <= MAX_TAG_BYTES or not tag.isprintable():
+            raise PreconditionFailed(f"a tag has 1 to {MAX_TAG_BYTES} printable bytes")
+    return found
+
+
+def check_password(password: bytes) -> None:
+    """Raise PreconditionFailed unless a user may have the password."""
+    if not 0 < len(password) <= MAX_PASSWORD_BYTES:
+        raise PreconditionFailed(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
+
+
+def stored_users(users: Mapping[str, tuple[str, Iterable[str]]]) -> list[StoredUser]:
+    """Those of a configuration: name -> stored password and tags."""
+    return [
+        StoredUser(name=name, stored=stored, tags=frozenset(tags))
+        for name, (stored, tags) in users.items()
+    ]

@@ -1,0 +1,52 @@
+"""A pool and attempts for the authenticator, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trivium.security.attempts import Attempt, Login
+from trivium.security.authenticator import Authenticator
+from trivium.security.identity import Identity
+
+#: what mosquitto_passwd of Debian made of "right", with -H sha512-pbkdf2 and -H sha512
+MOSQUITTO_7 = (
+    "$7$101$+9z7mHqwGC2W566Z$2ThRFsETmRcQw79pz1RvTYysEIirhcf8Kb4mCGkWyqUaiVR4fMal00+Y6u13pdbXemgdrz"
+    "CIKIsNq1RsguujYA=="
+)
+MOSQUITTO_6 = (
+    "$6$AfSQ7TInvNSCnfpY$4YtGCCiOKFdmAvFtwdeAjO5BR+H+/SbJHjWbpXNXME+dHtOKgp7bPCuQYu9nr79de8Vco/"
+    "6foaOtZyvZXEADCw=="
+)
+
+
+class Pool:
+    """Keeps the work until the test lets it run, and counts it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], bool], Callable[[bool], None]]] = []
+        self.done = 0
+
+    def __call__(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        self.waiting.append((work, done))
+
+    def run(self) -> None:
+        while self.waiting:
+            work, done = self.waiting.pop(0)
+            self.done += 1
+            done(work())
+
+
+def attempt(
+    authenticator: Authenticator,
+    pool: Pool,
+    username: str | None,
+    password: bytes,
+    local: bool = True,
+    methods: tuple[str, ...] = (),
+) -> Identity | None:
+    answers: list[Login | None] = []
+    shown = Attempt(username=username, password=password, is_loopback=local, methods=methods)
+    authenticator.authenticate(shown, answers.append)
+    pool.run()
+    (answer,) = answers
+    return None if answer is None else answer.identity
