@@ -115,6 +115,8 @@ class LimitsConfig:
     #: the same above which it is dropped in any case: what many publishers, of whom each was read
     #: once, can pour into one subscriber
     live_burst_bytes: int = 16 * 1024 * 1024
+    #: retained messages of one virtual host; further topics get none. 0: no limit
+    max_retained_messages: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_connections", "max_message_bytes", "handshake_seconds"):
@@ -129,6 +131,7 @@ class LimitsConfig:
             "consumer_timeout_seconds",
             "memory_high_bytes",
             "disk_free_bytes",
+            "max_retained_messages",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")
@@ -210,6 +213,9 @@ class Config:
     users: Mapping[str, UserConfig] = field(default_factory=dict)
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
+    #: by the name of a protocol what can be set about it: an object of the class that its package
+    #: names in the entry point group `trivium.options`; its defaults hold where it has none
+    protocols: Mapping[str, object] = field(default_factory=dict)
 
     def all_listeners(self) -> tuple[ListenerConfig, ...]:
         """Every listener, each with a name of its own: those of `listen`, and `listeners`.

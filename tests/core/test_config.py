@@ -1,8 +1,10 @@
 """The configuration classes and how file, environment and options become one `Config`."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "disk_free_bytes": "9",
             "live_output_bytes": "9",
             "live_burst_bytes": "99999999",
+            "max_retained_messages": "9",
         },
         "auth": {
             "anonymous": "never",
@@ -412,8 +415,10 @@ def test_configuration_reference_has_every_key() -> None:
         policies={"NAME": PolicyConfig(pattern="q", definition={"max-length": 1})},
     )
     keys: set[tuple[str, str]] = set()
-    for name in Config.__dataclass_fields__:
-        content = getattr(config, name)
+    of_protocols = {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
+    assert set(of_protocols) == {"mqtt", "amqp", "native"}
+    for name in {*Config.__dataclass_fields__, *of_protocols} - {"protocols"}:
+        content = of_protocols[name] if name in of_protocols else getattr(config, name)
         if name in ("users", "policies"):
             content = content["NAME"]
         if name == "listeners":
@@ -421,3 +426,42 @@ def test_configuration_reference_has_every_key() -> None:
         names = content if isinstance(content, Mapping) else content.__dataclass_fields__
         keys |= {(name, key) for key in names}
     assert documented - {("section", "key"), ("---", "---")} == keys
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """What a protocol from elsewhere has to set."""
+
+    most: int = 5
+    least: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most < 0:
+            raise ConfigError("most must not be negative")
+
+
+def _with_own(text: str, tmp_path: Path, environment: Mapping[str, str] | None = None) -> Config:
+    file = tmp_path / "trivium.toml"
+    file.write_text(text)
+    return load(file, environment, None, frozenset({"own"}), {"own": _Own})
+
+
+def test_a_protocol_has_a_section_of_its_own(tmp_path: Path) -> None:
+    environment = {"TRIVIUM_OWN__LEAST": "7"}
+    assert _with_own("[own]\nmost = 3", tmp_path, environment).protocols == {"own": _Own(3, 7)}
+    assert _with_own("", tmp_path).protocols == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[own]\nother = 1", "[own] has no key 'other'"),
+        ("[own]\nmost = -1", "[own] most must not be negative"),
+        ("[own]\nleast = 'x'", "[own] least = 'x': not a whole number"),
+        ("[another]\nmost = 1", "unknown section [another]"),
+        ("[protocols]\nown = 1", "unknown section [protocols]"),
+    ],
+)
+def test_a_wrong_key_of_a_protocol_is_told(text: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        _with_own(text, tmp_path)

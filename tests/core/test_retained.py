@@ -269,3 +269,20 @@ def test_a_retained_message_costs_its_row_and_its_place_among_the_keys() -> None
     # A key of 15 bytes (48), a record of 80 (113), a slot of a dict that is full to a third or more
     # (80 at most), and three places in lists that are full to a half or more (48 at most).
     assert cost < 300
+
+
+def test_no_more_are_kept_than_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    retained, table = table_of()
+    retained.most = 2
+    for key in (b"a", b"b", b"c", b"d"):
+        retained.keep(message(b"1", key))
+    assert found(retained, b"#") == [b"a", b"b"]
+    # Those that are there may change, and make room when they go.
+    retained.keep(message(b"2", b"b"))
+    retained.clear(b"a")
+    retained.keep(message(b"1", b"c"))
+    assert found(retained, b"#") == [b"b", b"c"]
+    assert len(table) == 2
+    assert [record.message for record in caplog.records] == [
+        "2 messages are retained, as many as may be: no more are"
+    ]

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.native import Client, Received, Server, entry, frame, payloads, publish, settle
+from tests.support.native import (
+    Client,
+    Received,
+    Server,
+    entry,
+    frame,
+    limited,
+    payloads,
+    publish,
+    settle,
+)
 from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
@@ -547,10 +557,10 @@ def test_after_an_unroutable_message_the_numbers_go_on_with_it(disk: Server) -> 
 # Backpressure
 
 
-def test_a_client_far_ahead_of_the_disk_is_not_read(disk: Server) -> None:
+def test_a_client_far_ahead_of_the_disk_is_not_read() -> None:
+    disk = Server(HeldStorage(), limited(max_unconfirmed=4))
     add_queue(disk)
     client = disk.open()
-    client.connection.max_unconfirmed = 4
     states: list[bool] = []
     for correlation in range(1, 6):
         client.send(frames.PUBLISH, correlation, publish(entry()))

@@ -18,10 +18,13 @@ from trivium.routing.exchanges import Binding
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
-from trivium_native.server.fetching import MAX_FETCHES, Fetch
+from trivium_native.server.fetching import Fetch
+from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
+
+MAX_FETCHES = NativeOptions().max_fetches
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.support.server import Transport
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.adapter import Connection as CoreConnection
 from trivium_amqp.connection import AmqpConnection
+from trivium_amqp.options import AmqpOptions
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
@@ -161,7 +162,9 @@ class Server(BaseServer):
     """A broker that speaks AMQP."""
 
     def make_adapters(self) -> list[Adapter]:
-        return [trivium_amqp.adapter()]
+        options = self.config.protocols.get("amqp")
+        assert options is None or isinstance(options, AmqpOptions)
+        return [trivium_amqp.adapter(options)]
 
     def connect(self, is_loopback: bool = True) -> Client:
         """A client that has sent nothing."""

@@ -14,6 +14,7 @@ from trivium.runtime.adapter import Adapter
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.server.connection import NativeConnection
+from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
 
 Received = tuple[int, int, bytes]
@@ -78,7 +79,9 @@ class Server(BaseServer):
     """A broker that speaks the native protocol."""
 
     def make_adapters(self) -> list[Adapter]:
-        return [NativeAdapter()]
+        options = self.config.protocols.get("native")
+        assert options is None or isinstance(options, NativeOptions)
+        return [NativeAdapter(options)]
 
     def connect(self) -> Client:
         """A client that has sent nothing."""
@@ -189,3 +192,8 @@ def records(server: Server, stream: str = "s") -> list[bytes]:
         view = RecordBatch(batch)
         found += [view.binary(PAYLOAD, row) or b"" for row in range(view.count)]
     return found
+
+
+def limited(**limits: int) -> Config:
+    """A configuration with these keys of ``[native]``."""
+    return Config(listen={"native": Listen(0)}, protocols={"native": NativeOptions(**limits)})

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trivium_amqp.entry import AmqpAdapter
+    from trivium_amqp.options import AmqpOptions
 
 __all__ = ["adapter"]
 
 
-def adapter() -> AmqpAdapter:
+def adapter(options: AmqpOptions | None = None) -> AmqpAdapter:
     """A new adapter; the entry point ``amqp`` of the group ``trivium.adapters``."""
     # Imported here, so that `trivium pub` and `sub` do not load the server side.
     from trivium_amqp.entry import AmqpAdapter
 
-    return AmqpAdapter()
+    return AmqpAdapter(options)

@@ -300,9 +300,13 @@ def tx_select(channel: Channel, arguments: list[Any]) -> None:
     if channel.publisher.confirms:
         raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.publisher.transaction is None:
-        channel.publisher.transaction = Transaction()
+        channel.publisher.transaction = _new_transaction(channel)
         channel.connection.repeats.forget()
     channel.reply(methods.TX_SELECT_OK)
+
+
+def _new_transaction(channel: Channel) -> Transaction:
+    return Transaction(channel.connection.options.max_transaction_bytes)
 
 
 def _transaction(channel: Channel) -> Transaction:
@@ -334,7 +338,7 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     for entry, action in transaction.acknowledgements:
         is_stored = is_stored or entry.is_stored
         channel.dispose([entry], action)
-    channel.publisher.transaction = Transaction()
+    channel.publisher.transaction = _new_transaction(channel)
     channel.reply_after(
         channel.broker.storage.write_batch if is_stored else 0, methods.TX_COMMIT_OK
     )
@@ -345,7 +349,7 @@ def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
     transaction = _transaction(channel)
     for entry, _ in transaction.acknowledgements:
         channel.unacked.add(entry.tag, entry)
-    channel.publisher.transaction = Transaction()
+    channel.publisher.transaction = _new_transaction(channel)
     channel.reply(methods.TX_ROLLBACK_OK)
 
 

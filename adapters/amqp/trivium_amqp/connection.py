@@ -33,7 +33,6 @@ from trivium_amqp.codec.errors import (
 )
 from trivium_amqp.codec.frames import (
     BODY,
-    CHANNEL_MAX,
     CLOSE_OK_FRAME,
     CONFIRM_SIZE,
     FRAME_END,
@@ -51,6 +50,7 @@ from trivium_amqp.discarded import Discarded
 from trivium_amqp.dispatches import Dispatches
 from trivium_amqp.handshake import FOR_ANSWERS, Handshake
 from trivium_amqp.liveness import Liveness
+from trivium_amqp.options import AmqpOptions
 from trivium_amqp.pause import Pause
 from trivium_amqp.repeated import RepeatedPublish, Repeats
 from trivium_amqp.replies import Replies
@@ -74,9 +74,15 @@ class AmqpConnection(FramedConnection):
     """One client."""
 
     def __init__(
-        self, metrics: ProtocolMetrics, broker: Broker, transport: Transport, peer: Peer
+        self,
+        metrics: ProtocolMetrics,
+        options: AmqpOptions,
+        broker: Broker,
+        transport: Transport,
+        peer: Peer,
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
+        self.options = options
         self.metrics.connections_opened += 1
         #: which frames may come
         self.state: State = states.GREETING
@@ -84,8 +90,7 @@ class AmqpConnection(FramedConnection):
         self.vhost = broker.vhost(DEFAULT_VHOST)
         self.capabilities: dict[str, HeaderValue] = {}
         self.channels: dict[int, Channel] = {}
-        #: negotiated limit of a frame, and what it leaves for a payload that we send
-        self.frame_max = INITIAL_FRAME_MAX
+        #: what the negotiated limit of a frame leaves for a payload
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
         #: whether it has, or had, exclusive queues
         self.owns_queues = False
@@ -100,7 +105,7 @@ class AmqpConnection(FramedConnection):
         self.repeats = Repeats()
         self.bodies = Bodies()
         self.pause = Pause()
-        self._channel_max = CHANNEL_MAX
+        self._channel_max = options.channel_max
         self._liveness = Liveness(self)
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
@@ -198,10 +203,10 @@ class AmqpConnection(FramedConnection):
             kind, number, length = HEAD.unpack_from(data, position)
             # A payload may be as large as a whole frame, as with RabbitMQ: for some clients
             # frame_max is the size of the payload.
-            if length > self.frame_max:
+            if length > self.frame_room + OVERHEAD:
                 raise FramingError(
                     f"frame with a payload of {length} bytes"
-                    f" is larger than frame_max {self.frame_max}"
+                    f" is larger than frame_max {self.frame_room + OVERHEAD}"
                 )
             start = position + 7
             end = start + length
@@ -354,9 +359,8 @@ class AmqpConnection(FramedConnection):
     def tuned(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
         """The client answered connection.tune; ``heartbeat`` is in seconds, 0 for none."""
         self._channel_max = channel_max
-        self.frame_max = frame_max
         self.frame_room = frame_max - OVERHEAD
-        self.repeats.largest_body = min(frame_max, self.broker.config.limits.max_message_bytes)
+        self.repeats.largest_body = min(frame_max, self.options.max_message_bytes)
         self._liveness.heartbeat = heartbeat * 1000
 
     def opened(self, vhost: VirtualHost) -> None:

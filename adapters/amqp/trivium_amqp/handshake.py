@@ -20,9 +20,6 @@ from trivium_amqp.codec.errors import (
     ConnectionException,
 )
 from trivium_amqp.codec.frames import (
-    CHANNEL_MAX,
-    FRAME_MAX,
-    HEARTBEAT_SECONDS,
     MIN_FRAME_MAX,
     method_frame,
 )
@@ -136,8 +133,15 @@ class Handshake:
         if login is not None:
             connection.admit(login)
             connection.state = states.TUNING
+            offer = connection.options
             connection.send(
-                method_frame(0, methods.CONNECTION_TUNE, CHANNEL_MAX, FRAME_MAX, HEARTBEAT_SECONDS)
+                method_frame(
+                    0,
+                    methods.CONNECTION_TUNE,
+                    offer.channel_max,
+                    offer.frame_max,
+                    offer.heartbeat,
+                )
             )
         else:
             connection.metrics.authentication_failures += 1
@@ -159,14 +163,17 @@ class Handshake:
 
     def _tune_ok(self, arguments: list[Any]) -> None:
         channel_max, frame_max, heartbeat = arguments
-        if channel_max > CHANNEL_MAX:
-            raise _refused("channel_max", channel_max, "higher than the maximum", CHANNEL_MAX)
-        if frame_max > FRAME_MAX:
-            raise _refused("frame_max", frame_max, "higher than the maximum", FRAME_MAX)
+        most = self._connection.options
+        if channel_max > most.channel_max:
+            raise _refused("channel_max", channel_max, "higher than the maximum", most.channel_max)
+        if frame_max > most.frame_max:
+            raise _refused("frame_max", frame_max, "higher than the maximum", most.frame_max)
         if 0 < frame_max < MIN_FRAME_MAX:
             raise _refused("frame_max", frame_max, "lower than the minimum", MIN_FRAME_MAX)
         # Zero means "no limit of mine": then ours holds.
-        self._connection.tuned(channel_max or CHANNEL_MAX, frame_max or FRAME_MAX, heartbeat)
+        self._connection.tuned(
+            channel_max or most.channel_max, frame_max or most.frame_max, heartbeat
+        )
         self._connection.state = states.OPENING
 
     def _open(self, arguments: list[Any]) -> None:

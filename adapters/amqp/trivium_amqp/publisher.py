@@ -119,7 +119,7 @@ class Publisher:
                 f"expected content header for class 60, got one for class {class_id} instead",
             )
         size: int = U64.unpack_from(data, start + 4)[0]
-        limit = self._broker.config.limits.max_message_bytes
+        limit = self._connection.options.max_message_bytes
         if size > limit:
             raise ChannelException(
                 PRECONDITION_FAILED,

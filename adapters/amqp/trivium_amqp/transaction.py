@@ -13,8 +13,6 @@ from trivium.queues.queue import QueueEntry
 from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException
 from trivium_amqp.content import ContentHeader, Target
 
-#: Bytes of bodies and properties that one transaction may hold in memory (128 MiB).
-MAX_BYTES: Final = 128 << 20
 #: What each publish counts beside its bytes, so that empty messages are bounded too.
 _PUBLISH_BYTES: Final = 256
 
@@ -27,17 +25,19 @@ REJECT: Final = 2
 class Transaction:
     """Publishes and acknowledgements since tx.select or the last commit or rollback."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """``most``: bytes of bodies and properties that it may hold in memory."""
         self.publishes: list[tuple[Target, ContentHeader, Content]] = []
         #: the delivery, and SETTLE, REQUEUE or REJECT
         self.acknowledgements: list[tuple[QueueEntry, int]] = []
         self._size = 0
+        self._most = most
 
     def publish(self, target: Target, header: ContentHeader, body: Content) -> None:
         """Hold a publish back. Raises ChannelException (406) when the transaction is too large."""
         self._size += content_size(body) + len(header.header) + _PUBLISH_BYTES
-        if self._size > MAX_BYTES:
+        if self._size > self._most:
             raise ChannelException(
-                PRECONDITION_FAILED, f"transaction is larger than {MAX_BYTES} bytes"
+                PRECONDITION_FAILED, f"transaction is larger than {self._most} bytes"
             )
         self.publishes.append((target, header, body))

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Adapter
+    from trivium_mqtt.options import MqttOptions
 
 __all__ = ["adapter"]
 
 
-def adapter() -> Adapter:
+def adapter(options: MqttOptions | None = None) -> Adapter:
     """A new adapter; the entry point ``mqtt`` of the group ``trivium.adapters``."""
     # Imported here, so that `trivium pub` and `sub` do not load the server side.
     from trivium_mqtt.mqtt_adapter import MqttAdapter
     from trivium_mqtt.options import MqttOptions
 
-    return MqttAdapter(MqttOptions())
+    return MqttAdapter(MqttOptions() if options is None else options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport, make_attempt
@@ -26,6 +26,7 @@ from trivium_mqtt.codec.reasons import (
     SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
     SESSION_TAKEN_OVER,
+    TOPIC_NAME_INVALID,
     UNSPECIFIED_ERROR,
     MalformedPacket,
     ProtocolError,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from trivium_mqtt.mqtt_adapter import MqttAdapter
 
 logger = logging.getLogger(__name__)
-
-#: Longest client identifier: it is part of names and keys in the storage.
-MAX_CLIENT_ID_BYTES: Final = 1024
 
 
 class MqttConnection(Reader):
@@ -108,8 +106,11 @@ class MqttConnection(Reader):
             or (connect.version == packets.V311 and not connect.clean_start)
         ):
             raise RemoteError(CLIENT_ID_NOT_VALID, "empty client identifier (MQTT-3.1.3-8)")
-        if len(connect.client_id) > MAX_CLIENT_ID_BYTES:
+        if len(connect.client_id) > self.sessions.options.maximum_client_id_bytes:
             raise RemoteError(CLIENT_ID_NOT_VALID, "client identifier is too long (MQTT-3.1.3-6)")
+        will = connect.will
+        if will is not None and not self.sessions.options.admits_topic(will.topic):
+            raise RemoteError(TOPIC_NAME_INVALID, "will topic is longer than is admitted here")
         if connect.authentication_method is not None:
             raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
         self._state = AUTHENTICATES

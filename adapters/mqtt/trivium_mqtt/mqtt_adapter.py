@@ -26,7 +26,8 @@ class MqttAdapter(Adapter):
 
     def start(self, broker: Broker) -> None:
         register_codec(PROTOCOL_MQTT, MqttCodec())
-        self.maximum_packet = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
+        most = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
+        self.maximum_packet = min(self._options.maximum_packet_bytes or most, most)
         vhost = broker.vhost(DEFAULT_VHOST)
         self._sessions = Sessions(broker, vhost, self._options, self.metrics)
         self._sessions.restore()

@@ -72,6 +72,7 @@ class Outgoing(Consumer):
         metrics: ProtocolMetrics,
         maximum_inflight: int,
         maximum_queued: int,
+        maximum_queued_bytes: int,
     ) -> None:
         self.session = session
         self.queue = queue
@@ -79,8 +80,9 @@ class Outgoing(Consumer):
         self._store = store
         self._metrics = metrics
         self._maximum_inflight = maximum_inflight
-        #: messages that may wait here; 0 for no limit
+        #: messages, and bytes of payload, that may wait here; 0 for no limit
         self._maximum_queued = maximum_queued
+        self._maximum_queued_bytes = maximum_queued_bytes
         self._connection: MqttConnection | None = None
         self._is_v5 = False
         #: further messages that the client takes now
@@ -115,7 +117,7 @@ class Outgoing(Consumer):
 
     def takes_runs(self) -> bool:
         """Whether ``put_run`` may be called now."""
-        return self.queue.takes_runs(AT_LEAST_ONCE)
+        return self._maximum_queued_bytes == 0 and self.queue.takes_runs(AT_LEAST_ONCE)
 
     def put_run(self, messages: list[Message]) -> int:
         """``put`` of messages that came in a row, without annotation."""
@@ -139,7 +141,9 @@ class Outgoing(Consumer):
     def _is_full(self) -> bool:
         queue = self.queue
         limit = self._maximum_queued
-        return limit > 0 and queue.published - queue.settled >= limit
+        if limit > 0 and queue.published - queue.settled >= limit:
+            return True
+        return 0 < self._maximum_queued_bytes <= queue.ready.bytes
 
     # Restart
 

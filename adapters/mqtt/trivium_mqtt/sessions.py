@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.messages.topics import is_reserved
+from trivium.messages.topics import is_reserved, key_of
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED
@@ -53,7 +53,7 @@ class Sessions:
         self.options = options
         self.metrics = metrics
         self.encoder = PublishEncoder(broker, metrics)
-        self.topics = TopicCache(vhost)
+        self.topics = TopicCache(vhost, options)
         self.shares = Shares(broker, vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
@@ -380,6 +380,7 @@ class Sessions:
                 self.metrics,
                 options.maximum_inflight,
                 0 if is_on_disk else options.maximum_queued,
+                options.maximum_queued_bytes,
             )
             session.outgoing = found
             connection = session.connection
@@ -399,10 +400,11 @@ class Sessions:
 
     def _publish_will(self, client_id: bytes, will: Will) -> None:
         self.store.delete_will(client_id)
-        route = self.topics.route(will.topic)
-        if is_reserved(route.address.key):
+        # One from before a restart may be longer than is admitted since.
+        if not self.options.admits_topic(will.topic) or is_reserved(key_of(will.topic)):
             self.metrics.messages_dropped += 1
             return
+        route = self.topics.route(will.topic)
         properties: PacketProperties | None = None
         if will.header:
             block = varint(len(will.header)) + will.header

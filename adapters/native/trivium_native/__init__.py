@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Adapter
     from trivium_native.client.client import connect
+    from trivium_native.server.options import NativeOptions
 
 __all__ = ["adapter", "connect"]
 
 
-def adapter() -> Adapter:
+def adapter(options: NativeOptions | None = None) -> Adapter:
     """The broker's side: the entry point ``native`` of the group ``trivium.adapters``."""
     from trivium_native.server.adapter import NativeAdapter
 
-    return NativeAdapter()
+    return NativeAdapter(options)
 
 
 def __getattr__(name: str) -> object:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 import tomllib
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,11 +36,13 @@ def load(
     environment: Mapping[str, str] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     protocols: frozenset[str] = frozenset(DEFAULT_PORTS),
+    options_of: Mapping[str, type] | None = None,
 ) -> Config:
     """Build a Config from a TOML file, environment variables and options, later ones winning.
 
     `options` maps sections to keys to values, as the file does. `protocols` are the names that may
-    listen. Raises ConfigError.
+    listen, and `options_of` has of some of them the class of what their own section sets. Raises
+    ConfigError.
     """
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if file is not None:
@@ -49,6 +52,9 @@ def load(
 
     sections: dict[str, dict[str, Any]] = {}
     types_of = typing.get_type_hints(Config)
+    of_protocols = dict(options_of or {})
+    types_of = {**of_protocols, **types_of}
+    del types_of["protocols"]
     for source, tree in layers:
         for section, content in tree.items():
             if section not in types_of:
@@ -72,7 +78,8 @@ def load(
     told = {listener.protocol for listener in built["listeners"]}
     defaults = {name: listen for name, listen in default_listen().items() if name not in told}
     built["listen"] = {**defaults, **sections.get("listen", {})}
-    return Config(**built)
+    own = {name: built.pop(name) for name in of_protocols if name in built}
+    return Config(**built, protocols=own)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -245,6 +252,9 @@ def _convert(source: str, where: str, wanted: Any, value: Any) -> Any:
 
 
 def _convert_value(wanted: Any, value: Any) -> Any:
+    if typing.get_origin(wanted) is types.UnionType:
+        # None is what a key has that is not set.
+        (wanted,) = (kind for kind in typing.get_args(wanted) if kind is not type(None))
     if typing.get_origin(wanted) is Literal:
         choices = typing.get_args(wanted)
         if value not in choices:

@@ -75,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
 def configure(options: argparse.Namespace) -> Config:
     """The configuration from file, environment and options. Raises ConfigError."""
     protocols = frozenset(entry_points(group="trivium.adapters").names) | {"http"}
+    options_of = {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
     listen = {name: getattr(options, name) for name in SHORT_LISTENERS}
     tls = {key: getattr(options, f"tls_{key}") for key in ("certificate", "key", "ca")}
     storage: dict[str, Any] = {}
@@ -91,6 +92,7 @@ def configure(options: argparse.Namespace) -> Config:
             "storage": storage,
         },
         protocols,
+        options_of,
     )
 
 

@@ -8,6 +8,7 @@ message is decoded when it is wanted.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from typing import Final
 from trivium.messages.message import Message, decode_record
 from trivium.messages.topics import MANY, ONE, RESERVED, hides_dollar, is_reserved
 from trivium.storage.base import Table
+
+logger = logging.getLogger(__name__)
 
 #: The exchange whose messages can be retained: the one that MQTT clients publish to.
 RETAINING_EXCHANGE: Final = "amq.topic"
@@ -78,6 +81,9 @@ class RetainedMessages:
         #: how many messages were kept since the start; each knows its number
         self.sequence = 0
         self._table = table
+        #: how many there may be; 0 for any number
+        self.most = 0
+        self._is_told_full = False
         self._decoded: dict[bytes, Message] = {}
         self._decoded_bytes = 0
         keys = [key for key, _ in table.items()]
@@ -103,7 +109,8 @@ class RetainedMessages:
     def keep(self, message: Message) -> None:
         """Make ``message`` the retained one of its key; an empty payload clears (MQTT-3.3.1-6).
 
-        Nothing is kept for an address that is the broker's own.
+        Nothing is kept for an address that is the broker's own, nor for a new one when there are as
+        many as there may be.
         """
         key = message.address.key
         if is_reserved(key):
@@ -111,14 +118,18 @@ class RetainedMessages:
         if not message.size:
             self.clear(key)
             return
-        self._table.put(key, message.record())
-        self._decoded.pop(key, None)
-        self.sequence += 1
         place = _place_of(key)
         number = self._run_of(place)
         run = self._runs[number]
         index = run.find(place)
-        if index < len(run.keys) and run.keys[index] == key:
+        is_known = index < len(run.keys) and run.keys[index] == key
+        if not is_known and 0 < self.most <= self._count:
+            self._tell_full()
+            return
+        self._table.put(key, message.record())
+        self._decoded.pop(key, None)
+        self.sequence += 1
+        if is_known:
             run.origins[index] = message.origin
             run.sequences[index] = self.sequence
             return
@@ -134,6 +145,12 @@ class RetainedMessages:
             del run.sequences[half:]
             self._runs.insert(number + 1, behind)
             self._begins.insert(number + 1, _place_of(behind.keys[0]))
+
+    def _tell_full(self) -> None:
+        """Say once that messages of further addresses are not retained."""
+        if not self._is_told_full:
+            self._is_told_full = True
+            logger.warning("%d messages are retained, as many as may be: no more are", self.most)
 
     def clear(self, key: bytes) -> None:
         """Forget the retained message of ``key``, if there is one."""

@@ -204,6 +204,7 @@ class Broker(Host):
         opened = VirtualHost(
             self, name, self.dead_letters, self.recovered_joins, self.default_delivery
         )
+        opened.retained.most = self.config.limits.max_retained_messages
         self.vhosts[name] = opened
         return opened
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
@@ -125,8 +125,11 @@ def connection_limit(configured: int) -> int:
     return min(configured, allowed)
 
 
-def load_adapters(listeners: Iterable[ListenerConfig]) -> list[Adapter]:
-    """The installed adapters that the configuration names, in a stable order.
+def load_adapters(
+    listeners: Iterable[ListenerConfig], options: Mapping[str, object]
+) -> list[Adapter]:
+    """The installed adapters that the configuration names, in a stable order, with what it sets
+    about them.
 
     Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
     does not load.
@@ -139,7 +142,8 @@ def load_adapters(listeners: Iterable[ListenerConfig]) -> list[Adapter]:
         if name not in found:
             raise ConfigError(f"no adapter for the protocol {name!r} is installed")
         try:
-            adapters.append(found[name].load()())
+            make = found[name].load()
+            adapters.append(make(options[name]) if name in options else make())
         except Exception as error:
             # An adapter may be anybody's code; whoever installed it needs its name, not our trace.
             raise ConfigError(f"the adapter for {name!r} does not load: {error}") from error

@@ -47,7 +47,7 @@ class Server:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
         broker = self.broker
         self.max_connections = connection_limit(broker.config.limits.max_connections)
-        adapters = load_adapters(broker.config.all_listeners())
+        adapters = load_adapters(broker.config.all_listeners(), broker.config.protocols)
         self._storage = self._open_storage()
         try:
             self._open(self._storage, adapters)

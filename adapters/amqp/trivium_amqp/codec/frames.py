@@ -41,10 +41,6 @@ MIN_FRAME_MAX: Final = 4096
 #: The limit before it is negotiated: twice frame-min-size, since tokens and client properties of
 #: real clients do not always fit into the latter.
 INITIAL_FRAME_MAX: Final = 8192
-#: What we offer in connection.tune, RabbitMQ's defaults.
-FRAME_MAX: Final = 131_072
-CHANNEL_MAX: Final = 2047
-HEARTBEAT_SECONDS: Final = 60
 
 #: class basic, weight: the fixed start of a content header's payload (4.2.6.1)
 CONTENT_HEADER: Final = b"\x00\x3c\x00\x00"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trivium.messages.message import PROTOCOL_NATIVE, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
@@ -9,6 +11,7 @@ from trivium.runtime.broker import Broker
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
+from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
 from trivium_native.wire.properties import NativeCodec
 
@@ -16,8 +19,9 @@ from trivium_native.wire.properties import NativeCodec
 class NativeAdapter(Adapter):
     """Native clients. Of its own it keeps the parts that they stage, beyond their connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: NativeOptions | None = None) -> None:
         self.name = "native"
+        self._options = NativeOptions() if options is None else options
         self.metrics = ProtocolMetrics()
         self._broker: Broker | None = None
         self._live_frames = LiveFrames(self.metrics)
@@ -26,6 +30,9 @@ class NativeAdapter(Adapter):
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
+        most = broker.config.limits.max_message_bytes
+        size = min(self._options.max_message_bytes or most, most)
+        self._options = replace(self._options, max_message_bytes=size)
         for vhost in broker.vhosts.values():
             self.parts_of(vhost)
 
@@ -42,7 +49,13 @@ class NativeAdapter(Adapter):
         assert self._broker is not None
         self.metrics.connections_opened += 1
         return NativeConnection(
-            self._broker, transport, peer, self.metrics, self._live_frames, self.parts_of
+            self._broker,
+            transport,
+            peer,
+            self.metrics,
+            self._options,
+            self._live_frames,
+            self.parts_of,
         )
 
     def tick(self, now: float) -> None:

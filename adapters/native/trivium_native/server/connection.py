@@ -18,6 +18,7 @@ from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetches
 from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology
 from trivium_native.server.large import cut_payloads
+from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.requests import Requests
@@ -65,9 +66,6 @@ UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
 
-#: Publishes of one client that may wait for the disk; above it the client is not read.
-MAX_UNCONFIRMED: Final = 65_536
-
 
 class NativeConnection(FramedConnection):
     """A client's connection, from HELLO to its end."""
@@ -80,10 +78,12 @@ class NativeConnection(FramedConnection):
         transport: Transport,
         peer: Peer,
         metrics: ProtocolMetrics,
+        options: NativeOptions,
         live_frames: LiveFrames,
         parts_of: Callable[[VirtualHost], Parts],
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
+        self.options = options
         #: the ``origin`` of its messages, which may be kept longer than the connection
         self.origin = object()
         self.live_frames = live_frames
@@ -107,8 +107,6 @@ class NativeConnection(FramedConnection):
         self._is_slowed = False
         self._heartbeat = 0
         self._answers = Answers()
-        #: publishes that may wait for the disk before this client is not read any more
-        self.max_unconfirmed = MAX_UNCONFIRMED
         # Something waits for room in the output.
         self._is_held = False
         # When it came; see ``Broker.elapsed_ms``.
@@ -164,7 +162,7 @@ class NativeConnection(FramedConnection):
         answers = self._answers
         answers.write_batch_durable(write_batch)
         self._send_confirms()
-        if answers.unconfirmed <= self.max_unconfirmed // 2:
+        if answers.unconfirmed <= self.options.max_unconfirmed // 2:
             self.continue_input(BEHIND_DISK)
         for frame in answers.take_answers(write_batch):
             self.send(frame)
@@ -358,7 +356,7 @@ class NativeConnection(FramedConnection):
         if write_batch > self.broker.storage.durable:
             answers.confirm_after(write_batch, correlation)
             self._await_write_batch(write_batch)
-            if answers.unconfirmed > self.max_unconfirmed:
+            if answers.unconfirmed > self.options.max_unconfirmed:
                 self.hold_input(BEHIND_DISK)
         else:
             answers.confirm(correlation)
@@ -407,9 +405,11 @@ class NativeConnection(FramedConnection):
         self.state = states.OPEN
         self._handshake = None
         self._heartbeat = heartbeat
-        self._cutter.max_frame = max_frame(self.broker)
+        self._cutter.max_frame = max_frame(self.options)
         parts = self._parts_of(vhost)
-        self._publisher = Publisher(self.broker, vhost, self.metrics, self.origin)
+        self._publisher = Publisher(
+            self.broker, vhost, self.metrics, self.origin, self.options.max_message_bytes
+        )
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.common.timers import Timed
 from trivium.streams.records import batch_count
@@ -14,15 +14,6 @@ from trivium_native.wire.messages import encode_fetched
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
-
-#: Most bytes of batches in one reply (but always one batch), and the longest wait.
-MAX_FETCH_BYTES: Final = 16 << 20
-MAX_WAIT_MS: Final = 60_000
-#: Fetches that one connection may have waiting.
-MAX_FETCHES: Final = 1024
-#: Times kept for fetches of one connection. As many as may wait, and as many of answered ones: so
-#: those are cleared away once for as many fetches, not for each.
-_MAX_TIMES: Final = 2 * MAX_FETCHES
 
 
 class Fetch(StreamReader):
@@ -142,7 +133,9 @@ class Fetches(Timed):
         assert connection is not None
         self._number += 1
         self._fetches[fetch] = self._number
-        if len(self._times) >= _MAX_TIMES:
+        # As many as may wait, and as many of answered ones: so those are cleared away once for as
+        # many fetches, not for each.
+        if len(self._times) >= 2 * connection.options.max_fetches:
             self._times = [each for each in self._times if each[2] in self._fetches]
             heapify(self._times)
         heappush(self._times, (fetch.deadline_ms, self._number, fetch))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import trivium
 from trivium import errors as core
 from trivium.runtime.adapter import make_attempt
-from trivium.runtime.broker import Broker
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Login
 from trivium_native.server import states
+from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
     AccessRefused,
@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 #: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
 UNDECIDED: Final = FOR_PROTOCOL
 
-#: Longest heartbeat interval that a client may ask for, in seconds; 0 is none.
-MAX_HEARTBEAT: Final = 3600
 MAX_PASSWORD_BYTES: Final = 1024
 
 
@@ -65,7 +63,7 @@ class Handshake:
         try:
             name = fields.text("protocol")
             version = fields.integer("version", 0, 0xFFFF)
-            heartbeat = fields.integer("heartbeat", 0, MAX_HEARTBEAT, 0)
+            heartbeat = fields.integer("heartbeat", 0, self._connection.options.max_heartbeat, 0)
             fields.text("client", "")
             fields.finish()
         except InvalidArgument as error:
@@ -77,7 +75,7 @@ class Handshake:
         reply: dict[str, object] = {
             "version": frames.VERSION,
             "heartbeat": heartbeat,
-            "max_frame": max_frame(self._broker),
+            "max_frame": max_frame(self._connection.options),
             "broker": f"trivium {trivium.__version__}",
         }
         self._connection.send(encode_frame(frames.HELLO, frame.correlation, pack(reply)))
@@ -129,9 +127,9 @@ class Handshake:
         self._connection.open(correlation, found, self._heartbeat)
 
 
-def max_frame(broker: Broker) -> int:
+def max_frame(options: NativeOptions) -> int:
     """The longest frame that is taken after authentication."""
-    return broker.config.limits.max_message_bytes + frames.FRAME_OVERHEAD
+    return options.max_message_bytes + frames.FRAME_OVERHEAD
 
 
 def of_topology(error: core.TopologyError) -> NativeError:

@@ -72,7 +72,9 @@ class Parts(Timed):
         self._broker = broker
         storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
-        self._publisher = Publisher(broker, vhost, metrics, None)
+        self._publisher = Publisher(
+            broker, vhost, metrics, None, broker.config.limits.max_message_bytes
+        )
         self._parts: dict[bytes, StagedParts] = {}
         self._applications: dict[bytes, Application] = {}
         # Parts that this round of seeking old ones has still to look at.

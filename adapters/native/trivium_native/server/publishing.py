@@ -66,13 +66,18 @@ class Publisher:
     """Publishes what one connection sends: the messages' ``origin``, None where it is gone."""
 
     def __init__(
-        self, broker: Broker, vhost: VirtualHost, metrics: ProtocolMetrics, origin: object
+        self,
+        broker: Broker,
+        vhost: VirtualHost,
+        metrics: ProtocolMetrics,
+        origin: object,
+        max_payload: int,
     ) -> None:
         self._vhost = vhost
         self._metrics = metrics
         self._origin = origin
         self._broker = broker
-        self._max_payload = broker.config.limits.max_message_bytes
+        self._max_payload = max_payload
         #: why publishing is refused at the moment
         self.blocked: str | None = None
         #: the large payloads of the request that is read, where they do not lie in its data

@@ -12,7 +12,7 @@ from trivium.streams.stream import Partition
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
-from trivium_native.server.fetching import MAX_FETCH_BYTES, MAX_FETCHES, MAX_WAIT_MS, Fetch
+from trivium_native.server.fetching import Fetch
 from trivium_native.server.grouping import GROUP_REQUESTS, GroupRequests
 from trivium_native.server.parts import Parts
 from trivium_native.server.policy_requests import PolicyRequests
@@ -34,8 +34,6 @@ from trivium_native.wire.fields import Fields
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
-#: Subscriptions of one connection.
-MAX_SUBSCRIPTIONS: Final = 65_536
 #: Streams that one METADATA may name, and partitions that its reply may describe: with the latter,
 #: a reply stays below some 10 MiB.
 MAX_STREAMS: Final = 1024
@@ -93,8 +91,9 @@ class Requests:
         mode = fields.choice("mode", ("pubsub", "queue", "log"))
         if number in connection.subscriptions:
             raise InvalidArgument(f"subscription {number} is in use")
-        if len(connection.subscriptions) >= MAX_SUBSCRIPTIONS:
-            raise TooManyRequests(f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
+        most = connection.options.max_subscriptions
+        if len(connection.subscriptions) >= most:
+            raise TooManyRequests(f"a connection has at most {most} subscriptions")
         subscription: Subscription
         credit = 0
         reply: dict[str, object] = {}
@@ -193,15 +192,17 @@ class Requests:
 
     def _fetch(self, correlation: int, fields: Fields) -> None:
         connection = self._connection
+        options = connection.options
         partition = self._partition(fields)
         offset = self._offset(partition, fields.offset("offset"))
-        max_bytes = fields.integer("max_bytes", 0, _MAX_OFFSET, MAX_FETCH_BYTES)
+        max_bytes = fields.integer("max_bytes", 0, _MAX_OFFSET, options.max_fetch_bytes)
         min_bytes = fields.integer("min_bytes", 0, _MAX_OFFSET, 1)
         max_wait = fields.integer("max_wait_ms", 0, _MAX_OFFSET, 0)
         fields.finish()
-        if len(connection.fetches) >= MAX_FETCHES:
-            raise TooManyRequests(f"a connection has at most {MAX_FETCHES} waiting fetches")
-        max_bytes = min(max_bytes, MAX_FETCH_BYTES)
+        if len(connection.fetches) >= options.max_fetches:
+            most = options.max_fetches
+            raise TooManyRequests(f"a connection has at most {most} waiting fetches")
+        max_bytes = min(max_bytes, options.max_fetch_bytes)
         fetch = Fetch(
             connection,
             correlation,
@@ -209,7 +210,7 @@ class Requests:
             offset,
             min(min_bytes, max_bytes),
             max_bytes,
-            connection.broker.elapsed_ms + min(max_wait, MAX_WAIT_MS),
+            connection.broker.elapsed_ms + min(max_wait, options.max_fetch_wait_ms),
         )
         if not fetch.step():
             connection.fetches.add(fetch)
@@ -250,8 +251,9 @@ class Requests:
         )
 
     def _check_searches(self) -> None:
-        if self._connection.searches >= MAX_FETCHES:
-            raise TooManyRequests(f"a connection has at most {MAX_FETCHES} searches under way")
+        most = self._connection.options.max_fetches
+        if self._connection.searches >= most:
+            raise TooManyRequests(f"a connection has at most {most} searches under way")
 
     def _search(self, partition: Partition, timestamp: int, found: Callable[[int], None]) -> None:
         """Call ``found`` with the offset for a time, unless the client has left by then."""
