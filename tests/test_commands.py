@@ -1,6 +1,7 @@
 """`trivium pub` and `trivium sub` against a running broker, each by its own protocol and across."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ import pytest
 
 from tests.support.commands import COMMAND
 from trivium_native import connect
+from trivium_native.client import Client
+from trivium_native.errors import AuthenticationFailed, NativeError
 from trivium_native.values import Publication
 
 SCHEMES = {"mqtt": "mqtt", "amqp": "amqp", "trivium": "native"}
@@ -338,4 +341,82 @@ def test_what_a_policy_cannot_be_is_said_in_one_line(broker: Running) -> None:
         "2",
         "",
         "trivium policy: policies are managed by trivium:// URLs\n",
+    ]
+
+
+def user(
+    broker: Running, action: str, *arguments: str, stdin: str = "", scheme: str = "trivium"
+) -> list[str]:
+    """Run ``trivium user`` as guest; exit code, standard output and standard error."""
+    url = broker.urls[scheme].replace("://", "://guest:guest@")
+    done = subprocess.run(
+        [*COMMAND, "user", action, url, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert "Traceback" not in done.stderr
+    return [str(done.returncode), done.stdout, done.stderr]
+
+
+def row(name: str, *tags: str) -> str:
+    return json.dumps({"name": name, "tags": list(tags), "configured": name == "guest"}) + "\n"
+
+
+async def until_ended(client: Client) -> None:
+    """Ask again and again, until the broker ends the connection."""
+    while True:
+        await client.metadata([])
+
+
+async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Running) -> None:
+    url = broker.urls["trivium"].replace("://", "://ann:{}@")
+    assert user(broker, "add", "ann", "--tag", "monitoring", stdin="one\n") == ["0", "", ""]
+    expected = row("ann", "monitoring") + row("guest", "administrator")
+    assert user(broker, "list") == ["0", expected, ""]
+    async with connect(url.format("one")) as client:
+        assert user(broker, "passwd", "ann", stdin="two\n") == ["0", "", ""]
+        with pytest.raises(NativeError):
+            await until_ended(client)
+    async with connect(url.format("two")):
+        pass
+    assert user(broker, "tags", "ann", "a", "b") == ["0", "", ""]
+    assert user(broker, "list")[1] == row("ann", "a", "b") + row("guest", "administrator")
+    assert user(broker, "delete", "ann") == ["0", "", ""]
+    with pytest.raises(AuthenticationFailed):
+        async with connect(url.format("two")):
+            pass
+
+
+async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:
+    assert user(broker, "add", "ann", "--password", "one") == ["0", "", ""]
+    code, out, _ = user(broker, "add-key", "ann", "--days", "1", "--scope", "monitoring")
+    made = json.loads(out)
+    assert code == "0"
+    async with connect(broker.urls["trivium"].replace("://", f"://ann:{made['key']}@")):
+        pass
+    _, listed, _ = user(broker, "list-keys", "ann")
+    assert made.pop("key") not in listed
+    assert json.loads(listed) == made
+    assert user(broker, "delete-key", made["id"]) == ["0", "", ""]
+    assert user(broker, "list-keys") == ["0", "", ""]
+
+
+def test_what_is_wrong_with_a_user_is_said_in_one_line(broker: Running) -> None:
+    assert user(broker, "add", "ann", stdin="\n") == [
+        "2",
+        "",
+        "trivium user: the password must not be empty\n",
+    ]
+    assert user(broker, "delete", "nobody") == ["1", "", "trivium user: no user 'nobody'\n"]
+    code, _, error = user(broker, "passwd", "guest", stdin="x\n")
+    assert (code, error) == (
+        "1",
+        "trivium user: user 'guest' stands in the configuration: change it there\n",
+    )
+    assert user(broker, "list", scheme="mqtt") == [
+        "2",
+        "",
+        "trivium user: users are managed by trivium:// URLs\n",
     ]

@@ -19,11 +19,20 @@ from tests.crash.publishers import BATCH, batch
 from trivium_native.client import Client, connect
 from trivium_native.errors import NativeError, UnknownDelivery
 from trivium_native.sync import SyncClient
+from trivium_native.sync import connect as connect_sync
 from trivium_native.transaction import Transaction
 from trivium_native.values import OffsetCommit, Publication
 
 
-def while_killed(broker: TriviumProcess, kills: Kills, work: Callable[[SyncClient], bool]) -> None:
+def connect_as(broker: TriviumProcess, user: str) -> SyncClient:
+    """A client of ``USER:PASSWORD@``, or of nobody."""
+    url = native_url(broker.ports["native"])
+    return connect_sync(url.replace("://", f"://{user}"))
+
+
+def while_killed(
+    broker: TriviumProcess, kills: Kills, work: Callable[[SyncClient], bool], user: str = ""
+) -> None:
     """Repeat ``work`` with a client until it returns False, with new clients as the broker dies."""
     restarts = threading.Thread(target=kills.restart_each)
     restarts.start()
@@ -31,7 +40,7 @@ def while_killed(broker: TriviumProcess, kills: Kills, work: Callable[[SyncClien
     while goes_on:
         assert kills.is_up.wait(PATIENCE)
         try:
-            with open_client(broker.ports["native"]) as client:
+            with connect_as(broker, user) as client:
                 while goes_on:
                     goes_on = work(client)
         except NativeError:
@@ -246,3 +255,48 @@ async def test_ack_of_a_delivery_means_that_it_stays_away(broker: TriviumProcess
         again = [await anext(deliveries) for _ in range(12)]
         assert [int(delivery.payload) for delivery in again] == list(range(8, 20))
         assert all(delivery.is_redelivered for delivery in again)
+
+
+def test_an_acknowledged_change_of_users_is_kept(broker: TriviumProcess, seed: int) -> None:
+    """Each user is added, and gets a tag and a key; every third one is deleted again."""
+    count = 360
+    kills = Kills(broker, seed, count)
+    tags: dict[str, list[str] | None] = {}
+    keys: set[str] = set()
+    number = 0
+
+    def change(client: SyncClient) -> bool:
+        nonlocal number
+        name = f"user{number:03}"
+        number += 1
+        tags[name] = None
+        client.add_user(name, "password")
+        tags[name] = []
+        kills.acknowledged()
+        client.set_user_tags(name, ["a", "b"])
+        tags[name] = ["a", "b"]
+        kills.acknowledged()
+        key = client.add_api_key(name).id
+        kills.acknowledged()
+        if is_third(name):
+            client.delete_user(name)
+            del tags[name]
+        else:
+            keys.add(key)
+        return number < count // 3 or kills.count < count
+
+    while_killed(broker, kills, change, user="guest:guest@")
+    with connect_as(broker, "guest:guest@") as client:
+        found = {user.name: list(user.tags) for user in client.users() if not user.configured}
+        found_keys = {key.id for key in client.api_keys()}
+    lost = {name for name, expected in tags.items() if expected is not None and name not in found}
+    in_doubt = {name for name, expected in tags.items() if expected != found.get(name)}
+    assert not lost - {name for name in lost if is_third(name)}
+    assert len(in_doubt | (set(found) - set(tags))) <= kills.kills
+    assert keys <= found_keys
+    assert len(found_keys) <= len(keys) + kills.kills
+
+
+def is_third(name: str) -> bool:
+    """Whether it is one that is deleted again, perhaps with the answer lost."""
+    return int(name[4:]) % 3 == 2

@@ -618,6 +618,121 @@ def test_wrong_requests_about_policies(
     assert client.refused(kind, **fields) == code
 
 
+def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> None:
+    ask = frames.MANAGE_USERS
+    assert client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"]) == {}
+    guest = {"name": "guest", "tags": ["administrator"], "configured": True}
+    ann = {"name": "ann", "tags": ["monitoring"], "configured": False}
+    assert client.ask(ask, action="list") == {"users": [ann, guest]}
+    fields = {"username": "ann", "password": b"one"}
+    assert server.greet().send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+    assert client.ask(ask, action="passwd", name="ann", password=b"two") == {}
+    assert server.greet().send(frames.AUTH, 2, fields)[0][0] == frames.ERROR
+    assert client.ask(ask, action="tags", name="ann", tags=[]) == {}
+    assert client.ask(ask, action="list")["users"][0]["tags"] == []
+    assert client.ask(ask, action="delete", name="ann") == {}
+    assert client.ask(ask, action="list") == {"users": [guest]}
+
+
+def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> None:
+    ask = frames.MANAGE_USERS
+    client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"])
+    made = client.ask(ask, action="add-key", name="ann", scopes=["monitoring"])
+    key = made.pop("key")
+    assert made == {"id": key.split("_")[1], "user": "ann", "scopes": ["monitoring"]} | {
+        "expires_ms": 0
+    }
+    assert client.ask(ask, action="list-keys") == {"keys": [made]}
+    assert client.ask(ask, action="list-keys", name="guest") == {"keys": []}
+    fields = {"password": key.encode()}
+    assert server.greet().send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+    client.ask(ask, action="delete-key", id=made["id"])
+    assert server.greet().send(frames.AUTH, 2, fields)[0][0] == frames.ERROR
+
+
+def test_a_change_of_users_is_answered_once_it_is_durable() -> None:
+    server = Server(HeldStorage())
+    client = server.open()
+    requests: tuple[dict[str, Any], ...] = (
+        {"action": "add", "name": "ann", "password": b"x"},
+        {"action": "passwd", "name": "ann", "password": b"y"},
+        {"action": "tags", "name": "ann", "tags": ["a"]},
+        {"action": "add-key", "name": "ann"},
+        {"action": "delete", "name": "ann"},
+    )
+    for number, fields in enumerate(requests, 5):
+        assert client.send(frames.MANAGE_USERS, number, fields) == []
+        server.sync()
+        assert [found[:2] for found in client.take()] == [(frames.OK, number)]
+
+
+def test_a_client_is_not_read_while_a_password_is_hashed(server: Server) -> None:
+    client = server.open()
+    server.driver.is_pool_busy = True
+    fields = {"action": "add", "name": "ann", "password": b"x"}
+    assert client.send(frames.MANAGE_USERS, 5, fields) == []
+    assert client.send(frames.MANAGE_USERS, 6, {"action": "list"}) == []
+    server.driver.is_pool_busy = False
+    server.driver.blocking.pop()()
+    server.settle()
+    assert [found[:2] for found in client.take()] == [(frames.OK, 5), (frames.OK, 6)]
+
+
+def test_a_client_that_leaves_while_its_password_is_hashed_has_changed_nothing(
+    server: Server,
+) -> None:
+    client = server.open()
+    server.driver.is_pool_busy = True
+    client.send(frames.MANAGE_USERS, 5, {"action": "add", "name": "ann", "password": b"x"})
+    client.lose()
+    server.driver.blocking.pop()()
+    assert server.broker.users.find("ann") is None
+
+
+def test_two_that_add_one_user_at_a_time(server: Server) -> None:
+    first, second = server.open(), server.open()
+    server.driver.is_pool_busy = True
+    fields = {"action": "add", "name": "ann", "password": b"x"}
+    first.send(frames.MANAGE_USERS, 5, fields)
+    second.send(frames.MANAGE_USERS, 6, fields)
+    for work in server.driver.blocking:
+        work()
+    server.settle()
+    assert [found[:2] for found in first.take()] == [(frames.OK, 5)]
+    assert [found[:2] for found in second.take()] == [(frames.ERROR, 6)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"action": "steal"}, 300),
+        ({"action": "add", "name": "ann"}, 300),
+        ({"action": "add", "name": "ann", "password": b""}, 302),
+        ({"action": "add", "name": "guest", "password": b"x"}, 302),
+        ({"action": "add", "name": "ann", "password": b"x" * 1025}, 300),
+        ({"action": "passwd", "name": "guest", "password": b"x"}, 201),
+        ({"action": "passwd", "name": "nobody", "password": b"x"}, 301),
+        ({"action": "delete", "name": "guest"}, 201),
+        ({"action": "delete", "name": "nobody"}, 301),
+        ({"action": "tags", "name": "nobody"}, 301),
+        ({"action": "add-key", "name": "nobody"}, 301),
+        ({"action": "delete-key", "id": "nothing"}, 301),
+        ({"action": "list", "name": "x"}, 300),
+    ],
+)
+def test_wrong_requests_about_users(client: Client, fields: dict[str, Any], code: int) -> None:
+    assert client.refused(frames.MANAGE_USERS, **fields) == code
+
+
+def test_only_an_administrator_manages_users(server: Server, client: Client) -> None:
+    client.ask(frames.MANAGE_USERS, action="add", name="ann", password=b"x", tags=["monitoring"])
+    for login in ({"username": "ann", "password": b"x"}, {}):
+        other = server.greet()
+        other.send(frames.AUTH, 2, login)
+        for action in ("add", "passwd", "tags", "delete", "list", "add-key", "list-keys"):
+            assert other.refused(frames.MANAGE_USERS, action=action, name="ann") == 201
+
+
 def test_a_refusal_may_be_for_a_change_that_is_not_durable_and_waits_for_it() -> None:
     server = Server(HeldStorage())
     server.vhost.declare_queue("q", durable=True)

@@ -99,6 +99,14 @@ URL is trivium:// followed by [USER:PASSWORD@]HOST[:PORT][/VHOST].
 {_EXIT_CODES}"""
 
 
+_USER_EPILOG: Final = f"""\
+URL is trivium:// followed by USER:PASSWORD@HOST[:PORT], of an administrator. The password of a user
+is read from the terminal, or else is the first line of standard input. Users of the configuration
+cannot be changed.
+
+{_EXIT_CODES}"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
 
@@ -129,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
+    _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
@@ -239,6 +248,34 @@ def _add_policy(policy: argparse.ArgumentParser) -> None:
     show.add_argument("url", metavar="URL")
 
 
+def _add_user(user: argparse.ArgumentParser) -> None:
+    actions = user.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary)
+        action.add_argument("url", metavar="URL")
+        return action
+
+    for name, summary in (("add", "add a user"), ("passwd", "give a user another password")):
+        change = add(name, summary)
+        change.add_argument("name", metavar="NAME")
+        change.add_argument("--password", help="where others can see it in the list of processes")
+        if name == "add":
+            change.add_argument("--tag", action="append", default=[], help="as administrator")
+    tags = add("tags", "give a user these tags instead of those it has")
+    tags.add_argument("name", metavar="NAME")
+    tags.add_argument("tags", metavar="TAG", nargs="*")
+    add("delete", "remove a user and its keys").add_argument("name", metavar="NAME")
+    add("list", "print the users, one JSON object per line")
+    key = add("add-key", "make an API key of a user and print it, this once")
+    key.add_argument("name", metavar="NAME")
+    key.add_argument("--days", type=float, metavar="N", help="after which it expires")
+    key.add_argument("--scope", action="append", help="of the user's tags one that the key gives")
+    add("delete-key", "take a key back").add_argument("id", metavar="ID")
+    show = add("list-keys", "print the keys of a user, or of all, one JSON object per line")
+    show.add_argument("name", metavar="NAME", nargs="?", default="")
+
+
 def _address(text: str) -> str:
     from trivium.config import Listen
     from trivium.errors import ConfigError
@@ -277,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import data_directory
 
         return data_directory.run(options)
-    if options.command in ("pub", "sub", "policy"):
+    if options.command in ("pub", "sub", "policy", "user"):
         from trivium.cli import clients
 
         return clients.run(options)

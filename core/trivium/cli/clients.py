@@ -156,7 +156,12 @@ def _open(url: str) -> tuple[Server, Connect]:
 
 async def _run(options: argparse.Namespace, server: Server, connect: Connect) -> None:
     """The command, until it is done or a signal ends it."""
-    command = {"pub": _publish, "sub": _subscribe, "policy": _manage_policies}[options.command]
+    command = {
+        "pub": _publish,
+        "sub": _subscribe,
+        "policy": _manage_policies,
+        "user": _manage_users,
+    }[options.command]
     task = asyncio.create_task(command(options, server, connect))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -197,6 +202,13 @@ async def _manage_policies(options: argparse.Namespace, server: Server, connect:
 
     async with connect(server) as client:
         await policies.run(options, client)
+
+
+async def _manage_users(options: argparse.Namespace, server: Server, connect: Connect) -> None:
+    from trivium.cli import users
+
+    async with connect(server) as client:
+        await users.run(options, client)
 
 
 async def _lines() -> AsyncIterator[bytes]:

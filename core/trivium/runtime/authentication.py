@@ -12,28 +12,33 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.config import Config
 from trivium.errors import ConfigError
+from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Method
 from trivium.security.authenticator import Authenticator
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.stored import Remembered, RunInPool
 from trivium.security.users import INTERNAL, Users, stored_users
+from trivium.storage.base import Storage
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
 
 logger = logging.getLogger(__name__)
 
-#: names of all methods, in the order in which they are asked where none are named
-METHODS: Final = (INTERNAL, PASSWORD_FILE)
-#: name of the table with the users that commands make
-USERS_TABLE: Final = "users"
+#: Names of all methods, in the order in which they are asked where none are named. First come those
+#: that know what they are shown by its form: it may stand beside the name of a user.
+METHODS: Final = (API_KEY, INTERNAL, PASSWORD_FILE)
 
 
 class Authentication:
     """What a configuration says of who may connect. Raises ConfigError."""
 
     def __init__(
-        self, config: Config, run_in_pool: RunInPool, changed: Callable[[], None] = lambda: None
+        self,
+        config: Config,
+        run_in_pool: RunInPool,
+        changed: Callable[[], None] = lambda: None,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tell = changed
         remembered = Remembered()
@@ -45,10 +50,12 @@ class Authentication:
             run_in_pool,
             self._changed,
         )
+        self.api_keys = ApiKeys(self.users, now_ms, self._changed)
         methods: list[Method] = [self.users]
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
             methods.append(PasswordFiles(paths, remembered, run_in_pool, self._changed))
+        methods.append(self.api_keys)
         known = [method.name for method in methods]
         for place, names in [
             ("[auth]", auth.methods),
@@ -57,11 +64,16 @@ class Authentication:
             check_methods(place, names, known)
         self.authenticator = Authenticator(
             methods,
-            auth.methods or tuple(known),
+            auth.methods or tuple(name for name in METHODS if name in known),
             auth.anonymous,
             remembered,
             run_in_pool,
         )
+
+    def open(self, storage: Storage) -> None:
+        """Load what commands have made."""
+        self.users.open(storage.table("users"))
+        self.api_keys.open(storage.table("keys"))
 
     def _changed(self) -> None:
         self.authenticator.changed()

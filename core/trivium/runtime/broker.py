@@ -26,7 +26,7 @@ from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
-from trivium.runtime.authentication import USERS_TABLE, Authentication, Logins
+from trivium.runtime.authentication import Authentication, Logins
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
 from trivium.security.authenticator import Authenticator
@@ -122,7 +122,9 @@ class Broker(Host):
         self.driver = Driver()
         #: the clients that are in
         self.logins = Logins(self)
-        self.authentication = Authentication(self.config, self._run_blocking, self.logins.changed)
+        self.authentication = Authentication(
+            self.config, self._run_blocking, self.logins.changed, lambda: self.now_ms
+        )
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}
         #: live connections, for limits, alarms and shutdown
@@ -167,7 +169,7 @@ class Broker(Host):
             limits.memory_high_bytes or int(limits.memory_high_fraction * driver.memory_limit()),
             limits.disk_free_bytes,
         )
-        self.users.open(storage.table(USERS_TABLE))
+        self.authentication.open(storage)
         names = {key.decode() for key, _ in storage.table("vhosts").items()}
         names.add(DEFAULT_VHOST)
         for name in sorted(names):

@@ -73,6 +73,35 @@ class NativeClient:
     async def policies(self) -> list[PolicyDefinition]:
         return [PolicyDefinition(**asdict(policy)) for policy in await self._client.policies()]
 
+    async def add_user(self, name: str, password: bytes, tags: list[str]) -> None:
+        await self._client.add_user(name, password, tags)
+
+    async def set_password(self, name: str, password: bytes) -> None:
+        await self._client.set_password(name, password)
+
+    async def set_user_tags(self, name: str, tags: list[str]) -> None:
+        await self._client.set_user_tags(name, tags)
+
+    async def delete_user(self, name: str) -> None:
+        await self._client.delete_user(name)
+
+    async def users(self) -> list[dict[str, object]]:
+        return [asdict(user) for user in await self._client.users()]
+
+    async def add_api_key(
+        self, name: str, scopes: list[str] | None, expires_ms: int
+    ) -> dict[str, object]:
+        return asdict(await self._client.add_api_key(name, scopes, expires_ms))
+
+    async def delete_api_key(self, number: str) -> None:
+        await self._client.delete_api_key(number)
+
+    async def api_keys(self, name: str) -> list[dict[str, object]]:
+        keys = [asdict(key) for key in await self._client.api_keys(name)]
+        for key in keys:
+            del key["key"]
+        return keys
+
     async def _read(
         self,
         stream: StreamInfo,

@@ -10,7 +10,13 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from trivium_native.client import group_operations, operations, topology_operations, transaction
+from trivium_native.client import (
+    group_operations,
+    operations,
+    topology_operations,
+    transaction,
+    user_operations,
+)
 from trivium_native.client.operations import Operation
 
 P = ParamSpec("P")
@@ -126,3 +132,13 @@ class Operations:
     set_policy = Method(topology_operations.set_policy)
     delete_policy = Method(topology_operations.delete_policy)
     policies = Method(topology_operations.policies)
+
+    # Users
+    add_user = Method(user_operations.add_user)
+    set_password = Method(user_operations.set_password)
+    set_user_tags = Method(user_operations.set_user_tags)
+    delete_user = Method(user_operations.delete_user)
+    users = Method(user_operations.users)
+    add_api_key = Method(user_operations.add_api_key)
+    delete_api_key = Method(user_operations.delete_api_key)
+    api_keys = Method(user_operations.api_keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Properties
@@ -180,6 +180,26 @@ class PolicyInfo:
     definition: Mapping[str, object]
     apply_to: str = "all"
     priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserInfo:
+    """A user of the broker; one that is ``configured`` cannot be changed by requests."""
+
+    name: str
+    tags: Sequence[str] = ()
+    configured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeyInfo:
+    """A key of a user. ``key``, what a client shows, is there only when it was made."""
+
+    id: str
+    user: str
+    scopes: Sequence[str] | None = None
+    expires_ms: int = 0
+    key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,13 +55,13 @@ MAX_TAG: Final[i64] = (1 << 63) - 1
 
 # Why input is held, beside the reasons of ``FramedConnection`` and that of the handshake: the disk
 # is behind with what the client has published, its reading of the answers is behind, the disk is
-# behind with what all have published, policies that it has changed are not in force everywhere.
+# behind with what all have published, what it has asked for is not done yet.
 BEHIND_DISK: Final = UNDECIDED << 1
 BEHIND_CLIENT: Final = UNDECIDED << 2
 BEHIND_ALL: Final = UNDECIDED << 3
-BEHIND_POLICIES: Final = UNDECIDED << 4
+BEHIND_REQUEST: Final = UNDECIDED << 4
 #: those among them for which the client's silence means nothing
-UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_POLICIES
+UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_REQUEST
 
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
@@ -195,13 +195,15 @@ class NativeConnection(FramedConnection):
         else:
             self._send_close(ShuttingDown("the broker stops"))
 
-    def wait_for_policies(self) -> None:
-        """A change of policies is under way: the client is not read, so that few can be."""
-        self.hold_input(BEHIND_POLICIES)
+    def wait_for_request(self) -> None:
+        """A change of policies or passwords is under way: the client is not read, so that few can
+        be.
+        """
+        self.hold_input(BEHIND_REQUEST)
 
-    def policies_in_force(self) -> None:
+    def request_done(self) -> None:
         """The change is done."""
-        self.continue_input(BEHIND_POLICIES)
+        self.continue_input(BEHIND_REQUEST)
 
     def take_output(self) -> list[Piece]:
         if self.keeps_output:

@@ -59,7 +59,7 @@ class PolicyRequests:
         if walk.is_done:
             self._connection.reply_when_durable(correlation, {})
         else:
-            self._connection.wait_for_policies()
+            self._connection.wait_for_request()
             walk.wait(_Answer(self._connection, correlation))
 
 
@@ -69,7 +69,7 @@ class _Answer(PolicyWaiter):
         self._correlation = correlation
 
     def in_force(self) -> None:
-        self._connection.policies_in_force()
+        self._connection.request_done()
         if not self._connection.is_closed:
             self._connection.reply_when_durable(self._correlation, {})
 

@@ -22,6 +22,7 @@ from trivium_native.server.subscriptions import (
     QueueSubscription,
     Subscription,
 )
+from trivium_native.server.user_requests import UserRequests
 from trivium_native.wire import frames
 from trivium_native.wire.errors import (
     InvalidArgument,
@@ -80,6 +81,8 @@ class Requests:
             self._purge(correlation, fields)
         elif kind in GROUP_REQUESTS:
             self._groups.handle(kind, correlation, fields)
+        elif kind == frames.MANAGE_USERS:
+            UserRequests(self._connection).handle(correlation, fields)
         else:
             self._policies.handle(kind, correlation, fields)
 

@@ -60,6 +60,7 @@ PURGE: Final = 0x44
 SET_POLICY: Final = 0x45
 DELETE_POLICY: Final = 0x46
 LIST_POLICIES: Final = 0x47
+MANAGE_USERS: Final = 0x48
 
 # Transactions and members of groups
 TX: Final = 0x50
@@ -77,7 +78,7 @@ REQUESTS: Final[frozenset[int]] = frozenset(
     (
         *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
         *(DECLARE, DELETE, BIND, UNBIND, PURGE, SET_POLICY, DELETE_POLICY, LIST_POLICIES),
-        *(JOIN, HEARTBEAT, LEAVE),
+        *(MANAGE_USERS, JOIN, HEARTBEAT, LEAVE),
     )
 )
 

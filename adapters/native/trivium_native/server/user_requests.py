@@ -1,0 +1,138 @@
+"""Requests about users and their keys, which administrators make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from trivium import errors as core
+from trivium.security.api_keys import ApiKey
+from trivium.security.identity import ADMINISTRATOR
+from trivium.security.passwords import hash_password
+from trivium.security.stored import MAX_PASSWORD_BYTES
+from trivium.security.users import MAX_TAGS, check_password
+from trivium_native.server.handshake import of_topology
+from trivium_native.wire.errors import AccessRefused
+from trivium_native.wire.fields import Fields
+
+if TYPE_CHECKING:
+    from trivium_native.server.connection import NativeConnection
+
+ACTIONS: Final = ("add", "passwd", "tags", "delete", "list", "add-key", "delete-key", "list-keys")
+_MAX_TIME_MS: Final = (1 << 53) - 1
+
+
+class UserRequests:
+    """Carries out the requests about users of one connection."""
+
+    def __init__(self, connection: NativeConnection) -> None:
+        self._connection = connection
+        self._users = connection.broker.users
+        self._keys = connection.broker.authentication.api_keys
+
+    def handle(self, correlation: int, fields: Fields) -> None:
+        """Carry out one request and answer it. Raises the errors that refuse the request."""
+        if ADMINISTRATOR not in self._connection.identity.tags:
+            raise AccessRefused("only an administrator may do that")
+        action = fields.choice("action", ACTIONS)
+        if action in ("add", "passwd"):
+            self._hash(action == "add", correlation, fields)
+        elif action in ("tags", "delete"):
+            self._change(action == "tags", correlation, fields)
+        elif action == "list":
+            fields.finish()
+            users = [
+                {
+                    "name": user.name,
+                    "tags": sorted(user.tags),
+                    "configured": self._users.is_configured(user.name),
+                }
+                for user in self._users.all()
+            ]
+            self._connection.reply(correlation, {"users": users})
+        else:
+            self._manage_keys(action, correlation, fields)
+
+    def _change(self, is_tags: bool, correlation: int, fields: Fields) -> None:
+        name = fields.text("name")
+        if is_tags:
+            tags = fields.texts("tags", MAX_TAGS) or []
+            fields.finish()
+            self._users.set_tags(name, tags)
+        else:
+            fields.finish()
+            self._users.delete(name)
+            self._keys.delete_of(name)
+        self._connection.reply_when_durable(correlation, {})
+
+    def _hash(self, is_new: bool, correlation: int, fields: Fields) -> None:
+        """Add a user, or change its password: a thread hashes it first."""
+        name = fields.text("name")
+        password = fields.data("password", None, MAX_PASSWORD_BYTES)
+        tags = fields.texts("tags", MAX_TAGS) or [] if is_new else []
+        fields.finish()
+        check_password(password)
+        if is_new:
+            self._users.check_new(name)
+        else:
+            self._users.changeable(name)
+        hashed: list[str] = []
+
+        def change() -> None:
+            if is_new:
+                self._users.add(name, hashed[0], tags)
+            else:
+                self._users.set_password(name, hashed[0])
+
+        def work() -> bool:
+            hashed.append(hash_password(password))
+            return True
+
+        connection = self._connection
+        connection.wait_for_request()
+        connection.broker.driver.run_blocking(
+            work, lambda is_done: self._hashed(is_done, change, correlation)
+        )
+
+    def _hashed(self, is_done: bool, change: Callable[[], None], correlation: int) -> None:
+        connection = self._connection
+        if connection.is_closed:
+            # Nobody would learn that it was done.
+            return
+        try:
+            if not is_done:
+                raise core.PreconditionFailed("the password cannot be hashed")
+            change()
+        except core.TopologyError as error:
+            connection.send_error(correlation, of_topology(error))
+        else:
+            connection.reply_when_durable(correlation, {})
+        connection.request_done()
+
+    def _manage_keys(self, action: str, correlation: int, fields: Fields) -> None:
+        if action == "add-key":
+            user = fields.text("name")
+            scopes = fields.texts("scopes", MAX_TAGS)
+            expires_ms = fields.integer("expires_ms", 0, _MAX_TIME_MS, 0)
+            fields.finish()
+            key, text = self._keys.add(user, scopes, expires_ms)
+            self._connection.reply_when_durable(correlation, {**_described(key), "key": text})
+        elif action == "delete-key":
+            number = fields.text("id")
+            fields.finish()
+            self._keys.delete(number)
+            self._connection.reply_when_durable(correlation, {})
+        else:
+            user = fields.text("name", "")
+            fields.finish()
+            rows = [_described(key) for key in self._keys.all(user)]
+            self._connection.reply(correlation, {"keys": rows})
+
+
+def _described(key: ApiKey) -> dict[str, object]:
+    return {
+        "id": key.id,
+        "user": key.user,
+        "scopes": None if key.scopes is None else sorted(key.scopes),
+        "expires_ms": key.expires_ms,
+    }

@@ -1,0 +1,131 @@
+"""API keys: a user's, hashed at rest, with an expiry and scopes."""
+
+import pytest
+
+from tests.support.authentication import MOSQUITTO_7, Pool
+from trivium.config import Config
+from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
+from trivium.runtime.authentication import Authentication
+from trivium.security import api_keys as module
+from trivium.security.attempts import Attempt, Login
+from trivium.storage.memory import MemoryStorage
+
+
+class Opened:
+    def __init__(self, storage: MemoryStorage | None = None) -> None:
+        self.now_ms = 1000
+        self.changes = 0
+        self.pool = Pool()
+        self.storage = storage or MemoryStorage()
+        found = Authentication(Config(), self.pool, self.changed, lambda: self.now_ms)
+        found.open(self.storage)
+        self.authenticator, self.users, self.keys = found.authenticator, found.users, found.api_keys
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def login(self, password: str, username: str | None = None) -> Login | None:
+        answers: list[Login | None] = []
+        shown = Attempt(username=username, password=password.encode())
+        self.authenticator.authenticate(shown, answers.append)
+        self.pool.run()
+        (answer,) = answers
+        return answer
+
+
+@pytest.fixture
+def opened() -> Opened:
+    found = Opened()
+    found.users.add("ann", MOSQUITTO_7, ["monitoring", "administrator"])
+    return found
+
+
+def test_a_key_stands_for_a_password_of_its_user(opened: Opened) -> None:
+    _, text = opened.keys.add("ann")
+    for username in ("", None):
+        login = opened.login(text, username)
+        assert login is not None
+        assert login.identity.name == "ann"
+        assert login.identity.tags == {"monitoring", "administrator"}
+    assert opened.login(text, "guest") is None
+    assert opened.login(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+    assert opened.pool.done == 2, "a refusal costs a hash, though the method took none"
+
+
+def test_a_key_stands_beside_the_name_of_its_user(opened: Opened) -> None:
+    _, text = opened.keys.add("ann")
+    assert opened.login(text, "ann") is not None
+
+
+def test_what_is_stored_is_not_the_key(opened: Opened) -> None:
+    key, text = opened.keys.add("ann")
+    secret = text.rpartition("_")[2]
+    rows = dict(opened.storage.table("keys").items())
+    assert list(rows) == [key.id.encode()]
+    assert secret.encode() not in rows[key.id.encode()]
+    assert secret not in repr(opened.keys.all())
+    assert repr(key.digest) not in repr(key)
+
+
+def test_keys_are_there_again(opened: Opened) -> None:
+    key, text = opened.keys.add("ann", ["monitoring"], 5000)
+    again = Opened(opened.storage)
+    assert again.keys.all() == [key]
+    login = again.login(text)
+    assert login is not None
+    assert login.identity.tags == {"monitoring"}
+    assert login.expires_ms == 5000
+
+
+def test_a_key_gives_no_tag_that_its_user_has_not(opened: Opened) -> None:
+    _, text = opened.keys.add("ann", ["monitoring", "policymaker"])
+    login = opened.login(text)
+    assert login is not None
+    assert login.identity.tags == {"monitoring"}
+    opened.users.set_tags("ann", [])
+    current = opened.authenticator.current(login)
+    assert current is not None
+    assert current.identity.tags == set()
+
+
+def test_a_key_expires(opened: Opened) -> None:
+    _, text = opened.keys.add("ann", expires_ms=2000)
+    assert opened.login(text) is not None
+    opened.now_ms = 2000
+    assert opened.login(text) is None
+    with pytest.raises(PreconditionFailed):
+        opened.keys.add("ann", expires_ms=2000)
+
+
+def test_a_key_that_is_taken_back_holds_no_more(opened: Opened) -> None:
+    key, text = opened.keys.add("ann")
+    login = opened.login(text)
+    assert login is not None
+    before = opened.changes
+    opened.keys.delete(key.id)
+    assert opened.changes == before + 1
+    assert opened.authenticator.current(login) is None
+    assert opened.login(text) is None
+    with pytest.raises(NotFound):
+        opened.keys.delete(key.id)
+
+
+def test_a_key_goes_with_its_user(opened: Opened) -> None:
+    _, text = opened.keys.add("ann")
+    login = opened.login(text)
+    assert login is not None
+    opened.keys.delete_of("ann")
+    opened.users.delete("ann")
+    assert opened.authenticator.current(login) is None
+    assert opened.login(text) is None
+    opened.users.add("ann", MOSQUITTO_7)
+    assert opened.login(text) is None, "of one who was called the same"
+    with pytest.raises(NotFound):
+        opened.keys.add("nobody")
+
+
+def test_there_are_so_many_keys_at_most(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEYS", 1)
+    opened.keys.add("ann")
+    with pytest.raises(LimitExceeded):
+        opened.keys.add("ann")
