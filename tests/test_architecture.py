@@ -53,6 +53,8 @@ LOOP_MODULES = {
     "trivium.runtime.listeners",
     "trivium.runtime.server",
     "trivium.runtime.sockets",
+    "trivium.runtime.tls",
+    "trivium.runtime.unix_sockets",
     "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.clients",
@@ -182,6 +184,8 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.listen": {"mqtt"},
     # Help for who publishes and subscribes by a URL, and the options of those protocols.
     "trivium.cli": {"amqp", "mqtt", "native"},
+    # SubjectAlternativeName of X.509.
+    "trivium.cli.certificates": {"native"},
     # The history of a dead letter is stored under this name, in this form.
     "trivium.queues.dead_letters": {"x-death"},
 }

@@ -89,6 +89,12 @@ class LimitsConfig:
 
     #: connections over all protocols; further ones are closed at once
     max_connections: int = 100_000
+    #: the same of one address, of IPv6 of one network of 64 bits; 0 is no limit
+    max_connections_per_address: int = 0
+    #: new connections of one address in a second, further ones are closed at once; 0 is no limit
+    connection_rate_per_address: int = 0
+    #: TLS handshakes under way; for one more the oldest gives way
+    max_handshakes: int = 1000
     #: bytes of one message's payload, and so of the largest frame or packet that is accepted
     max_message_bytes: int = 16 * 1024 * 1024
     #: seconds in which a new connection must have authenticated
@@ -119,7 +125,12 @@ class LimitsConfig:
     max_retained_messages: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_connections", "max_message_bytes", "handshake_seconds"):
+        for name in (
+            "max_connections",
+            "max_handshakes",
+            "max_message_bytes",
+            "handshake_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0")
         if not 0 < self.live_output_bytes <= self.live_burst_bytes:
@@ -127,6 +138,8 @@ class LimitsConfig:
         if not 0 <= self.memory_high_fraction <= 1:
             raise ConfigError("memory_high_fraction must be from 0 to 1")
         for name in (
+            "max_connections_per_address",
+            "connection_rate_per_address",
             "turn_milliseconds",
             "consumer_timeout_seconds",
             "memory_high_bytes",

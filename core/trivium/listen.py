@@ -19,7 +19,7 @@ WEBSOCKET_PATH: Final = "/mqtt"
 
 #: Fields of a listener that are part of the schema, and that nothing serves yet.
 NOT_SERVED: Final = (
-    "tls", "websocket", "proxy_protocol", "virtual_host", "mount_point",
+    "websocket", "proxy_protocol", "virtual_host", "mount_point",
 )  # fmt: skip
 
 UNIX: Final = "unix:"

@@ -149,6 +149,9 @@ def test_every_key_has_an_environment_variable() -> None:
         },
         "limits": {
             "max_connections": "9",
+            "max_connections_per_address": "9",
+            "connection_rate_per_address": "9",
+            "max_handshakes": "9",
             "max_message_bytes": "9",
             "handshake_seconds": "0.5",
             "turn_milliseconds": "0.5",

@@ -28,7 +28,7 @@ from trivium.queues.queue import Queue
 from trivium.routing.exchanges import REJECTED
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
-from trivium.runtime.sockets import SocketDriver
+from trivium.runtime.sockets import Refused, SocketDriver
 from trivium.storage.base import DurabilityWaiter
 from trivium.storage.checkpoint.checkpoint import Checkpoint
 
@@ -366,7 +366,7 @@ async def test_an_error_while_a_socket_is_taken_stops_the_broker(
     await assert_nothing_half_done(world)
 
 
-@pytest.mark.parametrize("where", ["_connect", "_close_if_silent"])
+@pytest.mark.parametrize("where", ["connect", "_close_if_silent"])
 async def test_an_error_in_a_callback_of_http_stops_the_broker(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -781,7 +781,9 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
         listener = broker.config.all_listeners()[-1]
         server = HttpServer(broker.server.driver, broker.authenticator, fail, fail, listener)
         bound = socket.create_server(("127.0.0.1", 0))
-        await server.start([bound])
+        await server.start()
+        loop = asyncio.get_running_loop()
+        accepts = await loop.create_server(lambda: server.connect() or Refused(), sock=bound)
         path = "/metrics" if where == "metrics_text" else "/health/ready"
         for each, status in ((path, 500), ("/health/live", 200)):
             reader, writer = await asyncio.open_connection(*bound.getsockname())
@@ -789,6 +791,7 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
             assert (await reader.readline()).split()[1] == b"%d" % status
             writer.close()
         assert "Traceback" in caplog.text
+        accepts.close()
         await server.stop()
 
 

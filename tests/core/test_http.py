@@ -20,9 +20,6 @@ from trivium.security.passwords import hash_password
 class Loop:
     """Calls the server as the event loop does."""
 
-    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
-        return take() or Refused()
-
     def call_later(self, seconds: float, work: Callable[[], None]) -> object:
         return asyncio.get_running_loop().call_later(seconds, work)
 
@@ -82,10 +79,13 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
     )
     with socket.create_server(("127.0.0.1", 0)) as bound:
         site.port = bound.getsockname()[1]
-        await server.start([bound])
+        await server.start()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: server.connect() or Refused(), sock=bound)
         try:
             yield site
         finally:
+            listener.close()
             await server.stop()
 
 

@@ -98,6 +98,12 @@ URL is trivium:// followed by [USER:PASSWORD@]HOST[:PORT][/VHOST].
 
 {_EXIT_CODES}"""
 
+_TLS_EPILOG: Final = f"""\
+self-signed makes ca.pem and ca.key, server.pem and server.key, client.pem and client.key in DIR,
+none of which may be there. It needs the extra: pip install 'trivium[encryption]'.
+
+{_EXIT_CODES}"""
+
 
 _USER_EPILOG: Final = f"""\
 URL is trivium:// followed by USER:PASSWORD@HOST[:PORT], of an administrator. The password of a user
@@ -140,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
+    _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
     add("hash-password", "Read a password from standard input and print its hash for [users].", "")
     return parser
 
@@ -276,6 +283,20 @@ def _add_user(user: argparse.ArgumentParser) -> None:
     show.add_argument("name", metavar="NAME", nargs="?", default="")
 
 
+def _add_tls(tls: argparse.ArgumentParser) -> None:
+    actions = tls.add_subparsers(dest="action", metavar="ACTION", required=True)
+    make = actions.add_parser("self-signed", help="an authority, a server and a client")
+    make.add_argument("directory", type=_not_empty, metavar="DIR")
+    make.add_argument(
+        "--host",
+        dest="hosts",
+        action="append",
+        type=_not_empty,
+        metavar="HOST",
+        help="of the server, beside localhost, 127.0.0.1 and ::1; may be given again",
+    )
+
+
 def _address(text: str) -> str:
     from trivium.config import Listen
     from trivium.errors import ConfigError
@@ -314,6 +335,14 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import data_directory
 
         return data_directory.run(options)
+    if options.command == "tls":
+        try:
+            from trivium.cli import certificates
+        except ImportError:
+            need = "it needs the package cryptography: pip install 'trivium[encryption]'"
+            print(f"trivium tls: {need}", file=sys.stderr)
+            return EXIT_FAILED
+        return certificates.run(options)
     if options.command in ("pub", "sub", "policy", "user"):
         from trivium.cli import clients
 

@@ -103,6 +103,7 @@ async def _serve(config: Config) -> int:
         loop.add_signal_handler(number, stop.set)
     async with Broker(config) as broker:
         begin_collecting()
+        loop.add_signal_handler(signal.SIGHUP, broker.reload)
         logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
         print(ready_line(broker), flush=True)
         stopped = asyncio.create_task(stop.wait())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -58,15 +57,12 @@ class HttpDriver(Protocol):
     One in the answer to a request is the request's alone: aiohttp logs it and answers 500.
     """
 
-    def accept(self, take: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
-        """A new socket, for whoever is to ``take`` it; None refuses it."""
-
     def call_later(self, seconds: float, work: Callable[[], None]) -> object:
         """Call ``work`` after some time."""
 
 
 class HttpServer:
-    """Serves health and metrics on the sockets of one listener, which are already bound.
+    """Serves health and metrics to the clients of one listener.
 
     `unready` gives the reason why the broker is not ready, or None; `metrics_text` renders the
     metrics. Both are called on the loop. A connection that has asked nothing within
@@ -88,7 +84,7 @@ class HttpServer:
         self._metrics_text = metrics_text
         self._listener = listener
         self._handshake_seconds = handshake_seconds
-        self._listeners: list[asyncio.Server] = []
+        self._max_connections = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
         #: connections that have not asked for anything yet
         self._silent: set[asyncio.Protocol] = set()
         application = web.Application(middlewares=[self._has_asked])
@@ -103,25 +99,19 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
 
-    async def start(self, sockets: list[socket.socket]) -> None:
-        """Accept requests on each of the sockets."""
+    async def start(self) -> None:
+        """Get ready to ``connect``."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        for bound in sockets:
-            self._listeners.append(
-                await loop.create_server(lambda: self._driver.accept(self._connect), sock=bound)
-            )
 
     async def stop(self) -> None:
-        """Close the sockets; requests in progress get a second to end."""
-        for listener in self._listeners:
-            listener.close()
+        """Requests in progress get a second to end."""
         await self._runner.cleanup()
 
-    def _connect(self) -> asyncio.Protocol | None:
+    def connect(self) -> asyncio.Protocol | None:
+        """What serves a new connection; None where there are too many."""
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= MAX_CONNECTIONS:
+        if len(server.connections) >= self._max_connections:
             return None
         connection = server()
         self._silent.add(connection)

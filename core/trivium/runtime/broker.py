@@ -233,6 +233,11 @@ class Broker(Host):
         assert self.server is not None
         return await self.server.wait_failed()
 
+    def reload(self) -> None:
+        """Read the certificates of the listeners again; what is connected stays."""
+        assert self.server is not None
+        self.server.reload()
+
     # Turns
 
     def begin_turn(self) -> None:

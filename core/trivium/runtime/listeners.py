@@ -6,14 +6,18 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ListenerConfig, join_address
 from trivium.runtime.adapter import Adapter, Listener
+from trivium.runtime.certificates import Certificates
 from trivium.runtime.sockets import SocketDriver
+from trivium.runtime.tls import TlsLayer
+from trivium.runtime.unix_sockets import bind_unix, remove_socket
 
 if TYPE_CHECKING:
     from trivium.observability.http import HttpServer
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HTTP: Final = "http"
+#: What HTTP is called where TLS negotiates the protocol.
+HTTP_ALPN: Final = "http/1.1"
+
+#: Ticks, of a second each, between two looks at the files of certificates.
+REFRESH_TICKS: Final = 5
 
 #: Connections that the kernel keeps for us while a turn lasts.
 BACKLOG: Final = 1024
@@ -37,63 +46,155 @@ class Listeners:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._broker = server.broker
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._http_listeners: list[asyncio.AbstractServer] = []
         self._http: list[HttpServer] = []
+        self._certificates: list[Certificates] = []
+        # Unix sockets: where they are, and which files.
+        self._paths: list[tuple[str, int]] = []
+        self._ticks = 0
+        self._is_refreshing = False
+        # Whether they are to be read again once more.
+        self._is_wanted = False
 
     async def start(self, adapters: list[Adapter]) -> None:
         """Listen as configured. Raises TriviumError where that is not possible."""
         by_name = {adapter.name: adapter for adapter in adapters}
         for config in self._broker.config.all_listeners():
-            bound = self._bind(config)
+            # What its files are is found out before anything is bound.
             if config.protocol == HTTP:
-                await self._start_http(config, bound)
+                take = await self._http_taker(config)
+                listeners = self._http_listeners
             else:
-                await self._listen(by_name[config.protocol], Listener(config), bound)
+                take = self._taker(by_name[config.protocol], Listener(config))
+                listeners = self._listeners
+            for bound in self._bind(config):
+                listeners.append(await self._listen(take, bound))
 
     def close(self) -> None:
         """Accept no more clients of a protocol."""
         for listener in self._listeners:
             listener.close()
+        for path, inode in self._paths:
+            remove_socket(path, inode)
+        self._paths.clear()
+
+    def tick(self) -> None:
+        """About once a second: certificates whose files have changed are read again."""
+        self._ticks += 1
+        if self._ticks % REFRESH_TICKS == 0:
+            self._refresh(False)
+
+    def reload(self) -> None:
+        """Read the certificates again."""
+        self._refresh(True)
+
+    def _refresh(self, is_forced: bool) -> None:
+        if not self._certificates or self._is_refreshing:
+            self._is_wanted = self._is_wanted or is_forced
+            return
+        self._is_refreshing = True
+        found = list(self._certificates)
+
+        def work() -> bool:
+            changed = [certificates for certificates in found if certificates.refresh(is_forced)]
+            return bool(changed)
+
+        self._server.driver.run_blocking(work, self._refreshed)
+
+    def _refreshed(self, is_changed: bool) -> None:
+        self._is_refreshing = False
+        if is_changed:
+            for certificates in self._certificates:
+                certificates.take()
+        if self._is_wanted:
+            self._is_wanted = False
+            self._refresh(True)
 
     async def stop_http(self) -> None:
         """End the HTTP servers, which answer until then."""
+        for listener in self._http_listeners:
+            listener.close()
         for server in self._http:
             await server.stop()
 
     async def _listen(
-        self, adapter: Adapter, listener: Listener, sockets: list[socket.socket]
-    ) -> None:
+        self, take: Callable[[], Any], bound: socket.socket
+    ) -> asyncio.AbstractServer:
+        """Accept clients of one socket, each for whoever is to ``take`` it."""
         loop = asyncio.get_running_loop()
+        driver = self._server.driver
+
+        def accept() -> asyncio.Protocol:
+            return driver.accept(take)
+
+        if bound.family == socket.AF_UNIX:
+            return await loop.create_unix_server(accept, sock=bound, backlog=BACKLOG)
+        return await loop.create_server(accept, sock=bound, backlog=BACKLOG)
+
+    def _taker(self, adapter: Adapter, listener: Listener) -> Callable[[], Any]:
+        """Makes what a client of a listener is served by, outermost first."""
         server = self._server
+        certificates = self._certificates_of(listener.config, adapter.name)
+        if certificates is None:
+            return lambda: SocketDriver(server, adapter, listener, True)
 
-        def take() -> SocketDriver:
-            return SocketDriver(server, adapter, listener)
+        def take() -> TlsLayer:
+            driver = SocketDriver(server, adapter, listener, False)
+            return TlsLayer(server, listener, certificates, driver, True)
 
-        for bound in sockets:
-            self._listeners.append(
-                await loop.create_server(
-                    lambda: server.driver.accept(take), sock=bound, backlog=BACKLOG
-                )
-            )
+        return take
 
-    async def _start_http(self, config: ListenerConfig, sockets: list[socket.socket]) -> None:
+    def _certificates_of(self, config: ListenerConfig, application: str) -> Certificates | None:
+        """Those of a listener with TLS. Raises ConfigError where the files are wrong."""
+        if config.tls is None:
+            return None
+        try:
+            # A client that does not negotiate its protocol, or knows another name for it, is
+            # served all the same (RFC 7301).
+            found = Certificates(config.name, config.tls, (application,))
+        except ConfigError as error:
+            raise ConfigError(f"{config.name}: {error}") from None
+        self._certificates.append(found)
+        return found
+
+    async def _http_taker(self, config: ListenerConfig) -> Callable[[], Any]:
+        """The same of an HTTP listener."""
         from trivium.observability.http import HttpServer
 
+        server = self._server
         broker = self._broker
-        server = HttpServer(
-            self._server.driver,
+        certificates = self._certificates_of(config, HTTP_ALPN)
+        http = HttpServer(
+            server.driver,
             broker.authenticator,
             broker.unready,
             broker.metrics_text,
             config,
             broker.config.limits.handshake_seconds,
         )
-        self._http.append(server)
-        await server.start(sockets)
+        self._http.append(http)
+        await http.start()
+        if certificates is None:
+            return http.connect
+        listener = Listener(config)
+
+        def take() -> TlsLayer | None:
+            connection = http.connect()
+            if connection is None:
+                return None
+            return TlsLayer(server, listener, certificates, connection, False)
+
+        return take
 
     def _bind(self, config: ListenerConfig) -> list[socket.socket]:
         """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""
         name = config.name
+        if config.is_unix:
+            bound = bind_unix(config)
+            self._paths.append((config.path, Path(config.path).stat().st_ino))
+            self._broker.listeners[name] = config.address
+            return [bound]
         listen = config.listen
         port = listen.port
         sockets: list[socket.socket] = []

@@ -9,10 +9,12 @@ from typing import Final
 
 from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.runtime.adapter import Adapter
+from trivium.runtime.admission import Admission
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
 from trivium.runtime.listeners import Listeners, connection_limit, load_adapters
 from trivium.runtime.sockets import SocketDriver
+from trivium.runtime.tls import Handshakes
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageError
 from trivium.storage.memory import MemoryStorage
@@ -33,7 +35,9 @@ class Server:
         self.broker = broker
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[StorageError | InternalError] = self._loop.create_future()
-        self.max_connections = 0
+        limits = broker.config.limits
+        self.admission = Admission(limits, connection_limit(limits.max_connections))
+        self.handshakes = Handshakes(limits.max_handshakes)
         #: all that are open, those among them whose connection is over
         self.sockets: set[SocketDriver] = set()
         self.driver = LoopDriver(self)
@@ -46,7 +50,6 @@ class Server:
     async def start(self) -> None:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
         broker = self.broker
-        self.max_connections = connection_limit(broker.config.limits.max_connections)
         adapters = load_adapters(broker.config.all_listeners(), broker.config.protocols)
         self._storage = self._open_storage()
         try:
@@ -106,6 +109,7 @@ class Server:
                 timer.cancel()
         self.driver.cancel()
         self._listeners.close()
+        self.handshakes.abort()
         self.driver.call(self._shut_down_connections)
         self.driver.end_turn()
         if self.sockets:
@@ -176,10 +180,15 @@ class Server:
         self.failed.set_result(error)
         self.broker.is_stopping = True
         self._listeners.close()
+        self.handshakes.abort()
         for connection in list(self.broker.connections):
             connection.is_closed = True
         for driver in list(self.sockets):
             driver.abort()
+
+    def reload(self) -> None:
+        """Read the certificates again, whether or not they have changed."""
+        self.driver.call(self._listeners.reload)
 
     def watch(self) -> None:
         """Look at memory and disk, now and again."""
@@ -189,4 +198,6 @@ class Server:
     def tick(self) -> None:
         """Look at time-outs, now and each second."""
         self.broker.tick(self._loop.time())
+        self.admission.tick()
+        self._listeners.tick()
         self._ticker = self.driver.call_later(TICK_SECONDS, self.tick)

@@ -28,6 +28,18 @@ WRITE_LOW_WATER: Final = 64 * 1024
 DRAIN_SECONDS: Final = 10.0
 
 
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the peer; "" where it came by a Unix socket."""
+    name = transport.get_extra_info("peername")
+    return name[0] if isinstance(name, tuple) else ""
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the peer with its port, or `unix`."""
+    name = transport.get_extra_info("peername")
+    return join_address(name[0], name[1]) if isinstance(name, tuple) else "unix"
+
+
 class Refused(asyncio.Protocol):
     """A socket that is closed at once."""
 
@@ -46,11 +58,16 @@ class SocketDriver:
     connection: Connection
     _transport: asyncio.Transport
 
-    def __init__(self, server: Server, adapter: Adapter, listener: Listener) -> None:
+    def __init__(
+        self, server: Server, adapter: Adapter, listener: Listener, is_outermost: bool
+    ) -> None:
         self._server = server
         self._loop = server.driver
         self._adapter = adapter
         self._listener = listener
+        # Whether no layer lies between it and the socket; and where it has entered from.
+        self._is_outermost = is_outermost
+        self._host = ""
         # Whether the peer sends no more; whether the connection is over, and only the socket lives.
         self._has_ended = False
         self._is_over = False
@@ -75,15 +92,22 @@ class SocketDriver:
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        name = transport.get_extra_info("peername")
-        host, port = (name[0], name[1]) if name else ("", 0)
-        peer = Peer(join_address(host, port), is_loopback(host), self._listener)
+        self._host = host = host_of(transport)
+        is_loopback_peer = not host or is_loopback(host)
+        certificate = transport.get_extra_info("client_certificate")
+        peer = Peer(address_of(transport), is_loopback_peer, self._listener, certificate)
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
         broker.add_connection(self.connection)
-        if broker.is_stopping or len(server.sockets) > server.max_connections:
-            self.connection.is_closed = True
-            transport.abort()
+        if self._is_outermost and not server.admission.enter(self._listener, host):
+            self._is_outermost = False
+            self._refuse()
+        elif broker.is_stopping:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self.connection.is_closed = True
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
@@ -124,6 +148,9 @@ class SocketDriver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._is_outermost:
+            self._is_outermost = False
+            self._server.admission.leave(self._listener, self._host)
         self._server.socket_gone(self)
         # Nothing is called any more. It and the connection would keep each other in memory. There
         # is none where it could not be made.

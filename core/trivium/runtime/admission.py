@@ -1,0 +1,81 @@
+"""How many clients there may be, in total, of a listener and of an address, and how fast they come.
+
+Whoever first knows where a client comes from asks: its socket, or the layer that is outermost.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from trivium.config import LimitsConfig
+from trivium.runtime.adapter import Listener
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Counts the clients of one server."""
+
+    def __init__(self, limits: LimitsConfig, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._per_address = limits.max_connections_per_address
+        self._rate = limits.connection_rate_per_address
+        self._count = 0
+        # By address: those that are there, and those that came within this second.
+        self._there: dict[str, int] = {}
+        self._came: dict[str, int] = {}
+
+    def enter(self, listener: Listener, host: str) -> bool:
+        """A client has come from ``host`` (`""` is this machine); whether it may stay.
+
+        One that may not has not entered.
+        """
+        limit = listener.config.max_connections
+        if self._count >= self._max_connections or 0 < limit <= listener.connections:
+            return False
+        if host and (self._per_address or self._rate) and not self._enter_from(host):
+            return False
+        self._count += 1
+        listener.connections += 1
+        return True
+
+    def _enter_from(self, host: str) -> bool:
+        address = subscriber_address(host)
+        if self._rate:
+            came = self._came.get(address, 0) + 1
+            self._came[address] = came
+            if came > self._rate:
+                if came == self._rate + 1:
+                    logger.warning("%s: more than %d connections a second", address, self._rate)
+                return False
+        if self._per_address:
+            there = self._there.get(address, 0)
+            if there >= self._per_address:
+                return False
+            self._there[address] = there + 1
+        return True
+
+    def leave(self, listener: Listener, host: str) -> None:
+        """A client that had entered is gone."""
+        self._count -= 1
+        listener.connections -= 1
+        if host and self._per_address:
+            address = subscriber_address(host)
+            there = self._there.pop(address) - 1
+            if there:
+                self._there[address] = there
+
+    def tick(self) -> None:
+        """Another second begins."""
+        self._came.clear()
+
+
+def subscriber_address(host: str) -> str:
+    """What one subscriber of a network has: an IPv4 address, or the 64 bits of an IPv6 network."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))

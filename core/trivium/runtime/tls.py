@@ -1,0 +1,360 @@
+"""TLS between a socket's transport and whoever speaks the protocol.
+
+Outside it is an ``asyncio.Protocol``, inside it has what is used of ``asyncio.Transport``, neither
+by name: a class of such a base would not be a native one. The loop's own TLS is not used. It keeps
+a quarter of a megabyte for each connection, has no way to end the output alone, counts no
+handshakes, and needs the socket for itself, before which nothing else could be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+
+from trivium.common.pieces import Piece
+from trivium.runtime.adapter import Listener
+from trivium.runtime.certificates import Certificates
+from trivium.runtime.sockets import address_of, host_of
+
+if TYPE_CHECKING:
+    from trivium.runtime.server import Server
+
+logger = logging.getLogger(__name__)
+
+#: Bytes that are given to OpenSSL at a time: what its buffers grow to, which they keep (16 KiB). It
+#: is also what one record holds at most (RFC 8446, 5.1).
+RECORD_BYTES: Final = 16 * 1024
+
+#: Name of what a client has shown, among the extra information of a transport.
+CLIENT_CERTIFICATE: Final = "client_certificate"
+
+
+class Handshakes:
+    """Handshakes under way, oldest first.
+
+    Whoever is the oldest gives way to one more than there may be. Clients that mean it are done
+    long before that; those who open thousands and say nothing keep nobody out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._under_way: dict[TlsLayer, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def begin(self, layer: TlsLayer) -> None:
+        """One begins."""
+        if len(self._under_way) >= self._limit:
+            next(iter(self._under_way)).give_way()
+        self._under_way[layer] = None
+
+    def end(self, layer: TlsLayer) -> None:
+        """It is over, in whatever way."""
+        self._under_way.pop(layer, None)
+
+    def abort(self) -> None:
+        """Nobody is served any more."""
+        for layer in list(self._under_way):
+            layer.abort()
+
+
+class TlsLayer:
+    """TLS of one connection, as its server (RFC 8446, RFC 5246)."""
+
+    __deletable__ = ("_inner",)
+
+    _inner: Any
+    _transport: Any
+    _object: Any
+
+    def __init__(
+        self,
+        server: Server,
+        listener: Listener,
+        certificates: Certificates,
+        inner: Any,
+        is_outermost: bool,
+    ) -> None:
+        self._server = server
+        self._loop = server.driver
+        self._listener = listener
+        self._certificates = certificates
+        # Who speaks the protocol.
+        self._inner = inner
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = certificates.context.wrap_bio(
+            self._incoming, self._outgoing, server_side=True
+        )
+        self._is_outermost = is_outermost
+        self._host = ""
+        self._is_open = False
+        # Whether the peer sends no more that is for us; whether we do not, and what it sends is
+        # only counted.
+        self._has_ended = False
+        self._drains = False
+        self._waits_for_turn = False
+        self._certificate: object = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Protocol
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        server = self._server
+        if self._is_outermost:
+            self._host = host_of(transport)
+            if not server.admission.enter(self._listener, self._host):
+                self._is_outermost = False
+                transport.abort()
+        if transport.is_closing() or server.broker.is_stopping:
+            transport.abort()
+            return
+        server.handshakes.begin(self)
+        seconds = server.broker.config.limits.handshake_seconds
+        self._timer = self._loop.call_later(seconds, self._timed_out)
+
+    def data_received(self, data: bytes) -> None:
+        if self._drains or self._has_ended:
+            if self._drains:
+                self._inner.data_received(data)
+            return
+        try:
+            if len(data) <= RECORD_BYTES:
+                self._incoming.write(data)
+                self._go_on()
+                return
+            view = memoryview(data)
+            parts: list[bytes] = []
+            for at in range(0, len(data), RECORD_BYTES):
+                self._incoming.write(view[at : at + RECORD_BYTES])
+                if self._is_open:
+                    self._read(parts)
+            if self._is_open:
+                self._deliver(parts)
+            else:
+                self._go_on()
+        except Exception as error:
+            self._fail(error)
+
+    def _go_on(self) -> None:
+        if not self._is_open:
+            if self._waits_for_turn:
+                return
+            self._loop.begin_turn()
+            if self._loop.is_turn_long():
+                # Each step takes about a millisecond, and thousands may begin at once.
+                self._waits_for_turn = True
+                self._loop.call_soon(self._begin_step)
+                return
+            if not self._shake_hands():
+                return
+        parts: list[bytes] = []
+        self._read(parts)
+        self._deliver(parts)
+
+    def _begin_step(self) -> None:
+        """The turn has come for a step of the handshake."""
+        self._waits_for_turn = False
+        if not self._transport.is_closing():
+            try:
+                self._go_on()
+            except Exception as error:
+                self._fail(error)
+
+    def _shake_hands(self) -> bool:
+        """Take a step of the handshake; whether it was the last one."""
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        self._flush()
+        self._end_handshake()
+        self._certificate = self._certificates.client_certificate(self._object)
+        self._is_open = True
+        self._inner.connection_made(self)
+        return not self._transport.is_closing()
+
+    def _end_handshake(self) -> None:
+        self._server.handshakes.end(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _read(self, parts: list[bytes]) -> None:
+        """Decrypt what has come, one record at a time."""
+        read = self._object.read
+        try:
+            while True:
+                part = read(RECORD_BYTES)
+                if not part:
+                    self._has_ended = True
+                    break
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            # close_notify: the peer sends no more (RFC 8446, 6.1).
+            self._has_ended = True
+        if self._outgoing.pending:
+            self._flush()
+
+    def _deliver(self, parts: list[bytes]) -> None:
+        if parts:
+            self._inner.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._has_ended and not self._transport.is_closing() and not self._inner.eof_received():
+            self.close()
+
+    def _fail(self, error: Exception) -> None:
+        """TLS cannot go on. What OpenSSL has to say to the peer, an alert, is sent."""
+        address = self.address
+        if isinstance(error, ssl.SSLError):
+            what = "TLS" if self._is_open else "TLS handshake"
+            reason = reason_of(error)
+            logger.info("%s: %s: %s failed: %s", self._listener.name, address, what, reason)
+        else:
+            logger.error("%s: internal error, it is closed: %r", address, error, exc_info=error)
+        self._has_ended = True
+        if not self._transport.is_closing():
+            self._flush()
+            self._transport.close()
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        logger.info("%s: %s: TLS handshake took too long", self._listener.name, self.address)
+        self._transport.abort()
+
+    def give_way(self) -> None:
+        """The handshake ends for another one to begin."""
+        self._end_handshake()
+        logger.debug("%s: %s: too many TLS handshakes", self._listener.name, self.address)
+        self._transport.abort()
+
+    def eof_received(self) -> bool:
+        if not self._is_open:
+            return False
+        if self._has_ended:
+            # It has said so before.
+            return True
+        self._has_ended = True
+        return bool(self._inner.eof_received())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end_handshake()
+        if self._is_outermost:
+            self._server.admission.leave(self._listener, self._host)
+        if self._is_open:
+            self._inner.connection_lost(error)
+        # The two would keep each other in memory.
+        del self._inner
+
+    def pause_writing(self) -> None:
+        if self._is_open:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._is_open:
+            self._inner.resume_writing()
+
+    # Transport
+
+    @property
+    def address(self) -> str:
+        """Of the peer, for the log."""
+        return address_of(self._transport)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What is known of the connection: TLS adds ``client_certificate`` and ``ssl_object``."""
+        if name == CLIENT_CERTIFICATE:
+            return self._certificate
+        if name == "ssl_object":
+            return self._object
+        if name == "sslcontext":
+            return self._object.context
+        return self._transport.get_extra_info(name, default)
+
+    def write(self, data: Piece) -> None:
+        """Send ``data``."""
+        if self._transport.is_closing():
+            return
+        try:
+            if len(data) <= RECORD_BYTES:
+                self._object.write(data)
+                self._flush()
+                return
+            view = memoryview(data)
+            records: list[bytes] = []
+            for at in range(0, len(data), RECORD_BYTES):
+                self._object.write(view[at : at + RECORD_BYTES])
+                records.append(self._outgoing.read())
+            self._transport.writelines(records)
+        except ssl.SSLError as error:
+            self._fail(error)
+
+    def writelines(self, output: list[Piece]) -> None:
+        """Send the pieces of ``output``, which share records."""
+        self.write(b"".join(output))
+
+    def _flush(self) -> None:
+        """Send what OpenSSL has for the peer."""
+        data = self._outgoing.read()
+        if data:
+            self._transport.write(data)
+
+    def _notify_close(self) -> None:
+        """Say that nothing more comes (RFC 8446, 6.1)."""
+        try:
+            self._object.unwrap()
+        except ssl.SSLError:
+            # It waits for the peer's, or there is something else to read: neither matters.
+            pass
+        self._flush()
+
+    def write_eof(self) -> None:
+        """End the output; what comes is counted and dropped by whoever speaks the protocol."""
+        self._drains = True
+        self._notify_close()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """Close once all is sent."""
+        if not self._transport.is_closing():
+            self._has_ended = True
+            if self._is_open:
+                self._notify_close()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be once all is sent."""
+        return bool(self._transport.is_closing())
+
+    def pause_reading(self) -> None:
+        """Leave in the socket what comes."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Bytes above which ``pause_writing`` is called, and below which ``resume_writing``."""
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return int(self._transport.get_write_buffer_size())
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """What OpenSSL says, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate: {error.verify_message}"
+    return (error.reason or str(error)).lower().replace("_", " ")
