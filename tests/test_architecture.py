@@ -50,6 +50,7 @@ FOLDERS: dict[str, set[str]] = {
 #: the only modules that know of the event loop: drivers and clients, no core, codec or protocol
 LOOP_MODULES = {
     "trivium.runtime.driver",
+    "trivium.runtime.fetching",
     "trivium.runtime.listeners",
     "trivium.runtime.server",
     "trivium.runtime.sockets",

@@ -22,6 +22,7 @@ from trivium.listen import is_loopback as is_loopback
 from trivium.listen import join_address as join_address
 from trivium.listen import name_all, short_listener
 from trivium.security.passwords import PasswordFormatError, check_stored_password
+from trivium.security.token_keys import ALGORITHMS
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
 DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
@@ -165,6 +166,76 @@ class AuthConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JwtConfig:
+    """`[jwt]`: tokens in place of passwords; see `trivium.security.tokens`."""
+
+    #: a public key or certificate in PEM, or the secret of an HMAC
+    key_file: str = ""
+    #: a file with a key set, and an address where one is served
+    jwks_file: str = ""
+    jwks_url: str = ""
+    #: seconds after which the key set is fetched again
+    refresh_seconds: float = 300.0
+    timeout_seconds: float = 5.0
+    algorithms: tuple[str, ...] = ALGORITHMS
+    #: one of which a token must be for; () is for anybody
+    audience: tuple[str, ...] = ()
+    #: who must have issued a token; "" is anybody whose key it is
+    issuer: str = ""
+    #: by which clocks may differ
+    leeway_seconds: float = 30.0
+    #: the claim with the user's name, and that with its tags, those with the prefix; "" is none
+    user_claim: str = "sub"
+    tags_claim: str = ""
+    tag_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        _check_times(self, "refresh_seconds", "timeout_seconds")
+        if self.leeway_seconds < 0:
+            raise ConfigError("leeway_seconds must not be negative")
+        for name in self.algorithms:
+            if name not in ALGORITHMS:
+                raise ConfigError(f"algorithms: {name!r} is not one of {', '.join(ALGORITHMS)}")
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether there are keys."""
+        return bool(self.key_file or self.jwks_file or self.jwks_url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAuthConfig:
+    """`[http_auth]`: who asks a server; see `trivium.security.http_authenticator`."""
+
+    #: where to POST; "" is nobody
+    url: str = ""
+    #: `json`: the body of the answer says; `status`: 200 is yes, 4xx is no
+    answer: Literal["json", "status"] = "json"
+    timeout_seconds: float = 5.0
+    #: for which an answer is remembered; 0 is not at all
+    cache_seconds: float = 60.0
+    #: header fields of each request, as for a token
+    headers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_times(self, "timeout_seconds")
+        if self.cache_seconds < 0:
+            raise ConfigError("cache_seconds must not be negative")
+        if self.url and not re.match(r"https?://[^/]", self.url):
+            raise ConfigError("url does not begin with http:// or https://")
+        for name, value in self.headers.items():
+            if not isinstance(value, str) or re.search(r"[\r\n\0]", name + value):
+                raise ConfigError("headers must be texts of one line")
+
+
+def _check_times(config: object, *names: str) -> None:
+    """Raise ConfigError unless all are times to wait for."""
+    for name in names:
+        if getattr(config, name) <= 0:
+            raise ConfigError(f"{name} must be greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserConfig:
     """`[users.NAME]`: one user."""
 
@@ -223,6 +294,8 @@ class Config:
     delivery: DeliveryConfig = DeliveryConfig()
     limits: LimitsConfig = LimitsConfig()
     auth: AuthConfig = AuthConfig()
+    jwt: JwtConfig = JwtConfig()
+    http_auth: HttpAuthConfig = HttpAuthConfig()
     users: Mapping[str, UserConfig] = field(default_factory=dict)
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()

@@ -17,7 +17,9 @@ class Opened:
         self.changes = 0
         self.pool = Pool()
         self.storage = storage or MemoryStorage()
-        found = Authentication(Config(), self.pool, self.changed, lambda: self.now_ms)
+        found = Authentication(
+            Config(), self.pool, changed=self.changed, now_ms=lambda: self.now_ms
+        )
         found.open(self.storage)
         self.authenticator, self.users, self.keys = found.authenticator, found.users, found.api_keys
 

@@ -169,6 +169,27 @@ def test_every_key_has_an_environment_variable() -> None:
             "methods": '["internal"]',
             "password_files": '["/p"]',
         },
+        "jwt": {
+            "key_file": "/j",
+            "jwks_file": "/s",
+            "jwks_url": "http://k/",
+            "refresh_seconds": "0.5",
+            "timeout_seconds": "0.5",
+            "algorithms": '["RS256"]',
+            "audience": '["a"]',
+            "issuer": "i",
+            "leeway_seconds": "0.5",
+            "user_claim": "u",
+            "tags_claim": "t",
+            "tag_prefix": "p",
+        },
+        "http_auth": {
+            "url": "http://a/",
+            "answer": "status",
+            "timeout_seconds": "0.5",
+            "cache_seconds": "0.5",
+            "headers": '{"x": "y"}',
+        },
         "log": {"level": "debug"},
         "tls": {
             "certificate": "/c",
@@ -201,7 +222,7 @@ def test_every_key_has_an_environment_variable() -> None:
                 assert value == (other,)
             elif key == "ciphers":
                 assert value == text
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple) or key == "headers":
                 assert json.dumps(value) == text
             else:
                 assert str(value).lower().removeprefix("127.0.0.1:") == text

@@ -15,7 +15,7 @@ def configure(*files: Path) -> tuple[Authentication, Pool, list[str]]:
     pool = Pool()
     changes: list[str] = []
     auth = AuthConfig(password_files=tuple(str(file) for file in files), guest=False)
-    found = Authentication(Config(auth=auth), pool, lambda: changes.append("changed"))
+    found = Authentication(Config(auth=auth), pool, changed=lambda: changes.append("changed"))
     return found, pool, changes
 
 

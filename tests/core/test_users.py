@@ -23,7 +23,7 @@ class Changes:
 
 def opened(storage: MemoryStorage, changes: Callable[[], None] = lambda: None) -> Users:
     config = Config(users={"fixed": UserConfig(password="x")})
-    found = Authentication(config, Pool(), changes)
+    found = Authentication(config, Pool(), changed=changes)
     found.open(storage)
     return found.users
 

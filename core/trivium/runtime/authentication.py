@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
-from trivium.config import Config
+from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Method
 from trivium.security.authenticator import Authenticator
+from trivium.security.certificates import CERTIFICATE, Certificates
+from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.stored import Remembered, RunInPool
+from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users, stored_users
+from trivium.security.web import Fetch, WebAnswer, WebRequest
 from trivium.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -27,7 +31,12 @@ logger = logging.getLogger(__name__)
 
 #: Names of all methods, in the order in which they are asked where none are named. First come those
 #: that know what they are shown by its form: it may stand beside the name of a user.
-METHODS: Final = (API_KEY, INTERNAL, PASSWORD_FILE)
+METHODS: Final = (API_KEY, JWT, CERTIFICATE, INTERNAL, PASSWORD_FILE, HTTP)
+
+
+def no_answer(request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
+    """Where nobody drives the broker no request is answered."""
+    done(None)
 
 
 class Authentication:
@@ -37,6 +46,7 @@ class Authentication:
         self,
         config: Config,
         run_in_pool: RunInPool,
+        fetch: Fetch = no_answer,
         changed: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -51,11 +61,15 @@ class Authentication:
             self._changed,
         )
         self.api_keys = ApiKeys(self.users, now_ms, self._changed)
-        methods: list[Method] = [self.users]
+        methods: list[Method] = [self.users, Certificates(self.users)]
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
             methods.append(PasswordFiles(paths, remembered, run_in_pool, self._changed))
         methods.append(self.api_keys)
+        if config.jwt.is_set_up:
+            methods.append(Tokens(token_rules(config.jwt), run_in_pool, fetch, now_ms))
+        if config.http_auth.url:
+            methods.append(HttpAuthenticator(web_rules(config.http_auth), fetch, now_ms))
         known = [method.name for method in methods]
         for place, names in [
             ("[auth]", auth.methods),
@@ -78,6 +92,35 @@ class Authentication:
     def _changed(self) -> None:
         self.authenticator.changed()
         self._tell()
+
+
+def token_rules(config: JwtConfig) -> TokenRules:
+    """What `[jwt]` says of tokens."""
+    return TokenRules(
+        key_file=config.key_file,
+        jwks_file=config.jwks_file,
+        jwks_url=config.jwks_url,
+        refresh_ms=int(config.refresh_seconds * 1000),
+        timeout_ms=int(config.timeout_seconds * 1000),
+        algorithms=config.algorithms,
+        audience=config.audience,
+        issuer=config.issuer,
+        leeway_ms=int(config.leeway_seconds * 1000),
+        user_claim=config.user_claim,
+        tags_claim=config.tags_claim,
+        tag_prefix=config.tag_prefix,
+    )
+
+
+def web_rules(config: HttpAuthConfig) -> WebRules:
+    """What `[http_auth]` says of the server that is asked."""
+    return WebRules(
+        url=config.url,
+        answer=config.answer,
+        timeout_ms=int(config.timeout_seconds * 1000),
+        cache_ms=int(config.cache_seconds * 1000),
+        headers=tuple(config.headers.items()),
+    )
 
 
 def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:

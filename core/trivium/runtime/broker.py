@@ -31,6 +31,7 @@ from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
 from trivium.security.authenticator import Authenticator
 from trivium.security.users import Users
+from trivium.security.web import WebAnswer, WebRequest
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.joining import RecoveredJoins
@@ -91,6 +92,10 @@ class Driver:
         """Run ``work`` off the loop, then ``done`` with its result on the loop."""
         done(work())
 
+    def fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
+        """Make a request over HTTP, then call ``done`` with its answer, None for none."""
+        done(None)
+
     def memory_limit(self) -> int:
         """Bytes of memory that this process may use; 0 when that is not known."""
         return 0
@@ -123,7 +128,7 @@ class Broker(Host):
         #: the clients that are in
         self.logins = Logins(self)
         self.authentication = Authentication(
-            self.config, self._run_blocking, self.logins.changed, lambda: self.now_ms
+            self.config, self._run_blocking, self._fetch, self.logins.changed, lambda: self.now_ms
         )
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}
@@ -386,6 +391,9 @@ class Broker(Host):
         for name, adapter in self.adapters.items():
             protocols[name] = adapter.metrics
         return render(protocols, [*process_samples(), *broker_samples(self)])
+
+    def _fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
+        self.driver.fetch(request, done)
 
     def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         self.driver.run_blocking(work, done)

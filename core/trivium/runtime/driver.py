@@ -17,7 +17,9 @@ from trivium.common.pieces import Piece
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import Driver
+from trivium.runtime.fetching import Fetcher
 from trivium.runtime.sockets import Refused, SocketDriver
+from trivium.security.web import WebAnswer, WebRequest
 
 if TYPE_CHECKING:
     from trivium.runtime.server import Server
@@ -44,6 +46,7 @@ class LoopDriver(Driver):
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._is_releasing = False
+        self._fetcher: Fetcher | None = None
 
     def begin_turn(self) -> None:
         """The loop calls something of ours: unless that was so before in this turn, read the
@@ -209,6 +212,16 @@ class LoopDriver(Driver):
             self.call(lambda: done(not future.cancelled() and future.result()))
 
         self._loop.run_in_executor(None, attempt).add_done_callback(finished)
+
+    def fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self.call)
+        self._fetcher.fetch(request, done)
+
+    async def stop_fetching(self) -> None:
+        """Give up what is asked over HTTP."""
+        if self._fetcher is not None:
+            await self._fetcher.stop()
 
     def memory_limit(self) -> int:
         return total_memory_bytes()

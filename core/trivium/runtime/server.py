@@ -121,6 +121,7 @@ class Server:
             driver.abort()
         await asyncio.sleep(0)
         try:
+            await self.driver.stop_fetching()
             await self._listeners.stop_http()
         finally:
             await self._close_storage()

@@ -10,6 +10,7 @@ from trivium import errors as core
 from trivium.runtime.adapter import make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Login
+from trivium.security.authenticator import MAX_CREDENTIAL_BYTES
 from trivium_native.server import states
 from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 #: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
 UNDECIDED: Final = FOR_PROTOCOL
 
-MAX_PASSWORD_BYTES: Final = 1024
 
 
 class Handshake:
@@ -85,7 +85,7 @@ class Handshake:
         try:
             vhost = fields.text("vhost", "/")
             username = fields.optional_text("username")
-            password = fields.data("password", b"", MAX_PASSWORD_BYTES)
+            password = fields.data("password", b"", MAX_CREDENTIAL_BYTES)
             fields.finish()
         except InvalidArgument as error:
             raise Malformed(error.text) from None

@@ -1,0 +1,45 @@
+"""Client certificates in place of a password: TLS has verified them, and says whose they are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.errors import PreconditionFailed
+from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
+from trivium.security.identity import Identity
+from trivium.security.users import Users, check_name
+
+CERTIFICATE: Final = "certificate"
+
+
+class Certificates(Method):
+    """Admits whoever the certificate names, and shows no password; tags are those of the user."""
+
+    name = CERTIFICATE
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+
+    def check(self, attempt: Attempt, decided: Decided) -> None:
+        owner = attempt.certificate_user
+        if not owner or attempt.password:
+            decided(UNKNOWN)
+            return
+        if attempt.username not in (None, "", owner):
+            decided(REFUSED)
+            return
+        try:
+            check_name(owner)
+        except PreconditionFailed:
+            decided(REFUSED)
+            return
+        decided(Verdict(self._login(owner)))
+
+    def current(self, login: Login) -> Login | None:
+        found = self._login(login.key)
+        return login if found == login else found
+
+    def _login(self, owner: str) -> Login:
+        user = self._users.find(owner)
+        tags: frozenset[str] = frozenset() if user is None else user.tags
+        return Login(identity=Identity(owner, tags), method=self.name, key=owner)
