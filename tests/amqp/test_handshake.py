@@ -19,8 +19,8 @@ from tests.support.amqp import (
     start_ok,
 )
 from trivium import __version__
-from trivium.config import Config, LimitsConfig, UserConfig
-from trivium.runtime.adapter import DISCARDED_BYTES
+from trivium.config import AuthConfig, Config, LimitsConfig, UserConfig
+from trivium.runtime.adapter import DISCARDED_BYTES, ClientCertificate
 from trivium.security.passwords import hash_password
 from trivium_amqp.handshake import FOR_ANSWERS
 
@@ -58,7 +58,7 @@ def test_connection_start_properties(server: Server) -> None:
     client.feed(PROTOCOL_HEADER)
     (start,) = client.take()
     assert (start.version_major, start.version_minor) == (0, 9)
-    assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN"}
+    assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN", "ANONYMOUS"}
     assert "en_US" in start.locales.split()
     properties = start.server_properties
     assert {"platform", "cluster_name", "information"} < set(properties)
@@ -334,6 +334,99 @@ def test_a_fault_of_ours_is_541_and_the_rest_of_the_stream_is_ignored(client: Cl
 def test_update_secret_is_accepted(client: Client) -> None:
     answer = client.ask(Connection.UpdateSecret("new", "rotation"), channel=0)
     assert answer.name == "Connection.UpdateSecretOk"
+
+
+def expiring(server: Server, seconds: int, user: str = "guest") -> bytes:
+    """A key of a user."""
+    expires_ms = server.broker.now_ms + seconds * 1000
+    _, text = server.broker.authentication.api_keys.add(user, expires_ms=expires_ms)
+    return text.encode()
+
+
+def test_update_secret_keeps_a_connection_whose_credential_expires(server: Server) -> None:
+    client = server.open(user=b"guest", password=expiring(server, 30))
+    new = expiring(server, 90).decode()
+    answer = client.ask(Connection.UpdateSecret(new, "rotation"), channel=0)
+    assert answer.name == "Connection.UpdateSecretOk"
+    server.advance(60)
+    assert client.take() == []
+    server.advance(32)
+    text = "CONNECTION_FORCED - the credentials do not hold any more"
+    assert_connection_closed(client, 320, text)
+
+
+@pytest.mark.parametrize("secret", ["wrong", "guest", "other"])
+def test_update_secret_with_one_that_does_not_hold_ends_the_connection(
+    server: Server, secret: str
+) -> None:
+    """A password lets in as well; another user's key does not."""
+    server.broker.users.add("ann", hash_password(b"x"))
+    client = server.open(user=b"guest", password=expiring(server, 30))
+    if secret == "other":
+        secret = expiring(server, 90, "ann").decode()
+    client.send(Connection.UpdateSecret(secret, "rotation"), channel=0)
+    if secret == "guest":
+        assert names(client.take()) == ["Connection.UpdateSecretOk"]
+    else:
+        text = "NOT_ALLOWED - New secret was refused by one of the backends"
+        assert_connection_closed(client, 530, text)
+
+
+def start_with(client: Client, mechanism: str, response: str = "") -> None:
+    client.feed(PROTOCOL_HEADER)
+    start = start_ok()
+    start.mechanism, start.response = mechanism, response
+    client.send(start, channel=0)
+
+
+def certified(server: Server, owner: str) -> Client:
+    """A client whose certificate TLS has verified."""
+    client = server.connect()
+    client.connection.peer.certificate = ClientCertificate(owner, (), (), (), owner)
+    return client
+
+
+@pytest.mark.parametrize("response", ["", "ann"])
+def test_external_lets_in_whom_the_certificate_names(server: Server, response: str) -> None:
+    client = certified(server, "ann")
+    start_with(client, "EXTERNAL", response)
+    start, tune = client.take()
+    assert start.mechanisms == "PLAIN AMQPLAIN EXTERNAL ANONYMOUS"
+    assert tune.name == "Connection.Tune"
+    assert client.connection.identity.name == "ann"
+
+
+@pytest.mark.parametrize(
+    ("owner", "response"), [("ann", "bob"), ("", ""), ("", "ann"), ("a\nb", ""), ("guest", "\xff")]
+)
+def test_external_refuses_everybody_else(server: Server, owner: str, response: str) -> None:
+    client = certified(server, owner)
+    start_with(client, "EXTERNAL", response)
+    assert names(client.take()) == ["Connection.Start", "Connection.Close"]
+
+
+def test_external_without_a_certificate_is_refused(server: Server) -> None:
+    client = server.connect()
+    start_with(client, "EXTERNAL")
+    assert names(client.take()) == ["Connection.Start", "Connection.Close"]
+
+
+def test_anonymous_is_offered_and_taken_where_anonymous_clients_may_come() -> None:
+    client = Server().connect()
+    start_with(client, "ANONYMOUS", "whoever")
+    assert names(client.take()) == ["Connection.Start", "Connection.Tune"]
+    assert client.connection.identity.is_anonymous
+    client = Server(config=Config(auth=AuthConfig(anonymous="never"))).connect()
+    start_with(client, "ANONYMOUS")
+    start, close = client.take()
+    assert start.mechanisms == "PLAIN AMQPLAIN"
+    assert close.name == "Connection.Close"
+
+
+def test_anonymous_does_not_make_use_of_a_certificate(server: Server) -> None:
+    client = certified(server, "ann")
+    start_with(client, "ANONYMOUS")
+    assert client.connection.identity.is_anonymous
 
 
 def test_handshake_has_a_time_limit() -> None:

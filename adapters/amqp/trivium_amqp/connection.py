@@ -48,7 +48,7 @@ from trivium_amqp.confirms import Confirms
 from trivium_amqp.content import Target
 from trivium_amqp.discarded import Discarded
 from trivium_amqp.dispatches import Dispatches
-from trivium_amqp.handshake import FOR_ANSWERS, Handshake
+from trivium_amqp.handshake import FOR_ANSWERS, Handshake, Renewal
 from trivium_amqp.liveness import Liveness
 from trivium_amqp.options import AmqpOptions
 from trivium_amqp.pause import Pause
@@ -339,7 +339,7 @@ class AmqpConnection(FramedConnection):
             else:
                 self.is_closed = True
         elif event == methods.CONNECTION_UPDATE_SECRET:
-            self.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
+            Renewal(self).start(arguments[0])
         else:
             assert self._handshake is not None
             self._handshake.take_method(event, arguments)

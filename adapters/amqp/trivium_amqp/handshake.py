@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
@@ -35,6 +36,9 @@ FOR_ANSWERS: Final = FOR_PROTOCOL
 
 #: In RabbitMQ's order.
 MECHANISMS: Final = b"PLAIN AMQPLAIN"
+#: Where the client has shown a certificate, and where clients without credentials may come in.
+EXTERNAL: Final = "EXTERNAL"
+ANONYMOUS: Final = "ANONYMOUS"
 LOCALES: Final = b"en_US"
 
 #: What clients gate features on; each one is true.
@@ -92,9 +96,19 @@ class Handshake:
         self._connection.state = states.STARTING
         self._connection.send(
             method_frame(
-                0, methods.CONNECTION_START, 0, 9, server_properties(), MECHANISMS, LOCALES
+                0, methods.CONNECTION_START, 0, 9, server_properties(), self._mechanisms(), LOCALES
             )
         )
+
+    def _mechanisms(self) -> bytes:
+        """Those that may be used by this client."""
+        peer = self._connection.peer
+        found = MECHANISMS
+        if peer.certificate is not None and peer.certificate.user_name:
+            found += b" " + EXTERNAL.encode()
+        if self._connection.broker.authenticator.admits_anonymous(peer.listener.config):
+            found += b" " + ANONYMOUS.encode()
+        return found
 
     def take_method(self, method: int, arguments: list[Any]) -> None:
         """A method came that the state admits. Raises ConnectionException."""
@@ -116,9 +130,14 @@ class Handshake:
         if credentials is None:
             self._authenticated(None)
             return
-        connection.user, password = credentials
+        username, password = credentials
+        connection.user = username or ""
         self._is_waiting = True
-        attempt = make_attempt(connection, connection.user, password)
+        attempt = make_attempt(connection, username, password)
+        if mechanism == EXTERNAL:
+            attempt = replace(attempt, only="certificate", admits_anonymous=False)
+        elif mechanism == ANONYMOUS:
+            attempt = replace(attempt, only="")
         connection.broker.authenticator.authenticate(attempt, self._authenticated)
         # The answer may have come within the call.
         if self._is_waiting:
@@ -132,6 +151,7 @@ class Handshake:
         self._is_waiting = False
         if login is not None:
             connection.admit(login)
+            connection.user = login.identity.name
             connection.state = states.TUNING
             offer = connection.options
             connection.send(
@@ -187,9 +207,10 @@ class Handshake:
         connection.send(method_frame(0, methods.CONNECTION_OPEN_OK))
 
 
-def read_credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
-    """User and password of a SASL response; None when there are none, or no such mechanism.
+def read_credentials(mechanism: str, response: bytes) -> tuple[str | None, bytes] | None:
+    """User and password of a SASL response; None when it has none, or there is no such mechanism.
 
+    EXTERNAL has a user or none (RFC 4422, A), ANONYMOUS says nothing that counts (RFC 4505).
     PLAIN is ``[identity] NUL user NUL password`` (RFC 4616); AMQPLAIN is a field table without its
     length, with LOGIN and PASSWORD.
     """
@@ -201,6 +222,13 @@ def read_credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | Non
             return parts[1].decode(), parts[2]
         except UnicodeDecodeError:
             return None
+    if mechanism == ANONYMOUS:
+        return None, b""
+    if mechanism == EXTERNAL:
+        try:
+            return response.decode() or None, b""
+        except UnicodeDecodeError:
+            return None
     if mechanism == "AMQPLAIN":
         table = decode_table(response, 0, len(response))
         login, password = table.get("LOGIN"), table.get("PASSWORD")
@@ -209,6 +237,46 @@ def read_credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | Non
         if isinstance(login, str) and isinstance(password, bytes):
             return login, password
     return None
+
+
+class Renewal:
+    """A client shows a new secret: connection.update-secret, an extension of RabbitMQ."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._is_waiting = True
+        self._is_held = False
+
+    def start(self, secret: bytes) -> None:
+        """Check the secret, then answer; a refused one ends the connection, as in RabbitMQ."""
+        connection = self._connection
+        login = connection.login
+        assert login is not None, "an open connection has authenticated"
+        attempt = make_attempt(connection, login.identity.name, secret)
+        connection.broker.authenticator.renew(login, attempt, self._decided)
+        if self._is_waiting:
+            self._is_held = True
+            connection.hold_input(FOR_ANSWERS)
+
+    def _decided(self, login: Login | None) -> None:
+        self._is_waiting = False
+        connection = self._connection
+        if connection.is_closed or connection.state is not states.RUNNING:
+            return
+        if login is None:
+            connection.metrics.authentication_failures += 1
+            logger.info(
+                "%s: a new secret of user %r is refused", connection.peer.address, connection.user
+            )
+            text = "New secret was refused by one of the backends"
+            connection.fail(
+                ConnectionException(NOT_ALLOWED, text), methods.CONNECTION_UPDATE_SECRET
+            )
+            return
+        connection.admit(login)
+        connection.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
+        if self._is_held:
+            connection.continue_input(FOR_ANSWERS)
 
 
 def _refused(name: str, value: int, relation: str, limit: int) -> ConnectionException:

@@ -20,6 +20,8 @@ class Attempt:
     is_loopback: bool = False
     #: names of the methods to ask, in order; () is those of `[auth]`
     methods: tuple[str, ...] = ()
+    #: the only one of them to ask, as the client wants it; "" is none
+    only: str | None = None
     #: whether clients without credentials may come in here
     admits_anonymous: bool = False
     #: whether credentials that no method knows count as none

@@ -60,12 +60,29 @@ class Authenticator:
             done(None)
             return
         chain = attempt.methods or self._chain
+        if attempt.only is not None:
+            chain = tuple(name for name in chain if name == attempt.only)
         self._ask(chain, 0, attempt, done)
 
     def current(self, login: Login) -> Login | None:
         """What holds now for a client that is in; None when it must go."""
         method = self._methods.get(login.method)
         return login if method is None else method.current(login)
+
+    def renew(self, login: Login, attempt: Attempt, done: Done) -> None:
+        """Call `done` with what holds from now on for a client that shows a new credential.
+
+        None when it is refused, or is another user's. What does not expire needs no renewal.
+        """
+        if not login.expires_ms:
+            done(login)
+            return
+
+        def decided(found: Login | None) -> None:
+            is_same = found is not None and found.identity.name == login.identity.name
+            done(found if is_same else None)
+
+        self.authenticate(attempt, decided)
 
     def changed(self) -> None:
         """Users or their passwords are others than before."""

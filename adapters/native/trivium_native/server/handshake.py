@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 UNDECIDED: Final = FOR_PROTOCOL
 
 
-
 class Handshake:
     """The handshake of one connection."""
 
