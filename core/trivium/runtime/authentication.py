@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
+from trivium.host import Host
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Method
-from trivium.security.authenticator import Authenticator
+from trivium.security.authenticator import Authenticator, Clock
 from trivium.security.certificates import CERTIFICATE, Certificates
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
@@ -49,6 +50,7 @@ class Authentication:
         fetch: Fetch = no_answer,
         changed: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: 0,
+        clock: Clock | None = None,
     ) -> None:
         self._tell = changed
         remembered = Remembered()
@@ -82,6 +84,7 @@ class Authentication:
             auth.anonymous,
             remembered,
             run_in_pool,
+            clock or Clock(),
         )
 
     def open(self, storage: Storage) -> None:
@@ -135,6 +138,27 @@ def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:
 def make_authenticator(config: Config, run_in_pool: RunInPool) -> Authenticator:
     """Who may connect, as configured."""
     return Authentication(config, run_in_pool).authenticator
+
+
+class HostClock(Clock):
+    """The clock of a broker, and its timers."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def now(self) -> int:
+        return self._host.elapsed_ms
+
+    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
+        self._host.timeouts.call_at(self._host.elapsed_ms + milliseconds, _Later(work))
+
+
+class _Later(Timed):
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def due(self) -> None:
+        self._work()
 
 
 class Logins(Timed):

@@ -26,7 +26,7 @@ from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
-from trivium.runtime.authentication import Authentication, Logins
+from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
 from trivium.security.authenticator import Authenticator
@@ -128,7 +128,12 @@ class Broker(Host):
         #: the clients that are in
         self.logins = Logins(self)
         self.authentication = Authentication(
-            self.config, self._run_blocking, self._fetch, self.logins.changed, lambda: self.now_ms
+            self.config,
+            self._run_blocking,
+            self._fetch,
+            self.logins.changed,
+            lambda: self.now_ms,
+            HostClock(self),
         )
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from trivium.listen import ListenerConfig
 from trivium.security.attempts import Attempt, Login, Method, Verdict
+from trivium.security.failures import Failures
 from trivium.security.identity import Identity
 from trivium.security.passwords import verify_password
 from trivium.security.stored import MAX_PASSWORD_BYTES, Remembered, RunInPool
@@ -22,6 +23,18 @@ MAX_CREDENTIAL_BYTES: Final = 16 * 1024
 
 #: Called with who the client is, None when it may not connect.
 Done = Callable[[Login | None], None]
+
+
+class Clock:
+    """The time that the authenticator goes by."""
+
+    def now(self) -> int:
+        """Milliseconds on a clock that is never set."""
+        return 0
+
+    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
+        """Call `work` after some time."""
+        work()
 
 
 class Authenticator:
@@ -34,6 +47,7 @@ class Authenticator:
         anonymous: Literal["loopback", "always", "never"],
         remembered: Remembered,
         run_in_pool: RunInPool,
+        clock: Clock,
         anonymous_tags: frozenset[str] = frozenset(),
     ) -> None:
         self._methods = {method.name: method for method in methods}
@@ -43,6 +57,8 @@ class Authenticator:
         self._run_in_pool = run_in_pool
         #: who clients without credentials are
         self.anonymous = Identity("", anonymous_tags, is_anonymous=True)
+        self._clock = clock
+        self._failures = Failures()
         # By chain, what an unknown user's password is compared with, for the work alone.
         self._decoys: dict[tuple[str, ...], list[str]] = {}
 
@@ -62,7 +78,23 @@ class Authenticator:
         chain = attempt.methods or self._chain
         if attempt.only is not None:
             chain = tuple(name for name in chain if name == attempt.only)
-        self._ask(chain, 0, attempt, done)
+        shows_nothing = attempt.username is None and not attempt.password
+        if shows_nothing:
+            self._ask(chain, 0, attempt, done)
+            return
+
+        def decided(login: Login | None) -> None:
+            if login is None:
+                self._failures.failed(attempt, self._clock.now())
+            else:
+                self._failures.succeeded(attempt)
+            done(login)
+
+        wait = self._failures.wait(attempt, self._clock.now())
+        if wait:
+            self._clock.call_later(wait, lambda: self._ask(chain, 0, attempt, decided))
+        else:
+            self._ask(chain, 0, attempt, decided)
 
     def current(self, login: Login) -> Login | None:
         """What holds now for a client that is in; None when it must go."""

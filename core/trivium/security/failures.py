@@ -1,0 +1,91 @@
+"""Failed logins: whoever fails again and again waits before the next attempt is looked at.
+
+Failures are counted by address and user together, where the wait soon becomes long; and by address
+and by user alone, where it takes many failures and stays short: behind one address there may be
+many clients, and nobody may lock a user out from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from trivium.security.attempts import Attempt
+
+#: milliseconds without a failure after which those before are forgotten
+FORGOTTEN_MS: Final = 60_000
+#: counts that are kept of each kind; beyond them the one that failed longest ago is forgotten
+MAX_COUNTS: Final = 10_000
+#: milliseconds that the first failure costs which is not free; each further one costs twice that
+FIRST_WAIT_MS: Final = 250
+
+#: failures that cost nothing, and the longest wait in milliseconds: it is within the time that a
+#: client has to authenticate
+BY_BOTH: Final = (3, 8_000)
+BY_ADDRESS: Final = (50, 1_000)
+BY_USER: Final = (20, 1_000)
+
+
+class Counts:
+    """Failures by some name."""
+
+    def __init__(self, free: int, longest_ms: int) -> None:
+        self._free = free
+        self._longest_ms = longest_ms
+        # By name the number of failures and the time of the last one, that one at the end.
+        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def failed(self, name: str, now: int) -> None:
+        """Count a failure."""
+        count, at = self._counts.pop(name, (0, now))
+        if now - at >= FORGOTTEN_MS:
+            count = 0
+        self._counts[name] = (count + 1, now)
+        if len(self._counts) > MAX_COUNTS:
+            self._counts.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """It was right this time."""
+        self._counts.pop(name, None)
+
+    def wait(self, name: str, now: int) -> int:
+        """Milliseconds to wait before the next attempt."""
+        count, at = self._counts.get(name, (0, now))
+        beyond = count - self._free
+        if beyond < 0 or now - at >= FORGOTTEN_MS:
+            return 0
+        # The shift is bounded, since the number would be as long as the count is large.
+        return min(FIRST_WAIT_MS << min(beyond, 16), self._longest_ms)
+
+
+class Failures:
+    """The failed logins of one broker; times are milliseconds on a clock that is never set."""
+
+    def __init__(self) -> None:
+        self._by_both = Counts(*BY_BOTH)
+        self._by_address = Counts(*BY_ADDRESS)
+        self._by_user = Counts(*BY_USER)
+
+    def wait(self, attempt: Attempt, now: int) -> int:
+        """Milliseconds before the attempt may be looked at."""
+        address, user = attempt.address, attempt.username or ""
+        return max(
+            self._by_both.wait(f"{address} {user}", now),
+            self._by_address.wait(address, now),
+            self._by_user.wait(user, now) if user else 0,
+        )
+
+    def failed(self, attempt: Attempt, now: int) -> None:
+        """An attempt was refused."""
+        address, user = attempt.address, attempt.username or ""
+        self._by_both.failed(f"{address} {user}", now)
+        self._by_address.failed(address, now)
+        if user:
+            self._by_user.failed(user, now)
+
+    def succeeded(self, attempt: Attempt) -> None:
+        """An attempt was right."""
+        self._by_both.forget(f"{attempt.address} {attempt.username or ''}")

@@ -1,0 +1,152 @@
+"""Failed logins slow down who fails, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support import amqp, mqtt, native
+from tests.support.authentication import MOSQUITTO_7, Pool
+from trivium.config import Config
+from trivium.runtime.authentication import Authentication
+from trivium.security import failures as module
+from trivium.security.attempts import Attempt, Login
+from trivium.security.authenticator import Clock
+from trivium.security.failures import Counts, Failures
+from trivium.storage.memory import MemoryStorage
+
+
+def shown(address: str = "10.0.0.1", user: str = "ann", password: bytes = b"wrong") -> Attempt:
+    return Attempt(username=user, password=password, address=address)
+
+
+def test_the_wait_doubles_and_is_bounded() -> None:
+    failures = Failures()
+    waits: list[int] = []
+    for _ in range(12):
+        waits.append(failures.wait(shown(), 0))
+        failures.failed(shown(), 0)
+    assert waits == [0, 0, 0, 250, 500, 1000, 2000, 4000, 8000, 8000, 8000, 8000]
+    for _ in range(10_000):
+        failures.failed(shown(), 0)
+    assert failures.wait(shown(), 0) == 8000
+
+
+def test_failures_are_forgotten_after_a_time_and_by_success() -> None:
+    failures = Failures()
+    for _ in range(5):
+        failures.failed(shown(), 0)
+    assert failures.wait(shown(), 59_999) == 1000
+    assert failures.wait(shown(), 60_000) == 0
+    failures.failed(shown(), 60_000)
+    assert failures.wait(shown(), 60_000) == 0, "counted anew"
+    for _ in range(5):
+        failures.failed(shown(), 60_000)
+    failures.succeeded(shown())
+    assert failures.wait(shown(), 60_000) == 0
+
+
+def test_others_at_the_address_and_the_user_elsewhere_do_not_wait() -> None:
+    failures = Failures()
+    for _ in range(15):
+        failures.failed(shown(), 0)
+    assert failures.wait(shown(), 0) == 8000
+    assert failures.wait(shown(user="bob"), 0) == 0
+    assert failures.wait(shown(address="10.0.0.2"), 0) == 0
+
+
+def test_many_names_of_one_address_wait_shortly() -> None:
+    failures = Failures()
+    for number in range(100):
+        failures.failed(shown(user=f"user{number}"), 0)
+    assert failures.wait(shown(user="another"), 0) == 1000
+    assert failures.wait(shown("10.0.0.2", "another"), 0) == 0
+
+
+def test_one_name_from_many_addresses_waits_shortly() -> None:
+    failures = Failures()
+    for number in range(100):
+        failures.failed(shown(f"10.0.1.{number}"), 0)
+    assert failures.wait(shown("10.0.0.2"), 0) == 1000
+    assert failures.wait(shown("10.0.0.2", "bob"), 0) == 0
+
+
+def test_so_many_counts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_COUNTS", 2)
+    counts = Counts(1, 1000)
+    for name in ("a", "b", "a", "c"):
+        counts.failed(name, 0)
+    assert len(counts) == 2
+    assert counts.wait("a", 0) == 500
+    assert counts.wait("b", 0) == 0
+
+
+class Moved(Clock):
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
+        self.waiting.append((milliseconds, work))
+
+
+def test_an_attempt_that_waits_is_not_looked_at_and_others_are() -> None:
+    pool, clock = Pool(), Moved()
+    found = Authentication(Config(), pool, clock=clock)
+    found.open(MemoryStorage())
+    found.users.add("ann", MOSQUITTO_7)
+    answers: list[Login | None] = []
+    for _ in range(3):
+        found.authenticator.authenticate(shown(), answers.append)
+        pool.run()
+    assert answers == [None] * 3
+    found.authenticator.authenticate(shown(password=b"right"), answers.append)
+    assert (len(pool.waiting), len(answers)) == (0, 3)
+    found.authenticator.authenticate(shown("10.0.0.2", password=b"right"), answers.append)
+    pool.run()
+    assert answers[3] is not None
+    ((milliseconds, work),) = clock.waiting
+    assert milliseconds == 250
+    work()
+    pool.run()
+    assert answers[4] is not None
+
+
+def test_a_client_without_credentials_never_waits() -> None:
+    clock = Moved()
+    found = Authentication(Config(), Pool(), clock=clock)
+    answers: list[Login | None] = []
+    for _ in range(200):
+        attempt = Attempt(username=None, address="10.0.0.1")
+        found.authenticator.authenticate(attempt, answers.append)
+    assert answers == [None] * 200
+    assert not clock.waiting
+
+
+def test_a_client_waits_for_its_answer() -> None:
+    """Four wrong passwords: the fourth is answered a quarter of a second later."""
+    server = amqp.Server()
+    for _ in range(3):
+        client = server.connect()
+        client.feed(amqp.PROTOCOL_HEADER)
+        client.send(amqp.start_ok(b"guest", b"wrong"), channel=0)
+        assert amqp.names(client.take())[-1] == "Connection.Close"
+    client = server.connect()
+    client.feed(amqp.PROTOCOL_HEADER)
+    client.send(amqp.start_ok(b"guest", b"guest"), channel=0)
+    assert amqp.names(client.take()) == ["Connection.Start"]
+    server.advance(0.25)
+    assert amqp.names(client.take()) == ["Connection.Tune"]
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing() -> None:
+    server = mqtt.Server()
+    data = mqtt.connect("c", 5, username="guest", password=b"wrong")
+    for _ in range(3):
+        server.connect().feed(data)
+    client = server.connect()
+    client.feed(data)
+    client.lose()
+    server.advance(1)
+    assert client.take_bytes() == b""
+    assert native.Server().open()
