@@ -197,6 +197,8 @@ class ListenerConfig:
     methods: tuple[str, ...] = ()
     #: at a time; 0 is no limit but `[limits] max_connections`
     max_connections: int = 0
+    #: what can be set about the protocol, in place of `Config.protocols`; None is that
+    options: object = None
 
     def __post_init__(self) -> None:
         for name in NOT_SERVED:

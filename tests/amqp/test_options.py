@@ -6,7 +6,7 @@ import pytest
 from pamqp.commands import Connection, Tx
 
 from tests.support.amqp import PROTOCOL_HEADER, Server, assert_connection_closed, start_ok
-from trivium.config import Config, LimitsConfig, Listen
+from trivium.config import Config, LimitsConfig, Listen, ListenerConfig
 from trivium.errors import ConfigError
 from trivium_amqp.options import AmqpOptions
 
@@ -95,3 +95,13 @@ def test_a_transaction_is_limited_in_bytes() -> None:
     (close,) = client.take()
     text = "PRECONDITION_FAILED - transaction is larger than 1000 bytes"
     assert (close.reply_code, close.reply_text) == (406, text)
+
+
+def test_a_listener_has_options_of_its_own() -> None:
+    own = AmqpOptions(channel_max=3, frame_max=4096, heartbeat=1, max_message_bytes=80)
+    listener = ListenerConfig(protocol="amqp", address="127.0.0.1:0", options=own)
+    client = Server(None, Config(listen={}, listeners=(listener,))).connect()
+    client.feed(PROTOCOL_HEADER)
+    client.send(start_ok(), channel=0)
+    tune = client.take()[-1]
+    assert (tune.channel_max, tune.frame_max, tune.heartbeat) == (3, 4096, 1)

@@ -489,3 +489,27 @@ def test_a_protocol_has_a_section_of_its_own(tmp_path: Path) -> None:
 def test_a_wrong_key_of_a_protocol_is_told(text: str, error: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         _with_own(text, tmp_path)
+
+
+def test_a_listener_has_options_of_its_own(tmp_path: Path) -> None:
+    listener_of = "[[listeners]]\nname = 'a'\nprotocol = 'own'\naddress = '1'\n"
+    text = f"[own]\nmost = 3\nleast = 1\n{listener_of}"
+    environment = {"TRIVIUM_LISTENERS__a__OPTIONS": '{"least": 2}'}
+    (listener,) = _with_own(f"{text}options.most = 4", tmp_path, environment).listeners
+    assert listener.options == _Own(4, 2)
+    (listener,) = _with_own(text, tmp_path).listeners
+    assert listener.options is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("protocol = 'own'\noptions.other = 1", "a options has no key 'other'"),
+        ("protocol = 'own'\noptions.most = -1", "a options most must not be negative"),
+        ("protocol = 'own'\noptions = 1", "a options = 1: not a table"),
+        ("options.most = 1", "a has no key 'options'"),
+    ],
+)
+def test_wrong_options_of_a_listener_are_told(text: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        _with_own(f"[[listeners]]\nname = 'a'\naddress = '1'\n{text}", tmp_path)

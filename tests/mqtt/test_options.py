@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.mqtt import Server, connect, publish, subscribe
-from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
-from trivium.config import Config, LimitsConfig, Listen
+from trivium.config import Config, LimitsConfig, Listen, ListenerConfig
 from trivium.errors import ConfigError
 from trivium_mqtt.codec.packets import acknowledgement
 from trivium_mqtt.options import MqttOptions
@@ -97,16 +96,6 @@ def test_a_longer_topic_of_a_will_is_refused(options: MqttOptions, good: str, ba
     assert client.take_bytes()[:4] == b"\x20\x03\x00\x90"
 
 
-def test_a_will_from_before_a_lower_limit_is_dropped() -> None:
-    before = Server(host=Host())
-    before.open_kept("c", 5, will=("a/b/c", b"", 1, False))
-    before.sync()
-    host = Host(before.host.disk.power_cut(None))
-    after = Server(host=host, options=MqttOptions(maximum_topic_levels=2))
-    after.sync()
-    assert after.adapter.metrics.messages_dropped == 1
-
-
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_messages_of_a_session_are_limited_in_bytes(on_disk: bool) -> None:
     storage = HeldStorage() if on_disk else None
@@ -123,3 +112,16 @@ def test_messages_of_a_session_are_limited_in_bytes(on_disk: bool) -> None:
     client = server.open_kept("c")
     server.sync()
     assert len([body for first, body in client.take() if first & 0xF0 == 0x30]) == 3
+
+
+def test_a_listener_has_options_of_its_own() -> None:
+    own = MqttOptions(receive_maximum=7, maximum_subscriptions=1, maximum_packet_bytes=90)
+    listener = ListenerConfig(protocol="mqtt", address="127.0.0.1:0", options=own)
+    client = Server(config=Config(listen={}, listeners=(listener,))).open("c", 5)
+    assert b"\x21\x00\x07" in client.connack[1]
+    assert b"\x27" + (90).to_bytes(4, "big") in client.connack[1]
+    client.subscribe("a")
+    client.feed(subscribe("b", 0, 7, 5))
+    assert client.take_bytes() == b"\x90\x04\x00\x07\x00\x97"
+    client.feed(publish("t", bytes(90), version=5))
+    assert client.take_bytes() == b"\xe0\x01\x95"

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from tests.support.native import Client, Server, code, entry, limited, publish
-from trivium.config import Config, LimitsConfig, Listen
+from trivium.config import Config, LimitsConfig, Listen, ListenerConfig
 from trivium.errors import ConfigError
 from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
@@ -108,3 +108,11 @@ def test_a_fetch_waits_no_longer_than_is_set(reader: Client) -> None:
     reader.server.broker.now_ms += 1
     reader.server.broker.end_turn()
     assert len(reader.take()) == 1
+
+
+def test_a_listener_has_options_of_its_own() -> None:
+    own = NativeOptions(max_subscriptions=1)
+    listener = ListenerConfig(protocol="native", address="127.0.0.1:0", options=own)
+    client = Server(None, Config(listen={}, listeners=(listener,))).open()
+    client.ask(frames.SUBSCRIBE, subscription=1, **LIVE)
+    assert client.refused(frames.SUBSCRIBE, subscription=2, **LIVE) == 403

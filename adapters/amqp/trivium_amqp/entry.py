@@ -25,15 +25,24 @@ class AmqpAdapter(Adapter):
         self._options = AmqpOptions() if options is None else options
         self.metrics = ProtocolMetrics()
         self._broker: Broker | None = None
+        self._most = 0
 
     def start(self, broker: Broker) -> None:
         """This protocol has no durable state of its own."""
         self._broker = broker
-        options = self._options
-        most = broker.config.limits.max_message_bytes
-        size = min(options.max_message_bytes or most, most)
-        self._options = replace(options, max_message_bytes=size)
+        self._most = broker.config.limits.max_message_bytes
+        self._options = self._bounded(self._options)
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None
-        return AmqpConnection(self.metrics, self._options, self._broker, transport, peer)
+        options = self._options
+        own = peer.listener.config.options
+        if own is not None:
+            assert isinstance(own, AmqpOptions)
+            options = self._bounded(own)
+        return AmqpConnection(self.metrics, options, self._broker, transport, peer)
+
+    def _bounded(self, options: AmqpOptions) -> AmqpOptions:
+        """``options`` with the largest message that clients may send."""
+        most = self._most
+        return replace(options, max_message_bytes=min(options.max_message_bytes or most, most))

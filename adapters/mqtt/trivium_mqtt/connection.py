@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING
 
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport, make_attempt
@@ -40,9 +39,6 @@ from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.states import AUTHENTICATES
 from trivium_mqtt.subscribing import Subscribing
 
-if TYPE_CHECKING:
-    from trivium_mqtt.mqtt_adapter import MqttAdapter
-
 logger = logging.getLogger(__name__)
 
 
@@ -50,10 +46,9 @@ class MqttConnection(Reader):
     """A client's connection, from CONNECT to its end."""
 
     def __init__(
-        self, adapter: MqttAdapter, sessions: Sessions, transport: Transport, peer: Peer
+        self, options: MqttOptions, sessions: Sessions, transport: Transport, peer: Peer
     ) -> None:
-        super().__init__(sessions, transport, peer)
-        self.adapter = adapter
+        super().__init__(options, sessions, transport, peer)
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
@@ -72,10 +67,10 @@ class MqttConnection(Reader):
             packet = packets.Acknowledgement(first, data, at, end, self.version)
             self.take_acknowledgement(first, packet.packet_id, packet.reason)
         elif first == packets.SUBSCRIBE:
-            most = self.sessions.options.maximum_subscriptions
+            most = self.options.maximum_subscriptions
             self._subscriptions().take(Subscribe(data, at, end, self.version, most))
         elif first == packets.UNSUBSCRIBE:
-            most = self.sessions.options.maximum_subscriptions
+            most = self.options.maximum_subscriptions
             self._subscriptions().take(Unsubscribe(data, at, end, self.version, most))
         elif first == packets.PINGREQ:
             if at != end:
@@ -106,10 +101,10 @@ class MqttConnection(Reader):
             or (connect.version == packets.V311 and not connect.clean_start)
         ):
             raise RemoteError(CLIENT_ID_NOT_VALID, "empty client identifier (MQTT-3.1.3-8)")
-        if len(connect.client_id) > self.sessions.options.maximum_client_id_bytes:
+        if len(connect.client_id) > self.options.maximum_client_id_bytes:
             raise RemoteError(CLIENT_ID_NOT_VALID, "client identifier is too long (MQTT-3.1.3-6)")
         will = connect.will
-        if will is not None and not self.sessions.options.admits_topic(will.topic):
+        if will is not None and not self.options.admits_topic(will.topic):
             raise RemoteError(TOPIC_NAME_INVALID, "will topic is longer than is admitted here")
         if connect.authentication_method is not None:
             raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
@@ -126,7 +121,8 @@ class MqttConnection(Reader):
             ignores_unknown=True,
         )
         self.broker.authenticator.authenticate(attempt, self._authenticated)
-        if self._state == AUTHENTICATES and not self.is_closed:
+        # It may be admitted and wait for its former session, in the same state.
+        if self.login is None and not self.is_closed:
             self.hold_input(FOR_AUTHENTICATION)
 
     def _authenticated(self, login: Login | None) -> None:
@@ -149,8 +145,8 @@ class MqttConnection(Reader):
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
         sessions = self.sessions
-        granted = _Granted(connect, sessions.options)
-        self.maximum_packet = self.adapter.maximum_packet
+        granted = _Granted(connect, self.options)
+        self.maximum_packet = self.options.maximum_packet_bytes
         if self.is_v5 and packets.connack_size(granted.answers) > self.maximum_output:
             logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
             self.close()
@@ -203,7 +199,7 @@ class MqttConnection(Reader):
 
         Of a limit that it is not told the client may not know, so it is held to the standard's.
         """
-        options = self.sessions.options
+        options = self.options
         limits = packets.connack_limits(
             options.receive_maximum, self.maximum_packet, options.topic_alias_maximum
         )
@@ -291,7 +287,7 @@ class MqttConnection(Reader):
             if expiry == 0 and packet.session_expiry > 0:
                 raise ProtocolError("session expiry set at the end only (MQTT-3.1.2-23)")
             expiry = packet.session_expiry
-            limit = self.sessions.options.maximum_session_expiry
+            limit = self.options.maximum_session_expiry
             if limit is not None:
                 expiry = min(expiry, limit)
         if packet.reason == 0:

@@ -34,6 +34,7 @@ from trivium_mqtt.codec.reasons import (
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
     TOPIC_ALIAS_INVALID,
+    TOPIC_NAME_INVALID,
     ProtocolError,
     Refused,
     RemoteError,
@@ -91,6 +92,7 @@ class Incoming:
         self._is_v5 = connection.is_v5
         self._decoder = PublishDecoder(connection.is_v5)
         self._repeated = RepeatedPublish(connection.is_v5, connection.maximum_packet)
+        self._limits_topics = connection.options.limits_topics
         # Packets of a run at QoS 0, at most.
         self._longest_run = LONGEST_RUN
         # Of the packets that ``_repeated`` recognises.
@@ -204,13 +206,15 @@ class Incoming:
     def _topic_of(self, publish: Publish) -> bytes:
         """The topic name, after a topic alias is set or looked up (3.3.2.3.4)."""
         topic = publish.topic
+        if self._limits_topics and not self._connection.options.admits_topic(topic):
+            raise RemoteError(TOPIC_NAME_INVALID, "topic name is longer than is admitted here")
         properties = publish.properties
         alias = 0 if properties is None else properties.number(TOPIC_ALIAS, 0)
         if not alias:
             if not topic and self._is_v5:
                 raise ProtocolError("no topic name and no topic alias (3.3.2.1)")
             return topic
-        if alias > self._sessions.options.topic_alias_maximum:
+        if alias > self._connection.options.topic_alias_maximum:
             raise RemoteError(TOPIC_ALIAS_INVALID, "topic alias above the maximum (MQTT-3.3.2-9)")
         aliases = self._aliases
         if topic:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
@@ -19,15 +21,14 @@ class MqttAdapter(Adapter):
     def __init__(self, options: MqttOptions) -> None:
         self.name = "mqtt"
         self.metrics = ProtocolMetrics()
-        #: size of the largest packet that clients may send
-        self.maximum_packet = VARINT_MAX
         self._options = options
+        self._most = VARINT_MAX
         self._sessions: Sessions | None = None
 
     def start(self, broker: Broker) -> None:
         register_codec(PROTOCOL_MQTT, MqttCodec())
-        most = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
-        self.maximum_packet = min(self._options.maximum_packet_bytes or most, most)
+        self._most = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
+        self._options = self._bounded(self._options)
         vhost = broker.vhost(DEFAULT_VHOST)
         self._sessions = Sessions(broker, vhost, self._options, self.metrics)
         self._sessions.restore()
@@ -35,7 +36,19 @@ class MqttAdapter(Adapter):
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._sessions is not None
         self.metrics.connections_opened += 1
-        return MqttConnection(self, self._sessions, transport, peer)
+        options = self._options
+        own = peer.listener.config.options
+        if own is not None:
+            assert isinstance(own, MqttOptions)
+            options = self._bounded(own)
+        return MqttConnection(options, self._sessions, transport, peer)
+
+    def _bounded(self, options: MqttOptions) -> MqttOptions:
+        """``options`` with the largest packet that clients may send."""
+        most = self._most
+        return replace(
+            options, maximum_packet_bytes=min(options.maximum_packet_bytes or most, most)
+        )
 
     def tick(self, now: float) -> None:
         if self._sessions is not None:

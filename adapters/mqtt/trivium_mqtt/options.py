@@ -60,6 +60,11 @@ class MqttOptions:
     #: messages are dropped; 0: no limit
     maximum_queued_bytes: int = 0
 
+    @property
+    def limits_topics(self) -> bool:
+        """Whether there are topics that the protocol admits and this does not."""
+        return self.maximum_topic_bytes < _TWO_BYTES or self.maximum_topic_levels < MAX_LEVELS
+
     def admits_topic(self, topic: bytes) -> bool:
         """Whether a topic name or filter is not too long and has not too many levels."""
         return (

@@ -17,6 +17,7 @@ from trivium_mqtt.codec.publish import QOS_0, QOS_1, QOS_2
 from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
 from trivium_mqtt.incoming import Incoming
+from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.session import Session
 from trivium_mqtt.states import (
     ACTIONS,
@@ -53,8 +54,12 @@ FOR_FILTERS: Final = FOR_PROTOCOL << 4
 class Reader(Writer):
     """A connection's way in; ``MqttConnection`` completes it."""
 
-    def __init__(self, sessions: Sessions, transport: Transport, peer: Peer) -> None:
+    def __init__(
+        self, options: MqttOptions, sessions: Sessions, transport: Transport, peer: Peer
+    ) -> None:
         super().__init__(sessions, transport, peer)
+        #: of the listener that it came by
+        self.options = options
         self.client_id = b""
         #: MQTT 3.1: flags of packets other than PUBLISH are DUP in repetitions, or not used
         self.ignores_flags = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trivium.messages.topics import is_reserved, key_of
+from trivium.messages.topics import is_reserved
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED
@@ -53,7 +53,7 @@ class Sessions:
         self.options = options
         self.metrics = metrics
         self.encoder = PublishEncoder(broker, metrics)
-        self.topics = TopicCache(vhost, options)
+        self.topics = TopicCache(vhost)
         self.shares = Shares(broker, vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
@@ -370,7 +370,8 @@ class Sessions:
             queue = self.vhost.declare_queue(
                 QUEUE_PREFIX + session.name, durable=session.is_stored, adapter=ADAPTER
             )
-            options = self.options
+            connection = session.connection
+            options = self.options if connection is None else connection.options
             is_on_disk = session.is_stored and self.broker.storage.is_durable
             found = Outgoing(
                 session,
@@ -383,7 +384,6 @@ class Sessions:
                 options.maximum_queued_bytes,
             )
             session.outgoing = found
-            connection = session.connection
             if connection is not None:
                 found.attach(connection, connection.is_v5, connection.receive_maximum)
         return found
@@ -400,11 +400,10 @@ class Sessions:
 
     def _publish_will(self, client_id: bytes, will: Will) -> None:
         self.store.delete_will(client_id)
-        # One from before a restart may be longer than is admitted since.
-        if not self.options.admits_topic(will.topic) or is_reserved(key_of(will.topic)):
+        route = self.topics.route(will.topic)
+        if is_reserved(route.address.key):
             self.metrics.messages_dropped += 1
             return
-        route = self.topics.route(will.topic)
         properties: PacketProperties | None = None
         if will.header:
             block = varint(len(will.header)) + will.header

@@ -106,10 +106,10 @@ class Subscribing(Timed):
         if topic_filter.startswith(SHARED) and options & NO_LOCAL:
             raise ProtocolError("no local on a shared subscription (MQTT-3.8.3-4)")
         known = session.subscriptions
-        most = self._sessions.options.maximum_subscriptions
+        most = self._connection.options.maximum_subscriptions
         if (
             (known is not None and len(known) >= most and topic_filter not in known)
-            or not self._sessions.options.admits_topic(topic_filter)
+            or not self._connection.options.admits_topic(topic_filter)
             or not self._may_replay(session, topic_filter)
         ):
             return QUOTA_EXCEEDED if self._connection.is_v5 else FAILURE

@@ -7,9 +7,7 @@ from typing import Final
 from trivium.messages.topics import key_of
 from trivium.routing.exchanges import Exchange, Route
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.codec.reasons import TOPIC_NAME_INVALID, RemoteError
 from trivium_mqtt.codec.wire import check_text, check_topic_name
-from trivium_mqtt.options import MqttOptions
 
 EXCHANGE: Final = "amq.topic"
 
@@ -20,9 +18,8 @@ MAX_TOPICS: Final = 65_536
 class TopicCache:
     """Topics of one virtual host, shared by all its connections."""
 
-    def __init__(self, vhost: VirtualHost, options: MqttOptions) -> None:
+    def __init__(self, vhost: VirtualHost) -> None:
         self.vhost = vhost
-        self._options = options
         self.exchange: Exchange = vhost.exchange(EXCHANGE)
         self._routes: dict[bytes, Route] = {}
 
@@ -37,8 +34,6 @@ class TopicCache:
             )
         check_text(topic)
         check_topic_name(topic)
-        if not self._options.admits_topic(topic):
-            raise RemoteError(TOPIC_NAME_INVALID, "topic name is longer than is admitted here")
         if len(self._routes) >= MAX_TOPICS:
             self._routes.clear()
         found = self.vhost.route(self.exchange, key_of(topic))

@@ -60,7 +60,8 @@ def load(
             if section not in types_of:
                 raise ConfigError(f"{source}: unknown section [{section}]")
             if section == "listeners":
-                _read_listeners(source, content, sections.setdefault(section, {}), protocols)
+                known = sections.setdefault(section, {})
+                _read_listeners(source, content, known, protocols, of_protocols)
                 continue
             if not isinstance(content, Mapping):
                 raise ConfigError(f"{source}: {section} must be a section, not a value")
@@ -71,6 +72,10 @@ def load(
             else:
                 _read_keys(source, f"[{section}]", types_of[section], content, known)
     listeners = sections.pop("listeners", {})
+    for keys in listeners.values():
+        if "options" in keys:
+            kind = of_protocols[keys["protocol"]]
+            keys["options"] = kind(**{**sections.get(keys["protocol"], {}), **keys["options"]})
     built = {name: _build(name, types_of[name], sections[name]) for name in sections}
     tls = built.get("tls", TlsConfig())
     built["listeners"] = tuple(_build_listener(name, keys, tls) for name, keys in listeners.items())
@@ -142,7 +147,11 @@ def _may_listen(name: str, protocols: frozenset[str]) -> bool:
 
 
 def _read_listeners(
-    source: str, content: Any, known: dict[str, Any], protocols: frozenset[str]
+    source: str,
+    content: Any,
+    known: dict[str, Any],
+    protocols: frozenset[str],
+    of_protocols: Mapping[str, type],
 ) -> None:
     """Merge `[[listeners]]`: in a file a list, in the environment tables by name.
 
@@ -166,9 +175,17 @@ def _read_listeners(
             raise ConfigError(f"{source}: listeners must be a list of tables: [[listeners]]")
         where = f"[[listeners]] {name}"
         keys = known.setdefault(name, {"name": "" if name.startswith("[") else name})
-        _read_table(source, where, ListenerConfig, entry, keys)
-        if keys.get("protocol", "") not in protocols | {""}:
-            raise ConfigError(f"{source}: {where}: there is no protocol {keys['protocol']!r}")
+        others = {key: value for key, value in entry.items() if key != "options"}
+        _read_table(source, where, ListenerConfig, others, keys)
+        protocol = keys.get("protocol", "")
+        if protocol not in protocols | {""}:
+            raise ConfigError(f"{source}: {where}: there is no protocol {protocol!r}")
+        if "options" in entry:
+            if protocol not in of_protocols:
+                raise ConfigError(f"{source}: {where} has no key 'options'")
+            own = _convert(source, f"{where} options", Mapping[str, Any], entry["options"])
+            kind = of_protocols[protocol]
+            _read_keys(source, f"{where} options", kind, own, keys.setdefault("options", {}))
 
 
 def _read_table(

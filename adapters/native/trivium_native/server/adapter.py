@@ -24,15 +24,15 @@ class NativeAdapter(Adapter):
         self._options = NativeOptions() if options is None else options
         self.metrics = ProtocolMetrics()
         self._broker: Broker | None = None
+        self._most = 0
         self._live_frames = LiveFrames(self.metrics)
         self._parts: dict[str, Parts] = {}
         register_codec(PROTOCOL_NATIVE, NativeCodec())
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
-        most = broker.config.limits.max_message_bytes
-        size = min(self._options.max_message_bytes or most, most)
-        self._options = replace(self._options, max_message_bytes=size)
+        self._most = broker.config.limits.max_message_bytes
+        self._options = self._bounded(self._options)
         for vhost in broker.vhosts.values():
             self.parts_of(vhost)
 
@@ -48,15 +48,25 @@ class NativeAdapter(Adapter):
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None
         self.metrics.connections_opened += 1
+        options = self._options
+        own = peer.listener.config.options
+        if own is not None:
+            assert isinstance(own, NativeOptions)
+            options = self._bounded(own)
         return NativeConnection(
             self._broker,
             transport,
             peer,
             self.metrics,
-            self._options,
+            options,
             self._live_frames,
             self.parts_of,
         )
+
+    def _bounded(self, options: NativeOptions) -> NativeOptions:
+        """``options`` with the largest payload that clients may send."""
+        most = self._most
+        return replace(options, max_message_bytes=min(options.max_message_bytes or most, most))
 
     def tick(self, now: float) -> None:
         self._live_frames.forget()
