@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trivium.messages.message import PROTOCOL_AMQP, register_codec
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
 from trivium.runtime.broker import Broker
 from trivium_amqp import arguments
 from trivium_amqp.codec.properties import BasicPropertyCodec
@@ -24,6 +24,8 @@ class AmqpAdapter(Adapter):
         self.name = "amqp"
         self._options = AmqpOptions() if options is None else options
         self.metrics = ProtocolMetrics()
+        # amqp-client.js offers none.
+        self.websocket = WebSocketTerms("/amqp", ("amqp",), must_offer=False)
         self._broker: Broker | None = None
         self._most = 0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
+from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
 from trivium.runtime.broker import DEFAULT_VHOST, Broker
 from trivium_mqtt.codec.properties import MqttCodec
 from trivium_mqtt.codec.wire import VARINT_MAX
@@ -21,6 +21,8 @@ class MqttAdapter(Adapter):
     def __init__(self, options: MqttOptions) -> None:
         self.name = "mqtt"
         self.metrics = ProtocolMetrics()
+        # MQTT-6.0.0-3: the client must offer a subprotocol.
+        self.websocket = WebSocketTerms("/mqtt", ("mqtt", "mqttv3.1"), must_offer=True)
         self._options = options
         self._most = VARINT_MAX
         self._sessions: Sessions | None = None

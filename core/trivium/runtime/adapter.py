@@ -308,6 +308,18 @@ class Connection(DurabilityWaiter):
             self.transport.close()
 
 
+class WebSocketTerms:
+    """How a protocol is spoken over WebSocket."""
+
+    def __init__(self, path: str, subprotocols: tuple[str, ...], must_offer: bool) -> None:
+        #: where listeners serve it unless configured otherwise
+        self.path = path
+        #: by which it is asked for
+        self.subprotocols = subprotocols
+        #: whether a client that offers none is refused
+        self.must_offer = must_offer
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Adapter:
     """One protocol.
@@ -321,6 +333,9 @@ class Adapter:
 
     #: what this adapter counts; one object for its whole life
     metrics: ProtocolMetrics
+
+    #: None for a protocol that is not spoken over WebSocket
+    websocket: WebSocketTerms | None = None
 
     def start(self, broker: Broker) -> None:
         """The broker has recovered: restore this protocol's own durable state."""
