@@ -56,6 +56,7 @@ LOOP_MODULES = {
     "trivium.runtime.sockets",
     "trivium.runtime.tls",
     "trivium.runtime.unix_sockets",
+    "trivium.runtime.websocket",
     "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.clients",
@@ -187,6 +188,8 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.cli": {"amqp", "mqtt", "native"},
     # SubjectAlternativeName of X.509.
     "trivium.cli.certificates": {"native"},
+    # The module ``trivium.common.native``.
+    "trivium.runtime.websocket_frames": {"native"},
     # The history of a dead letter is stored under this name, in this form.
     "trivium.queues.dead_letters": {"x-death"},
 }

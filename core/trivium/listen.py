@@ -19,7 +19,7 @@ WEBSOCKET_PATH: Final = "/mqtt"
 
 #: Fields of a listener that are part of the schema, and that nothing serves yet.
 NOT_SERVED: Final = (
-    "websocket", "proxy_protocol", "virtual_host", "mount_point",
+    "proxy_protocol", "virtual_host", "mount_point",
 )  # fmt: skip
 
 UNIX: Final = "unix:"
@@ -185,6 +185,9 @@ class ListenerConfig:
     tls: TlsConfig | None = None
     #: path at which clients ask for a WebSocket; "" is plain
     websocket: str = ""
+    #: pages from which browsers may open one, as their `Origin` is (`https://example.org`); () is
+    #: those of the host that is connected to, `*` any
+    websocket_origins: tuple[str, ...] = ()
     #: networks of peers that say for whom they connect, by the PROXY protocol; () is nobody
     proxy_protocol: tuple[str, ...] = ()
     #: "" is the client's choice

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import SERVER, Protocol
 
+from tests.support.websocket import masked
 from trivium.common.pieces import Piece
 from trivium.runtime.websocket_frames import FRAME_BYTES, FrameReader, frame_header, framed
 
@@ -49,19 +50,20 @@ class Receiver:
                 frames.other -= end - at
                 self.library.receive_data(data[at:end])
                 at = end
-                self.take_events()
-                if self.failed:
+                if self.take_events():
                     return
 
     def events(self) -> list[Frame]:
         return [event for event in self.library.events_received() if isinstance(event, Frame)]
 
-    def take_events(self) -> None:
+    def take_events(self) -> bool:
+        """Whether nothing more is taken."""
         for event in self.events():
             if event.opcode in (Opcode.BINARY, Opcode.CONT):
                 self.payload += event.data
             else:
                 self.control.append((event.opcode, bytes(event.data)))
+        return self.failed
 
     @property
     def failed(self) -> bool:
@@ -80,21 +82,6 @@ class Reference(Receiver):
         if not self.failed:
             self.library.receive_data(data)
             self.take_events()
-
-
-def masked(
-    payload: bytes, opcode: int = 2, fin: bool = True, mask: bytes = b"\x37\xfa\x21\x3d"
-) -> bytes:
-    """A client's frame."""
-    size = len(payload)
-    if size < 126:
-        length = bytes((0x80 | size,))
-    elif size < 65536:
-        length = b"\xfe" + size.to_bytes(2, "big")
-    else:
-        length = b"\xff" + size.to_bytes(8, "big")
-    laid = bytes(byte ^ mask[place & 3] for place, byte in enumerate(payload))
-    return bytes(((0x80 if fin else 0) | opcode,)) + length + mask + laid
 
 
 def received(*parts: bytes) -> Receiver:
@@ -118,8 +105,14 @@ def test_rfc_6455_5_7_ping_is_for_the_library() -> None:
 
 @pytest.mark.parametrize(
     ("size", "header"),
-    [(0, "8200"), (5, "8205"), (125, "827d"), (126, "827e007e"), (256, "827e0100")]
-    + [(65535, "827effff")],
+    [
+        (0, "8200"),
+        (5, "8205"),
+        (125, "827d"),
+        (126, "827e007e"),
+        (256, "827e0100"),
+        (65535, "827effff"),
+    ],
 )
 def test_rfc_6455_5_2_header_is_the_shortest(size: int, header: str) -> None:
     assert frame_header(size) == bytes.fromhex(header)

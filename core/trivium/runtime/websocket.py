@@ -229,7 +229,7 @@ class Upgrade(asyncio.Protocol):
         self._leave()
         transport.write(answer)
         websocket = WebSocket(self._server.driver, protocol, self._connect(), transport)
-        transport.set_protocol(websocket)
+        transport.set_protocol(cast("asyncio.Protocol", websocket))
         websocket.open(self._server.broker.config.limits.max_message_bytes + FRAME_OVERHEAD)
         if rest:
             websocket.data_received(rest)
@@ -291,8 +291,7 @@ class WebSocket:
         self._is_over = False
 
     def open(self, maximum: int) -> None:
-        """The socket is this one's: connect the driver. No larger frame than ``maximum`` is taken.
-        """
+        """The socket is this one's: connect the driver. No frame above ``maximum`` is taken."""
         self._maximum = maximum
         self._reader = FrameReader(maximum)
         self._inner.connection_made(cast("asyncio.Transport", self))

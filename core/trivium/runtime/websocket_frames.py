@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter, read_i64_be, read_u16_be, write_i64_be
+from librt.strings import BytesWriter, read_i16_be, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
 from trivium.common.native import IS_INTERPRETED
@@ -105,23 +105,25 @@ class FrameReader:
         head: i64 = data[at]
         second: i64 = data[at + 1]
         length: i64 = second & 0x7F
-        header: i64 = 2
+        header: i64 = 6
         if length == _LENGTH_16:
-            header = 4
+            header = 8
         elif length == _LENGTH_64:
-            header = 10
-        if second & _MASKED:
-            header += 4
+            header = 14
+        is_masked = second & _MASKED != 0
+        if not is_masked:
+            # It is refused for that, whatever follows.
+            header = 2
         if rest < header:
             self._header = data[at:]
             return len(data)
-        if length == _LENGTH_16:
-            length = read_u16_be(data, at + 2)
-        elif length == _LENGTH_64:
+        if is_masked and length == _LENGTH_16:
+            length = i64(read_i16_be(data, at + 2)) & 0xFFFF
+        elif is_masked and length == _LENGTH_64:
             length = read_i64_be(data, at + 2)
-        is_right = second & _MASKED != 0 and 0 <= length <= self._maximum
+        is_right = is_masked and 0 <= length <= self._maximum
         if not is_right or not self._is_ours(head):
-            # What is too long is refused for its header.
+            # What is too long is refused for its header, too.
             self.other = header + length if is_right else header
             self.other_head = head
             if head & _CONTROL == 0 and self._message != _OURS:
@@ -176,7 +178,7 @@ class FrameReader:
 
 
 def framed(pieces: list[Piece]) -> list[Piece]:
-    """The pieces as binary frames, as few as ``FRAME_BYTES`` allows. Large pieces are not copied."""
+    """The pieces as binary frames, as few as ``FRAME_BYTES`` allows; large ones are not copied."""
     size: i64 = 0
     for piece in pieces:
         size += len(piece)
