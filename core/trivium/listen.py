@@ -19,7 +19,7 @@ WEBSOCKET_PATH: Final = "/mqtt"
 
 #: Fields of a listener that are part of the schema, and that nothing serves yet.
 NOT_SERVED: Final = (
-    "proxy_protocol", "virtual_host", "mount_point",
+    "virtual_host", "mount_point",
 )  # fmt: skip
 
 UNIX: Final = "unix:"
@@ -218,6 +218,11 @@ class ListenerConfig:
             raise ConfigError(f"{self.name!r} is not a name for a listener")
         if self.websocket and not self.websocket.startswith("/"):
             raise ConfigError(f"websocket {self.websocket!r} does not begin with /")
+        for network in self.proxy_protocol:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ConfigError(f"proxy_protocol: {error}") from None
         if self.max_connections < 0:
             raise ConfigError("max_connections must not be negative")
         if self.tls is not None:

@@ -15,7 +15,7 @@ import pytest
 import trivium.runtime.listeners
 from tests.support.websocket import ACCEPT, masked, read_frame, read_head, request
 from trivium import Broker, Config
-from trivium.config import LimitsConfig, ListenerConfig, StorageConfig
+from trivium.config import LimitsConfig, Listen, ListenerConfig, StorageConfig
 from trivium.errors import ConfigError
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
@@ -56,7 +56,7 @@ class EchoConnection(Connection):
     def lost(self) -> None:
         self.is_lost.set()
 
-    def shutdown(self) -> None:
+    def shutdown(self, is_revoked: bool = False) -> None:
         self.send(b"stopping")
         self.close()
 
@@ -316,7 +316,7 @@ async def test_stop_ends_what_has_not_asked(echo: EchoAdapter) -> None:
     await broker.__aenter__()
     async with connected(broker) as socket:
         assert broker.server is not None
-        while not broker.server.handshakes:  # noqa: ASYNC110
+        while not len(broker.server.handshakes):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await broker.__aexit__(None, None, None)
         assert await socket.ended() == b""
@@ -557,7 +557,7 @@ def unit() -> tuple[WebSocket, Pieces]:
     """One that is open, with nothing real around it."""
     around: Any = Pieces()
     protocol, _ = negotiate(request("/mqtt"), TERMS)
-    websocket = WebSocket(around, protocol, around, around)
+    websocket = WebSocket(around, protocol, around, around, lambda: None)
     websocket.open(1 << 20)
     return websocket, around
 
@@ -599,3 +599,62 @@ def test_input_that_is_held_is_taken_in_the_next_turn() -> None:
     assert (around.fed, around.is_reading) == ([b"a"], False)
     around.later.pop()()
     assert (around.fed, around.written, around.is_reading) == ([b"a", b"b"], [PONG], True)
+
+
+# On the HTTP port
+
+
+@asynccontextmanager
+async def on_http(echo: EchoAdapter) -> AsyncIterator[Socket]:
+    configured = Config(
+        listen={"echo": Listen(0), "http": Listen(0)}, storage=StorageConfig(mode="memory")
+    )
+    async with Broker(configured) as broker:
+        host, _, port = broker.listeners["http"].rpartition(":")
+        socket = Socket(*await asyncio.open_connection(host, int(port)))
+        async with asyncio.timeout(TIMEOUT):
+            yield socket
+        await socket.close()
+
+
+async def test_http_port_serves_the_websocket_at_its_path(echo: EchoAdapter) -> None:
+    async with on_http(echo) as socket:
+        # What comes behind the request is not lost.
+        socket.send(request("/echo") + masked(b"early"))
+        status, fields = await read_head(socket.reader)
+        assert (status, fields["Sec-WebSocket-Accept"]) == (101, ACCEPT)
+        assert await socket.frame() == (0x82, b"early")
+        socket.send(masked(b"later") + masked(b"\x03\xe8", opcode=8))
+        assert await socket.frame() == (0x82, b"later")
+        assert await socket.frame() == (CLOSE, b"\x03\xe8")
+        assert await socket.ended() == b""
+        await echo.connections[0].is_lost.wait()
+
+
+async def test_http_connection_may_become_a_websocket_later(echo: EchoAdapter) -> None:
+    async with on_http(echo) as socket:
+        socket.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        status, fields = await read_head(socket.reader)
+        await socket.reader.readexactly(int(fields["Content-Length"]))
+        assert status == 200
+        socket.send(request("/echo"))
+        assert (await read_head(socket.reader))[0] == 101
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request("/echo", "Upgrade: "), 426),
+        (request("/echo", "Sec-WebSocket-Key: AAAA"), 400),
+        (request("/echo", "Origin: http://elsewhere"), 403),
+        (request("/other"), 404),
+        (request("/echo", method="POST"), 405),
+    ],
+)
+async def test_http_port_refuses_what_is_no_right_request(
+    echo: EchoAdapter, asked: bytes, status: int
+) -> None:
+    async with on_http(echo) as socket:
+        socket.send(asked)
+        assert (await read_head(socket.reader))[0] == status
+    assert not echo.connections

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from aiohttp import BasicAuth, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,6 +24,9 @@ from trivium.listen import ListenerConfig, is_loopback
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
+
+if TYPE_CHECKING:
+    from aiohttp.http import WebSocketReader
 
 #: seconds that requests in progress get when the broker stops
 SHUTDOWN_SECONDS: Final = 1.0
@@ -66,7 +69,8 @@ class HttpServer:
 
     `unready` gives the reason why the broker is not ready, or None; `metrics_text` renders the
     metrics. Both are called on the loop. A connection that has asked nothing within
-    `handshake_seconds` is closed.
+    `handshake_seconds` is closed. `upgrades` makes, by path, what takes the socket over from a
+    client that asks for a WebSocket.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class HttpServer:
         metrics_text: Callable[[], str],
         listener: ListenerConfig,
         handshake_seconds: float = 10.0,
+        upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
@@ -91,6 +96,9 @@ class HttpServer:
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
+        self._upgrades = upgrades or {}
+        for path in self._upgrades:
+            application.router.add_get(path, self._get_upgrade, allow_head=False)
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
@@ -138,6 +146,17 @@ class HttpServer:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "unready", "reason": reason}, status=503)
 
+    async def _get_upgrade(self, request: web.Request) -> web.Response:
+        if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
+            return web.Response(
+                status=426,
+                headers={hdrs.UPGRADE: "websocket"},
+                text="this is served to WebSockets\n",
+            )
+        _hand_over(request, self._upgrades[request.path](True))
+        # Nobody gets it.
+        return web.Response()
+
     async def _get_metrics(self, request: web.Request) -> web.Response:
         if await self._identify(request) is None:
             return web.Response(
@@ -181,3 +200,38 @@ class HttpServer:
         self._authenticator.authenticate(attempt, done)
         login = await answer
         return None if login is None else login.identity
+
+
+class _Tail:
+    """Takes from aiohttp what it has read behind a request."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """More of it."""
+        self.data += data
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """There is no more."""
+
+
+def _hand_over(request: web.Request, protocol: asyncio.Protocol) -> None:
+    """Have `protocol` go on with the socket, as if it had got the request itself.
+
+    To aiohttp the client is gone.
+    """
+    connection = request.protocol
+    transport = connection.transport
+    if transport is None:
+        return
+    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode()]
+    lines += [name + b": " + value for name, value in request.raw_headers]
+    tail = _Tail()
+    connection.set_parser(cast("WebSocketReader", tail))
+    connection.transport = None
+    connection.connection_lost(None)
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    protocol.data_received(b"\r\n".join([*lines, b"", b""]) + tail.data)

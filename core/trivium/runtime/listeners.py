@@ -8,12 +8,13 @@ import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ListenerConfig, join_address
-from trivium.runtime.adapter import Adapter, Listener
+from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.sockets import SocketDriver
 from trivium.runtime.tls import TlsLayer
@@ -63,7 +64,7 @@ class Listeners:
         for config in self._broker.config.all_listeners():
             # What its files are is found out before anything is bound.
             if config.protocol == HTTP:
-                take = await self._http_taker(config)
+                take = await self._http_taker(config, adapters)
                 listeners = self._http_listeners
             else:
                 take = self._taker(by_name[config.protocol], Listener(config))
@@ -135,15 +136,46 @@ class Listeners:
     def _taker(self, adapter: Adapter, listener: Listener) -> Callable[[], Any]:
         """Makes what a client of a listener is served by, outermost first."""
         server = self._server
-        certificates = self._certificates_of(listener.config, adapter.name)
+        config = listener.config
+        make = self._maker(adapter, listener)
+        certificates = self._certificates_of(config, adapter.name)
         if certificates is None:
-            return lambda: SocketDriver(server, adapter, listener, True)
+            return self._behind_proxies(config, lambda: make(True))
 
         def take() -> TlsLayer:
-            driver = SocketDriver(server, adapter, listener, False)
-            return TlsLayer(server, listener, certificates, driver, True)
+            return TlsLayer(server, listener, certificates, make(False), True)
 
-        return take
+        return self._behind_proxies(config, take)
+
+    def _maker(self, adapter: Adapter, listener: Listener) -> Callable[[bool], Any]:
+        """Makes what speaks the protocol; it is told whether it is outermost."""
+        server = self._server
+        config = listener.config
+        if not config.websocket:
+            return lambda is_outermost: SocketDriver(server, adapter, listener, is_outermost)
+        if adapter.websocket is None:
+            raise ConfigError(f"{config.name}: {adapter.name} is not spoken over WebSocket")
+        return self._upgrader(adapter, listener, config.websocket, adapter.websocket)
+
+    def _upgrader(
+        self, adapter: Adapter, listener: Listener, path: str, protocol: WebSocketTerms
+    ) -> Callable[[bool], Any]:
+        """The same, for those who ask for a WebSocket at ``path``."""
+        from trivium.runtime.websocket import Terms, Upgrade
+
+        server = self._server
+        terms = Terms(path, protocol, listener.config.websocket_origins)
+        return lambda is_outermost: Upgrade(server, listener, adapter, terms, is_outermost)
+
+    def _behind_proxies(self, config: ListenerConfig, take: Callable[[], Any]) -> Callable[[], Any]:
+        """What ``take`` makes, behind the header of a proxy where the listener is for proxies."""
+        if not config.proxy_protocol:
+            return take
+        from trivium.runtime.proxy_protocol import ProxyLayer
+
+        server = self._server
+        networks = tuple(ip_network(text) for text in config.proxy_protocol)
+        return lambda: ProxyLayer(server, config.name, networks, take)
 
     def _certificates_of(self, config: ListenerConfig, application: str) -> Certificates | None:
         """Those of a listener with TLS. Raises ConfigError where the files are wrong."""
@@ -158,13 +190,18 @@ class Listeners:
         self._certificates.append(found)
         return found
 
-    async def _http_taker(self, config: ListenerConfig) -> Callable[[], Any]:
-        """The same of an HTTP listener."""
+    async def _http_taker(
+        self, config: ListenerConfig, adapters: list[Adapter]
+    ) -> Callable[[], Any]:
+        """Makes what a client of an HTTP listener is served by, outermost first."""
+        if config.websocket:
+            raise ConfigError(f"{config.name}: WebSockets are served over HTTP without `websocket`")
         from trivium.observability.http import HttpServer
 
         server = self._server
         broker = self._broker
         certificates = self._certificates_of(config, HTTP_ALPN)
+        listener = Listener(config)
         http = HttpServer(
             server.driver,
             broker.authenticator,
@@ -172,12 +209,16 @@ class Listeners:
             broker.metrics_text,
             config,
             broker.config.limits.handshake_seconds,
+            {
+                found.path: self._upgrader(adapter, listener, found.path, found)
+                for adapter in adapters
+                if (found := adapter.websocket) is not None
+            },
         )
         self._http.append(http)
         await http.start()
         if certificates is None:
-            return http.connect
-        listener = Listener(config)
+            return self._behind_proxies(config, http.connect)
 
         def take() -> TlsLayer | None:
             connection = http.connect()
@@ -185,7 +226,7 @@ class Listeners:
                 return None
             return TlsLayer(server, listener, certificates, connection, False)
 
-        return take
+        return self._behind_proxies(config, take)
 
     def _bind(self, config: ListenerConfig) -> list[socket.socket]:
         """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.runtime.sockets import address_of, host_of
@@ -217,7 +217,8 @@ class ProxyLayer(asyncio.Protocol):
         self._refuse("has sent no header of the PROXY protocol in time")
 
     def give_way(self) -> None:
-        """The wait ends for another one to begin."""
+        """End, so that another one can begin."""
+        self._leave()
         self.abort()
 
     def abort(self) -> None:
@@ -259,8 +260,3 @@ class ProxyLayer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._leave()
         self._transport = None
-
-
-def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
-    """The networks and addresses that ``texts`` name. Raises ValueError."""
-    return tuple(ipaddress.ip_network(text) for text in texts)

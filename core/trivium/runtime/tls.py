@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trivium.common.pieces import Piece
 from trivium.runtime.adapter import Listener
@@ -31,6 +31,16 @@ RECORD_BYTES: Final = 16 * 1024
 CLIENT_CERTIFICATE: Final = "client_certificate"
 
 
+class Handshake(Protocol):
+    """What stands before a protocol: TLS, the change to WebSocket, the header of a proxy."""
+
+    def give_way(self) -> None:
+        """End, so that another one can begin."""
+
+    def abort(self) -> None:
+        """End at once."""
+
+
 class Handshakes:
     """Handshakes under way, oldest first.
 
@@ -40,18 +50,18 @@ class Handshakes:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._under_way: dict[TlsLayer, None] = {}
+        self._under_way: dict[Handshake, None] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, layer: TlsLayer) -> None:
+    def begin(self, layer: Handshake) -> None:
         """One begins."""
         if len(self._under_way) >= self._limit:
             next(iter(self._under_way)).give_way()
         self._under_way[layer] = None
 
-    def end(self, layer: TlsLayer) -> None:
+    def end(self, layer: Handshake) -> None:
         """It is over, in whatever way."""
         self._under_way.pop(layer, None)
 
@@ -266,6 +276,10 @@ class TlsLayer:
     def address(self) -> str:
         """Of the peer, for the log."""
         return address_of(self._transport)
+
+    def set_protocol(self, inner: Any) -> None:
+        """Another one speaks the protocol from here on."""
+        self._inner = inner
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the connection: TLS adds ``client_certificate`` and ``ssl_object``."""

@@ -26,14 +26,14 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from trivium.common.pieces import Piece
-from trivium.runtime.adapter import WebSocketTerms
+from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
+from trivium.runtime.sockets import SocketDriver, address_of, host_of
 from trivium.runtime.websocket_frames import TEXT, FrameReader, framed
 from trivium.security.identity import NOBODY
 
 if TYPE_CHECKING:
     from trivium.runtime.driver import LoopDriver
     from trivium.runtime.server import Server
-    from trivium.runtime.sockets import SocketDriver
 
 logger = logging.getLogger(__name__)
 
@@ -180,12 +180,15 @@ class Upgrade(asyncio.Protocol):
     """A socket whose client has yet to ask for the change to WebSocket."""
 
     def __init__(
-        self, server: Server, terms: Terms, connect: Callable[[], SocketDriver], seconds: float
+        self, server: Server, listener: Listener, adapter: Adapter, terms: Terms, is_outermost: bool
     ) -> None:
         self._server = server
+        self._listener = listener
+        self._adapter = adapter
         self._terms = terms
-        self._connect = connect
-        self._seconds = seconds
+        # Whether no layer lies between it and the socket; and where it has entered from.
+        self._is_outermost = is_outermost
+        self._host = ""
         self._head = b""
         self._is_over = False
         self._transport: asyncio.Transport | None = None
@@ -193,8 +196,20 @@ class Upgrade(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._server.handshakes.add(self)
-        self._timer = self._server.driver.call_later(self._seconds, self.abort)
+        server = self._server
+        self._host = host_of(transport)
+        if self._is_outermost and not server.admission.enter(self._listener, self._host):
+            self._is_outermost = False
+            self.abort()
+            return
+        server.handshakes.begin(self)
+        seconds = server.broker.config.limits.handshake_seconds
+        self._timer = server.driver.call_later(seconds, self.abort)
+
+    def give_way(self) -> None:
+        """End, so that another one can begin."""
+        self._end_handshake()
+        self.abort()
 
     def abort(self) -> None:
         """Close at once."""
@@ -226,11 +241,13 @@ class Upgrade(asyncio.Protocol):
         rest = self._head[end:]
         transport = self._transport
         assert transport is not None
-        self._leave()
+        self._end_handshake()
         transport.write(answer)
-        websocket = WebSocket(self._server.driver, protocol, self._connect(), transport)
+        server = self._server
+        inner = SocketDriver(server, self._adapter, self._listener, False)
+        websocket = WebSocket(server.driver, protocol, inner, transport, self._leave)
         transport.set_protocol(cast("asyncio.Protocol", websocket))
-        websocket.open(self._server.broker.config.limits.max_message_bytes + FRAME_OVERHEAD)
+        websocket.open(server.broker.config.limits.max_message_bytes + FRAME_OVERHEAD)
         if rest:
             websocket.data_received(rest)
 
@@ -239,30 +256,28 @@ class Upgrade(asyncio.Protocol):
         self._head = b""
         transport = self._transport
         assert transport is not None
-        logger.debug("%s: no WebSocket: %s", transport.get_extra_info("peername"), why)
+        logger.debug("%s: %s: %s", self._listener.name, address_of(transport), why)
         transport.write(answer)
-        _end_writing(transport)
+        transport.write_eof()
 
-    def _leave(self) -> None:
+    def _end_handshake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._server.handshakes.discard(self)
+        self._server.handshakes.end(self)
+
+    def _leave(self) -> None:
+        if self._is_outermost:
+            self._is_outermost = False
+            self._server.admission.leave(self._listener, self._host)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._end_handshake()
         self._leave()
         self._transport = None
-
-
-def _end_writing(transport: asyncio.Transport) -> None:
-    """Nothing more is written. What TLS cannot end by halves is closed."""
-    if transport.can_write_eof():
-        transport.write_eof()
-    else:
-        transport.close()
 
 
 class WebSocket:
@@ -274,8 +289,11 @@ class WebSocket:
         protocol: ServerProtocol,
         inner: SocketDriver,
         transport: asyncio.Transport,
+        leave: Callable[[], None],
     ) -> None:
         self._driver = driver
+        # Called when the socket is gone.
+        self._leave = leave
         self._protocol = protocol
         self._inner = inner
         self._transport = transport
@@ -327,6 +345,7 @@ class WebSocket:
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
         self._held = None
+        self._leave()
         self._inner.connection_lost(error)
 
     def _failed(self) -> None:
@@ -493,15 +512,11 @@ class WebSocket:
         else:
             self._transport.writelines(output)
 
-    def can_write_eof(self) -> bool:
-        """A frame of close ends what is written, whatever the socket can do."""
-        return True
-
     def write_eof(self) -> None:
         """Close as WebSocket does (section 7.1.2); the socket is closed when the client has too."""
         self._say_close()
         if self._is_over:
-            _end_writing(self._transport)
+            self._transport.write_eof()
 
     def close(self) -> None:
         """Write a frame of close, and close the socket."""
