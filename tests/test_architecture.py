@@ -56,6 +56,7 @@ LOOP_MODULES = {
     "trivium.runtime.sockets",
     "trivium.runtime.tls",
     "trivium.runtime.unix_sockets",
+    "trivium.runtime.proxy_protocol",
     "trivium.runtime.websocket",
     "trivium.observability.http",
     "trivium.cli.serve",

@@ -245,8 +245,8 @@ class ListenerConfig:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return self.is_unix or self.listen.is_loopback
+        """Whether only this machine can reach it; proxies connect for others."""
+        return not self.proxy_protocol and (self.is_unix or self.listen.is_loopback)
 
     @property
     def default_name(self) -> str:

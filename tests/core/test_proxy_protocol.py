@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.certificates import Authority
+from tests.support.websocket import masked, read_frame, read_head, request
+from trivium import Broker, Config
+from trivium.config import LimitsConfig, ListenerConfig, StorageConfig, TlsConfig
+from trivium.errors import ConfigError
 from trivium.runtime.proxy_protocol import (
     UNKNOWN,
     V1_BYTES,
@@ -141,3 +153,162 @@ def test_only_the_error_of_a_header_escapes(data: bytes) -> None:
     except HeaderError:
         return
     assert taken == len(data) or reader.is_done
+
+
+# Over sockets
+
+CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
+CONNACK = b"\x20\x02\x00\x00"
+HEADER = b"PROXY TCP4 127.0.0.7 192.0.2.9 56324 1883\r\n"
+TIMEOUT = 20.0
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def config(*networks: str, handshake_seconds: float = 10.0, **keys: Any) -> Config:
+    keys = {"protocol": "mqtt", "address": "127.0.0.1:0", "anonymous": "always", **keys}
+    return Config(
+        listen={},
+        listeners=(ListenerConfig(name="in", proxy_protocol=networks or ("127.0.0.0/8",), **keys),),
+        storage=StorageConfig(mode="memory"),
+        limits=LimitsConfig(handshake_seconds=handshake_seconds),
+    )
+
+
+@contextlib.asynccontextmanager
+async def connected(broker: Broker) -> AsyncIterator[Streams]:
+    address = broker.listeners["in"]
+    if address.startswith("unix:"):
+        streams = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        streams = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            yield streams
+    finally:
+        streams[1].transport.abort()
+
+
+async def ended(streams: Streams) -> bytes:
+    try:
+        return await streams[0].read()
+    except ConnectionResetError:
+        return b""
+
+
+def peers(broker: Broker) -> list[tuple[str, bool]]:
+    return [(one.peer.address, one.peer.is_loopback) for one in broker.connections]
+
+
+@pytest.mark.parametrize(
+    ("header", "address", "is_loopback"),
+    [
+        (HEADER, "127.0.0.7:56324", True),
+        (b"PROXY TCP6 2001:db8::1 2001:db8::9 56324 1883\r\n", "[2001:db8::1]:56324", False),
+        (v2(0x11, INET, FIELDS), "192.0.2.1:56324", False),
+        # Nobody says that it is from this machine, although the proxy is.
+        (b"PROXY UNKNOWN\r\n", "unknown:0", False),
+    ],
+)
+async def test_peer_is_whom_the_header_names(
+    header: bytes, address: str, is_loopback: bool
+) -> None:
+    async with Broker(config()) as broker, connected(broker) as streams:
+        reader, writer = streams
+        writer.write(header[:9])
+        await writer.drain()
+        writer.write(header[9:] + CONNECT)
+        assert await reader.readexactly(4) == CONNACK
+        assert peers(broker) == [(address, is_loopback)]
+
+
+async def test_local_header_leaves_the_proxy_as_the_peer() -> None:
+    async with Broker(config()) as broker, connected(broker) as streams:
+        reader, writer = streams
+        writer.write(v2(0x00, b"", command=0x20) + CONNECT)
+        assert await reader.readexactly(4) == CONNACK
+        host, port = writer.get_extra_info("sockname")
+        assert peers(broker) == [(f"{host}:{port}", True)]
+
+
+async def test_header_of_a_stranger_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Broker(config("192.0.2.0/24", "2001:db8::/32")) as broker:
+        async with connected(broker) as streams:
+            streams[1].write(HEADER + CONNECT)
+            assert await ended(streams) == b""
+        assert peers(broker) == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("in: 127.0.0.1:")
+    assert "is no proxy of this listener" in line
+
+
+async def test_proxy_without_a_header_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Broker(config()) as broker:
+        async with connected(broker) as streams:
+            streams[1].write(CONNECT)
+            assert await ended(streams) == b""
+        assert peers(broker) == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "wrong header of the PROXY protocol: there is none" in line
+
+
+async def test_header_has_the_time_limit_of_handshakes() -> None:
+    async with Broker(config(handshake_seconds=0.05)) as broker, connected(broker) as streams:
+        streams[1].write(HEADER[:20])
+        assert await ended(streams) == b""
+
+
+async def test_proxy_on_this_machine_does_not_let_anonymous_clients_in() -> None:
+    # They are admitted on a loopback listener, but it is the proxy that is there.
+    async with Broker(config(anonymous="loopback")) as broker, connected(broker) as streams:
+        reader, writer = streams
+        writer.write(b"PROXY TCP4 192.0.2.1 192.0.2.9 1 2\r\n" + CONNECT)
+        assert await reader.readexactly(4) != CONNACK
+
+
+async def test_unix_socket_admits_proxies_by_its_permissions(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/proxied"
+    async with Broker(config(address=address)) as broker, connected(broker) as streams:
+        reader, writer = streams
+        writer.write(HEADER + CONNECT)
+        assert await reader.readexactly(4) == CONNACK
+        assert peers(broker) == [("127.0.0.7:56324", True)]
+
+
+@contextlib.asynccontextmanager
+async def secured(folder: Path, **keys: Any) -> AsyncIterator[tuple[Broker, Streams]]:
+    """A connection with a header and TLS behind it."""
+    authority = Authority(folder)
+    pair = authority.pair("server", "localhost")
+    tls = TlsConfig(certificate=str(pair.certificate), key=str(pair.key))
+    async with Broker(config(tls=tls, **keys)) as broker, connected(broker) as streams:
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        streams[1].write(HEADER)
+        await streams[1].start_tls(context, server_hostname="localhost")
+        yield broker, streams
+
+
+async def test_header_comes_before_tls(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (broker, (reader, writer)):
+        writer.write(CONNECT)
+        assert await reader.readexactly(4) == CONNACK
+        assert peers(broker) == [("127.0.0.7:56324", True)]
+
+
+async def test_websocket_is_within_tls_behind_the_header(tmp_path: Path) -> None:
+    async with secured(tmp_path, websocket="/mqtt") as (broker, (reader, writer)):
+        writer.write(request() + masked(CONNECT))
+        assert (await read_head(reader))[0] == 101
+        assert await read_frame(reader) == (0x82, CONNACK)
+        assert peers(broker) == [("127.0.0.7:56324", True)]
+        writer.write(masked(b"\xe0\x00") + masked(b"\x03\xe8", opcode=8))
+        assert (await read_frame(reader))[0] == 0x88
+        assert await reader.read() == b""
+
+
+def test_networks_are_checked() -> None:
+    with pytest.raises(ConfigError, match="proxy_protocol: "):
+        config("10.0.0.1/8")
