@@ -221,7 +221,7 @@ class TlsLayer:
 
     def _fail(self, error: Exception) -> None:
         """TLS cannot go on. What OpenSSL has to say to the peer, an alert, is sent."""
-        address = self.address
+        address = address_of(self._transport)
         if isinstance(error, ssl.SSLError):
             what = "TLS" if self._is_open else "TLS handshake"
             reason = reason_of(error)
@@ -235,13 +235,17 @@ class TlsLayer:
 
     def _timed_out(self) -> None:
         self._timer = None
-        logger.info("%s: %s: TLS handshake took too long", self._listener.name, self.address)
+        logger.info(
+            "%s: %s: TLS handshake took too long", self._listener.name, address_of(self._transport)
+        )
         self._transport.abort()
 
     def give_way(self) -> None:
         """The handshake ends for another one to begin."""
         self._end_handshake()
-        logger.debug("%s: %s: too many TLS handshakes", self._listener.name, self.address)
+        logger.debug(
+            "%s: %s: too many TLS handshakes", self._listener.name, address_of(self._transport)
+        )
         self._transport.abort()
 
     def eof_received(self) -> bool:
@@ -271,11 +275,6 @@ class TlsLayer:
             self._inner.resume_writing()
 
     # Transport
-
-    @property
-    def address(self) -> str:
-        """Of the peer, for the log."""
-        return address_of(self._transport)
 
     def set_protocol(self, inner: Any) -> None:
         """Another one speaks the protocol from here on."""
