@@ -230,7 +230,8 @@ def _read_keys(
     for key, value in content.items():
         if key not in types_of:
             raise ConfigError(f"{source}: {where} has no key {key!r}")
-        known[key] = _convert(source, f"{where} {key}", types_of[key], value)
+        is_secret = key in _secrets(section_type)
+        known[key] = _convert(source, f"{where} {key}", types_of[key], value, is_secret)
         # Checked with the key alone, so that the message names the source that is wrong.
         required = {k: known.get(k, "x") for k in _required(section_type)}
         try:
@@ -260,12 +261,18 @@ def _build(section: str, section_type: Any, values: dict[str, Any]) -> Any:
     return section_type(**values)
 
 
-def _convert(source: str, where: str, wanted: Any, value: Any) -> Any:
+def _secrets(section_type: Any) -> set[str]:
+    """The keys whose values are not to be shown."""
+    return {f.name for f in dataclasses.fields(section_type) if not f.repr}
+
+
+def _convert(source: str, where: str, wanted: Any, value: Any, is_secret: bool = False) -> Any:
     """The value as the wanted type; text is accepted for each type, as the environment needs."""
     try:
         return _convert_value(wanted, value)
     except (ConfigError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{source}: {where} = {value!r}: {error}") from None
+        shown = "..." if is_secret else repr(value)
+        raise ConfigError(f"{source}: {where} = {shown}: {error}") from None
 
 
 def _convert_value(wanted: Any, value: Any) -> Any:
