@@ -2,7 +2,9 @@
 import { connect } from 'amqplib';
 
 const [port, scenario, name] = process.argv.slice(2);
-const connection = await connect(`amqp://guest:guest@127.0.0.1:${port}`);
+// With an authority to trust, over TLS.
+const scheme = process.env.NODE_EXTRA_CA_CERTS ? 'amqps' : 'amqp';
+const connection = await connect(`${scheme}://guest:guest@127.0.0.1:${port}`);
 
 // The first `count` messages of a queue.
 const take = (channel, queue, count, options = { noAck: true }) =>

@@ -4,8 +4,11 @@ import mqtt from 'mqtt';
 const [port, scenario, version, name] = process.argv.slice(2);
 const common = { protocolVersion: Number(version), reconnectPeriod: 0 };
 
+// With an authority to trust, over TLS.
+const scheme = process.env.NODE_EXTRA_CA_CERTS ? 'mqtts' : 'mqtt';
+
 const open = (options = {}) =>
-  mqtt.connectAsync(`mqtt://127.0.0.1:${port}`, { ...common, ...options });
+  mqtt.connectAsync(`${scheme}://127.0.0.1:${port}`, { ...common, ...options });
 
 // A client's messages as an async queue.
 function inbox(client) {

@@ -4,6 +4,7 @@ import gc
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -102,6 +103,53 @@ def test_signal_stops_with_exit_0_and_no_traceback(number: signal.Signals) -> No
         _, err = process.communicate(timeout=30)
         assert process.returncode == EXIT_OK
         assert "Traceback" not in err
+
+
+def test_self_signed_makes_what_the_short_options_take(tmp_path: Path) -> None:
+    made = run("tls", "self-signed", "certs", "--host", "broker.example", cwd=tmp_path)
+    assert made.returncode == EXIT_OK
+    names = ["ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key"]
+    assert made.stdout.split() == [f"certs/{name}" for name in names]
+    for name in names:
+        mode = (tmp_path / "certs" / name).stat().st_mode & 0o777
+        assert mode == (0o600 if name.endswith(".key") else 0o644)
+    again = run("tls", "self-signed", "certs", cwd=tmp_path)
+    assert_one_line(again, EXIT_FAILED, "certs/ca.pem exists already")
+    secure = ["--mqtts", "0", "--amqps", "localhost:0", "--natives", "0", "--https", "[::1]:0"]
+    files = ["--tls-certificate", "certs/server.pem", "--tls-key", "certs/server.key"]
+    arguments = [*NO_PROTOCOLS, *secure, *files, "--tls-ca", "certs/ca.pem", "--memory"]
+    with serve(*arguments, cwd=tmp_path) as (_, line):
+        pattern = r"trivium ready mqtts=127\.0\.0\.1:(\d+) amqps=127\.0\.0\.1:\d+ "
+        pattern += r"natives=127\.0\.0\.1:\d+ https=\[::1\]:\d+ data=memory\n"
+        match = re.fullmatch(pattern, line)
+        assert match, line
+        context = ssl.create_default_context(cafile=str(tmp_path / "certs/ca.pem"))
+        context.load_cert_chain(tmp_path / "certs/client.pem", tmp_path / "certs/client.key")
+        for host in ("localhost", "127.0.0.1", "::1", "broker.example"):
+            with (
+                socket.create_connection(("127.0.0.1", int(match[1])), timeout=10) as plain,
+                context.wrap_socket(plain, server_hostname=host) as client,
+            ):
+                assert client.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--mqtts", "0"], "[listen] mqtts: tls needs the files certificate and key"),
+        (["--mqtts", "0", "--tls-certificate", "a"], "tls needs the files certificate and key"),
+        (
+            ["--mqtts", "0", "--tls-certificate", "nowhere.pem", "--tls-key", "k"],
+            "mqtts: nowhere.pem: No such file or directory",
+        ),
+        (["--tls-key", ""], "argument --tls-key: it must not be empty"),
+    ],
+)
+def test_tls_without_its_files_is_one_line_and_exit_2(
+    arguments: list[str], text: str, tmp_path: Path
+) -> None:
+    result = run("serve", "--memory", *NO_PROTOCOLS, *arguments, cwd=tmp_path)
+    assert_one_line(result, EXIT_USAGE, text)
 
 
 def test_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ class HttpServer:
             username=username,
             password=password,
             address=remote,
-            is_loopback=is_loopback(remote),
+            is_loopback=self._listener.is_unix or is_loopback(remote),
             methods=self._listener.methods,
             admits_anonymous=self._authenticator.admits_anonymous(self._listener),
             protocol=self._listener.protocol,

@@ -26,6 +26,11 @@ class Admission:
         self._there: dict[str, int] = {}
         self._came: dict[str, int] = {}
 
+    @property
+    def addresses(self) -> int:
+        """How many are counted now."""
+        return len(self._there) + len(self._came)
+
     def enter(self, listener: Listener, host: str) -> bool:
         """A client has come from ``host`` (`""` is this machine); whether it may stay.
 

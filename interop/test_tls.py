@@ -1,0 +1,244 @@
+"""Clients off the shelf over TLS, with the certificates of ``trivium tls self-signed``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import aio_pika
+import paho.mqtt.client as paho
+import pika
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from interop.brokers import LOOPBACK, TriviumProcess, compiled_build
+
+HERE = Path(__file__).parent
+
+
+class Site:
+    """A broker with TLS on every protocol, and its certificates."""
+
+    def __init__(self, folder: Path, build: str) -> None:
+        self.folder = folder
+        self.ca = str(folder / "ca.pem")
+        subprocess.run(
+            [sys.executable, "-m", "trivium", "tls", "self-signed", str(folder)],
+            check=True,
+            capture_output=True,
+        )
+        names = ("MQTTS", "AMQPS", "HTTPS")
+        environment = {f"TRIVIUM_LISTEN__{name}": "0" for name in names} | {
+            "TRIVIUM_TLS__CERTIFICATE": str(folder / "server.pem"),
+            "TRIVIUM_TLS__KEY": str(folder / "server.key"),
+            "TRIVIUM_TLS__CA": self.ca,
+        }
+        self.process = TriviumProcess(
+            folder, is_compiled=build == "compiled", environment=environment
+        )
+        self.process.start()
+
+    def port(self, name: str) -> int:
+        return self.process.ports[name]
+
+    def context(self, with_certificate: bool = False) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        if with_certificate:
+            context.load_cert_chain(self.folder / "client.pem", self.folder / "client.key")
+        return context
+
+
+@pytest.fixture(scope="module", params=["interpreted", "compiled"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    build: str = request.param
+    if build == "compiled" and (reason := compiled_build()) is not None:
+        pytest.skip(reason)
+    found = Site(tmp_path_factory.mktemp(build), build)
+    yield found
+    assert found.process.is_running, found.process.log_tail()
+    assert found.process.stop() == 0
+
+
+@pytest.mark.parametrize("with_certificate", [False, True])
+def test_paho_publishes_and_receives(site: Site, with_certificate: bool) -> None:
+    client = paho.Client(CallbackAPIVersion.VERSION2, "paho")
+    client.tls_set_context(site.context(with_certificate))
+    found: list[bytes] = []
+
+    def on_connect(client: paho.Client, *_: object) -> None:
+        client.subscribe("paho/#", 1)
+
+    def on_subscribe(client: paho.Client, *_: object) -> None:
+        client.publish("paho/a", b"x" * 100_000, 1)
+
+    def on_message(client: paho.Client, _: object, message: paho.MQTTMessage) -> None:
+        found.append(bytes(message.payload))
+        client.disconnect()
+
+    client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
+    client.connect(LOOPBACK, site.port("mqtts"))
+    client.loop_forever()
+    assert found == [b"x" * 100_000]
+
+
+def mosquitto(program: str, site: Site, *arguments: str) -> list[str]:
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip("mosquitto-clients is missing")
+    place = ["-h", LOOPBACK, "-p", str(site.port("mqtts")), "--cafile", site.ca]
+    return [found, *place, *arguments]
+
+
+@pytest.mark.parametrize("version", ["tlsv1.2", "tlsv1.3"])
+def test_mosquitto_pub_and_sub(site: Site, version: str) -> None:
+    keep = ["-r", "-q", "1", "-t", f"mosquitto/{version}", "-m", "kept", "--tls-version", version]
+    subprocess.run(mosquitto("mosquitto_pub", site, *keep), check=True, timeout=30)
+    once = ["-C", "1", "-W", "20", "-t", f"mosquitto/{version}", "--tls-version", version]
+    got = subprocess.run(
+        mosquitto("mosquitto_sub", site, *once), check=True, timeout=30, capture_output=True
+    )
+    assert got.stdout == b"kept\n"
+
+
+def test_mosquitto_pub_with_a_certificate(site: Site) -> None:
+    pair = ["--cert", str(site.folder / "client.pem"), "--key", str(site.folder / "client.key")]
+    command = mosquitto("mosquitto_pub", site, "-q", "1", "-t", "a", "-m", "b", *pair)
+    subprocess.run(command, check=True, timeout=30)
+
+
+def test_pika_confirms_and_consumes(site: Site) -> None:
+    parameters = pika.ConnectionParameters(
+        LOOPBACK,
+        site.port("amqps"),
+        ssl_options=pika.SSLOptions(site.context(), LOOPBACK),
+        socket_timeout=20,
+    )
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("pika")
+    for size in (0, 10, 200_000):
+        channel.basic_publish("", "pika", b"x" * size)
+    for size in (0, 10, 200_000):
+        _, _, body = channel.basic_get("pika", auto_ack=True)
+        assert body == b"x" * size
+    connection.close()
+
+
+def test_aio_pika_roundtrip(site: Site) -> None:
+    async def run() -> bytes:
+        connection = await aio_pika.connect(
+            f"amqps://guest:guest@{LOOPBACK}:{site.port('amqps')}/", ssl_context=site.context()
+        )
+        async with connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue("aio", auto_delete=True)
+            await channel.default_exchange.publish(aio_pika.Message(b"hello"), "aio")
+            message = await queue.get()
+            await message.ack()
+            return message.body
+
+    assert asyncio.run(run()) == b"hello"
+
+
+def node(script: str, site: Site, *arguments: str) -> object:
+    program = shutil.which("node")
+    if program is None or not (HERE / "node_modules").is_dir():
+        pytest.skip("Node.js or interop/node_modules is missing")
+    result = subprocess.run(
+        [program, str(HERE / "node" / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"NODE_EXTRA_CA_CERTS": site.ca},
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_amqplib_roundtrip(site: Site) -> None:
+    found = node("amqplib.mjs", site, str(site.port("amqps")), "roundtrip", "tls")
+    assert found == [str(i) for i in range(200)]
+
+
+def test_mqttjs_retained(site: Site) -> None:
+    found = node("mqttjs.mjs", site, str(site.port("mqtts")), "retained", "5", "tls")
+    assert found == {"payload": b"kept".hex(), "retain": True}
+
+
+def test_https_serves_health_and_metrics(site: Site) -> None:
+    place = f"https://{LOOPBACK}:{site.port('https')}"
+    for path in ("/health/ready", "/metrics"):
+        with urllib.request.urlopen(place + path, context=site.context(), timeout=20) as answer:
+            assert answer.status == 200
+            assert answer.read()
+
+
+def openssl(site: Site, *arguments: str) -> str:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("openssl is missing")
+    place = f"{LOOPBACK}:{site.port('mqtts')}"
+    result = subprocess.run(
+        [program, "s_client", "-connect", place, "-CAfile", site.ca, *arguments],
+        input="Q\n",
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return result.stdout + result.stderr
+
+
+def test_openssl_verifies_and_negotiates(site: Site) -> None:
+    said = openssl(site, "-alpn", "mqtt", "-verify_return_error")
+    assert "Verify return code: 0 (ok)" in said
+    assert "ALPN protocol: mqtt" in said
+    assert re.search(r"New, TLSv1\.3, Cipher is TLS_", said)
+    said = openssl(site, "-tls1_2")
+    assert re.search(r"Cipher is ECDHE-ECDSA-.*GCM|Cipher is ECDHE-ECDSA-CHACHA20", said)
+    assert "Secure Renegotiation IS supported" in said
+    assert "Compression: NONE" in said
+
+
+def test_openssl_resumes_a_session(site: Site) -> None:
+    said = openssl(site, "-tls1_2", "-reconnect")
+    assert said.count("Reused, TLSv1.2") == 5
+
+
+def test_sighup_reads_the_certificates_again(site: Site) -> None:
+    other = site.folder / "other"
+    subprocess.run(
+        [sys.executable, "-m", "trivium", "tls", "self-signed", str(other), "--host", "b.example"],
+        check=True,
+        capture_output=True,
+    )
+    kept = {name: (site.folder / name).read_bytes() for name in ("server.pem", "server.key")}
+    assert site.process.process is not None
+
+    def hang_up(files: dict[str, bytes]) -> str:
+        for name, data in files.items():
+            (site.folder / name).write_bytes(data)
+        before = site.process.log.read_text().count("were read again")
+        site.process.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+        for _ in range(200):
+            said = openssl(site)
+            if site.process.log.read_text().count("were read again") >= before + 3:
+                return said
+        raise AssertionError(site.process.log_tail())
+
+    hang_up({name: (other / name).read_bytes() for name in kept})
+    assert "Verify return code: 0" not in openssl(site), "of another authority"
+    hang_up(kept)
+    assert "Verify return code: 0 (ok)" in openssl(site)
