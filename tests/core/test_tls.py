@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,16 @@ async def test_alpn_is_negotiated_where_the_client_has_it(
         connected(broker, context) as (_, writer),
     ):
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == chosen
+
+
+async def test_alpn_of_a_websocket_is_that_of_http(authority: Authority, server_pair: Pair) -> None:
+    plain = config(tls_of(server_pair))
+    (listener,) = plain.listeners
+    context = client_context(authority)
+    context.set_alpn_protocols(["http/1.1"])
+    found = replace(plain, listeners=(replace(listener, websocket="/mqtt"),))
+    async with Broker(found) as broker, connected(broker, context) as (_, writer):
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
 
 
 @pytest.mark.parametrize(

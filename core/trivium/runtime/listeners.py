@@ -138,7 +138,9 @@ class Listeners:
         server = self._server
         config = listener.config
         make = self._maker(adapter, listener)
-        certificates = self._certificates_of(config, adapter.name)
+        # A WebSocket begins as HTTP (RFC 6455, 4.1).
+        application = HTTP_ALPN if config.websocket else adapter.name
+        certificates = self._certificates_of(config, application)
         if certificates is None:
             return self._behind_proxies(config, lambda: make(True))
 
