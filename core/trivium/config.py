@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, PreconditionFailed
 from trivium.listen import CertificateConfig as CertificateConfig
 from trivium.listen import Listen as Listen
 from trivium.listen import ListenerConfig as ListenerConfig
@@ -22,6 +22,7 @@ from trivium.listen import is_loopback as is_loopback
 from trivium.listen import join_address as join_address
 from trivium.listen import name_all, short_listener
 from trivium.security.passwords import PasswordFormatError, check_stored_password
+from trivium.security.permissions import check_pattern, grants_of, read_acl_file
 from trivium.security.token_keys import ALGORITHMS
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
@@ -151,6 +152,10 @@ class LimitsConfig:
                 raise ConfigError(f"{name} must not be negative")
 
 
+#: Permissions for everything in every virtual host.
+EVERYTHING: Final = {"*": {"configure": ".*", "write": ".*", "read": ".*"}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
     """`[auth]`: who gets in without an entry under `[users]`."""
@@ -163,6 +168,27 @@ class AuthConfig:
     methods: tuple[str, ...] = ()
     #: files of users as `mosquitto_passwd` writes them
     password_files: tuple[str, ...] = ()
+    #: what clients without credentials may do, by virtual host; `*` is every one
+    anonymous_permissions: Mapping[str, Any] = field(default_factory=lambda: dict(EVERYTHING))
+    #: their tags
+    anonymous_tags: tuple[str, ...] = ("policymaker", "monitoring")
+    #: an ACL file of Mosquitto's; with it, clients without credentials have what it says alone
+    acl_file: str = ""
+    #: a pattern that the client identifiers of users must match, `{username}` being who it is
+    client_id_pattern: str = ""
+    #: an MQTT 3 client publishes what it may not: it is told that all is well, or disconnected
+    refused_publish: Literal["acknowledge", "disconnect"] = "acknowledge"
+    #: whether each operation that is refused for want of a permission is logged (level `info`)
+    log_denials: bool = False
+
+    def __post_init__(self) -> None:
+        _check_grants(self.anonymous_permissions, {}, ())
+        try:
+            check_pattern(self.client_id_pattern.replace("{username}", "x"))
+            if self.acl_file:
+                read_acl_file(self.acl_file)
+        except PreconditionFailed as error:
+            raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +267,46 @@ class UserConfig:
 
     #: plain text, or what `trivium hash-password` printed
     password: str = field(repr=False)
+    #: administrator, policymaker, monitoring, management, or others that mean nothing here
+    tags: tuple[str, ...] = ()
+    #: virtual host to `configure`, `write` and `read`, each a pattern for names
+    permissions: Mapping[str, Any] = field(default_factory=dict)
+    #: virtual host to exchange to `write` and `read`, each a pattern for routing keys
+    topic_permissions: Mapping[str, Any] = field(default_factory=dict)
+    #: lines of an ACL, as in Mosquitto's file
+    acl: tuple[str, ...] = ()
+    #: roles whose permissions the user has too
+    roles: tuple[str, ...] = ()
+    #: the virtual host of its MQTT connections, and of its ACL lines
+    virtual_host: str = "/"
 
     def __post_init__(self) -> None:
+        _check_grants(self.permissions, self.topic_permissions, self.acl)
         try:
             check_stored_password(self.password)
         except PasswordFormatError as error:
             raise ConfigError(f"password: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleConfig:
+    """`[roles.NAME]`: permissions for several users; the keys are those of `[users.NAME]`."""
+
+    permissions: Mapping[str, Any] = field(default_factory=dict)
+    topic_permissions: Mapping[str, Any] = field(default_factory=dict)
+    acl: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_grants(self.permissions, self.topic_permissions, self.acl)
+
+
+def _check_grants(
+    permissions: Mapping[str, Any], topic_permissions: Mapping[str, Any], acl: tuple[str, ...]
+) -> None:
+    try:
+        grants_of(permissions, topic_permissions, list(acl), [])
+    except PreconditionFailed as error:
+        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +357,7 @@ class Config:
     jwt: JwtConfig = JwtConfig()
     http_auth: HttpAuthConfig = HttpAuthConfig()
     users: Mapping[str, UserConfig] = field(default_factory=dict)
+    roles: Mapping[str, RoleConfig] = field(default_factory=dict)
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
     #: by the name of a protocol what can be set about it: an object of the class that its package
@@ -320,7 +381,6 @@ class Config:
     def __post_init__(self) -> None:
         self.all_listeners()
         if self.policies:
-            from trivium.errors import PreconditionFailed
             from trivium.vhost.policies import Policy
 
             for name, policy in self.policies.items():

@@ -19,7 +19,7 @@ from tests.support.amqp import (
     start_ok,
 )
 from trivium import __version__
-from trivium.config import AuthConfig, Config, LimitsConfig, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, UserConfig
 from trivium.runtime.adapter import DISCARDED_BYTES, ClientCertificate
 from trivium.security.passwords import hash_password
 from trivium_amqp.handshake import FOR_ANSWERS
@@ -154,7 +154,11 @@ def test_guest_is_refused_from_another_machine(server: Server) -> None:
 
 
 def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
-    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(
+        config=Config(
+            users={"ada": UserConfig(password=hash_password(b"secret"), permissions=EVERYTHING)}
+        )
+    )
     server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
@@ -172,7 +176,11 @@ def test_input_is_held_back_while_a_hashed_password_is_checked() -> None:
 
 @pytest.mark.parametrize("user", [b"ada", b"nobody", b"guest"])
 def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: bytes) -> None:
-    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(
+        config=Config(
+            users={"ada": UserConfig(password=hash_password(b"secret"), permissions=EVERYTHING)}
+        )
+    )
     server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)
@@ -185,7 +193,11 @@ def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: bytes) 
 
 
 def test_client_that_left_before_its_password_was_checked_gets_nothing() -> None:
-    server = Server(config=Config(users={"ada": UserConfig(password=hash_password(b"secret"))}))
+    server = Server(
+        config=Config(
+            users={"ada": UserConfig(password=hash_password(b"secret"), permissions=EVERYTHING)}
+        )
+    )
     server.driver.is_pool_busy = True
     client = server.connect()
     client.feed(PROTOCOL_HEADER)

@@ -19,6 +19,7 @@ from trivium.config import (
     Listen,
     ListenerConfig,
     PolicyConfig,
+    RoleConfig,
     UserConfig,
     is_loopback,
 )
@@ -168,6 +169,12 @@ def test_every_key_has_an_environment_variable() -> None:
             "guest": "false",
             "methods": '["internal"]',
             "password_files": '["/p"]',
+            "anonymous_permissions": '{"/": {"read": "x"}}',
+            "anonymous_tags": '["x"]',
+            "acl_file": "/dev/null",
+            "client_id_pattern": "^{username}$",
+            "refused_publish": "disconnect",
+            "log_denials": "true",
         },
         "jwt": {
             "key_file": "/j",
@@ -222,7 +229,7 @@ def test_every_key_has_an_environment_variable() -> None:
                 assert value == (other,)
             elif key == "ciphers":
                 assert value == text
-            elif isinstance(value, tuple) or key == "headers":
+            elif isinstance(value, tuple) or key in ("headers", "anonymous_permissions"):
                 assert json.dumps(value) == text
             else:
                 assert str(value).lower().removeprefix("127.0.0.1:") == text
@@ -436,6 +443,7 @@ def test_configuration_reference_has_every_key() -> None:
         documented.add((section.split(".")[0], cells[1]))
     config = Config(
         users={"NAME": UserConfig(password="x")},
+        roles={"NAME": RoleConfig()},
         policies={"NAME": PolicyConfig(pattern="q", definition={"max-length": 1})},
     )
     keys: set[tuple[str, str]] = set()
@@ -443,7 +451,7 @@ def test_configuration_reference_has_every_key() -> None:
     assert set(of_protocols) == {"mqtt", "amqp", "native"}
     for name in {*Config.__dataclass_fields__, *of_protocols} - {"protocols"}:
         content = of_protocols[name] if name in of_protocols else getattr(config, name)
-        if name in ("users", "policies"):
+        if name in ("users", "policies", "roles"):
             content = content["NAME"]
         if name == "listeners":
             content = ListenerConfig

@@ -185,8 +185,8 @@ def basic(text: str) -> str:
 
 async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> None:
     users = {
-        "ann": UserConfig(password="plain"),
-        "bob": UserConfig(password=hash_password("pa:ß".encode())),
+        "ann": UserConfig(password="plain", tags=("monitoring",)),
+        "bob": UserConfig(password=hash_password("pa:ß".encode()), tags=("monitoring",)),
     }
     config = Config(listen={"http": Listen(0, "0.0.0.0")}, users=users)
     async with serve(config) as site:
@@ -202,7 +202,9 @@ async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> Non
 
 @pytest.mark.parametrize("user", ["bob", "nobody"])
 async def test_a_refusal_takes_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
-    async with serve(Config(users={"bob": UserConfig(password=hash_password(b"x"))})) as site:
+    async with serve(
+        Config(users={"bob": UserConfig(password=hash_password(b"x"), tags=("monitoring",))})
+    ) as site:
         assert (await site.ask("/metrics", basic(f"{user}:wrong")))[0] == 401
         assert site.hashed == 1
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tests.support.mqtt import Client, Server, connect, packet, publish, subscribe, text
-from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.security.passwords import hash_password
 from trivium_mqtt.options import MqttOptions
 
@@ -174,7 +174,10 @@ def config(anonymous: str = "never", **users: str) -> Config:
     return Config(
         listen={"mqtt": Listen(0)},
         auth=AuthConfig(anonymous=anonymous),  # type: ignore[arg-type]
-        users={name: UserConfig(password=password) for name, password in users.items()},
+        users={
+            name: UserConfig(password=password, permissions=EVERYTHING)
+            for name, password in users.items()
+        },
     )
 
 

@@ -16,7 +16,7 @@ from tests.support.mqtt import (
     subscribe,
     unsubscribe,
 )
-from trivium.config import AuthConfig, Config, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, UserConfig
 from trivium.security.passwords import hash_password
 
 PINGRESP = b"\xd0\x00"
@@ -169,7 +169,7 @@ def test_what_a_client_may_send_while_publishers_are_paused(
 @pytest.mark.parametrize("name", TYPES)
 def test_nothing_is_taken_while_the_client_is_authenticated(name: str, version: int) -> None:
     """It may send on without waiting for CONNACK (MQTT5 3.1.4)."""
-    users = {"ann": UserConfig(password=hash_password(b"secret"))}
+    users = {"ann": UserConfig(password=hash_password(b"secret"), permissions=EVERYTHING)}
     server = Server(config=Config(auth=AuthConfig(anonymous="never"), users=users))
     server.driver.is_pool_busy = True
     client = server.connect()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.native import vectors
 from tests.support.native import Client, Server, entry, frame, payloads, publish
 from tests.support.steps import calls
-from trivium.config import AuthConfig, Config, LimitsConfig, Listen, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Binding, Destination
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
@@ -154,7 +154,7 @@ def test_an_unknown_vhost_closes(server: Server) -> None:
 
 
 def test_while_a_password_is_checked_nothing_is_read(server: Server) -> None:
-    users = {"u": UserConfig(password=hash_password(b"p"))}
+    users = {"u": UserConfig(password=hash_password(b"p"), permissions=EVERYTHING)}
     server = Server(config=Config(listen=LISTEN, users=users))
     server.driver.is_pool_busy = True
     client = server.greet()
@@ -170,7 +170,7 @@ def test_while_a_password_is_checked_nothing_is_read(server: Server) -> None:
 
 @pytest.mark.parametrize("user", ["u", "nobody", "guest"])
 def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: str) -> None:
-    users = {"u": UserConfig(password=hash_password(b"p"))}
+    users = {"u": UserConfig(password=hash_password(b"p"), permissions=EVERYTHING)}
     server = Server(config=Config(listen=LISTEN, users=users))
     server.driver.is_pool_busy = True
     client = server.greet()
@@ -182,7 +182,7 @@ def test_a_refusal_waits_for_the_work_of_a_hash_whoever_is_refused(user: str) ->
 
 
 def test_a_client_that_left_meanwhile_is_not_let_in(server: Server) -> None:
-    users = {"u": UserConfig(password=hash_password(b"p"))}
+    users = {"u": UserConfig(password=hash_password(b"p"), permissions=EVERYTHING)}
     server = Server(config=Config(listen=LISTEN, users=users))
     server.driver.is_pool_busy = True
     client = server.greet()

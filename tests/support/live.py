@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trivium import Broker, Config
-from trivium.config import AuthConfig, Listen, StorageConfig, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Listen, StorageConfig, UserConfig
 
 TIMEOUT = 20.0
 
@@ -29,7 +29,7 @@ async def running_broker(
     config = Config(
         listen={"native": Listen(0)},
         storage=mode,
-        users={"u": UserConfig(password="p")} if users else {},
+        users={"u": UserConfig(password="p", permissions=EVERYTHING)} if users else {},
         auth=AuthConfig(anonymous="never" if users else "loopback"),
     )
     async with Broker(config) as broker:

@@ -13,6 +13,7 @@ from trivium.queues.arguments import STREAM, check_number, queue_type
 from trivium.queues.queue import Queue
 from trivium.queues.ready import LoadWaiter
 from trivium.routing.exchanges import ACCEPTED, Demand
+from trivium.security.permissions import READ
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     NOT_ALLOWED,
@@ -115,6 +116,7 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
         queue = _make_reply_queue(channel, no_ack)
     else:
         name = resolve_name(channel, name)
+        channel.access.require(READ, "queue", name)
         stream = channel.vhost.streams.get(name)
         if stream is None:
             queue = channel.vhost.queue(name, channel.connection)
@@ -181,6 +183,7 @@ def cancel(channel: Channel, arguments: list[Any]) -> None:
 def get(channel: Channel, arguments: list[Any]) -> None:
     """basic.get."""
     name, no_ack = arguments
+    channel.access.require(READ, "queue", resolve_name(channel, name))
     queue = resolve_queue(channel, name, "basic.get")
     channel.connection.replies.put(channel.number, GetReply(channel, queue, no_ack))
 

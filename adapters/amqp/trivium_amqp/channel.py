@@ -10,13 +10,16 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from trivium.errors import AccessRefused
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
+from trivium.security.permissions import READ
 from trivium_amqp import basic, states, topology
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     PRECONDITION_FAILED,
     ChannelException,
+    channel_exception,
 )
 from trivium_amqp.codec.frames import BODY_EVENT, HEADER_EVENT, method_frame
 from trivium_amqp.consumer import AmqpConsumer
@@ -45,6 +48,8 @@ class Channel:
         self.number = number
         self.vhost = connection.vhost
         self.broker = connection.broker
+        #: what the client may do
+        self.access = connection.access
         #: which frames may come
         self.state = states.OPEN
         #: deliveries that await an acknowledgement, by delivery tag
@@ -235,6 +240,18 @@ class Channel:
             " This timeout value can be configured, see consumers doc guide to learn more"
         )
         self.fail(ChannelException(PRECONDITION_FAILED, text), 0)
+
+    def check_permissions(self) -> None:
+        """Permissions have changed: fail when a consumer reads what the client may not read."""
+        for consumer in list(self.consumers.values()):
+            queue = consumer.queue
+            if queue is self.reply_queue:
+                continue
+            try:
+                self.access.require(READ, "queue", queue.name)
+            except AccessRefused as error:
+                self.fail(channel_exception(error), 0)
+                return
 
     # Cancellation by the server
 

@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 from trivium.common.pieces import Piece
-from trivium.errors import TopologyError
+from trivium.errors import AccessRefused, TopologyError
 from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
@@ -414,6 +414,19 @@ class AmqpConnection(FramedConnection):
             return
         for channel in list(self.channels.values()):
             channel.check_timeout(now)
+
+    def permissions_changed(self) -> None:
+        """End the channels on which something is read that the client may not read any more."""
+        if self.state is not states.RUNNING:
+            return
+        try:
+            self.access.require_entry()
+        except AccessRefused as error:
+            self._send_close(ConnectionException(NOT_ALLOWED, str(error)), 0)
+            return
+        for channel in list(self.channels.values()):
+            if channel.state is not states.CHANNEL_CLOSING:
+                channel.check_permissions()
 
     def blocked(self, reason: str) -> None:
         """Only those who publish are stopped, as soon as they do."""

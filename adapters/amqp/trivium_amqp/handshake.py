@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
-from trivium.errors import NotFound
+from trivium.errors import AccessRefused, NotFound
 from trivium.messages.message import HeaderValue
 from trivium.runtime.adapter import make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
@@ -202,6 +202,11 @@ class Handshake:
         try:
             vhost = connection.broker.vhost(name)
         except NotFound as error:
+            raise ConnectionException(NOT_ALLOWED, str(error)) from None
+        connection.access = connection.broker.permissions.access(connection.identity, name)
+        try:
+            connection.access.require_entry()
+        except AccessRefused as error:
             raise ConnectionException(NOT_ALLOWED, str(error)) from None
         connection.opened(vhost)
         connection.send(method_frame(0, methods.CONNECTION_OPEN_OK))

@@ -15,6 +15,7 @@ from trivium.errors import TopologyError
 from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Route
+from trivium.security.permissions import WRITE
 from trivium_amqp.bodies import Body
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -129,6 +130,8 @@ class Publisher:
         header = self._last_header
         if header is None or header.received != received:
             header = read_header(received, self._connection.user, self._reply_to)
+        if header.copies:
+            self._check_copies(header.copies)
         self._header = header
         self._body_size = size
         return size > 0
@@ -171,6 +174,7 @@ class Publisher:
         if target.route.topology_version == self._vhost.topology_version:
             return target
         exchange = self._vhost.exchange(target.exchange.name)
+        self._connection.access.require_publish(exchange, target.key)
         return Target(
             exchange, target.key, target.mandatory, self._vhost.route(exchange, target.key)
         )
@@ -181,8 +185,11 @@ class Publisher:
         )
         if immediate:
             raise ConnectionException(NOT_IMPLEMENTED, "immediate=true")
+        access = self._connection.access
         try:
+            access.require_exchange(WRITE, exchange_name)
             exchange = self._vhost.exchange(exchange_name)
+            access.require_publish(exchange, key)
         except TopologyError as error:
             raise channel_exception(error) from None
         if exchange.internal:
@@ -196,6 +203,17 @@ class Publisher:
             self._connection.targets.clear()
         self._connection.targets[arguments] = target
         return target
+
+    def _check_copies(self, keys: list[bytes]) -> None:
+        """Raise ChannelException unless a message may go to these further keys."""
+        target = self._target
+        if target is None:
+            return
+        try:
+            for key in keys:
+                self._connection.access.require_publish(target.exchange, key)
+        except TopologyError as error:
+            raise channel_exception(error) from None
 
     def complete(self, body: Content) -> None:
         """All frames of a publish are here."""

@@ -16,6 +16,7 @@ from trivium.routing.exchanges import (
     HeadersExchange,
     valid_headers_match,
 )
+from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -40,6 +41,8 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
     if passive:
         channel.vhost.exchange(name)
     else:
+        is_new = name not in channel.vhost.exchanges
+        channel.access.require_declaration("exchange", name, is_new, options)
         channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
     write_batch = _write_batch_of(channel, durable and not passive, EXCHANGE, name)
     _answer(channel, nowait, write_batch, methods.EXCHANGE_DECLARE_OK)
@@ -49,6 +52,7 @@ def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
     """exchange.delete; like RabbitMQ, one that does not exist is no error."""
     name, if_unused, nowait = arguments
     _refuse_default(name)
+    channel.access.require(CONFIGURE, "exchange", name)
     channel.vhost.delete_exchange(name, if_unused)
     write_batch = _write_batch_of(channel, False, EXCHANGE, name)
     _answer(channel, nowait, write_batch, methods.EXCHANGE_DELETE_OK)
@@ -57,6 +61,7 @@ def exchange_delete(channel: Channel, arguments: list[Any]) -> None:
 def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
+    _check_binding(channel, "exchange", destination, source)
     exchange = _source(channel, source)
     write_batch = _bind(
         channel, exchange, _exchange_destination(channel, destination), key, options
@@ -69,6 +74,7 @@ def exchange_unbind(channel: Channel, arguments: list[Any]) -> None:
     destination, source, key, nowait, options = arguments
     _refuse_default(destination)
     _refuse_default(source)
+    _check_binding(channel, "exchange", destination, source)
     if destination in channel.vhost.exchanges:
         _unbind(channel, _exchange_destination(channel, destination), source, key, options)
     _answer(channel, nowait, channel.broker.storage.write_batch, methods.EXCHANGE_UNBIND_OK)
@@ -84,6 +90,10 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
         _declare_stream(channel, arguments)
         return
     connection = channel.connection
+    # Of one that the broker names, the name is not known yet: what its names begin with stands
+    # for it.
+    is_new = name not in channel.vhost.queues
+    channel.access.require_declaration("queue", name or MADE_UP, is_new, options)
     connection.owns_queues = connection.owns_queues or exclusive
     queue = channel.vhost.declare_queue(
         name,
@@ -128,6 +138,7 @@ def _declare_passively(channel: Channel, name: str, nowait: bool) -> None:
 def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
     name, _passive, durable, exclusive, auto_delete, nowait, options = arguments
     vhost = channel.vhost
+    channel.access.require(CONFIGURE, "queue", name)
     vhost.require_stream(name, durable, exclusive, auto_delete)
     if name not in vhost.streams and LENGTH in options:
         # Ours could count records, but a client of RabbitMQ's streams means messages of a queue.
@@ -152,6 +163,7 @@ def queue_bind(channel: Channel, arguments: list[Any]) -> None:
     name, source, key, nowait, options = arguments
     if not name and not key:
         key = resolve_name(channel, name).encode()
+    _check_binding(channel, "queue", resolve_name(channel, name), source)
     exchange = _source(channel, source)
     write_batch = _bind(channel, exchange, _queue_destination(channel, name), key, options)
     _answer(channel, nowait, write_batch, methods.QUEUE_BIND_OK)
@@ -164,6 +176,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
     if not name and not key:
         key = resolve_name(channel, name).encode()
     name = resolve_name(channel, name)
+    _check_binding(channel, "queue", name, source)
     if name in channel.vhost.queues or name in channel.vhost.streams:
         _unbind(channel, _queue_destination(channel, name), source, key, options)
     channel.reply_after(channel.broker.storage.write_batch, methods.QUEUE_UNBIND_OK)
@@ -172,6 +185,7 @@ def queue_unbind(channel: Channel, arguments: list[Any]) -> None:
 def queue_purge(channel: Channel, arguments: list[Any]) -> None:
     """queue.purge."""
     name, nowait = arguments
+    channel.access.require(READ, "queue", resolve_name(channel, name))
     queue = resolve_queue(channel, name, "queue.purge")
     count = queue.purge()
     write_batch = channel.broker.storage.write_batch if queue.durable else 0
@@ -182,6 +196,7 @@ def queue_delete(channel: Channel, arguments: list[Any]) -> None:
     """queue.delete; like RabbitMQ, one that does not exist is no error."""
     name, if_unused, if_empty, nowait = arguments
     name = resolve_name(channel, name)
+    channel.access.require(CONFIGURE, "queue", name)
     vhost = channel.vhost
     count = 0
     channel.hold_cancels()
@@ -208,6 +223,13 @@ def _queue_destination(channel: Channel, name: str) -> Destination:
     return channel.vhost.queue(name, channel.connection)
 
 
+def _check_binding(channel: Channel, what: str, destination: str, source: str) -> None:
+    """Raise AccessRefused unless the client may bind, whether or not the ends are there."""
+    _refuse_default(source)
+    channel.access.require(WRITE, what, destination)
+    channel.access.require_exchange(READ, source)
+
+
 def _source(channel: Channel, name: str) -> Exchange:
     """The exchange to bind to: it is missed before the destination is."""
     _refuse_default(name)
@@ -228,6 +250,7 @@ def _bind(
         if isinstance(given, str):
             text = f'value <<"{given}">>; expected all, any, all-with-x, or any-with-x'
         raise ChannelException(PRECONDITION_FAILED, f"Invalid x-match field {text}")
+    channel.access.require_source(exchange, key)
     channel.vhost.bind(exchange, Binding(destination, key, options))
     if exchange.durable and not (isinstance(destination, Queue) and not destination.durable):
         return channel.broker.storage.write_batch
@@ -243,6 +266,7 @@ def _unbind(
 ) -> None:
     exchange = channel.vhost.exchanges.get(source)
     if exchange is not None:
+        channel.access.require_source(exchange, key)
         channel.vhost.unbind(exchange, Binding(destination, key, options))
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import secrets
 
+from trivium.errors import AccessRefused
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport, make_attempt
 from trivium.security.attempts import Login
+from trivium.security.permissions import expand_pattern
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.packets import Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.codec.reasons import (
@@ -146,6 +148,10 @@ class MqttConnection(Reader):
         """The client may connect: find or make its session, answer, go on where it was."""
         sessions = self.sessions
         granted = _Granted(connect, self.options)
+        reason = self._enter(granted.client_id)
+        if reason:
+            self._refuse_connect(reason)
+            return
         self.maximum_packet = self.options.maximum_packet_bytes
         if self.is_v5 and packets.connack_size(granted.answers) > self.maximum_output:
             logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
@@ -156,7 +162,8 @@ class MqttConnection(Reader):
         if known is not None and known.connection is not None:
             known.connection.taken_over()
             known = sessions.by_client.get(client_id)
-        if known is not None and connect.clean_start:
+        if known is not None and (connect.clean_start or not known.is_of(self.identity)):
+            # What was kept for another user is not for this one.
             sessions.end(known)
             known = None
         handover = sessions.handovers.get(client_id)
@@ -165,9 +172,11 @@ class MqttConnection(Reader):
             self.hold_input(FOR_SESSION)
             return
         if known is None:
-            session = sessions.create(client_id, granted.session_expiry)
+            session = sessions.create(client_id, granted.session_expiry, self.access)
         else:
             session = known
+            if session.access is not self.access:
+                session.permissions_changed(self.access)
             sessions.connected(session, granted.session_expiry)
         if connect.will is not None:
             sessions.set_will(session, connect.will)
@@ -193,6 +202,33 @@ class MqttConnection(Reader):
         if session.outgoing is not None:
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
         self.replay()
+
+    def _enter(self, client_id: bytes) -> int:
+        """Find what the client may do in its virtual host; the reason to refuse it, 0 for none."""
+        identity = self.identity
+        pattern = self.broker.config.auth.client_id_pattern
+        if pattern and not identity.is_anonymous:
+            allowed = expand_pattern(pattern, {"username": identity.name})
+            if allowed is None or not allowed.matches(client_id.decode()):
+                return CLIENT_ID_NOT_VALID
+        self.access = self.sessions.access_of(identity, client_id)
+        try:
+            self.access.require_entry()
+        except AccessRefused as error:
+            logger.info("%s: %s", self.peer.address, error)
+            return NOT_AUTHORIZED
+        return 0
+
+    def permissions_changed(self) -> None:
+        """The session knows already."""
+        session = self.session
+        if session is None:
+            return
+        self.access = session.access
+        if not self.access.may_enter:
+            self._end(NOT_AUTHORIZED)
+        elif self._incoming is not None:
+            self._incoming.permissions_changed()
 
     def _with_limits(self, answers: bytes) -> bytes:
         """The properties of CONNACK: ``answers``, and of the broker's limits what fits.

@@ -17,7 +17,14 @@ from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
-from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Destination, Route
+from trivium.routing.exchanges import (
+    ACCEPTED,
+    REJECTED,
+    UNROUTABLE,
+    Destination,
+    RefusedRoute,
+    Route,
+)
 from trivium_mqtt.codec.packets import (
     PUBACK,
     PUBCOMP,
@@ -87,7 +94,8 @@ class Incoming:
         self._connection = connection
         self._sessions = connection.sessions
         self._vhost = connection.sessions.vhost
-        self._topics = connection.sessions.topics
+        self._topics = connection.sessions.topics_of(connection.access)
+        self._disconnects = connection.broker.config.auth.refused_publish == "disconnect"
         self._metrics = connection.sessions.metrics
         self._is_v5 = connection.is_v5
         self._decoder = PublishDecoder(connection.is_v5)
@@ -99,6 +107,10 @@ class Incoming:
         self._topic = b""
         self._route = Route(Address("", b""), [], 0)
         self._aliases: dict[int, bytes] | None = None
+
+    def permissions_changed(self) -> None:
+        """Find the routes anew, by what the client may publish now."""
+        self._topics = self._sessions.topics_of(self._connection.access)
 
     def take_run(self, data: bytes, at: int, end: int) -> int:
         """Take the packets at ``at`` that repeat the last usual one; the offset behind them.
@@ -197,7 +209,7 @@ class Incoming:
     def _carry_out(self, qos: int, packet_id: int, message: Message, route: Route) -> None:
         """Publish what came with ``qos``, and answer it."""
         write_batch, reason = self._publish(message, route)
-        if reason >= 0x80 and qos > 0 and not self._is_v5:
+        if reason >= 0x80 and qos > 0 and self._ends_connection(reason):
             raise Refused
         if reason < 0x80 and qos == EXACTLY_ONCE:
             write_batch = self._keep_packet_id(packet_id, write_batch)
@@ -241,6 +253,11 @@ class Incoming:
     def _publish(self, message: Message, route: Route) -> tuple[int, int]:
         """Publish a message: the write batch to wait for with the answer, and its reason code."""
         if route.depends_on_message:
+            if isinstance(route, RefusedRoute):
+                topic = message.address.key.decode(errors="replace")
+                self._connection.access.refused(f"write access to topic '{topic}'")
+                self._metrics.messages_dropped += 1
+                return ACCEPTED, NOT_AUTHORIZED
             route = route.resolve(message)
         result = self._vhost.publish(message, route)
         if result == REJECTED:
@@ -253,6 +270,11 @@ class Incoming:
             # It is retained, for those to come.
             return result, NO_MATCHING_SUBSCRIBERS
         return result, 0
+
+    def _ends_connection(self, reason: int) -> bool:
+        """Whether a refusal costs the client the connection: MQTT 3 cannot be told of it, but may
+        be told that all is well where it is for want of a permission (MQTT-3.3.5-2)."""
+        return not self._is_v5 and (reason != NOT_AUTHORIZED or self._disconnects)
 
     def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
         """Hand on ``count`` packets at QoS 0, ``data[at:end]``, which ``_repeated`` recognises."""
@@ -319,7 +341,7 @@ class Incoming:
             after = min(at + most * size, end)
             write_batch, reason = self._publish_together(data, at, after, route)
             taken = (after - at) // size
-            if reason >= 0x80 and not is_v5:
+            if reason >= 0x80 and self._ends_connection(reason):
                 at = after
                 error = Refused()
                 break

@@ -52,6 +52,10 @@ class MqttAdapter(Adapter):
             options, maximum_packet_bytes=min(options.maximum_packet_bytes or most, most)
         )
 
+    def permissions_changed(self, name: str | None) -> None:
+        if self._sessions is not None:
+            self._sessions.permissions_changed(name)
+
     def tick(self, now: float) -> None:
         if self._sessions is not None:
             self._sessions.tick()

@@ -99,6 +99,8 @@ class Outgoing(Consumer):
         self._assigned: deque[tuple[int, int]] | None = None
         self._reserved: set[int] | None = None
         self._last_packet_id: i64 = 0
+        #: whether what waits may have come while its user was permitted more
+        self.rechecks = len(queue) > 0
         queue.add_consumer(self)
 
     # Publishing
@@ -246,6 +248,8 @@ class Outgoing(Consumer):
             if resend:
                 return
             self._resend = None
+        if self.rechecks and not len(self.queue):
+            self.rechecks = False
         self.queue.dispatch()
 
     # Consumer
@@ -270,6 +274,7 @@ class Outgoing(Consumer):
         qos = message.mode
         if (
             (qos == 1 or (qos == 2 and not entry.is_stored))
+            and not self.rechecks
             and len(entry.annotation) == 0
             and not entry.is_redelivered
             and self._assigned is None
@@ -305,7 +310,7 @@ class Outgoing(Consumer):
                 connection.output_size += size
                 connection.mark_dirty()
                 return
-        if message.address.topic is None:
+        if message.address.topic is None or (self.rechecks and not self.session.may_get(message)):
             self._metrics.messages_dropped += 1
             self.queue.settle(entry)
             return

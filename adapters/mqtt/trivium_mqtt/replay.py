@@ -78,7 +78,11 @@ class Replay:
             if message is not None and not (0 < message.expires <= now_ms):
                 qos = min(message.mode, subscription.qos)
                 is_own = subscription.no_local and message.origin == session.client_id
-                if is_own or (walk.sequence > self._begun_at and self._has_got(qos)):
+                if (
+                    is_own
+                    or not session.may_get(message)
+                    or (walk.sequence > self._begun_at and self._has_got(qos))
+                ):
                     pass
                 elif qos == 0:
                     connection.deliver_live(message, True, identifiers)

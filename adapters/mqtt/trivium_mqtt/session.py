@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.timers import Timed
 from trivium.messages.message import Message
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination
+from trivium.security.identity import Identity
+from trivium.security.permissions import READ, Access
 from trivium_mqtt.codec.packets import Will
 from trivium_mqtt.codec.properties import SUBSCRIPTION_ID
 from trivium_mqtt.codec.wire import varint
+from trivium_mqtt.topic_cache import EXCHANGE
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
@@ -55,7 +58,7 @@ class Subscription:
         #: None for a shared subscription, which is bound for all its members at once
         self.binding: Binding | None = None
         if not topic_filter.startswith(b"$share/"):
-            self.binding = Binding(session, topic_filter, None, True, self)
+            self.binding = Binding(session, topic_filter, None, True, self, session.access)
 
     @property
     def qos(self) -> int:
@@ -76,8 +79,10 @@ class Subscription:
 class Session(Destination):
     """A client's session. Containers appear when they are needed: most sessions are idle."""
 
-    def __init__(self, sessions: Sessions, client_id: bytes, expiry: int) -> None:
+    def __init__(self, sessions: Sessions, client_id: bytes, expiry: int, access: Access) -> None:
         self.sessions = sessions
+        #: what its user may do, who alone may have it
+        self.access = access
         self.name = client_id.decode()
         self.client_id = client_id
         #: session expiry interval in seconds (3.1.2.11.2)
@@ -104,6 +109,25 @@ class Session(Destination):
         self.ends = 0
         #: called at the first of these times
         self.timer: Timed | None = None
+
+    def permissions_changed(self, access: Access) -> None:
+        """What it may be sent has changed, or who it is that it depends on."""
+        self.access = access
+        if self.subscriptions is not None:
+            for subscription in self.subscriptions.values():
+                if subscription.binding is not None:
+                    subscription.binding.guard = access
+        if self.outgoing is not None:
+            self.outgoing.rechecks = True
+
+    def is_of(self, identity: Identity) -> bool:
+        """Whether it was made by this user."""
+        owner = self.access.identity
+        return owner.name == identity.name and owner.is_anonymous == identity.is_anonymous
+
+    def may_get(self, message: Message) -> bool:
+        """Whether its user may read what is addressed as ``message`` is."""
+        return self.access.may_topic(READ, EXCHANGE, message.address.key)
 
     @property
     def is_persistent(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trivium.messages.topics import is_reserved
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
-from trivium.routing.exchanges import ACCEPTED
+from trivium.routing.exchanges import ACCEPTED, RefusedRoute
+from trivium.security.identity import Identity
+from trivium.security.permissions import Access
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.packets import NEVER, Will
 from trivium_mqtt.codec.properties import (
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 #: long it was away.
 CLOCK_INTERVAL = 60_000
 
+#: Caches of topics for those who may not publish everything; emptied when full.
+MAX_CACHES = 1024
+
+#: Who had a session that is not known any more.
+ANONYMOUS: Final = Identity("", is_anonymous=True)
+
 #: The adapter name that queues of sessions carry, and what their names start with: clients of other
 #: protocols cannot declare names in ``amq.``.
 ADAPTER = "mqtt"
@@ -54,6 +62,8 @@ class Sessions:
         self.metrics = metrics
         self.encoder = PublishEncoder(broker, metrics)
         self.topics = TopicCache(vhost)
+        # Of those who may not publish everything.
+        self._topics_of: dict[Access, TopicCache] = {}
         self.shares = Shares(broker, vhost, self.topics.exchange, metrics)
         self.store = SessionStore(broker.storage, vhost.name)
         self.by_client: dict[bytes, Session] = {}
@@ -87,7 +97,8 @@ class Sessions:
         self, last_run: int, inflight: list[tuple[Session, int, int, bool]]
     ) -> None:
         for client_id, row in list(self.store.sessions()):
-            session = Session(self, client_id, row.expiry)
+            owner = Identity(row.owner or "", is_anonymous=row.owner is None)
+            session = Session(self, client_id, row.expiry, self.access_of(owner, client_id))
             session.is_stored = True
             self.by_client[client_id] = session
             if row.last_seen == 0 and row.expiry != NEVER:
@@ -144,7 +155,7 @@ class Sessions:
         for client_id, will, due in list(self.store.wills()):
             session = self.by_client.get(client_id)
             if session is None:
-                self._publish_will(client_id, will)
+                self._publish_will(client_id, will, self.access_of(ANONYMOUS, client_id))
                 continue
             session.will = will
             if due == 0:
@@ -163,11 +174,38 @@ class Sessions:
             for packet_id in sent.values():
                 self.store.delete_outgoing(client_id, packet_id)
 
+    # Permissions
+
+    def access_of(self, identity: Identity, client_id: bytes) -> Access:
+        """What a client may do. Those of one user share it, where it is the same for all."""
+        permissions = self.broker.permissions
+        name = client_id.decode() if permissions.depends_on_client_id(identity) else ""
+        return permissions.access(identity, self.vhost.name, name)
+
+    def topics_of(self, access: Access) -> TopicCache:
+        """The topics of those who may publish what ``access`` allows."""
+        if access.is_open:
+            return self.topics
+        found = self._topics_of.get(access)
+        if found is None:
+            if len(self._topics_of) >= MAX_CACHES:
+                self._topics_of.clear()
+            found = TopicCache(self.vhost, access)
+            self._topics_of[access] = found
+        return found
+
+    def permissions_changed(self, name: str | None) -> None:
+        """What the user ``name``, or with None what anybody may do, has changed."""
+        for session in self.by_client.values():
+            identity = session.access.identity
+            if name in (None, identity.name):
+                session.permissions_changed(self.access_of(identity, session.client_id))
+
     # Life of a session
 
-    def create(self, client_id: bytes, expiry: int) -> Session:
+    def create(self, client_id: bytes, expiry: int, access: Access) -> Session:
         """A new session, connected from the start."""
-        session = Session(self, client_id, expiry)
+        session = Session(self, client_id, expiry, access)
         self.by_client[client_id] = session
         self.connected(session, expiry)
         return session
@@ -182,9 +220,14 @@ class Sessions:
             self._write_clock()
         if session.is_stored:
             # With expiry 0 too: after a crash its rows must not be those of a persistent session.
-            self.store.put_session(session.client_id, SessionRow(expiry, 0, []))
+            self.store.put_session(session.client_id, self._row(session, 0, []))
         if session.will is not None:
             self.withdraw_will(session)
+
+    def _row(self, session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:
+        identity = session.access.identity
+        owner = None if identity.is_anonymous else identity.name
+        return SessionRow(session.expiry, last_seen, inflight, owner)
 
     def set_will(self, session: Session, will: Will) -> None:
         """The connected client leaves this will."""
@@ -213,7 +256,7 @@ class Sessions:
         will = session.will
         if will is not None:
             if will.delay == 0:
-                self._publish_will(session.client_id, will)
+                self._publish_will(session.client_id, will, session.access)
                 session.will = None
             else:
                 delay = will.delay * 1000
@@ -223,14 +266,14 @@ class Sessions:
             for replay in session.replays.values():
                 replay.suspend()
         unacknowledged = [] if outgoing is None else outgoing.unacknowledged()
-        self.store.put_session(session.client_id, SessionRow(expiry, now_ms, unacknowledged))
+        self.store.put_session(session.client_id, self._row(session, now_ms, unacknowledged))
         self.deadlines.end_later(session, now_ms)
 
     def end(self, session: Session) -> None:
         """Forget the session and everything in it; a pending will is published."""
         client_id = session.client_id
         if session.will is not None:
-            self._publish_will(client_id, session.will)
+            self._publish_will(client_id, session.will, session.access)
             session.will = None
         del self.by_client[client_id]
         self.deadlines.stop(session)
@@ -272,7 +315,7 @@ class Sessions:
             self.end(session)
             return
         if session.will is not None and session.will_due <= elapsed:
-            self._publish_will(session.client_id, session.will)
+            self._publish_will(session.client_id, session.will, session.access)
             session.will = None
         self.deadlines.will_is_done(session)
 
@@ -398,10 +441,16 @@ class Sessions:
 
     # Wills
 
-    def _publish_will(self, client_id: bytes, will: Will) -> None:
+    def _publish_will(self, client_id: bytes, will: Will, access: Access) -> None:
+        """Publish a will, if its client's user may publish that now."""
         self.store.delete_will(client_id)
         route = self.topics.route(will.topic)
         if is_reserved(route.address.key):
+            self.metrics.messages_dropped += 1
+            return
+        route = self.topics_of(access).route(will.topic)
+        if isinstance(route, RefusedRoute):
+            access.refused(f"write access to topic '{will.topic.decode(errors='replace')}'")
             self.metrics.messages_dropped += 1
             return
         properties: PacketProperties | None = None

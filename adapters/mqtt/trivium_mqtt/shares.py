@@ -87,7 +87,7 @@ class Share(Destination):
             index = (begin + step) % count
             member = members[index]
             session = member.session
-            if to_persistent and not session.is_persistent:
+            if (to_persistent and not session.is_persistent) or not session.may_get(message):
                 continue
             connection = session.connection
             at_qos_0 = message.mode == 0 or member.qos == 0

@@ -29,7 +29,11 @@ _CLOCK: Final = b"clock"
 class SessionRow:
     """One persistent session."""
 
-    def __init__(self, expiry: int, last_seen: int, inflight: list[tuple[int, int]]) -> None:
+    def __init__(
+        self, expiry: int, last_seen: int, inflight: list[tuple[int, int]], owner: str | None
+    ) -> None:
+        #: name of the user who made it; None: it came without credentials
+        self.owner = owner
         #: session expiry interval in seconds
         self.expiry = expiry
         #: when its connection went, in ms since the epoch; 0 while it is connected
@@ -55,7 +59,9 @@ class SessionStore:
     def put_session(self, client_id: bytes, row: SessionRow) -> None:
         """Write a session's row."""
         if self._is_durable:
-            self._sessions.put(client_id, pack([row.expiry, row.last_seen, row.inflight]))
+            self._sessions.put(
+                client_id, pack([row.expiry, row.last_seen, row.inflight, row.owner])
+            )
 
     def delete_session(self, client_id: bytes) -> None:
         """Forget a session; its other rows are deleted one by one."""
@@ -65,9 +71,10 @@ class SessionStore:
     def sessions(self) -> Iterator[tuple[bytes, SessionRow]]:
         """All persistent sessions."""
         for client_id, row in self._sessions.items():
-            expiry, last_seen, inflight = unpack(row)
+            # The owner is missing in rows from before there were permissions.
+            expiry, last_seen, inflight, *owner = unpack(row)
             pairs = [(offset, packet_id) for offset, packet_id in inflight]
-            yield client_id, SessionRow(expiry, last_seen, pairs)
+            yield client_id, SessionRow(expiry, last_seen, pairs, owner[0] if owner else None)
 
     # Subscriptions
 

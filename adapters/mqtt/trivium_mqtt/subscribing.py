@@ -15,6 +15,7 @@ from trivium_mqtt.codec.packets import FilterPacket
 from trivium_mqtt.codec.reasons import (
     FAILURE,
     NO_SUBSCRIPTION_EXISTED,
+    NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
     ProtocolError,
@@ -23,7 +24,8 @@ from trivium_mqtt.codec.reasons import (
 from trivium_mqtt.reader import FOR_FILTERS
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.shares import PREFIX as SHARED
-from trivium_mqtt.shares import check_filter
+from trivium_mqtt.shares import check_filter, split_shared
+from trivium_mqtt.topic_cache import EXCHANGE
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
@@ -105,6 +107,8 @@ class Subscribing(Timed):
             raise
         if topic_filter.startswith(SHARED) and options & NO_LOCAL:
             raise ProtocolError("no local on a shared subscription (MQTT-3.8.3-4)")
+        if not self._may_subscribe(session, topic_filter):
+            return NOT_AUTHORIZED if self._connection.is_v5 else FAILURE
         known = session.subscriptions
         most = self._connection.options.maximum_subscriptions
         if (
@@ -116,6 +120,14 @@ class Subscribing(Timed):
         subscription = Subscription(session, topic_filter, options, identifier)
         self._sessions.subscribe(session, subscription)
         return subscription.qos
+
+    def _may_subscribe(self, session: Session, topic_filter: bytes) -> bool:
+        shared = split_shared(topic_filter)
+        wanted = topic_filter if shared is None else shared[1]
+        if session.access.may_subscribe(EXCHANGE, wanted, True):
+            return True
+        session.access.refused(f"read access to topic filter '{wanted.decode(errors='replace')}'")
+        return False
 
     def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
         """Remove one subscription; its code in UNSUBACK (3.11.3)."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from trivium.messages.message import Address
 from trivium.messages.topics import key_of
-from trivium.routing.exchanges import Exchange, Route
+from trivium.routing.exchanges import Exchange, RefusedRoute, Route
+from trivium.security.permissions import WRITE, Access
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.wire import check_text, check_topic_name
 
@@ -16,10 +18,14 @@ MAX_TOPICS: Final = 65_536
 
 
 class TopicCache:
-    """Topics of one virtual host, shared by all its connections."""
+    """Topics of one virtual host, shared by all connections that may publish the same.
 
-    def __init__(self, vhost: VirtualHost) -> None:
+    ``access`` is what they may do; None: everything.
+    """
+
+    def __init__(self, vhost: VirtualHost, access: Access | None = None) -> None:
         self.vhost = vhost
+        self._access = access
         self.exchange: Exchange = vhost.exchange(EXCHANGE)
         self._routes: dict[bytes, Route] = {}
 
@@ -36,12 +42,18 @@ class TopicCache:
         check_topic_name(topic)
         if len(self._routes) >= MAX_TOPICS:
             self._routes.clear()
-        found = self.vhost.route(self.exchange, key_of(topic))
+        found = self._route(key_of(topic))
         self._routes[topic] = found
         return found
 
     def renew(self, topic: bytes, stale: Route) -> Route:
         """The route of ``topic`` after the topology changed."""
-        found = self.vhost.route(self.exchange, stale.address.key)
+        found = self._route(stale.address.key)
         self._routes[topic] = found
         return found
+
+    def _route(self, key: bytes) -> Route:
+        access = self._access
+        if access is not None and not access.may_topic(WRITE, EXCHANGE, key):
+            return RefusedRoute(Address(EXCHANGE, key), self.vhost.topology_version)
+        return self.vhost.route(self.exchange, key)

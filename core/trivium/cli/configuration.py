@@ -106,7 +106,7 @@ def read_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str
         if path[0].lower() == "listeners" and len(path) >= 3:
             # The name of a listener keeps its case.
             path = [path[0].lower(), path[1], *(part.lower() for part in path[2:])]
-        elif path[0].lower() in ("users", "policies") and len(path) >= 3:
+        elif path[0].lower() in ("users", "policies", "roles") and len(path) >= 3:
             # The name of a user or policy may hold underscores and keeps its case.
             path = [path[0].lower(), "__".join(path[1:-1]), path[-1].lower()]
         else:

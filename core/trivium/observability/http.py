@@ -23,7 +23,7 @@ from aiohttp.typedefs import Handler
 from trivium.listen import ListenerConfig, is_loopback
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
-from trivium.security.identity import Identity
+from trivium.security.identity import ADMINISTRATOR, MONITORING, Identity
 
 if TYPE_CHECKING:
     from aiohttp.http import WebSocketReader
@@ -62,6 +62,10 @@ class HttpDriver(Protocol):
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> object:
         """Call ``work`` after some time."""
+
+
+#: Tags of users who may see the metrics. Clients without credentials are let in by address.
+_MAY_WATCH: Final = frozenset((ADMINISTRATOR, MONITORING))
 
 
 class HttpServer:
@@ -158,7 +162,10 @@ class HttpServer:
         return web.Response()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        if await self._identify(request) is None:
+        identity = await self._identify(request)
+        if identity is not None and not (identity.is_anonymous or identity.tags & _MAY_WATCH):
+            return web.Response(status=403, text="the tag monitoring is needed\n")
+        if identity is None:
             return web.Response(
                 status=401,
                 headers={hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'},

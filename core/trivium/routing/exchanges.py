@@ -86,6 +86,15 @@ class Destination:
         return self
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Guard:
+    """Decides which messages a binding may lead on; asked when their route is found."""
+
+    def admits(self, exchange: str, key: bytes) -> bool:
+        """Whether what is addressed to ``key`` may leave ``exchange`` by the binding."""
+        raise NotImplementedError
+
+
 #: Those of a binding that has none. Nothing is ever put in.
 _NO_ARGUMENTS: Final[dict[str, HeaderValue]] = {}
 
@@ -107,12 +116,15 @@ class Binding:
         arguments: dict[str, HeaderValue] | None = None,
         is_filter: bool = False,
         options: object = None,
+        guard: Guard | None = None,
     ) -> None:
         self.destination = destination
         self.pattern = pattern
         self.arguments: dict[str, HeaderValue] = arguments or _NO_ARGUMENTS
         self.is_filter = is_filter
         self.options = options
+        #: what whoever reads there may read; None where that was decided for all of it
+        self.guard = guard
         #: a ``$`` topic does not match (MQTT-4.7.2-1)
         self.hides_dollar = is_filter and pattern[:1] in (b"+", b"#")
 
@@ -191,6 +203,15 @@ class Route:
                 if queue is None or not queue.passes_on:
                     refused.append(destination)
         return refused
+
+
+class RefusedRoute(Route):
+    """The route of an address to which its publisher may not publish: it leads nowhere."""
+
+    def __init__(self, address: Address, topology_version: int) -> None:
+        super().__init__(address, [], topology_version)
+        # So that nobody takes it for one that is known.
+        self.depends_on_message = True
 
 
 class Demand:
@@ -467,7 +488,9 @@ __all__ = [
     "Exchange",
     "ExchangeDestination",
     "FanoutExchange",
+    "Guard",
     "HeadersExchange",
+    "RefusedRoute",
     "Route",
     "TopicExchange",
     "group_by_destination",

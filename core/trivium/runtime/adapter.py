@@ -19,6 +19,7 @@ from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.security.attempts import Attempt, Login
 from trivium.security.identity import NOBODY, Identity
+from trivium.security.permissions import Access
 from trivium.storage.base import DurabilityWaiter
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class Connection(DurabilityWaiter):
         self.identity: Identity = NOBODY
         #: how it has authenticated; None: not yet
         self.login: Login | None = None
+        #: what it may do in the virtual host that it has entered
+        self.access: Access = broker.permissions.nobody
         #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``
         self.output = BytesWriter()
         #: bytes of output that the driver has not taken
@@ -219,6 +222,9 @@ class Connection(DurabilityWaiter):
 
     def unblocked(self) -> None:
         """Publishers may go on."""
+
+    def permissions_changed(self) -> None:
+        """What the client may do has changed: stop what it may not do any more."""
 
     def internal_error(self) -> None:
         """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""
@@ -344,6 +350,12 @@ class Adapter:
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         """A client connected."""
         raise NotImplementedError
+
+    def permissions_changed(self, name: str | None) -> None:
+        """What the user ``name``, or with None what anybody may do, has changed.
+
+        Connections are told next. This is for what outlives them.
+        """
 
     def tick(self, now: float) -> None:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""

@@ -13,12 +13,14 @@ from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
 from trivium.host import Host
+from trivium.runtime.grants import configure_permissions
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Method
 from trivium.security.authenticator import Authenticator, Clock
 from trivium.security.certificates import CERTIFICATE, Certificates
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
+from trivium.security.permissions import Permissions
 from trivium.security.stored import Remembered, RunInPool
 from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users, stored_users
@@ -53,10 +55,12 @@ class Authentication:
         clock: Clock | None = None,
     ) -> None:
         self._tell = changed
+        self.permissions = Permissions()
+        configure_permissions(self.permissions, config)
         remembered = Remembered()
         auth = config.auth
         self.users = Users(
-            stored_users({name: (user.password, ()) for name, user in config.users.items()}),
+            stored_users({name: (user.password, user.tags) for name, user in config.users.items()}),
             auth.guest,
             remembered,
             run_in_pool,
@@ -85,6 +89,7 @@ class Authentication:
             remembered,
             run_in_pool,
             clock or Clock(),
+            anonymous_tags=frozenset(auth.anonymous_tags),
         )
 
     def open(self, storage: Storage) -> None:
@@ -185,6 +190,18 @@ class Logins(Timed):
                 connection.shutdown(is_revoked=True)
             elif current is not login:
                 connection.admit(current)
+
+    def permissions_changed(self, name: str | None) -> None:
+        """What the user ``name`` may do, or with None what anybody may, has changed."""
+        broker = self._broker
+        for vhost in broker.vhosts.values():
+            # Routes, of which some were found by what was permitted.
+            vhost.topology_version += 1
+        for adapter in broker.adapters.values():
+            adapter.permissions_changed(name)
+        for connection in list(broker.connections):
+            if not connection.is_closed and name in (None, connection.identity.name):
+                connection.permissions_changed()
 
     def tick(self) -> None:
         """End the connections whose time is up."""

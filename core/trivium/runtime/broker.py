@@ -30,6 +30,7 @@ from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
 from trivium.security.authenticator import Authenticator
+from trivium.security.permissions import Permissions
 from trivium.security.users import Users
 from trivium.security.web import WebAnswer, WebRequest
 from trivium.storage.base import Storage
@@ -328,6 +329,11 @@ class Broker(Host):
                 connection.tick(now)
         for adapter in self.adapters.values():
             adapter.tick(now)
+
+    @property
+    def permissions(self) -> Permissions:
+        """What users and roles are granted."""
+        return self.authentication.permissions
 
     # Pauses
 

@@ -44,6 +44,12 @@ def _messages(broker: Broker) -> list[Sample]:
     vhosts = list(broker.vhosts.values())
     return [
         Sample(
+            "permission_denials_total",
+            "counter",
+            "Operations refused for want of a permission",
+            broker.permissions.denials,
+        ),
+        Sample(
             "deduplicated_messages_total",
             "counter",
             "Repetitions that were acknowledged and dropped",

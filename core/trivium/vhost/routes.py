@@ -106,14 +106,15 @@ class Routes:
             if message is None and not current.routes_by_key:
                 return None
             matched = current.match(addresses[0], message)
+            admitted = _admitted(matched, current, addresses[0])
             if len(addresses) > 1 and current.reads_key:
-                matched = _with_matches(matched, current, addresses, message)
-            for binding in matched:
+                admitted = _with_matches(admitted, current, addresses, message)
+            for binding in admitted:
                 if isinstance(binding.destination, ExchangeDestination):
                     pending.append(binding.destination.exchange)
                 else:
                     bindings.append(binding)
-            if not matched:
+            if not matched and not admitted:
                 alternate = self._alternate_of(current)
                 if alternate is not None:
                     pending.append(alternate)
@@ -131,6 +132,20 @@ class Routes:
         return vhost.exchanges.get(name) if isinstance(name, str) else None
 
 
+def _admitted(matched: list[Binding], exchange: Exchange, address: Address) -> list[Binding]:
+    """Those of the bindings by which what has this address may leave the exchange."""
+    for binding in matched:
+        if binding.guard is not None:
+            break
+    else:
+        return matched
+    return [
+        binding
+        for binding in matched
+        if binding.guard is None or binding.guard.admits(exchange.name, address.key)
+    ]
+
+
 def _with_matches(
     matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
 ) -> list[Binding]:
@@ -138,7 +153,7 @@ def _with_matches(
     found = list(matched)
     seen = {id(binding) for binding in matched}
     for address in addresses[1:]:
-        for binding in exchange.match(address, message):
+        for binding in _admitted(exchange.match(address, message), exchange, address):
             if id(binding) not in seen:
                 seen.add(id(binding))
                 found.append(binding)

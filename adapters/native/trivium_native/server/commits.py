@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from trivium.security.permissions import READ, Access
 from trivium.streams.stream import Stream
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.errors import StreamChanged
@@ -13,9 +14,11 @@ from trivium_native.wire.frames import MAX_ITEMS
 _MAX_GENERATION: Final = (1 << 63) - 1
 
 
-def stream_of(vhost: VirtualHost, fields: Fields) -> Stream:
-    """The stream that a request is about. Raises NotFound, StreamChanged."""
-    stream = vhost.stream(fields.text("stream"))
+def stream_of(vhost: VirtualHost, fields: Fields, access: Access) -> Stream:
+    """The stream that a request reads. Raises AccessRefused, NotFound, StreamChanged."""
+    name = fields.text("stream")
+    access.require(READ, "stream", name)
+    stream = vhost.stream(name)
     incarnation = fields.optional_text("incarnation")
     if incarnation is not None and incarnation != stream.incarnation:
         raise StreamChanged(
@@ -28,11 +31,12 @@ def stream_of(vhost: VirtualHost, fields: Fields) -> Stream:
 class Commit:
     """Offsets of one group in one stream, by someone who may be a member of the group."""
 
-    def __init__(self, vhost: VirtualHost, fields: Fields) -> None:
-        """Read the fields. Raises InvalidArgument, NotFound, StreamChanged."""
+    def __init__(self, vhost: VirtualHost, fields: Fields, access: Access) -> None:
+        """Read the fields. Raises InvalidArgument, AccessRefused, NotFound, StreamChanged."""
         self._vhost = vhost
-        self._stream = stream_of(vhost, fields)
+        self._stream = stream_of(vhost, fields, access)
         self._group = fields.text("group")
+        access.require(READ, "group", self._group)
         self._offsets = fields.pairs("offsets", MAX_ITEMS)
         self._member = fields.optional_text("member")
         self._generation = 0

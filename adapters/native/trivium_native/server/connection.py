@@ -186,6 +186,23 @@ class NativeConnection(FramedConnection):
             self._publisher.blocked = None
             self.send(encode_frame(frames.UNBLOCKED, 0))
 
+    def permissions_changed(self) -> None:
+        """Cancel what the client may not read any more."""
+        if self.state is not states.OPEN:
+            return
+        try:
+            self.access.require_entry()
+        except core.AccessRefused as error:
+            self._send_close(of_topology(error))
+            return
+        for subscription in list(self.subscriptions.values()):
+            try:
+                subscription.check_permissions()
+            except core.AccessRefused as error:
+                subscription.end()
+                subscription.send_cancelled(str(error))
+        self.fetches.check_permissions()
+
     def internal_error(self) -> None:
         self.fail(0, BrokerError("internal error"))
 
@@ -319,7 +336,7 @@ class NativeConnection(FramedConnection):
             elif kind == frames.ACK or kind == frames.NACK:
                 self._acknowledge(kind == frames.ACK, correlation, data, at, end)
             elif kind == frames.CREDIT:
-                self._credit(data[at:end])
+                _add_credit(self, data[at:end])
             elif kind == frames.PING:
                 if at < end:
                     raise Malformed("PING has a body")
@@ -393,14 +410,6 @@ class NativeConnection(FramedConnection):
         if correlation:
             self.reply_when_durable(correlation, {})
 
-    def _credit(self, body: bytes) -> None:
-        if len(body) != CREDIT.size:
-            raise Malformed("CREDIT has a wrong size")
-        number, amount = CREDIT.unpack(body)
-        subscription = self.subscriptions.get(number)
-        if subscription is not None:
-            subscription.add_credit(amount)
-
     def open(self, correlation: int, vhost: VirtualHost, heartbeat: int) -> None:
         """The client is in."""
         self.vhost = vhost
@@ -410,7 +419,12 @@ class NativeConnection(FramedConnection):
         self._cutter.max_frame = max_frame(self.options)
         parts = self._parts_of(vhost)
         self._publisher = Publisher(
-            self.broker, vhost, self.metrics, self.origin, self.options.max_message_bytes
+            self.broker,
+            vhost,
+            self.metrics,
+            self.origin,
+            self.options.max_message_bytes,
+            self.access,
         )
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
@@ -424,6 +438,15 @@ class NativeConnection(FramedConnection):
             self.metrics.authentication_failures += 1
         self.send(_error_frame(correlation, error))
         self.close()
+
+
+def _add_credit(connection: NativeConnection, body: bytes) -> None:
+    if len(body) != CREDIT.size:
+        raise Malformed("CREDIT has a wrong size")
+    number, amount = CREDIT.unpack(body)
+    subscription = connection.subscriptions.get(number)
+    if subscription is not None:
+        subscription.add_credit(amount)
 
 
 def _error_frame(correlation: int, error: NativeError) -> bytes:

@@ -7,9 +7,10 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from trivium.common.timers import Timed
+from trivium.security.permissions import READ
 from trivium.streams.records import batch_count
 from trivium.streams.stream import Partition, StreamReader
-from trivium_native.wire.errors import NotFound
+from trivium_native.wire.errors import AccessRefused, NotFound
 from trivium_native.wire.messages import encode_fetched
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class Fetch(StreamReader):
             connection.fetches.hold(self)
             return False
         partition = self._partition
+        if not self.is_permitted:
+            self._stop_waiting()
+            refusal = connection.access.refused(f"read access to stream '{partition.stream.name}'")
+            connection.send_error(self.correlation, AccessRefused(str(refusal)))
+            return True
         if partition.stream.is_deleted:
             connection.send_error(self.correlation, NotFound("the stream was deleted"))
             return True
@@ -78,6 +84,11 @@ class Fetch(StreamReader):
         ):
             connection.send(piece)
         return True
+
+    @property
+    def is_permitted(self) -> bool:
+        """Whether its client may still read the stream."""
+        return self.connection.access.may(READ, self._partition.stream.name)
 
     def _loaded(self) -> None:
         self._is_loading = False
@@ -144,6 +155,13 @@ class Fetches(Timed):
     def hold(self, fetch: Fetch) -> None:
         """``fetch`` is to be answered once the connection takes output."""
         self._held[fetch] = None
+
+    def check_permissions(self) -> None:
+        """Refuse those of what may not be read any more."""
+        connection = self._connection
+        for fetch in list(self._fetches):
+            if connection is not None and not fetch.is_permitted and fetch.step():
+                self.remove(fetch)
 
     def remove(self, fetch: Fetch) -> None:
         """``fetch`` is answered."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.groups.assignment import STICKY, STRATEGIES
 from trivium.groups.membership import MAX_GROUP_PARTITIONS, Member, MemberListener
+from trivium.security.permissions import READ
 from trivium.streams.stream import Partition
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit, stream_of
@@ -61,6 +62,7 @@ class GroupRequests:
     def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
         self._connection = connection
         self._vhost = vhost
+        self._access = connection.access
         self._calls = _Calls(connection)
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> None:
@@ -81,6 +83,7 @@ class GroupRequests:
 
     def _join(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
+        self._access.require(READ, "group", group)
         name = fields.text("member", "") or secrets.token_hex(8)
         reply: dict[str, object] = {"member": name}
         if fields.boolean("exclusive"):
@@ -96,6 +99,8 @@ class GroupRequests:
                 raise InvalidArgument("'streams' must name at least one stream")
             if strategy not in STRATEGIES:
                 raise InvalidArgument(f"'strategy' must be one of {', '.join(STRATEGIES)}")
+            for stream in streams:
+                self._access.require(READ, "stream", stream)
             member = self._vhost.memberships.join(
                 group, name, streams, strategy, session_ms, rebalance_ms, self._calls
             )
@@ -106,6 +111,7 @@ class GroupRequests:
 
     def _heartbeat(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
+        self._access.require(READ, "group", group)
         name = fields.text("member")
         generation = fields.integer("generation", 0, _MAX_GENERATION)
         owned = fields.partitions("owned", MAX_GROUP_PARTITIONS)
@@ -146,6 +152,7 @@ class GroupRequests:
 
     def _leave(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
+        self._access.require(READ, "group", group)
         name = fields.text("member")
         generation = fields.integer("generation", 0, _MAX_GENERATION)
         fields.finish()
@@ -153,14 +160,15 @@ class GroupRequests:
         self._connection.reply_when_durable(correlation, {})
 
     def _commit(self, correlation: int, fields: Fields) -> None:
-        commit = Commit(self._vhost, fields)
+        commit = Commit(self._vhost, fields, self._access)
         commit.check()
         commit.apply()
         self._connection.reply_when_durable(correlation, {})
 
     def _committed(self, correlation: int, fields: Fields) -> None:
-        stream = stream_of(self._vhost, fields)
+        stream = stream_of(self._vhost, fields, self._access)
         group = fields.text("group")
+        self._access.require(READ, "group", group)
         fields.finish()
         rows = [
             [lag.partition, None if lag.committed < 0 else lag.committed, lag.lag]

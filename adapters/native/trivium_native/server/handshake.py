@@ -118,12 +118,15 @@ class Handshake:
             connection.hold_input(UNDECIDED)
 
     def _open(self, correlation: int, vhost: str) -> None:
+        connection = self._connection
+        connection.access = self._broker.permissions.access(connection.identity, vhost)
         try:
             found = self._broker.vhost(vhost)
+            connection.access.require_entry()
         except core.TopologyError as error:
-            self._connection.refuse(correlation, of_topology(error))
+            connection.refuse(correlation, of_topology(error))
             return
-        self._connection.open(correlation, found, self._heartbeat)
+        connection.open(correlation, found, self._heartbeat)
 
 
 def max_frame(options: NativeOptions) -> int:

@@ -73,7 +73,7 @@ class Parts(Timed):
         storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
         self._publisher = Publisher(
-            broker, vhost, metrics, None, broker.config.limits.max_message_bytes
+            broker, vhost, metrics, None, broker.config.limits.max_message_bytes, None
         )
         self._parts: dict[bytes, StagedParts] = {}
         self._applications: dict[bytes, Application] = {}

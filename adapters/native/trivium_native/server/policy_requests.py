@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.errors import AccessRefused
+from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from trivium.vhost.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
 from trivium.vhost.policy_walk import PolicyWaiter
 from trivium.vhost.virtual_host import VirtualHost
@@ -13,6 +15,10 @@ from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
+
+#: The tags of users who may change policies, and of those who may see them.
+_MAY_SET: Final = frozenset((ADMINISTRATOR, POLICYMAKER))
+_MAY_READ: Final = _MAY_SET | {MONITORING, MANAGEMENT}
 
 _MAX_PRIORITY: Final = (1 << 31) - 1
 #: Longest pattern in bytes; the core has a limit in characters.
@@ -28,6 +34,9 @@ class PolicyRequests:
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> None:
         """Carry out one request and answer it."""
+        tags = self._connection.identity.tags
+        if not tags & (_MAY_READ if kind == frames.LIST_POLICIES else _MAY_SET):
+            raise AccessRefused("policies need the tag policymaker or administrator")
         if kind == frames.SET_POLICY:
             self._set(correlation, fields)
         elif kind == frames.DELETE_POLICY:

@@ -27,6 +27,7 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import REJECTED, UNROUTABLE, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
+from trivium.security.permissions import WRITE, Access
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.errors import (
     AccessRefused,
@@ -72,10 +73,13 @@ class Publisher:
         metrics: ProtocolMetrics,
         origin: object,
         max_payload: int,
+        access: Access | None,
     ) -> None:
         self._vhost = vhost
         self._metrics = metrics
         self._origin = origin
+        # None where it was decided before.
+        self._access = access
         self._broker = broker
         self._max_payload = max_payload
         #: why publishing is refused at the moment
@@ -284,7 +288,13 @@ class Publisher:
         key = raw[exchange_size:]
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
-        exchange = vhost.exchange(_name(raw[:exchange_size]))
+        name = _name(raw[:exchange_size])
+        access = self._access
+        if access is not None:
+            access.require_exchange(WRITE, name)
+        exchange = vhost.exchange(name)
+        if access is not None:
+            access.require_publish(exchange, key)
         if exchange.internal:
             raise AccessRefused(f"exchange '{exchange.name}' is internal")
         route = vhost.route(exchange, key)

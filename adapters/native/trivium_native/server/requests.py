@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.messages.message import HeaderValue
 from trivium.messages.topics import MAX_LEVELS
 from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
+from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
 from trivium.streams.stream import Partition
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
@@ -50,6 +51,7 @@ class Requests:
     def __init__(self, connection: NativeConnection, vhost: VirtualHost, parts: Parts) -> None:
         self._connection = connection
         self._vhost = vhost
+        self._access = connection.access
         self._parts = parts
         self._groups = GroupRequests(connection, vhost)
         self._policies = PolicyRequests(connection, vhost)
@@ -103,7 +105,9 @@ class Requests:
         if mode == "pubsub":
             subscription = self._subscribe_live(number, fields)
         elif mode == "queue":
-            queue = self._vhost.queue(fields.text("queue"), connection)
+            name = fields.text("queue")
+            self._access.require(READ, "queue", name)
+            queue = self._vhost.queue(name, connection)
             credit = fields.integer("credit", 1, _MAX_U32)
             priority = fields.integer("priority", -(1 << 31), (1 << 31) - 1, 0)
             no_ack = fields.boolean("no_ack")
@@ -131,10 +135,13 @@ class Requests:
             subscription.add_credit(credit)
 
     def _subscribe_live(self, number: int, fields: Fields) -> LiveSubscription:
-        exchange = self._vhost.exchange(fields.text("exchange"))
+        name = fields.text("exchange")
+        self._access.require_exchange(READ, name)
+        exchange = self._vhost.exchange(name)
         pattern = _pattern(fields)
         no_local = fields.boolean("no_local")
         fields.finish()
+        self._access.require_live(exchange, pattern)
         return LiveSubscription(self._connection, number, exchange, pattern, no_local)
 
     def _subscribe_at(
@@ -167,7 +174,7 @@ class Requests:
     # Streams
 
     def _partition(self, fields: Fields) -> Partition:
-        stream = stream_of(self._vhost, fields)
+        stream = stream_of(self._vhost, fields, self._access)
         index = fields.integer("partition", 0, _MAX_U32)
         partition = stream.partition(index)
         if partition is None:
@@ -222,8 +229,11 @@ class Requests:
         names = fields.texts("streams", MAX_STREAMS)
         fields.finish()
         if names is None:
-            streams = list(self._vhost.streams.values())
+            streams = [one for one in self._vhost.streams.values() if self._may_use(one.name)]
         else:
+            for name in names:
+                if not self._may_use(name):
+                    self._access.require(READ, "stream", name)
             streams = [self._vhost.stream(name) for name in dict.fromkeys(names)]
         if sum(len(stream.partitions) for stream in streams) > MAX_DESCRIBED:
             raise InvalidArgument("too many partitions for one reply: name fewer streams")
@@ -242,6 +252,9 @@ class Requests:
                 }
             )
         self._connection.reply(correlation, {"streams": described})
+
+    def _may_use(self, stream: str) -> bool:
+        return self._access.may(READ, stream) or self._access.may(WRITE, stream)
 
     def _offsets(self, correlation: int, fields: Fields) -> None:
         partition = self._partition(fields)
@@ -271,9 +284,11 @@ class Requests:
         partition.offset_for_timestamp(timestamp, finished)
 
     def _producer(self, correlation: int, fields: Fields) -> None:
-        producer = fields.text("producer").encode()
+        name = fields.text("producer")
+        producer = name.encode()
         is_transactional = fields.boolean("transactional")
         fields.finish()
+        self._access.require(WRITE, "producer", name)
         if not producer:
             raise InvalidArgument("a producer has a name")
         vhost = self._vhost
@@ -294,6 +309,7 @@ class Requests:
         if kind == "stream":
             partitions = fields.integer("partitions", 1, _MAX_U32, 1)
             fields.finish()
+            self._access.require(CONFIGURE, "stream", name)
             stream = self._vhost.declare_stream(name, partitions, arguments)
             reply["incarnation"] = stream.incarnation
         elif kind == "queue":
@@ -306,6 +322,8 @@ class Requests:
             fields.finish()
             if not name:
                 raise InvalidArgument("an exchange has a name")
+            is_new = name not in self._vhost.exchanges
+            self._access.require_declaration("exchange", name, is_new, arguments)
             self._vhost.declare_exchange(name, type_, durable, auto_delete, internal, arguments)
         self._connection.reply_when_durable(correlation, reply)
 
@@ -317,6 +335,9 @@ class Requests:
         exclusive = fields.boolean("exclusive")
         fields.finish()
         owner = self._connection if exclusive else None
+        # Of one that the broker names, what its names begin with stands for it.
+        is_new = name not in self._vhost.queues
+        self._access.require_declaration("queue", name or MADE_UP, is_new, arguments)
         queue = self._vhost.declare_queue(
             name,
             durable=durable,
@@ -340,6 +361,9 @@ class Requests:
         if_empty = fields.boolean("if_empty") if kind == "queue" else False
         fields.finish()
         reply: dict[str, object] = {}
+        self._access.require(CONFIGURE, kind, name)
+        if kind == "part":
+            self._access.require(WRITE, "producer", producer.decode())
         if kind == "exchange":
             self._vhost.delete_exchange(name, if_unused)
         elif kind == "queue":
@@ -360,12 +384,17 @@ class Requests:
 
     def _bind(self, correlation: int, fields: Fields, is_bind: bool) -> None:
         vhost = self._vhost
-        exchange = vhost.exchange(fields.text("exchange"))
+        access = self._access
+        source = fields.text("exchange")
+        access.require_exchange(READ, source)
+        exchange = vhost.exchange(source)
         kind = fields.choice("kind", ("exchange", "queue", "stream"))
         name = fields.text("name")
         pattern = _pattern(fields)
         arguments = fields.arguments("arguments")
         fields.finish()
+        access.require(WRITE, kind, name)
+        access.require_source(exchange, pattern)
         if kind == "exchange":
             destination = vhost.destination(name, is_exchange=True)
         elif kind == "queue":
@@ -382,7 +411,9 @@ class Requests:
         self._connection.reply_when_durable(correlation, {})
 
     def _purge(self, correlation: int, fields: Fields) -> None:
-        queue = self._vhost.queue(fields.text("name"), self._connection)
+        name = fields.text("name")
+        self._access.require(READ, "queue", name)
+        queue = self._vhost.queue(name, self._connection)
         fields.finish()
         self._connection.reply_when_durable(correlation, {"messages": queue.purge()})
 

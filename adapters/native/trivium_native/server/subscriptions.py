@@ -9,7 +9,8 @@ from mypy_extensions import i64
 from trivium.messages.message import Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
-from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
+from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange, TopicExchange
+from trivium.security.permissions import READ
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
 from trivium_native.server.deliveries import write_delivery
@@ -62,6 +63,10 @@ class Subscription:
     def put_back(self, taken: list[tuple[int, QueueEntry]]) -> None:
         """What was taken is unsettled after all."""
 
+    def check_permissions(self) -> None:
+        """Raise AccessRefused if the client may not read this any more."""
+        raise NotImplementedError
+
     def end(self) -> None:
         """The client, or its connection, leaves: release everything."""
         raise NotImplementedError
@@ -100,9 +105,14 @@ class LiveSubscription(Subscription):
     ) -> None:
         super().__init__(connection, number)
         self._exchange = exchange
+        self._pattern = pattern
         self._no_local = no_local
         # None at the end: they would keep each other in memory. So in the other modes.
-        self._binding: Binding | None = Binding(_LiveDestination(self), pattern)
+        self._binding: Binding | None = Binding(
+            _LiveDestination(self),
+            pattern,
+            guard=connection.access if isinstance(exchange, TopicExchange) else None,
+        )
         connection.vhost.bind(exchange, self._binding)
 
     def deliver(self, message: Message) -> None:
@@ -117,6 +127,9 @@ class LiveSubscription(Subscription):
             return
         connection.metrics.messages_sent += 1
         connection.live_frames.send(connection, message, self.number)
+
+    def check_permissions(self) -> None:
+        self.connection.access.require_live(self._exchange, self._pattern)
 
     def end(self) -> None:
         if self._binding is not None:
@@ -246,6 +259,9 @@ class QueueSubscription(Subscription):
             raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
         return taken
 
+    def check_permissions(self) -> None:
+        self.connection.access.require(READ, "queue", self._queue.name)
+
     def end(self) -> None:
         queue = self._queue
         unsettled = self._unsettled.items()
@@ -367,6 +383,9 @@ class LogSubscription(Subscription):
 
     def resume(self) -> None:
         self.pump()
+
+    def check_permissions(self) -> None:
+        self.connection.access.require(READ, "stream", self._partition.stream.name)
 
     def end(self) -> None:
         self._is_ended = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
+from trivium.security.permissions import WRITE
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit
 from trivium_native.server.parts import Parts
@@ -77,6 +78,7 @@ class Transactions:
         epoch = sequence = 0
         if name is not None:
             producer = name.encode()
+            self._connection.access.require(WRITE, "producer", name)
             epoch = fields.integer("epoch", 0, _MAX_EPOCH)
             sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
             known = self._vhost.transactional.check(producer, epoch, sequence)
@@ -87,7 +89,10 @@ class Transactions:
                 self._connection.reply_when_durable(correlation, self._parts.progress(producer))
                 return
         settlements = fields.rows("settle", MAX_ITEMS, 4)
-        commits = [Commit(self._vhost, one) for one in fields.maps("commits", MAX_COMMITS)]
+        commits = [
+            Commit(self._vhost, one, self._connection.access)
+            for one in fields.maps("commits", MAX_COMMITS)
+        ]
         wanted = fields.named_counts("parts", MAX_ITEMS)
         fields.finish()
         publisher = self._publisher
@@ -122,7 +127,9 @@ class Transactions:
         Raises what refuses it: then nothing of it is kept.
         """
         fields, count, at = _split(data, at, end)
-        producer = fields.text("producer").encode()
+        name = fields.text("producer")
+        producer = name.encode()
+        self._connection.access.require(WRITE, "producer", name)
         sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
         part = fields.text("part")
         index = fields.integer("index", 0, _MAX_SEQUENCE)

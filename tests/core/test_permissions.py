@@ -1,0 +1,218 @@
+"""What an identity may do: names, topics, ACL lines, roles."""
+
+from pathlib import Path
+
+import pytest
+
+from trivium.config import AuthConfig, Config, RoleConfig, UserConfig
+from trivium.errors import ConfigError, PreconditionFailed
+from trivium.runtime.grants import configure_permissions
+from trivium.security.identity import NOBODY, Identity
+from trivium.security.permissions import (
+    CONFIGURE,
+    READ,
+    WRITE,
+    Access,
+    AclLine,
+    Grants,
+    Permissions,
+    grants_of,
+)
+
+ANN = Identity("ann")
+ANONYMOUS = Identity("", is_anonymous=True)
+
+
+def access_with(
+    acl: list[str] | None = None,
+    topics: dict[str, dict[str, str]] | None = None,
+    names: tuple[str, str, str] | None = None,
+    user: str = "ann",
+    client_id: str = "",
+) -> Access:
+    permissions = Permissions()
+    granted = (
+        {} if names is None else {"/": dict(zip((CONFIGURE, WRITE, READ), names, strict=True))}
+    )
+    permissions.set_user(user, grants_of(granted, {"/": topics or {}}, acl or [], []))
+    return permissions.access(Identity(user), "/", client_id)
+
+
+def test_who_has_no_grants_may_do_nothing() -> None:
+    permissions = Permissions()
+    for identity in (ANN, ANONYMOUS, NOBODY):
+        access = permissions.access(identity, "/")
+        assert not access.may_enter
+        assert not any(access.may(kind, name) for kind in (CONFIGURE, WRITE, READ) for name in "aq")
+        assert not access.may_topic(WRITE, "amq.topic", b"a")
+        assert not access.may_subscribe("amq.topic", b"#", True)
+
+
+def test_names_are_matched_by_kind_and_an_empty_pattern_matches_nothing() -> None:
+    access = access_with(names=("", "^out", "in$"))
+    assert access.may(WRITE, "outer")
+    assert access.may(READ, "main")
+    assert not access.may(READ, "outer")
+    assert not access.may(CONFIGURE, "outer")
+    assert not access.may(CONFIGURE, "")
+
+
+def test_the_default_exchange_is_called_amq_default() -> None:
+    assert access_with(names=("", r"^amq\.default$", "")).may(WRITE, "")
+    assert not access_with(names=(r"", r"^$", "")).may(WRITE, "")
+
+
+def test_permissions_hold_in_their_virtual_host_alone() -> None:
+    permissions = Permissions()
+    permissions.set_user("ann", grants_of({"one": {"read": ".*"}}, {}, [], []))
+    assert permissions.access(ANN, "one").may(READ, "q")
+    assert not permissions.access(ANN, "two").may_enter
+    permissions.set_user("ann", grants_of({"*": {"read": ".*"}}, {}, [], []))
+    assert permissions.access(ANN, "two").may(READ, "q")
+
+
+def test_a_topic_permission_narrows_its_exchange_and_no_other() -> None:
+    topics = {"amq.topic": {"write": r"^a\.", "read": r"^b\."}}
+    access = access_with(names=(".*", ".*", ".*"), topics=topics)
+    assert access.may_topic(WRITE, "amq.topic", b"a.x")
+    assert not access.may_topic(WRITE, "amq.topic", b"b.x")
+    assert access.may_topic(READ, "amq.topic", b"b.x")
+    assert access.may_topic(WRITE, "other", b"b.x")
+
+
+@pytest.mark.parametrize(
+    "value", ["a+", "#", "a/b", ".", ".*", "%u", "%c", "[x]", "a|b", "{vhost}"]
+)
+def test_what_stands_for_a_variable_matches_itself_alone(value: str) -> None:
+    others = ["x", "aa", "b", "ann", "/", "a/b.", "", "[x", "|"]
+    topics = {"amq.topic": {"write": "^{username}$", "read": "^{client_id}$"}}
+    access = access_with(names=(".*",) * 3, topics=topics, user=value, client_id=value)
+    for kind in (WRITE, READ):
+        assert access.may_topic(kind, "amq.topic", value.encode())
+        for other in others:
+            if other != value:
+                assert not access.may_topic(kind, "amq.topic", other.encode())
+
+
+def test_a_variable_without_a_value_matches_nothing() -> None:
+    topics = {"amq.topic": {"write": ".*{client_id}", "read": ""}}
+    access = access_with(names=(".*",) * 3, topics=topics)
+    assert not access.may_topic(WRITE, "amq.topic", b"")
+    assert not access.may_topic(WRITE, "amq.topic", b"{client_id}")
+
+
+def test_acl_lines_read_write_and_deny() -> None:
+    access = access_with(["topic read a/#", "topic write b/+/c", "topic d", "topic deny a/secret"])
+    assert access.may_topic(READ, "amq.topic", b"a")
+    assert access.may_topic(READ, "amq.topic", b"a.b.c")
+    assert not access.may_topic(READ, "amq.topic", b"a.secret")
+    assert not access.may_topic(WRITE, "amq.topic", b"a.b")
+    assert access.may_topic(WRITE, "amq.topic", b"b.x.c")
+    assert not access.may_topic(WRITE, "amq.topic", b"b.x.y.c")
+    assert access.may_topic(READ, "amq.topic", b"d")
+    assert access.may_topic(WRITE, "amq.topic", b"d")
+    assert not access.may_topic(READ, "other", b"d")
+
+
+def test_an_acl_denies_what_a_pattern_grants() -> None:
+    access = access_with(["topic deny a/#"], names=(".*", ".*", ".*"))
+    assert not access.is_open
+    assert not access.may_topic(WRITE, "amq.topic", b"a.b")
+    assert access.may_topic(WRITE, "amq.topic", b"b")
+
+
+@pytest.mark.parametrize("name", ["+", "#", "a/b", "a+b", "x#"])
+def test_names_with_wildcards_gain_nothing_by_a_pattern_line(name: str) -> None:
+    for line in ("pattern readwrite %c/x", "pattern readwrite %u/x"):
+        access = access_with([line], user=name, client_id=name)
+        for key in (b"a.x", b"a.b.x", b"x", name.encode() + b".x", b"%c.x"):
+            assert not access.may_topic(READ, "amq.topic", key)
+
+
+def test_a_pattern_line_is_for_this_user_and_client() -> None:
+    access = access_with(["pattern read u/%u/c/%c"], client_id="%u")
+    assert access.may_topic(READ, "amq.topic", b"u.ann.c.%u")
+    assert not access.may_topic(READ, "amq.topic", b"u.ann.c.ann")
+    assert access_with(["pattern read u/%u"], user="a.b").may_topic(READ, "amq.topic", b"u.a/b")
+    assert not access_with(["pattern read u/%u"], user="a.b").may_topic(READ, "amq.topic", b"u.a.b")
+
+
+def test_a_filter_is_admitted_once_anything_of_it_may_be_read() -> None:
+    access = access_with(["topic read a/+/c", "topic deny x/#"])
+    for allowed in (b"a/b/c", b"a/+/c", b"#", b"+/+/+", b"a/#", b"+/b/#"):
+        assert access.may_subscribe("amq.topic", allowed, True), allowed
+    for refused in (b"a/b", b"b/#", b"+/+", b"a/b/c/d", b"+/+/d", b"x/#", b"x/y"):
+        assert not access.may_subscribe("amq.topic", refused, True), refused
+
+
+def test_a_binding_must_be_covered_as_a_whole() -> None:
+    access = access_with(["topic read a/#", "topic deny a/secret"], names=(".*", ".*", "^q$"))
+    access.require_binding("amq.topic", b"a.b.*")
+    for refused in (b"#", b"*.b", b"a.*", b"a.#", b"a.secret"):
+        with pytest.raises(Exception, match="refused for user 'ann'"):
+            access.require_binding("amq.topic", refused)
+
+
+def test_roles_add_to_each_other_and_end_with_their_deletion() -> None:
+    permissions = Permissions()
+    permissions.set_role("reader", grants_of({"/": {"read": "^a$"}}, {}, [], []))
+    permissions.set_role("writer", grants_of({"/": {"write": "^a$"}}, {}, [], []))
+    permissions.set_user("ann", grants_of({}, {}, [], ["reader", "writer", "missing"]))
+    access = permissions.access(ANN, "/")
+    assert access.may(READ, "a")
+    assert access.may(WRITE, "a")
+    assert not access.may(CONFIGURE, "a")
+    permissions.set_role("reader", None)
+    assert not access.may(READ, "a")
+    assert access.may(WRITE, "a")
+
+
+def test_a_decision_ends_with_the_permissions_that_it_was_made_by() -> None:
+    permissions = Permissions()
+    permissions.set_user("ann", grants_of({"/": {"read": ".*"}}, {}, [], []))
+    access = permissions.access(ANN, "/")
+    assert access.may(READ, "q")
+    assert access.may_topic(READ, "amq.topic", b"a")
+    permissions.set_user("ann", Grants())
+    assert not access.may(READ, "q")
+    assert not access.may_topic(READ, "amq.topic", b"a")
+
+
+@pytest.mark.parametrize("text", ["", "topic", "read a", "topic read a#", "topic #/a", "user x"])
+def test_what_is_no_acl_line_is_refused(text: str) -> None:
+    with pytest.raises(PreconditionFailed):
+        AclLine(text)
+
+
+def test_a_mosquitto_acl_file(tmp_path: Path) -> None:
+    file = tmp_path / "acl"
+    file.write_text(
+        "# comment\ntopic read news/#\n\nuser ann\ntopic readwrite a b/#\n"
+        "user bob\ntopic deny c\npattern write from/%u\n"
+    )
+    config = Config(
+        auth=AuthConfig(acl_file=str(file)),
+        users={"ann": UserConfig(password="x"), "bob": UserConfig(password="x")},
+    )
+    permissions = Permissions()
+    configure_permissions(permissions, config)
+    anonymous = permissions.access(ANONYMOUS, "/")
+    assert anonymous.may_topic(READ, "amq.topic", b"news.x")
+    assert not anonymous.may_topic(WRITE, "amq.topic", b"news.x")
+    assert not anonymous.may_topic(READ, "amq.topic", b"a b.x")
+    ann = permissions.access(ANN, "/")
+    assert ann.may_topic(WRITE, "amq.topic", b"a b.x")
+    assert ann.may_topic(WRITE, "amq.topic", b"from.ann")
+    assert not ann.may_topic(WRITE, "amq.topic", b"from.bob")
+    assert not ann.may_topic(READ, "amq.topic", b"news.x")
+
+
+def test_the_configuration_names_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="invalid pattern"):
+        UserConfig(password="x", permissions={"/": {"read": "("}})
+    with pytest.raises(ConfigError, match="configure, write, read"):
+        RoleConfig(permissions={"/": {"reed": ".*"}})
+    file = tmp_path / "acl"
+    file.write_text("user ann\ntopic nonsense#\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        AuthConfig(acl_file=str(file))

@@ -1,0 +1,504 @@
+"""Every operation of every protocol, by users with just enough permissions and with one less.
+
+One table says what each operation needs. An identity that has all of it must succeed, one that
+lacks any of it must be refused, in the terms of the protocol; and nothing must have happened then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import pytest
+from pamqp.commands import Basic, Connection, Exchange, Queue
+
+import trivium_amqp
+from tests.support import amqp, mqtt, native
+from tests.support.server import Client
+from tests.support.server import Server as BaseServer
+from trivium.config import EVERYTHING, Config, StorageConfig, UserConfig
+from trivium.runtime.adapter import Adapter
+from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
+from trivium_mqtt.mqtt_adapter import MqttAdapter
+from trivium_mqtt.options import MqttOptions
+from trivium_native.server.adapter import NativeAdapter
+from trivium_native.wire import frames
+
+#: kind and name
+Need = tuple[str, str]
+#: at a topic exchange: a permission for the key
+TOPIC = "topic-"
+
+
+class Server(BaseServer):
+    """All protocols over one broker."""
+
+    def make_adapters(self) -> list[Adapter]:
+        return [MqttAdapter(MqttOptions()), trivium_amqp.adapter(None), NativeAdapter(None)]
+
+    def mqtt(self, user: str, client_id: str = "c", version: int = 5, **fields: Any) -> mqtt.Client:
+        client = mqtt.Client(self)
+        client.open(client_id, version, username=user, password=b"p", **fields)
+        return client
+
+    def amqp(self, user: str) -> amqp.Client:
+        return amqp.Client(self).handshake(user.encode(), b"p")
+
+    def native(self, user: str) -> native.Client:
+        client = native.Client(self).greet()
+        fields = {"username": user, "password": b"p"}
+        assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+        return client
+
+    def permit(self, user: str, needs: list[Need]) -> None:
+        """Grant exactly these, and what lets the user in."""
+        names: dict[str, list[str]] = {CONFIGURE: ["entry"], WRITE: [], READ: []}
+        topics: dict[str, list[str]] = {WRITE: [], READ: []}
+        for kind, name in needs:
+            if kind.startswith(TOPIC):
+                topics[kind.removeprefix(TOPIC)].append(name)
+            else:
+                names[kind].append(name)
+        topic_patterns = {kind: _any_of(found) for kind, found in topics.items()}
+        self.broker.permissions.set_user(
+            user,
+            grants_of(
+                {"/": {kind: _any_of(found) for kind, found in names.items()}},
+                {"/": {"amq.topic": topic_patterns, "x": topic_patterns}},
+                [],
+                [],
+            ),
+        )
+        self.broker.logins.permissions_changed(user)
+        self.settle()
+
+
+def _any_of(names: list[str]) -> str:
+    return f"^({'|'.join(re.escape(name) for name in names)})$" if names else ""
+
+
+def make_server() -> Server:
+    users = {
+        name: UserConfig(password="p", permissions=EVERYTHING if name == "root" else {})
+        for name in ("root", "ann", "bob")
+    }
+    server = Server(config=Config(storage=StorageConfig(mode="memory"), users=users))
+    root = server.native("root")
+    for kind, name in (("exchange", "x"), ("exchange", "y"), ("queue", "q"), ("stream", "s")):
+        root.ask(frames.DECLARE, kind=kind, name=name)
+    root.ask(frames.BIND, exchange="x", kind="queue", name="q", pattern=b"k")
+    return server
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation, and all that it needs."""
+
+    name: str
+    needs: list[Need]
+    act: Callable[[Server], bool]
+    """Do it as ann; whether it was admitted."""
+
+
+def by_amqp(method: Any) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        answer = server.amqp("ann").call(method)[0]
+        if answer.name == "Channel.Close":
+            assert answer.reply_code == 403
+            assert answer.reply_text.startswith("ACCESS_REFUSED - ")
+            assert answer.reply_text.endswith("refused for user 'ann'")
+            return False
+        return True
+
+    return act
+
+
+def amqp_publish(exchange: str, key: str, headers: Any = None) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        client = server.amqp("ann")
+        client.publish(key, exchange=exchange, headers=headers)
+        found = client.take()
+        if not found:
+            return True
+        amqp.assert_channel_closed(found[0], 403, found[0].reply_text)
+        return False
+
+    return act
+
+
+def by_native(request: int, /, **fields: Any) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        ((reply, _, body), *_) = server.native("ann").send(request, 7, fields)
+        if reply == frames.ERROR:
+            text = msgpack.unpackb(body)[1]
+            assert text.endswith("refused for user 'ann'"), text
+            return False
+        return True
+
+    return act
+
+
+def native_publish(exchange: bytes, key: bytes) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        body = native.publish(native.entry(key=key, exchange=exchange))
+        ((reply, _, _),) = server.native("ann").send(frames.PUBLISH, 7, body)
+        return reply == frames.CONFIRM
+
+    return act
+
+
+def mqtt_publish(qos: int, retain: int = 0) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        watcher = server.mqtt("root", "watcher")
+        watcher.subscribe("a/b")
+        client = server.mqtt("ann")
+        client.feed(mqtt.publish("a/b", b"m", qos, 9, 5, retain=bool(retain)))
+        answers = client.take()
+        got = bool(watcher.take())
+        if qos:
+            ((_, body),) = answers
+            assert (body[2:3] == b"\x87") is not got
+        assert (len(server.vhost.retained) > 0) is (got and bool(retain))
+        return got
+
+    return act
+
+
+def mqtt_subscribe(topic_filter: str) -> Callable[[Server], bool]:
+    def act(server: Server) -> bool:
+        client = server.mqtt("ann")
+        client.feed(mqtt.subscribe(topic_filter, 1, 1, 5))
+        code = client.take_first()[1][-1]
+        assert code in (1, 0x87)
+        server.mqtt("root", "sender").feed(mqtt.publish("a/b", b"m", 0, 0, 5))
+        assert bool(client.take()) is (code == 1)
+        return code == 1
+
+    return act
+
+
+def mqtt_will(server: Server) -> bool:
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("a/b")
+    server.mqtt("ann", will=("a/b", b"gone", 0, False)).lose()
+    return bool(watcher.take())
+
+
+def mqtt_retained(server: Server) -> bool:
+    server.mqtt("root", "sender").feed(mqtt.publish("a/b", b"m", 0, 0, 5, retain=True))
+    client = server.mqtt("ann")
+    client.feed(mqtt.subscribe("a/+", 0, 1, 5))
+    return len(client.take()) > 1
+
+
+TOPIC_WRITE: list[Need] = [(WRITE, "amq.topic"), (TOPIC + WRITE, "a.b")]
+TOPIC_READ: list[Need] = [(READ, "amq.topic"), (TOPIC + READ, "a.b")]
+BIND: list[Need] = [(WRITE, "q"), (READ, "x"), (TOPIC + READ, "k")]
+DLX: dict[str, Any] = {"x-dead-letter-exchange": "x"}
+AE: dict[str, Any] = {"alternate-exchange": "x"}
+
+ROWS = [
+    Row("amqp exchange.declare", [(CONFIGURE, "n")], by_amqp(Exchange.Declare(exchange="n"))),
+    Row(
+        "amqp exchange.declare alternate",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        by_amqp(Exchange.Declare(exchange="n", arguments=AE)),
+    ),
+    Row("amqp exchange.delete", [(CONFIGURE, "x")], by_amqp(Exchange.Delete(exchange="x"))),
+    Row(
+        "amqp exchange.bind",
+        [(WRITE, "y"), (READ, "x"), (TOPIC + READ, "k")],
+        by_amqp(Exchange.Bind(destination="y", source="x", routing_key="k")),
+    ),
+    Row(
+        "amqp exchange.unbind",
+        [(WRITE, "y"), (READ, "x"), (TOPIC + READ, "k")],
+        by_amqp(Exchange.Unbind(destination="y", source="x", routing_key="k")),
+    ),
+    Row("amqp queue.declare", [(CONFIGURE, "n")], by_amqp(Queue.Declare(queue="n"))),
+    Row(
+        "amqp queue.declare dead letters",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        by_amqp(Queue.Declare(queue="n", arguments=DLX)),
+    ),
+    Row(
+        "amqp queue.declare stream",
+        [(CONFIGURE, "n")],
+        by_amqp(Queue.Declare(queue="n", durable=True, arguments={"x-queue-type": "stream"})),
+    ),
+    Row("amqp queue.bind", BIND, by_amqp(Queue.Bind(queue="q", exchange="x", routing_key="k"))),
+    Row("amqp queue.unbind", BIND, by_amqp(Queue.Unbind(queue="q", exchange="x", routing_key="k"))),
+    Row("amqp queue.purge", [(READ, "q")], by_amqp(Queue.Purge(queue="q"))),
+    Row("amqp queue.delete", [(CONFIGURE, "q")], by_amqp(Queue.Delete(queue="q"))),
+    Row("amqp queue.delete stream", [(CONFIGURE, "s")], by_amqp(Queue.Delete(queue="s"))),
+    Row("amqp basic.get", [(READ, "q")], by_amqp(Basic.Get(queue="q"))),
+    Row("amqp basic.consume", [(READ, "q")], by_amqp(Basic.Consume(queue="q"))),
+    Row("amqp basic.publish", TOPIC_WRITE, amqp_publish("amq.topic", "a.b")),
+    Row("amqp basic.publish default", [(WRITE, "amq.default")], amqp_publish("", "q")),
+    Row(
+        "amqp basic.publish copies",
+        [*TOPIC_WRITE, (TOPIC + WRITE, "z")],
+        amqp_publish("amq.topic", "a.b", {"CC": ["z"]}),
+    ),
+    Row("mqtt PUBLISH 0", TOPIC_WRITE, mqtt_publish(0)),
+    Row("mqtt PUBLISH 1", TOPIC_WRITE, mqtt_publish(1)),
+    Row("mqtt PUBLISH 2", TOPIC_WRITE, mqtt_publish(2)),
+    Row("mqtt PUBLISH retain", TOPIC_WRITE, mqtt_publish(1, 1)),
+    Row("mqtt will", TOPIC_WRITE, mqtt_will),
+    Row("mqtt SUBSCRIBE", TOPIC_READ, mqtt_subscribe("a/b")),
+    Row("mqtt SUBSCRIBE share", TOPIC_READ, mqtt_subscribe("$share/g/a/b")),
+    Row("mqtt retained", [*TOPIC_READ, (TOPIC + READ, "a.*")], mqtt_retained),
+    Row("native PUBLISH", TOPIC_WRITE, native_publish(b"amq.topic", b"a.b")),
+    Row("native PUBLISH default", [(WRITE, "amq.default")], native_publish(b"", b"q")),
+    Row(
+        "native SUBSCRIBE pubsub",
+        TOPIC_READ,
+        by_native(
+            frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"a.b"
+        ),
+    ),
+    Row(
+        "native SUBSCRIBE queue",
+        [(READ, "q")],
+        by_native(frames.SUBSCRIBE, subscription=1, mode="queue", queue="q", credit=1),
+    ),
+    Row(
+        "native SUBSCRIBE log",
+        [(READ, "s")],
+        by_native(
+            frames.SUBSCRIBE,
+            subscription=1,
+            mode="log",
+            stream="s",
+            partition=0,
+            offset="first",
+            credit=0,
+        ),
+    ),
+    Row(
+        "native FETCH",
+        [(READ, "s")],
+        by_native(frames.FETCH, stream="s", partition=0, offset="first", min_bytes=0),
+    ),
+    Row(
+        "native OFFSETS",
+        [(READ, "s")],
+        by_native(frames.OFFSETS, stream="s", partition=0, timestamp=0),
+    ),
+    Row("native METADATA", [(READ, "s")], by_native(frames.METADATA, streams=["s"])),
+    Row(
+        "native COMMIT",
+        [(READ, "s"), (READ, "g")],
+        by_native(frames.COMMIT, stream="s", group="g", offsets=[[0, 0]]),
+    ),
+    Row(
+        "native COMMITTED",
+        [(READ, "s"), (READ, "g")],
+        by_native(frames.COMMITTED, stream="s", group="g"),
+    ),
+    Row(
+        "native JOIN", [(READ, "s"), (READ, "g")], by_native(frames.JOIN, group="g", streams=["s"])
+    ),
+    Row("native PRODUCER", [(WRITE, "p")], by_native(frames.PRODUCER, producer="p")),
+    Row(
+        "native DECLARE exchange",
+        [(CONFIGURE, "n")],
+        by_native(frames.DECLARE, kind="exchange", name="n"),
+    ),
+    Row(
+        "native DECLARE queue dead letters",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        by_native(frames.DECLARE, kind="queue", name="n", arguments=DLX),
+    ),
+    Row(
+        "native DECLARE stream",
+        [(CONFIGURE, "n")],
+        by_native(frames.DECLARE, kind="stream", name="n"),
+    ),
+    Row(
+        "native DELETE queue", [(CONFIGURE, "q")], by_native(frames.DELETE, kind="queue", name="q")
+    ),
+    Row(
+        "native DELETE stream",
+        [(CONFIGURE, "s")],
+        by_native(frames.DELETE, kind="stream", name="s"),
+    ),
+    Row(
+        "native BIND",
+        BIND,
+        by_native(frames.BIND, exchange="x", kind="queue", name="q", pattern=b"k"),
+    ),
+    Row(
+        "native UNBIND",
+        BIND,
+        by_native(frames.UNBIND, exchange="x", kind="queue", name="q", pattern=b"k"),
+    ),
+    Row("native PURGE", [(READ, "q")], by_native(frames.PURGE, name="q")),
+]
+CASES = [
+    pytest.param(row, missing, id=f"{row.name} without {missing}" if missing else row.name)
+    for row in ROWS
+    for missing in (None, *row.needs)
+]
+
+
+@pytest.mark.parametrize(("row", "missing"), CASES)
+def test_an_operation_needs_each_of_its_permissions(row: Row, missing: Need | None) -> None:
+    server = make_server()
+    server.permit("ann", [need for need in row.needs if need != missing])
+    assert row.act(server) is (missing is None)
+
+
+def topology(server: Server) -> list[list[str]]:
+    vhost = server.vhost
+    return [sorted(vhost.exchanges), sorted(vhost.queues), sorted(vhost.streams)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_is_refused_changes_nothing(row: Row) -> None:
+    server = make_server()
+    server.permit("ann", [])
+    before = topology(server)
+    assert not row.act(server)
+    assert topology(server) == before
+    assert server.broker.permissions.denials > 0
+
+
+def everybody(server: Server) -> tuple[Client, Client, Client, Client]:
+    """Ann reads the same by all roads."""
+    server.permit("ann", [*TOPIC_READ, (READ, "q"), (TOPIC + READ, "a.#")])
+    by_mqtt = server.mqtt("ann")
+    by_mqtt.subscribe("a/#", 1)
+    consumer = server.amqp("ann")
+    consumer.consume("q", no_ack=True)
+    live = server.native("ann")
+    live.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"a.b")
+    queue = server.native("ann")
+    queue.ask(frames.SUBSCRIBE, subscription=1, mode="queue", queue="q", credit=9)
+    for client in (by_mqtt, consumer, live, queue):
+        client.take_bytes()
+    return by_mqtt, consumer, live, queue
+
+
+def test_a_change_takes_effect_on_live_subscriptions_and_consumers() -> None:
+    server = make_server()
+    by_mqtt, consumer, live, queue = everybody(server)
+    root = server.mqtt("root", "sender")
+    root.feed(mqtt.publish("a/b", b"before", 0, 0, 5))
+    assert by_mqtt.take_bytes()
+    assert live.take_bytes()
+    server.permit("ann", [])
+    assert isinstance(consumer, amqp.Client)
+    (closed,) = consumer.take()
+    amqp.assert_channel_closed(
+        closed,
+        403,
+        "ACCESS_REFUSED - read access to queue 'q' in vhost '/' refused for user 'ann'",
+    )
+    for client in (live, queue):
+        assert isinstance(client, native.Client)
+        assert [kind for kind, _, _ in client.take()] == [frames.CANCELLED]
+    for topic in ("a/b", "a/c"):
+        root.feed(mqtt.publish(topic, b"after", 1, 7, 5))
+    server.amqp("root").publish("q", b"after")
+    for client in (by_mqtt, consumer, live, queue):
+        assert client.take_bytes() == b""
+
+
+def test_a_wildcard_delivers_only_what_may_be_read() -> None:
+    server = make_server()
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/+"], []))
+    client = server.mqtt("ann")
+    client.subscribe("#", 1)
+    client.take_bytes()
+    root = server.mqtt("root", "sender")
+    for number, topic in enumerate(("a/b", "secret", "a/b/c"), 1):
+        root.feed(mqtt.publish(topic, topic.encode(), 1, number, 5))
+    assert [body.split(b"\x00")[-1] for _, body in client.take()] == [b"a/b"]
+
+
+def test_a_route_that_is_shared_leaks_no_decision() -> None:
+    server = make_server()
+    for user, topic in (("ann", "a/#"), ("bob", "b/#")):
+        server.broker.permissions.set_user(user, grants_of({}, {}, [f"topic write {topic}"], []))
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("#")
+    ann, bob = server.mqtt("ann", "one"), server.mqtt("bob", "two")
+    for _ in range(3):
+        for client in (ann, bob):
+            client.feed(mqtt.publish("a/x", b"m", 1, 1, 5) + mqtt.publish("a/x", b"m", 1, 2, 5))
+    assert len(watcher.take()) == 6
+    assert {body[2:3] for _, body in bob.take()} == {b"\x87"}
+    assert b"\x87" not in {body[2:3] for _, body in ann.take()}
+
+
+def test_another_users_session_is_not_taken_over() -> None:
+    server = make_server()
+    for user in ("ann", "bob"):
+        server.broker.permissions.set_user(user, grants_of({}, {}, ["topic readwrite t"], []))
+    kept = server.mqtt("ann", "c", 5, clean=False, properties=mqtt.KEPT)
+    kept.subscribe("t", 1)
+    kept.lose()
+    server.mqtt("root", "sender").feed(mqtt.publish("t", b"for ann", 1, 1, 5))
+    client = server.mqtt("bob", "c", 5, clean=False, properties=mqtt.KEPT)
+    assert client.connack[1][0] == 0
+    assert client.take_bytes() == b""
+
+
+@pytest.mark.parametrize("setting", ["acknowledge", "disconnect"])
+def test_mqtt_3_is_told_by_setting(setting: Any) -> None:
+    from trivium.config import AuthConfig
+
+    users = {"ann": UserConfig(password="p", acl=("topic read t",))}
+    config = Config(
+        storage=StorageConfig(mode="memory"), users=users, auth=AuthConfig(refused_publish=setting)
+    )
+    client = Server(config=config).mqtt("ann", "c", 4)
+    client.feed(mqtt.publish("t", b"m", 1, 1))
+    assert client.is_closed is (setting == "disconnect")
+    assert client.take_bytes() == (b"" if client.is_closed else b"\x40\x02\x00\x01")
+
+
+def test_client_identifiers_can_be_tied_to_users() -> None:
+    from trivium.config import AuthConfig
+
+    users = {"a.b": UserConfig(password="p", acl=("topic read t",))}
+    auth = AuthConfig(client_id_pattern="^{username}-")
+    server = Server(config=Config(storage=StorageConfig(mode="memory"), users=users, auth=auth))
+    server.mqtt("a.b", "a.b-1")
+    for client_id in ("axb-1", "x-a.b-1", "c"):
+        client = mqtt.Client(server)
+        client.feed(mqtt.connect(client_id, 5, username="a.b", password=b"p"))
+        assert client.take_first()[1][1] == 0x85
+        assert client.is_closed
+
+
+def test_entry_to_a_virtual_host_needs_a_permission_there() -> None:
+    server = make_server()
+    server.broker.permissions.set_user("ann", None)
+    client = amqp.Client(server)
+    client.feed(amqp.PROTOCOL_HEADER)
+    client.send(amqp.start_ok(b"ann", b"p", None), channel=0)
+    client.send(Connection.TuneOk(2047, 131_072, 0), channel=0)
+    client.send(Connection.Open("/"), channel=0)
+    closed = client.take()[-1]
+    assert closed.reply_code == 530
+    assert closed.reply_text == "NOT_ALLOWED - access to vhost '/' refused for user 'ann'"
+    other = native.Client(server).greet()
+    ((kind, _, _),) = other.send(frames.AUTH, 2, {"username": "ann", "password": b"p"})
+    assert kind == frames.ERROR
+    third = mqtt.Client(server)
+    third.feed(mqtt.connect("c", 5, username="ann", password=b"p"))
+    assert third.take_first()[1][1] == 0x87
+
+
+def test_policies_need_a_tag() -> None:
+    server = make_server()
+    server.permit("ann", [])
+    client = server.native("ann")
+    for kind in (frames.SET_POLICY, frames.DELETE_POLICY, frames.LIST_POLICIES):
+        fields = {} if kind == frames.LIST_POLICIES else {"name": "p"}
+        client.refused(kind, **fields)
