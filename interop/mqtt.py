@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -76,6 +76,7 @@ class Mqtt:
         will: tuple[str, bytes, int, bool] | None = None,
         will_properties: Properties | None = None,
         inflight: int = 1000,
+        transport: Literal["tcp", "websockets"] = "tcp",
         connects: bool = True,
         **connect_properties: Any,
     ) -> None:
@@ -90,6 +91,7 @@ class Mqtt:
             protocol=version,
             manual_ack=not acknowledges,
             reconnect_on_failure=False,
+            transport=transport,
         )
         self.client.max_inflight_messages_set(inflight)
         self.client.max_queued_messages_set(0)

@@ -1,14 +1,16 @@
 // MQTT.js against a broker: one scenario by name, its result as one line of JSON.
 import mqtt from 'mqtt';
 
-const [port, scenario, version, name] = process.argv.slice(2);
+// The broker by its port, or by a URL.
+const [place, scenario, version, name] = process.argv.slice(2);
 const common = { protocolVersion: Number(version), reconnectPeriod: 0 };
 
 // With an authority to trust, over TLS.
 const scheme = process.env.NODE_EXTRA_CA_CERTS ? 'mqtts' : 'mqtt';
+const url = place.includes(':') ? place : `${scheme}://127.0.0.1:${place}`;
 
 const open = (options = {}) =>
-  mqtt.connectAsync(`${scheme}://127.0.0.1:${port}`, { ...common, ...options });
+  mqtt.connectAsync(url, { ...common, ...options });
 
 // A client's messages as an async queue.
 function inbox(client) {
@@ -54,7 +56,7 @@ const scenarios = {
     }
     await publisher.endAsync();
     // The messages may come with the CONNACK, so the handler is there first.
-    const again = mqtt.connect(`mqtt://127.0.0.1:${port}`, { ...common, ...options });
+    const again = mqtt.connect(url, { ...common, ...options });
     const next = inbox(again);
     const connack = await new Promise((resolve) => again.once('connect', resolve));
     const found = [];
