@@ -145,6 +145,7 @@ def test_rfc_6455_5_4_control_frames_lie_between_fragments() -> None:
         pytest.param(masked(b"x", fin=False, opcode=9), 1002, id="5.5-fragmented-ping"),
         pytest.param(masked(b"x" * 126, opcode=9), 1002, id="5.5-long-ping"),
         pytest.param(masked(b"x", opcode=3), 1002, id="5.2-reserved-opcode"),
+        pytest.param(b"\x83\x80", 1002, id="5.2-reserved-opcode-before-its-mask"),
         pytest.param(masked(b"x", opcode=0x42), 1002, id="5.2-reserved-bit"),
         pytest.param(b"\x82\xff" + (MAXIMUM + 1).to_bytes(8, "big") + b"mask", 1009, id="large"),
         pytest.param(b"\x82\xff" + b"\xff" * 8 + b"mask", 1009, id="63-bits"),

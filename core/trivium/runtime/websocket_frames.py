@@ -22,7 +22,6 @@ TEXT: Final = 1
 BINARY: Final = 2
 FINAL: Final = 0x80
 
-_OPCODE: Final = 0x0F
 _CONTROL: Final = 0x08
 _MASKED: Final = 0x80
 _LENGTH_16: Final = 126
@@ -110,18 +109,18 @@ class FrameReader:
             header = 8
         elif length == _LENGTH_64:
             header = 14
-        is_masked = second & _MASKED != 0
-        if not is_masked:
-            # It is refused for that, whatever follows.
+        # What is not masked, or of no known opcode, is refused for that, whatever follows.
+        is_read = second & _MASKED != 0 and (head & 7) <= BINARY
+        if not is_read:
             header = 2
         if rest < header:
             self._header = data[at:]
             return len(data)
-        if is_masked and length == _LENGTH_16:
+        if is_read and length == _LENGTH_16:
             length = i64(read_i16_be(data, at + 2)) & 0xFFFF
-        elif is_masked and length == _LENGTH_64:
+        elif is_read and length == _LENGTH_64:
             length = read_i64_be(data, at + 2)
-        is_right = is_masked and 0 <= length <= self._maximum
+        is_right = is_read and 0 <= length <= self._maximum
         if not is_right or not self._is_ours(head):
             # What is too long is refused for its header, too.
             self.other = header + length if is_right else header
