@@ -102,3 +102,13 @@ def test_a_connection_ends_when_its_key_expires(road: Road) -> None:
     road.server.advance(3)
     road.assert_ended(client)
     road.assert_stays(other)
+
+
+def test_only_what_expires_is_looked_at_and_nothing_of_who_has_left(road: Road) -> None:
+    logins = road.server.broker.logins
+    _, text = road.keys.add("ann", expires_ms=road.server.broker.now_ms + 30_000)
+    client, other = road.open("ann", text), road.open("guest", "guest")
+    assert logins.expiring == {client.connection}
+    client.lose()
+    assert logins.expiring == set()
+    assert not other.is_closed

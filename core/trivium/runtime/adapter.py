@@ -157,6 +157,11 @@ class Connection(DurabilityWaiter):
         """The client has authenticated, or what it may do has changed since."""
         self.login = login
         self.identity = login.identity
+        expiring = self.broker.logins.expiring
+        if login.expires_ms:
+            expiring.add(self)
+        else:
+            expiring.discard(self)
 
     def feed(self, data: bytes) -> None:
         """Bytes arrived."""

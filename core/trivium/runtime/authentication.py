@@ -28,6 +28,7 @@ from trivium.security.web import Fetch, WebAnswer, WebRequest
 from trivium.storage.base import Storage
 
 if TYPE_CHECKING:
+    from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
 
 logger = logging.getLogger(__name__)
@@ -171,6 +172,8 @@ class Logins(Timed):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        #: those that came with something that expires
+        self.expiring: set[Connection] = set()
 
     def changed(self) -> None:
         """Users or passwords have changed: look at all clients at the end of this turn."""
@@ -205,9 +208,8 @@ class Logins(Timed):
 
     def tick(self) -> None:
         """End the connections whose time is up."""
-        broker = self._broker
-        now = broker.now_ms
-        for connection in list(broker.connections):
+        now = self._broker.now_ms
+        for connection in list(self.expiring):
             login = connection.login
             if login is not None and 0 < login.expires_ms <= now and not connection.is_closed:
                 logger.info(

@@ -346,6 +346,7 @@ class Broker(Host):
     def remove_connection(self, connection: Connection) -> None:
         """A client's connection is gone."""
         self.connections.discard(connection)
+        self.logins.expiring.discard(connection)
         connection.end_slowdown()
 
     def check_alarms(self) -> float:
