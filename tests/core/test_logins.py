@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import amqp, mqtt, native
-from tests.support.authentication import MOSQUITTO_7
+from tests.support.authentication import MOSQUITTO_7, permit
 from trivium.security.passwords import hash_password
 from trivium_native.wire import frames
 
@@ -22,6 +22,7 @@ class Road:
         self.users = self.server.broker.users
         self.keys = self.server.broker.authentication.api_keys
         self.users.add("ann", MOSQUITTO_7)
+        permit(self.server.broker, "ann", "bob")
 
     def open(self, name: str = "ann", password: str = "right") -> Any:
         client = self.server.connect()

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.support.authentication import permit
 from tests.support.core import message
 from tests.support.native import Client, Received, Server, entry, publish
 from tests.support.steps import living, steps
@@ -619,6 +620,7 @@ def test_wrong_requests_about_policies(
 
 
 def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> None:
+    permit(server.broker, "ann")
     ask = frames.MANAGE_USERS
     assert client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"]) == {}
     guest = {"name": "guest", "tags": ["administrator"], "configured": True}
@@ -635,6 +637,7 @@ def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> N
 
 
 def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> None:
+    permit(server.broker, "ann")
     ask = frames.MANAGE_USERS
     client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"])
     made = client.ask(ask, action="add-key", name="ann", scopes=["monitoring"])
@@ -725,6 +728,7 @@ def test_wrong_requests_about_users(client: Client, fields: dict[str, Any], code
 
 
 def test_only_an_administrator_manages_users(server: Server, client: Client) -> None:
+    permit(server.broker, "ann")
     client.ask(frames.MANAGE_USERS, action="add", name="ann", password=b"x", tags=["monitoring"])
     for login in ({"username": "ann", "password": b"x"}, {}):
         other = server.greet()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trivium.runtime.broker import Broker
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import Identity
+from trivium.security.permissions import Grants
 
 #: what mosquitto_passwd of Debian made of "right", with -H sha512-pbkdf2 and -H sha512
 MOSQUITTO_7 = (
@@ -17,6 +19,14 @@ MOSQUITTO_6 = (
     "$6$AfSQ7TInvNSCnfpY$4YtGCCiOKFdmAvFtwdeAjO5BR+H+/SbJHjWbpXNXME+dHtOKgp7bPCuQYu9nr79de8Vco/"
     "6foaOtZyvZXEADCw=="
 )
+
+
+def permit(broker: Broker, *names: str) -> None:
+    """Let users do everything in the virtual host ``/``."""
+    for name in names:
+        grants = Grants()
+        grants.permit("/", ".*", ".*", ".*")
+        broker.permissions.set_user(name, grants)
 
 
 class Pool:
