@@ -19,8 +19,10 @@ import trivium_amqp
 from tests.support import amqp, mqtt, native
 from tests.support.server import Client
 from tests.support.server import Server as BaseServer
+from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, StorageConfig, UserConfig
 from trivium.runtime.adapter import Adapter
+from trivium.security.identity import Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
@@ -502,3 +504,90 @@ def test_policies_need_a_tag() -> None:
     for kind in (frames.SET_POLICY, frames.DELETE_POLICY, frames.LIST_POLICIES):
         fields = {} if kind == frames.LIST_POLICIES else {"name": "p"}
         client.refused(kind, **fields)
+
+
+def administrator(server: Server) -> native.Client:
+    client = native.Client(server).greet()
+    fields = {"username": "guest", "password": b"guest"}
+    assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+    return client
+
+
+ORDERS: list[dict[str, Any]] = [
+    {"action": "set", "user": "dan", "configure": "", "write": "", "read": "^q$"},
+    {"action": "clear", "user": "dan"},
+    {"action": "list"},
+    {"action": "set-topic", "user": "dan", "exchange": "amq.topic", "write": "", "read": "a"},
+    {"action": "clear-topic", "user": "dan", "exchange": "amq.topic"},
+    {"action": "list-topics"},
+    {"action": "set-role", "name": "r", "permissions": {"/": {"read": "^q$"}}, "acl": []},
+    {"action": "delete-role", "name": "r"},
+    {"action": "list-roles"},
+    {"action": "grant", "role": "r", "user": "dan"},
+    {"action": "revoke", "role": "r", "user": "dan"},
+    {"action": "create-vhost", "name": "v"},
+    {"action": "list-vhosts"},
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order["action"])
+def test_permissions_are_managed_by_administrators_only(order: dict[str, Any]) -> None:
+    server = make_server()
+    server.native("root").refused(frames.MANAGE_PERMISSIONS, **order)
+    client = administrator(server)
+    if order["action"] == "delete-role":
+        client.ask(frames.MANAGE_PERMISSIONS, action="set-role", name="r")
+    client.ask(frames.MANAGE_PERMISSIONS, **order)
+
+
+def test_what_commands_grant_outlives_a_crash() -> None:
+    host = Host()
+    server = Server(host=host)
+    client = administrator(server)
+    for order in (ORDERS[0], ORDERS[3], ORDERS[6], ORDERS[9], ORDERS[11]):
+        client.send(frames.MANAGE_PERMISSIONS, 9, order)
+    server.sync()
+    assert [kind for kind, _, _ in client.take()] == [frames.OK] * 5
+    server.crash()
+    again = Server(host=host)
+    assert "v" in again.broker.vhosts
+    access = again.broker.permissions.access(Identity("dan"), "/")
+    assert access.may(READ, "q")
+    assert not access.may(WRITE, "q")
+    assert again.broker.permissions.role("r") is not None
+    found = again.broker.permissions.user("dan")
+    assert found is not None
+    assert (found.roles, found.topics) == (["r"], {("/", "amq.topic"): ("", "a")})
+
+
+def test_a_user_of_the_configuration_is_not_changed_by_commands() -> None:
+    server = make_server()
+    client = administrator(server)
+    client.refused(frames.MANAGE_PERMISSIONS, **{**ORDERS[0], "user": "root"})
+    assert server.broker.permissions.access(Identity("root"), "/").is_open
+
+
+def test_a_user_who_is_deleted_leaves_no_permissions() -> None:
+    server = make_server()
+    client = administrator(server)
+    client.ask(frames.MANAGE_USERS, action="add", name="dan", password=b"p", tags=[])
+    client.ask(frames.MANAGE_PERMISSIONS, **ORDERS[0])
+    client.ask(frames.MANAGE_USERS, action="delete", name="dan")
+    assert server.broker.permissions.user("dan") is None
+
+
+def test_a_command_takes_effect_on_a_live_consumer() -> None:
+    server = make_server()
+    client = administrator(server)
+    client.ask(frames.MANAGE_USERS, action="add", name="dan", password=b"p", tags=[])
+    client.ask(frames.MANAGE_PERMISSIONS, **ORDERS[0])
+    consumer = server.amqp("dan")
+    consumer.consume("q")
+    consumer.take()
+    client.ask(frames.MANAGE_PERMISSIONS, **{**ORDERS[0], "read": "^other$"})
+    (closed,) = consumer.take()
+    amqp.assert_channel_closed(
+        closed,
+        403,
+        "ACCESS_REFUSED - read access to queue 'q' in vhost '/' refused for user 'dan'",
+    )

@@ -113,6 +113,14 @@ cannot be changed.
 {_EXIT_CODES}"""
 
 
+_PERMISSION_COMMANDS: Final = {
+    "permission": "Set, clear and list what users of a running broker may do.",
+    "topic-permission": "The same for the routing keys of an exchange.",
+    "role": "Manage roles of a running broker, and who has them.",
+    "vhost": "Create and list virtual hosts of a running broker.",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
 
@@ -143,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
+    for name, summary in _PERMISSION_COMMANDS.items():
+        _add_permission(name, add(name, summary, _USER_EPILOG))
     _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
@@ -255,6 +265,12 @@ def _add_policy(policy: argparse.ArgumentParser) -> None:
     show.add_argument("url", metavar="URL")
 
 
+def _add_permission(name: str, command: argparse.ArgumentParser) -> None:
+    from trivium.cli.permissions import add_arguments
+
+    add_arguments(name, command)
+
+
 def _add_user(user: argparse.ArgumentParser) -> None:
     actions = user.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -343,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"trivium tls: {need}", file=sys.stderr)
             return EXIT_FAILED
         return certificates.run(options)
-    if options.command in ("pub", "sub", "policy", "user"):
+    if options.command in ("pub", "sub", "policy", "user", *_PERMISSION_COMMANDS):
         from trivium.cli import clients
 
         return clients.run(options)

@@ -161,6 +161,10 @@ async def _run(options: argparse.Namespace, server: Server, connect: Connect) ->
         "sub": _subscribe,
         "policy": _manage_policies,
         "user": _manage_users,
+        "permission": _manage_permissions,
+        "topic-permission": _manage_permissions,
+        "role": _manage_permissions,
+        "vhost": _manage_permissions,
     }[options.command]
     task = asyncio.create_task(command(options, server, connect))
     loop = asyncio.get_running_loop()
@@ -209,6 +213,15 @@ async def _manage_users(options: argparse.Namespace, server: Server, connect: Co
 
     async with connect(server) as client:
         await users.run(options, client)
+
+
+async def _manage_permissions(
+    options: argparse.Namespace, server: Server, connect: Connect
+) -> None:
+    from trivium.cli import permissions
+
+    async with connect(server) as client:
+        await permissions.run(options, client)
 
 
 async def _lines() -> AsyncIterator[bytes]:

@@ -18,6 +18,7 @@ from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Method
 from trivium.security.authenticator import Authenticator, Clock
 from trivium.security.certificates import CERTIFICATE, Certificates
+from trivium.security.granted import Granted
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
@@ -54,10 +55,13 @@ class Authentication:
         changed: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
+        permissions_changed: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._tell = changed
         self.permissions = Permissions()
         configure_permissions(self.permissions, config)
+        #: what commands grant
+        self.granted = Granted(self.permissions, permissions_changed)
         remembered = Remembered()
         auth = config.auth
         self.users = Users(
@@ -97,6 +101,7 @@ class Authentication:
         """Load what commands have made."""
         self.users.open(storage.table("users"))
         self.api_keys.open(storage.table("keys"))
+        self.granted.open(storage.table("permissions"))
 
     def _changed(self) -> None:
         self.authenticator.changed()

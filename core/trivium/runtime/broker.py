@@ -135,6 +135,7 @@ class Broker(Host):
             self.logins.changed,
             lambda: self.now_ms,
             HostClock(self),
+            self.logins.permissions_changed,
         )
         self.vhosts: dict[str, VirtualHost] = {}
         self.adapters: dict[str, Adapter] = {}

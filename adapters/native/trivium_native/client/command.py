@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import Any
 
 from trivium.cli.clients import (
     Client,
@@ -72,6 +73,11 @@ class NativeClient:
 
     async def policies(self) -> list[PolicyDefinition]:
         return [PolicyDefinition(**asdict(policy)) for policy in await self._client.policies()]
+
+    async def manage_permissions(
+        self, action: str, fields: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        return await self._client.manage_permissions(action, fields)
 
     async def add_user(self, name: str, password: bytes, tags: list[str]) -> None:
         await self._client.add_user(name, password, tags)

@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 from trivium_native.client import (
     group_operations,
     operations,
+    permission_operations,
     topology_operations,
     transaction,
     user_operations,
@@ -132,6 +133,9 @@ class Operations:
     set_policy = Method(topology_operations.set_policy)
     delete_policy = Method(topology_operations.delete_policy)
     policies = Method(topology_operations.policies)
+
+    # Permissions
+    manage_permissions = Method(permission_operations.manage_permissions)
 
     # Users
     add_user = Method(user_operations.add_user)

@@ -16,6 +16,7 @@ from trivium_native.server.deliveries import packable
 from trivium_native.server.fetching import Fetch
 from trivium_native.server.grouping import GROUP_REQUESTS, GroupRequests
 from trivium_native.server.parts import Parts
+from trivium_native.server.permission_requests import PermissionRequests
 from trivium_native.server.policy_requests import PolicyRequests
 from trivium_native.server.subscriptions import (
     LiveSubscription,
@@ -85,6 +86,8 @@ class Requests:
             self._groups.handle(kind, correlation, fields)
         elif kind == frames.MANAGE_USERS:
             UserRequests(self._connection).handle(correlation, fields)
+        elif kind == frames.MANAGE_PERMISSIONS:
+            PermissionRequests(self._connection).handle(correlation, fields)
         else:
             self._policies.handle(kind, correlation, fields)
 

@@ -63,6 +63,7 @@ class UserRequests:
             fields.finish()
             self._users.delete(name)
             self._keys.delete_of(name)
+            self._connection.broker.authentication.granted.forget_user(name)
         self._connection.reply_when_durable(correlation, {})
 
     def _hash(self, is_new: bool, correlation: int, fields: Fields) -> None:

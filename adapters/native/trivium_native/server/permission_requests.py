@@ -1,0 +1,120 @@
+"""Requests about permissions, roles and virtual hosts, which administrators make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from trivium.security.granted import ROLE, USER
+from trivium.security.identity import ADMINISTRATOR
+from trivium.security.permissions import MAX_LINES, grants_of
+from trivium_native.wire.errors import AccessRefused, InvalidArgument
+from trivium_native.wire.fields import Fields
+
+if TYPE_CHECKING:
+    from trivium_native.server.connection import NativeConnection
+
+ACTIONS: Final = (
+    *("set", "clear", "list", "set-topic", "clear-topic", "list-topics"),
+    *("set-role", "delete-role", "list-roles", "grant", "revoke"),
+    *("create-vhost", "list-vhosts"),
+)
+#: Longest pattern in bytes; the core has a limit in characters.
+_MAX_PATTERN_BYTES: Final = 4096
+
+
+class PermissionRequests:
+    """Carries out the requests about permissions of one connection."""
+
+    def __init__(self, connection: NativeConnection) -> None:
+        self._connection = connection
+        self._granted = connection.broker.authentication.granted
+
+    def handle(self, correlation: int, fields: Fields) -> None:
+        """Carry out one request and answer it. Raises the errors that refuse the request."""
+        if ADMINISTRATOR not in self._connection.identity.tags:
+            raise AccessRefused("only an administrator may do that")
+        action = fields.choice("action", ACTIONS)
+        if action.startswith("list"):
+            fields.finish()
+            self._connection.reply(correlation, {"rows": self._rows(action)})
+            return
+        if action == "create-vhost":
+            name = fields.text("name")
+            fields.finish()
+            if not name or name == "*":
+                raise InvalidArgument("a virtual host has a name, which is not *")
+            self._connection.broker.declare_vhost(name)
+        elif action in ("set-role", "delete-role"):
+            self._change_role(action == "set-role", fields)
+        elif action in ("grant", "revoke"):
+            self._assign(action == "grant", fields)
+        else:
+            self._change(action, fields)
+        self._connection.reply_when_durable(correlation, {})
+
+    def _change(self, action: str, fields: Fields) -> None:
+        user = fields.text("user")
+        vhost = fields.text("vhost", "/")
+        grants = self._granted.copy(USER, user)
+        if action.endswith("topic"):
+            exchange = fields.text("exchange")
+            if action == "set-topic":
+                write, read = self._patterns(fields, "write", "read")
+                fields.finish()
+                grants.permit_topics(vhost, exchange, write, read)
+            else:
+                fields.finish()
+                grants.topics.pop((vhost, exchange), None)
+        elif action == "set":
+            configure, write, read = self._patterns(fields, "configure", "write", "read")
+            fields.finish()
+            grants.permit(vhost, configure, write, read)
+        else:
+            fields.finish()
+            grants.permissions.pop(vhost, None)
+        self._granted.set(USER, user, grants)
+
+    def _patterns(self, fields: Fields, *kinds: str) -> list[str]:
+        return [fields.text(kind, max_bytes=_MAX_PATTERN_BYTES) for kind in kinds]
+
+    def _change_role(self, is_set: bool, fields: Fields) -> None:
+        name = fields.text("name")
+        if not is_set:
+            fields.finish()
+            self._granted.delete(ROLE, name)
+            return
+        permissions = fields.arguments("permissions")
+        topics = fields.arguments("topic_permissions")
+        acl = fields.texts("acl", MAX_LINES) or []
+        fields.finish()
+        self._granted.set(ROLE, name, grants_of(permissions, topics, acl, []))
+
+    def _assign(self, is_granted: bool, fields: Fields) -> None:
+        role = fields.text("role")
+        user = fields.text("user")
+        fields.finish()
+        grants = self._granted.copy(USER, user)
+        grants.roles = [name for name in grants.roles if name != role]
+        if is_granted:
+            grants.roles.append(role)
+        self._granted.set(USER, user, grants)
+
+    def _rows(self, action: str) -> list[dict[str, object]]:
+        if action == "list-vhosts":
+            return [{"name": name} for name in sorted(self._connection.broker.vhosts)]
+        rows: list[dict[str, object]] = []
+        for name, grants in self._granted.all(ROLE if action == "list-roles" else USER):
+            if action == "list-topics":
+                for (vhost, exchange), (write, read) in sorted(grants.topics.items()):
+                    place: dict[str, object] = {"user": name, "vhost": vhost, "exchange": exchange}
+                    rows.append({**place, "write": write, "read": read})
+                continue
+            permissions = {
+                vhost: {"configure": configure, "write": write, "read": read}
+                for vhost, (configure, write, read) in sorted(grants.permissions.items())
+            }
+            acl = [line.text for line in grants.acl]
+            rows.append({"name": name, "permissions": permissions, "acl": acl})
+            if action == "list":
+                rows[-1]["roles"] = grants.roles
+        return rows

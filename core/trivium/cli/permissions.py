@@ -1,0 +1,73 @@
+"""`trivium permission`, `topic-permission`, `role` and `vhost`: what users of a broker may do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+
+#: The action of the broker for each command's, and the options that it needs.
+ACTIONS: Final[dict[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
+    ("permission", "set"): ("set", ("user", "vhost", "configure", "write", "read")),
+    ("permission", "clear"): ("clear", ("user", "vhost")),
+    ("permission", "list"): ("list", ()),
+    ("topic-permission", "set"): ("set-topic", ("user", "vhost", "exchange", "write", "read")),
+    ("topic-permission", "clear"): ("clear-topic", ("user", "vhost", "exchange")),
+    ("topic-permission", "list"): ("list-topics", ()),
+    ("role", "set"): ("set-role", ("name",)),
+    ("role", "delete"): ("delete-role", ("name",)),
+    ("role", "list"): ("list-roles", ()),
+    ("role", "grant"): ("grant", ("role", "user")),
+    ("role", "revoke"): ("revoke", ("role", "user")),
+    ("vhost", "create"): ("create-vhost", ("name",)),
+    ("vhost", "list"): ("list-vhosts", ()),
+}
+
+
+@runtime_checkable
+class PermissionAdministrator(Protocol):
+    """A client whose protocol has permissions."""
+
+    async def manage_permissions(
+        self, action: str, fields: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Carry out an action; what it lists. May raise ClientError."""
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """The arguments of one of the commands."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for (name, action), (_, needed) in ACTIONS.items():
+        if name != command:
+            continue
+        made = actions.add_parser(action)
+        made.add_argument("url", metavar="URL")
+        for option in needed:
+            if option == "vhost":
+                made.add_argument("--vhost", default="/", help="default: /; * for every one")
+            else:
+                made.add_argument(option, metavar=option.upper())
+        if (name, action) == ("role", "set"):
+            made.add_argument("definition", metavar="DEFINITION", help="JSON: the keys of [roles]")
+
+
+async def run(options: argparse.Namespace, client: object) -> None:
+    """Do what the options say; what is listed goes to standard output, a JSON object per line."""
+    # The command's arguments are read without what its client needs.
+    from trivium.cli.clients import UsageError
+
+    if not isinstance(client, PermissionAdministrator):
+        raise UsageError("permissions are managed by trivium:// URLs")
+    action, needed = ACTIONS[(options.command, options.action)]
+    fields: dict[str, Any] = {name: getattr(options, name) for name in needed}
+    if action == "set-role":
+        try:
+            definition = json.loads(options.definition)
+        except ValueError as error:
+            raise UsageError(f"the definition is not JSON: {error}") from None
+        if not isinstance(definition, dict):
+            raise UsageError("the definition is not a JSON object")
+        fields = {**definition, **fields}
+    for row in await client.manage_permissions(action, fields):
+        print(json.dumps(row))

@@ -1,0 +1,116 @@
+"""Permissions and roles that commands change: a row for each user and role.
+
+A row is written in the write batch of the command's answer. Users and roles of the configuration
+are as that has them: commands do not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from trivium.common.values import pack, unpack
+from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.security.permissions import MAX_LINES, Grants, Permissions, grants_of
+from trivium.storage.base import Table
+
+#: What a row's key begins with.
+USER: Final = "user"
+ROLE: Final = "role"
+#: Rows of the table, all of which are in memory; virtual hosts, exchanges and roles of one row.
+MAX_ROWS: Final = 100_000
+MAX_ENTRIES: Final = 1024
+
+
+class Granted:
+    """The table of one broker. ``changed`` is told whose permissions changed, None: anybody's."""
+
+    def __init__(self, permissions: Permissions, changed: Callable[[str | None], None]) -> None:
+        self._permissions = permissions
+        self._changed = changed
+        self._configured = {
+            *((USER, name) for name in permissions.users()),
+            *((ROLE, name) for name in permissions.roles()),
+        }
+        self._table: Table | None = None
+        self._rows: dict[tuple[str, str], Grants] = {}
+
+    def open(self, table: Table) -> None:
+        """Load what commands have made, and keep it there from now on."""
+        self._table = table
+        for key, row in table.items():
+            kind, name = unpack(key)
+            grants = grants_of(*unpack(row))
+            self._rows[(kind, name)] = grants
+            if (kind, name) not in self._configured:
+                self._put(kind, name, grants)
+
+    def all(self, kind: str) -> list[tuple[str, Grants]]:
+        """Users or roles with what they are granted, by name; also those of the configuration."""
+        permissions = self._permissions
+        if kind == USER:
+            users = [(name, permissions.user(name)) for name in permissions.users()]
+            return [(name, grants) for name, grants in users if grants is not None]
+        roles = [(name, permissions.role(name)) for name in permissions.roles()]
+        return [(name, grants) for name, grants in roles if grants is not None]
+
+    def copy(self, kind: str, name: str) -> Grants:
+        """What a user or role is granted, to be changed and ``set``; empty for a new one.
+
+        Raises AccessRefused for one of the configuration.
+        """
+        if (kind, name) in self._configured:
+            raise AccessRefused(f"{kind} '{name}' stands in the configuration: change it there")
+        known = self._rows.get((kind, name))
+        if known is None:
+            return Grants()
+        return grants_of(*_values(known))
+
+    def set(self, kind: str, name: str, grants: Grants) -> None:
+        """Grant this, and nothing else. Raises TopologyError."""
+        self.copy(kind, name)
+        if not name:
+            raise PreconditionFailed(f"a {kind} has a name")
+        if len(self._rows) >= MAX_ROWS and (kind, name) not in self._rows:
+            raise LimitExceeded(f"there are {MAX_ROWS} users and roles with permissions")
+        entries = (grants.permissions, grants.topics, grants.roles)
+        if len(grants.acl) > MAX_LINES or any(len(each) > MAX_ENTRIES for each in entries):
+            raise LimitExceeded("those are too many permissions in one place")
+        assert self._table is not None
+        self._rows[(kind, name)] = grants
+        self._table.put(pack([kind, name]), pack(_values(grants)))
+        self._put(kind, name, grants)
+        self._changed(name if kind == USER else None)
+
+    def delete(self, kind: str, name: str) -> None:
+        """Take everything back. Raises NotFound; AccessRefused for one of the configuration."""
+        self.copy(kind, name)
+        if self._rows.pop((kind, name), None) is None:
+            raise NotFound(f"{kind} '{name}' has no permissions")
+        assert self._table is not None
+        self._table.delete(pack([kind, name]))
+        self._put(kind, name, None)
+        self._changed(name if kind == USER else None)
+
+    def forget_user(self, name: str) -> None:
+        """A user is deleted: another of its name begins with nothing."""
+        if (USER, name) in self._rows and (USER, name) not in self._configured:
+            self.delete(USER, name)
+
+    def _put(self, kind: str, name: str, grants: Grants | None) -> None:
+        if kind == USER:
+            self._permissions.set_user(name, grants)
+        else:
+            self._permissions.set_role(name, grants)
+
+
+def _values(grants: Grants) -> list[Any]:
+    """What ``grants_of`` takes."""
+    permissions = {
+        vhost: {"configure": configure, "write": write, "read": read}
+        for vhost, (configure, write, read) in sorted(grants.permissions.items())
+    }
+    topics: dict[str, dict[str, dict[str, str]]] = {}
+    for (vhost, exchange), (write, read) in sorted(grants.topics.items()):
+        topics.setdefault(vhost, {})[exchange] = {"write": write, "read": read}
+    return [permissions, topics, [line.text for line in grants.acl], grants.roles]
