@@ -81,6 +81,8 @@ def token(seconds: float) -> str:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory: Path = tmp_path_factory.mktemp("authentication")
     (directory / "key").write_text(SECRET, encoding="utf-8")
+    # Whoever is let in may do something.
+    (directory / "acl").write_text("pattern readwrite #\n", encoding="utf-8")
     passwords = directory / "passwords"
     passwords.touch()
     subprocess.run(
@@ -94,6 +96,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         directory,
         environment={
             "TRIVIUM_AUTH__ANONYMOUS": "never",
+            "TRIVIUM_AUTH__ACL_FILE": str(directory / "acl"),
             "TRIVIUM_AUTH__PASSWORD_FILES": json.dumps([str(passwords)]),
             "TRIVIUM_JWT__KEY_FILE": str(directory / "key"),
             "TRIVIUM_JWT__LEEWAY_SECONDS": "0",
@@ -176,5 +179,5 @@ def test_pika_goes_on_with_a_new_token_and_ends_without_one(world: World) -> Non
     # It reads until the broker closes it.
     with pytest.raises(ConnectionClosedByBroker, match="credentials"):
         other.process_data_events(time_limit=PATIENCE)
-    assert renewed.channel().queue_declare("", exclusive=True).method.queue
+    assert renewed.channel().is_open
     renewed.close()
