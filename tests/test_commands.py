@@ -7,8 +7,10 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -62,8 +64,14 @@ class Running:
 @contextlib.contextmanager
 def run_broker() -> Iterator[Running]:
     ports = ["--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off"]
+    with tempfile.NamedTemporaryFile("w", suffix=".acl", delete=False) as acl:
+        # Whoever is let in may do something.
+        acl.write("pattern readwrite #\n")
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--memory", *ports], stdout=subprocess.PIPE, text=True
+        [*COMMAND, "serve", "--memory", *ports],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TRIVIUM_AUTH__ACL_FILE": acl.name},
     )
     try:
         assert process.stdout is not None
@@ -71,6 +79,7 @@ def run_broker() -> Iterator[Running]:
         places = dict(word.split("=", 1) for word in words[2:])
         yield Running(process, {s: f"{s}://{places[name]}" for s, name in SCHEMES.items()})
     finally:
+        Path(acl.name).unlink()
         process.kill()
         process.communicate(timeout=TIMEOUT)
 
@@ -390,17 +399,18 @@ async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Run
 
 
 async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:
-    assert user(broker, "add", "ann", "--password", "one") == ["0", "", ""]
-    code, out, _ = user(broker, "add-key", "ann", "--days", "1", "--scope", "monitoring")
+    assert user(broker, "add", "bob", "--password", "one") == ["0", "", ""]
+    code, out, _ = user(broker, "add-key", "bob", "--days", "1", "--scope", "monitoring")
     made = json.loads(out)
     assert code == "0"
-    async with connect(broker.urls["trivium"].replace("://", f"://ann:{made['key']}@")):
+    async with connect(broker.urls["trivium"].replace("://", f"://bob:{made['key']}@")):
         pass
-    _, listed, _ = user(broker, "list-keys", "ann")
+    _, listed, _ = user(broker, "list-keys", "bob")
     assert made.pop("key") not in listed
     assert json.loads(listed) == made
     assert user(broker, "delete-key", made["id"]) == ["0", "", ""]
     assert user(broker, "list-keys") == ["0", "", ""]
+    assert user(broker, "delete", "bob") == ["0", "", ""]
 
 
 def test_what_is_wrong_with_a_user_is_said_in_one_line(broker: Running) -> None:
