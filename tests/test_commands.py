@@ -7,10 +7,8 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -64,14 +62,8 @@ class Running:
 @contextlib.contextmanager
 def run_broker() -> Iterator[Running]:
     ports = ["--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off"]
-    with tempfile.NamedTemporaryFile("w", suffix=".acl", delete=False) as acl:
-        # Whoever is let in may do something.
-        acl.write("pattern readwrite #\n")
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--memory", *ports],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TRIVIUM_AUTH__ACL_FILE": acl.name},
+        [*COMMAND, "serve", "--memory", *ports], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -79,7 +71,6 @@ def run_broker() -> Iterator[Running]:
         places = dict(word.split("=", 1) for word in words[2:])
         yield Running(process, {s: f"{s}://{places[name]}" for s, name in SCHEMES.items()})
     finally:
-        Path(acl.name).unlink()
         process.kill()
         process.communicate(timeout=TIMEOUT)
 
@@ -357,9 +348,21 @@ def user(
     broker: Running, action: str, *arguments: str, stdin: str = "", scheme: str = "trivium"
 ) -> list[str]:
     """Run ``trivium user`` as guest; exit code, standard output and standard error."""
+    return manage(broker, "user", action, *arguments, stdin=stdin, scheme=scheme)
+
+
+def manage(
+    broker: Running,
+    command: str,
+    action: str,
+    *arguments: str,
+    stdin: str = "",
+    scheme: str = "trivium",
+) -> list[str]:
+    """Run one of the commands for administrators as guest."""
     url = broker.urls[scheme].replace("://", "://guest:guest@")
     done = subprocess.run(
-        [*COMMAND, "user", action, url, *arguments],
+        [*COMMAND, command, action, url, *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -384,6 +387,7 @@ async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Run
     assert user(broker, "add", "ann", "--tag", "monitoring", stdin="one\n") == ["0", "", ""]
     expected = row("ann", "monitoring") + row("guest", "administrator")
     assert user(broker, "list") == ["0", expected, ""]
+    assert manage(broker, "permission", "set", "ann", "", "", "") == ["0", "", ""]
     async with connect(url.format("one")) as client:
         assert user(broker, "passwd", "ann", stdin="two\n") == ["0", "", ""]
         with pytest.raises(NativeError):
@@ -400,6 +404,7 @@ async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Run
 
 async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:
     assert user(broker, "add", "bob", "--password", "one") == ["0", "", ""]
+    assert manage(broker, "permission", "set", "bob", "", "", "") == ["0", "", ""]
     code, out, _ = user(broker, "add-key", "bob", "--days", "1", "--scope", "monitoring")
     made = json.loads(out)
     assert code == "0"
