@@ -33,7 +33,8 @@ def test_who_authenticated_is_told_by_name_and_tags() -> None:
     assert attempt(authenticator, pool, "guest", b"guest") == guest
     assert attempt(authenticator, pool, "ann", b"x") == Identity("ann")
     assert attempt(authenticator, pool, "ann", b"y") is None
-    assert authenticator.anonymous == Identity("", is_anonymous=True)
+    tags = frozenset(["policymaker", "monitoring"])
+    assert authenticator.anonymous == Identity("", tags, is_anonymous=True)
 
 
 def test_guest_can_be_switched_off() -> None:

@@ -221,7 +221,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     found = World(tmp_path)
-    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [found.adapter])
+    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda *_: [found.adapter])
     strays: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
     yield found
@@ -362,7 +362,7 @@ async def test_an_error_while_a_socket_is_taken_stops_the_broker(
         assert await reader.read() == b""
         writer.close()
     monkeypatch.undo()
-    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda listen: [world.adapter])
+    monkeypatch.setattr(trivium.runtime.server, "load_adapters", lambda *_: [world.adapter])
     await assert_nothing_half_done(world)
 
 

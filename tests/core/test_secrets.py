@@ -13,7 +13,7 @@ import pytest
 from tests.support import amqp, mqtt, native
 from tests.support.server import Client
 from trivium.cli.configuration import load
-from trivium.config import Config, HttpAuthConfig, UserConfig
+from trivium.config import EVERYTHING, Config, HttpAuthConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.security.api_keys import ApiKey
 from trivium.security.attempts import Attempt, Login
@@ -142,7 +142,8 @@ def test_what_is_stored_of_users_and_keys_is_hashed() -> None:
 
 def test_a_connection_keeps_no_password() -> None:
     """What is in memory for long may be in a dump of it."""
-    server = mqtt.Server(config=Config(users={"ann": UserConfig(password=SECRET)}))
+    ann = UserConfig(password=SECRET, permissions=EVERYTHING)
+    server = mqtt.Server(config=Config(users={"ann": ann}))
     client = server.open("c", 5, username="ann", password=SECRET.encode())
     gc.collect()
     seen: set[int] = set()

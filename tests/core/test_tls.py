@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.certificates import Authority, Pair, replace_file
 from trivium.config import (
+    AuthConfig,
     CertificateConfig,
     Config,
     LimitsConfig,
@@ -59,6 +60,8 @@ def config(tls: TlsConfig, protocol: str = "mqtt", **limits: Any) -> Config:
         listeners=(ListenerConfig(protocol=protocol, address="127.0.0.1:0", tls=tls, name="in"),),
         storage=StorageConfig(mode="memory"),
         limits=LimitsConfig(**limits),
+        # Whom a certificate names may do nothing here; everybody is anonymous.
+        auth=AuthConfig(methods=("internal",)),
     )
 
 
