@@ -22,6 +22,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from interop.brokers import LOOPBACK, TriviumProcess, compiled_build
+from trivium.config import EVERYTHING
 
 HERE = Path(__file__).parent
 
@@ -42,6 +43,9 @@ class Site:
             "TRIVIUM_TLS__CERTIFICATE": str(folder / "server.pem"),
             "TRIVIUM_TLS__KEY": str(folder / "server.key"),
             "TRIVIUM_TLS__CA": self.ca,
+            # Whom the client's certificate names may do what anonymous clients may.
+            "TRIVIUM_USERS__client__PASSWORD": "not used",
+            "TRIVIUM_USERS__client__PERMISSIONS": json.dumps(EVERYTHING),
         }
         self.process = TriviumProcess(
             folder, is_compiled=build == "compiled", environment=environment
@@ -162,7 +166,7 @@ def node(script: str, site: Site, *arguments: str) -> object:
         capture_output=True,
         text=True,
         timeout=60,
-        env=os.environ | {"NODE_EXTRA_CA_CERTS": site.ca},
+        env=os.environ | {"NODE_EXTRA_CA_CERTS": site.ca, "OVER_TLS": "1"},
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -2,8 +2,7 @@
 import { connect } from 'amqplib';
 
 const [port, scenario, name] = process.argv.slice(2);
-// With an authority to trust, over TLS.
-const scheme = process.env.NODE_EXTRA_CA_CERTS ? 'amqps' : 'amqp';
+const scheme = process.env.OVER_TLS ? 'amqps' : 'amqp';
 const connection = await connect(`${scheme}://guest:guest@127.0.0.1:${port}`);
 
 // The first `count` messages of a queue.

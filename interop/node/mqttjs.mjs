@@ -5,8 +5,7 @@ import mqtt from 'mqtt';
 const [place, scenario, version, name] = process.argv.slice(2);
 const common = { protocolVersion: Number(version), reconnectPeriod: 0 };
 
-// With an authority to trust, over TLS.
-const scheme = process.env.NODE_EXTRA_CA_CERTS ? 'mqtts' : 'mqtt';
+const scheme = process.env.OVER_TLS ? 'mqtts' : 'mqtt';
 const url = place.includes(':') ? place : `${scheme}://127.0.0.1:${place}`;
 
 const open = (options = {}) =>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from typing import Literal
 
 import pytest
 from pamqp import frame
@@ -19,10 +20,11 @@ from tests.support.amqp import (
     start_ok,
 )
 from trivium import __version__
-from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, Listen, UserConfig
 from trivium.runtime.adapter import DISCARDED_BYTES, ClientCertificate
 from trivium.security.passwords import hash_password
 from trivium_amqp.handshake import FOR_ANSWERS
+from trivium_amqp.options import AmqpOptions
 
 CLOSE_OK = bytes.fromhex("01 0000 00000004 000a0033 ce")
 
@@ -58,7 +60,7 @@ def test_connection_start_properties(server: Server) -> None:
     client.feed(PROTOCOL_HEADER)
     (start,) = client.take()
     assert (start.version_major, start.version_minor) == (0, 9)
-    assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN", "ANONYMOUS"}
+    assert set(start.mechanisms.split()) == {"PLAIN", "AMQPLAIN"}
     assert "en_US" in start.locales.split()
     properties = start.server_properties
     assert {"platform", "cluster_name", "information"} < set(properties)
@@ -403,7 +405,7 @@ def test_external_lets_in_whom_the_certificate_names(server: Server, response: s
     client = certified(server, "ann")
     start_with(client, "EXTERNAL", response)
     start, tune = client.take()
-    assert start.mechanisms == "PLAIN AMQPLAIN EXTERNAL ANONYMOUS"
+    assert start.mechanisms == "PLAIN AMQPLAIN EXTERNAL"
     assert tune.name == "Connection.Tune"
     assert client.connection.identity.name == "ann"
 
@@ -423,20 +425,37 @@ def test_external_without_a_certificate_is_refused(server: Server) -> None:
     assert names(client.take()) == ["Connection.Start", "Connection.Close"]
 
 
+def offering(anonymous: Literal["loopback", "never"]) -> Config:
+    """A configuration that offers ANONYMOUS."""
+    options = {"amqp": AmqpOptions(anonymous_mechanism=True)}
+    auth = AuthConfig(anonymous=anonymous)
+    return Config(listen={"amqp": Listen(0)}, auth=auth, protocols=options)
+
+
 def test_anonymous_is_offered_and_taken_where_anonymous_clients_may_come() -> None:
-    client = Server().connect()
+    client = Server(config=offering("loopback")).connect()
     start_with(client, "ANONYMOUS", "whoever")
-    assert names(client.take()) == ["Connection.Start", "Connection.Tune"]
+    start, tune = client.take()
+    assert start.mechanisms == "PLAIN AMQPLAIN ANONYMOUS"
+    assert tune.name == "Connection.Tune"
     assert client.connection.identity.is_anonymous
-    client = Server(config=Config(auth=AuthConfig(anonymous="never"))).connect()
+    client = Server(config=offering("never")).connect()
     start_with(client, "ANONYMOUS")
     start, close = client.take()
     assert start.mechanisms == "PLAIN AMQPLAIN"
     assert close.name == "Connection.Close"
 
 
-def test_anonymous_does_not_make_use_of_a_certificate(server: Server) -> None:
-    client = certified(server, "ann")
+def test_anonymous_is_refused_where_it_is_not_offered() -> None:
+    client = Server().connect()
+    start_with(client, "ANONYMOUS")
+    start, close = client.take()
+    assert start.mechanisms == "PLAIN AMQPLAIN"
+    assert close.name == "Connection.Close"
+
+
+def test_anonymous_does_not_make_use_of_a_certificate() -> None:
+    client = certified(Server(config=offering("loopback")), "ann")
     start_with(client, "ANONYMOUS")
     assert client.connection.identity.is_anonymous
 

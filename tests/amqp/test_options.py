@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pamqp.commands import Connection, Tx
 
@@ -11,7 +13,7 @@ from trivium.errors import ConfigError
 from trivium_amqp.options import AmqpOptions
 
 
-def limited(of_all: int = 1 << 24, /, **limits: int) -> Config:
+def limited(of_all: int = 1 << 24, /, **limits: Any) -> Config:
     """A configuration with these keys of ``[amqp]``."""
     return Config(
         listen={"amqp": Listen(0)},
@@ -33,8 +35,9 @@ def limited(of_all: int = 1 << 24, /, **limits: int) -> Config:
     ],
 )
 def test_a_value_out_of_its_range_is_refused(key: str, value: int) -> None:
+    keys: dict[str, Any] = {key: value}
     with pytest.raises(ConfigError, match=f"^{key} must be from "):
-        AmqpOptions(**{key: value})
+        AmqpOptions(**keys)
 
 
 def test_connection_tune_offers_what_is_set() -> None:

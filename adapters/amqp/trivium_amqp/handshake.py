@@ -106,7 +106,9 @@ class Handshake:
         found = MECHANISMS
         if peer.certificate is not None and peer.certificate.user_name:
             found += b" " + EXTERNAL.encode()
-        if self._connection.broker.authenticator.admits_anonymous(peer.listener.config):
+        authenticator = self._connection.broker.authenticator
+        is_offered = self._connection.options.anonymous_mechanism
+        if is_offered and authenticator.admits_anonymous(peer.listener.config):
             found += b" " + ANONYMOUS.encode()
         return found
 
@@ -127,7 +129,8 @@ class Handshake:
             connection.capabilities = capabilities
         self._mechanism = mechanism
         credentials = read_credentials(mechanism, response)
-        if credentials is None:
+        is_spoken = mechanism != ANONYMOUS or connection.options.anonymous_mechanism
+        if credentials is None or not is_spoken:
             self._authenticated(None)
             return
         username, password = credentials

@@ -33,6 +33,8 @@ class AmqpOptions:
     heartbeat: int = 60
     #: bytes of a message's body; 0: ``max_message_bytes`` of ``[limits]``, which is never exceeded
     max_message_bytes: int = 0
+    #: whether SASL ANONYMOUS is offered where anonymous clients may come in; RabbitMQ 3 has it not
+    anonymous_mechanism: bool = False
     #: bytes of what one transaction holds until it is committed
     max_transaction_bytes: int = 128 << 20
 
