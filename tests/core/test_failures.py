@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -150,3 +151,13 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing() -> None:
     server.advance(1)
     assert client.take_bytes() == b""
     assert native.Server().open()
+
+
+def test_long_names_take_no_more_memory_than_short_ones() -> None:
+    failures = Failures()
+    tracemalloc.start()
+    for number in range(200):
+        failures.failed(Attempt(username=f"{number}" + "x" * 65_000), 0)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 1_000_000

@@ -8,6 +8,7 @@ many clients, and nobody may lock a user out from elsewhere.
 from __future__ import annotations
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import Final
 
 from trivium.security.attempts import Attempt
@@ -26,6 +27,11 @@ BY_ADDRESS: Final = (50, 1_000)
 BY_USER: Final = (20, 1_000)
 
 
+def _digest(name: str) -> bytes:
+    """What a name is known by: it is as long as the client likes, and very many are kept."""
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
 class Counts:
     """Failures by some name."""
 
@@ -33,27 +39,28 @@ class Counts:
         self._free = free
         self._longest_ms = longest_ms
         # By name the number of failures and the time of the last one, that one at the end.
-        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._counts: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def failed(self, name: str, now: int) -> None:
         """Count a failure."""
-        count, at = self._counts.pop(name, (0, now))
+        key = _digest(name)
+        count, at = self._counts.pop(key, (0, now))
         if now - at >= FORGOTTEN_MS:
             count = 0
-        self._counts[name] = (count + 1, now)
+        self._counts[key] = (count + 1, now)
         if len(self._counts) > MAX_COUNTS:
             self._counts.popitem(last=False)
 
     def forget(self, name: str) -> None:
         """It was right this time."""
-        self._counts.pop(name, None)
+        self._counts.pop(_digest(name), None)
 
     def wait(self, name: str, now: int) -> int:
         """Milliseconds to wait before the next attempt."""
-        count, at = self._counts.get(name, (0, now))
+        count, at = self._counts.get(_digest(name), (0, now))
         beyond = count - self._free
         if beyond < 0 or now - at >= FORGOTTEN_MS:
             return 0
