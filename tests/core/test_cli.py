@@ -59,7 +59,7 @@ def test_each_command_has_help(command: str) -> None:
         (["check", "d", "--key-file", ""], "argument --key-file: it must not be empty"),
         (["check", "d", "--key-env", ""], "argument --key-env: it must not be empty"),
         (["pub", "", "a", "b"], "does not begin with one of"),
-        (["pub", "smtp://host", "a", "b"], "does not begin with one of amqp://, mqtt://"),
+        (["pub", "smtp://host", "a", "b"], "does not begin with one of amqp[s]://, mqtt[s]://"),
         (["pub", "mqtt://host:port", "a", "b"], "not a URL"),
         (["pub", "mqtt://host", "a", "b", "--qos", "3"], "argument --qos: invalid choice"),
         (["sub", "mqtt://host", "a", "--count", "0"], "'0' is not a number above 0"),

@@ -20,6 +20,8 @@ from trivium.cli.clients import (
 )
 
 DEFAULT_PORT = 5672
+DEFAULT_TLS_PORT = 5671
+ALPN = "amqp"
 DEFAULT_USER = "guest"
 #: messages that wait for their acknowledgement in the terminal's process
 PREFETCH = 256
@@ -74,21 +76,30 @@ class AmqpClient:
 @asynccontextmanager
 async def connect(server: Server) -> AsyncIterator[Client]:
     """A connected client; guest with password guest unless the URL names a user."""
+    default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
     user = server.username or DEFAULT_USER
+    # A certificate says who the client is, unless the URL does.
+    shows_certificate = (
+        server.tls is not None and bool(server.tls.certificate) and server.password is None
+    )
     vhost = server.path or "/"
     try:
         connection = await aio_pika.connect(
             host=server.host,
-            port=DEFAULT_PORT if server.port is None else server.port,
+            port=default_port if server.port is None else server.port,
             login=user,
             password=DEFAULT_USER if server.password is None else server.password,
             virtualhost=vhost,
+            auth="external" if shows_certificate else "plain",
+            ssl=server.tls is not None,
+            ssl_context=server.tls_context(ALPN),
         )
     except (aio_pika.exceptions.AMQPError, OSError) as error:
         if "Connection.OpenOk" in str(error) and "Connection.Close " in str(error):
             # The library keeps what the server said to itself.
-            error = OSError(f"the server does not let {user} into vhost {vhost!r}")
-        raise server.cannot_connect(DEFAULT_PORT, error) from None
+            who = "the owner of the certificate" if shows_certificate else user
+            error = OSError(f"the server does not let {who} into vhost {vhost!r}")
+        raise server.cannot_connect(default_port, error) from None
     try:
         async with connection:
             yield AmqpClient(connection)

@@ -18,6 +18,8 @@ from trivium.cli.clients import (
 )
 
 DEFAULT_PORT = 1883
+DEFAULT_TLS_PORT = 8883
+ALPN = "mqtt"
 #: SUBACK return code of a refused filter [MQTT-3.9.3-2]
 REFUSED = 0x80
 
@@ -55,12 +57,14 @@ async def connect(server: Server) -> AsyncIterator[Client]:
     """A connected client with a clean session."""
     if server.path:
         raise UsageError("an mqtt:// URL ends after the port")
+    default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
     client = aiomqtt.Client(
         server.host,
-        DEFAULT_PORT if server.port is None else server.port,
+        default_port if server.port is None else server.port,
         username=server.username,
         password=server.password,
         protocol=aiomqtt.ProtocolVersion.V311,
+        tls_context=server.tls_context(ALPN),
     )
     is_connected = False
     try:
@@ -69,7 +73,7 @@ async def connect(server: Server) -> AsyncIterator[Client]:
             yield MqttClient(client)
     except aiomqtt.MqttError as error:
         if not is_connected:
-            raise server.cannot_connect(DEFAULT_PORT, error) from None
+            raise server.cannot_connect(default_port, error) from None
         raise ClientError(str(error)) from None
     except ValueError as error:
         # paho-mqtt's way to say that a topic or filter is not valid

@@ -11,6 +11,7 @@ import sys
 from typing import Final, NoReturn
 
 from trivium import __version__
+from trivium.cli.server_options import TLS_EPILOG, add_server
 
 EXIT_OK: Final = 0
 #: the command failed while running: an address in use, a connection refused or lost
@@ -46,10 +47,10 @@ TRIVIUM_STORAGE__FSYNC=interval:100), and that by the options above.
 
 {_EXIT_CODES}"""
 
-_URL_HELP: Final = """\
+_URL_HELP: Final = f"""\
 URL is mqtt://, amqp:// or trivium:// followed by [USER:PASSWORD@]HOST[:PORT]; an amqp URL may end
 in /VHOST. mqtt and amqp need the extra: pip install 'trivium[cli]'.
-"""
+{TLS_EPILOG}"""
 
 _PUB_EPILOG: Final = f"""\
 {_URL_HELP}
@@ -95,7 +96,7 @@ exit codes:
 
 _POLICY_EPILOG: Final = f"""\
 URL is trivium:// followed by [USER:PASSWORD@]HOST[:PORT][/VHOST].
-
+{TLS_EPILOG}
 {_EXIT_CODES}"""
 
 _TLS_EPILOG: Final = f"""\
@@ -109,7 +110,7 @@ _USER_EPILOG: Final = f"""\
 URL is trivium:// followed by USER:PASSWORD@HOST[:PORT], of an administrator. The password of a user
 is read from the terminal, or else is the first line of standard input. Users of the configuration
 cannot be changed.
-
+{TLS_EPILOG}
 {_EXIT_CODES}"""
 
 
@@ -198,7 +199,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def _add_pub(pub: argparse.ArgumentParser) -> None:
-    pub.add_argument("url", metavar="URL")
+    add_server(pub)
     pub.add_argument("address", metavar="ADDRESS")
     pub.add_argument("payload", metavar="PAYLOAD", nargs="?")
     pub.add_argument(
@@ -208,7 +209,7 @@ def _add_pub(pub: argparse.ArgumentParser) -> None:
 
 
 def _add_sub(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("url", metavar="URL")
+    add_server(sub)
     sub.add_argument("address", metavar="ADDRESS")
     sub.add_argument("--count", type=_positive, metavar="N", help="stop after N messages")
     sub.add_argument("--queue", action="store_true", help="amqp, trivium: consume a queue")
@@ -250,7 +251,7 @@ def _add_directory(command: argparse.ArgumentParser) -> None:
 def _add_policy(policy: argparse.ArgumentParser) -> None:
     actions = policy.add_subparsers(dest="action", metavar="ACTION", required=True)
     change = actions.add_parser("set", help="add a policy, or replace the one of its name")
-    change.add_argument("url", metavar="URL")
+    add_server(change)
     change.add_argument("name", metavar="NAME")
     change.add_argument("pattern", metavar="PATTERN", help="regular expression for names")
     change.add_argument("definition", metavar="DEFINITION", help='JSON, as in {"max-length": 10}')
@@ -259,10 +260,10 @@ def _add_policy(policy: argparse.ArgumentParser) -> None:
     )
     change.add_argument("--priority", type=int, default=0, help="the highest holds, alone")
     remove = actions.add_parser("delete", help="remove a policy")
-    remove.add_argument("url", metavar="URL")
+    add_server(remove)
     remove.add_argument("name", metavar="NAME")
     show = actions.add_parser("list", help="print the policies, one JSON object per line")
-    show.add_argument("url", metavar="URL")
+    add_server(show)
 
 
 def _add_permission(name: str, command: argparse.ArgumentParser) -> None:
@@ -276,7 +277,7 @@ def _add_user(user: argparse.ArgumentParser) -> None:
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=summary)
-        action.add_argument("url", metavar="URL")
+        add_server(action)
         return action
 
     for name, summary in (("add", "add a user"), ("passwd", "give a user another password")):

@@ -1,7 +1,8 @@
 """The commands that are clients of a broker, for any protocol that has a client here.
 
 The entry-point group `trivium.clients` maps a URL's scheme to a function that takes a `Server` and
-returns a `Client`, so the core knows none of the protocols. Payloads go to standard output,
+returns a `Client`, so the core knows none of the protocols. A scheme with an `s` behind it is the
+same by TLS. Payloads go to standard output,
 everything else to standard error.
 """
 
@@ -14,20 +15,26 @@ import logging
 import os
 import re
 import signal
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli.server_options import url_password
+from trivium.common.client_tls import ClientTls, TlsError, tls_error_in, tls_reason
 from trivium.config import join_address
 
 #: publishes from standard input that may wait for their acknowledgement at a time
 MAX_IN_FLIGHT: Final = 256
+#: time for which TLS is tried after a client that did not speak it has failed, at most twice
+PROBE_SECONDS: Final = 2.0
 READ_SIZE: Final = 64 * 1024
 
 
@@ -45,21 +52,41 @@ class _OutputClosed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to connect, from the URL. `path` is what follows the first slash, decoded."""
+    """Where to connect, from the URL. `path` is what follows the first slash, decoded.
+
+    `tls` is how to speak TLS; None is not to.
+    """
 
     host: str
     port: int | None
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     path: str
+    tls: ClientTls | None = None
+
+    def tls_context(self, *applications: str) -> ssl.SSLContext | None:
+        """What OpenSSL is to do, with the names of ALPN; None without TLS. Raises UsageError."""
+        try:
+            return None if self.tls is None else self.tls.context(*applications)
+        except TlsError as error:
+            raise UsageError(str(error)) from None
 
     def cannot_connect(self, default_port: int, error: Exception) -> ClientError:
-        """The error to raise when there is no connection because of ``error``."""
-        place = join_address(self.host, default_port if self.port is None else self.port)
+        """The error to raise when there is no connection because of ``error``.
+
+        It may block for some seconds, to see whether it is TLS that is spoken there.
+        """
+        port = default_port if self.port is None else self.port
+        place = join_address(self.host, port)
         # Libraries put the name of the system's call, or the number, in front of the reason.
         number = error.errno if isinstance(error, OSError) else None
-        if number is not None and number in errno.errorcode:
+        tls_error = tls_error_in(error)
+        if tls_error is not None:
+            reason = tls_reason(tls_error)
+        elif number is not None and number in errno.errorcode:
             reason = os.strerror(number)
+        elif self.tls is None and _speaks_tls(self.host, port):
+            reason = "TLS is spoken there, so the URL needs an s behind its scheme"
         else:
             reason = re.sub(r"^\[Errno -?[0-9]+\] ", "", str(error))
         return ClientError(f"cannot connect to {place}: {reason}")
@@ -103,6 +130,19 @@ class Client(Protocol):
         """Receive until the handler returns False; acknowledge what it has handled."""
 
 
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether TLS is spoken there, to tell somebody who did not; it blocks for some seconds."""
+    context = ClientTls(verify=False).context()
+    try:
+        with (
+            socket.create_connection((host, port), PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return True
+    except OSError:
+        return False
+
+
 Connect = Callable[[Server], AbstractAsyncContextManager[Client]]
 
 
@@ -111,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
     # The clients' libraries log what they also raise.
     logging.disable()
     try:
-        server, connect = _open(options.url)
+        server, connect = _open(options)
         asyncio.run(_run(options, server, connect))
     except UsageError as error:
         return _fail(EXIT_USAGE, options, error)
@@ -128,30 +168,77 @@ def _fail(code: int, options: argparse.Namespace, error: Exception) -> int:
     return code
 
 
-def _open(url: str) -> tuple[Server, Connect]:
+def _open(options: argparse.Namespace) -> tuple[Server, Connect]:
+    url: str = options.url
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise UsageError(f"not a URL: {error}") from None
     clients = {entry.name: entry for entry in entry_points(group="trivium.clients")}
-    if parts.scheme not in clients:
-        known = ", ".join(f"{name}://" for name in sorted(clients))
-        raise UsageError(f"{url!r} does not begin with one of {known}")
+    scheme = parts.scheme
+    is_tls = scheme not in clients
+    if is_tls:
+        scheme = scheme.removesuffix("s")
+    if scheme not in clients:
+        known = ", ".join(f"{name}[s]://" for name in sorted(clients))
+        raise UsageError(f"{_without_password(url)!r} does not begin with one of {known}")
     try:
-        connect: Connect = clients[parts.scheme].load()
+        connect: Connect = clients[scheme].load()
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{parts.scheme}:// needs the package {error.name}: pip install 'trivium[cli]'"
+            f"{scheme}:// needs the package {error.name}: pip install 'trivium[cli]'"
         ) from None
+    username, password = _credentials(options, parts)
     server = Server(
         parts.hostname or "localhost",
         port,
-        None if parts.username is None else unquote(parts.username),
-        None if parts.password is None else unquote(parts.password),
+        username,
+        password,
         unquote(parts.path.removeprefix("/")),
+        _tls(options, scheme, is_tls),
     )
     return server, connect
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//...@", url)
+
+
+def _credentials(options: argparse.Namespace, parts: SplitResult) -> tuple[str | None, str | None]:
+    """The user and the password, of the URL or from beside it. Raises UsageError."""
+    username = None if parts.username is None else unquote(parts.username)
+    if parts.password is not None:
+        if options.password_file is not None:
+            raise UsageError("the URL has a password, and so has --password-file")
+        return username, unquote(parts.password)
+    try:
+        password = url_password(options)
+    except OSError as error:
+        raise UsageError(f"{options.password_file}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    # Without a user it is a token or an API key.
+    return ("" if username is None and password is not None else username), password
+
+
+def _tls(options: argparse.Namespace, scheme: str, is_tls: bool) -> ClientTls | None:
+    """How to speak TLS, by the options. Raises UsageError."""
+    try:
+        tls = ClientTls(
+            ca=options.tls_ca,
+            certificate=options.tls_certificate,
+            key=options.tls_key,
+            server_name=options.tls_server_name,
+            verify=not options.tls_insecure,
+        )
+    except TlsError as error:
+        raise UsageError(str(error)) from None
+    if is_tls:
+        return tls
+    if tls != ClientTls():
+        raise UsageError(f"options of TLS need a URL that begins with {scheme}s://")
+    return None
 
 
 async def _run(options: argparse.Namespace, server: Server, connect: Connect) -> None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
+from trivium.cli.server_options import add_server
+
 #: The action of the broker for each command's, and the options that it needs.
 ACTIONS: Final[dict[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("permission", "set"): ("set", ("user", "vhost", "configure", "write", "read")),
@@ -42,7 +44,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         if name != command:
             continue
         made = actions.add_parser(action)
-        made.add_argument("url", metavar="URL")
+        add_server(made)
         for option in needed:
             if option == "vhost":
                 made.add_argument("--vhost", default="/", help="default: /; * for every one")

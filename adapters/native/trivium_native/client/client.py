@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
+from trivium.common.client_tls import ClientTls
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
@@ -30,7 +31,7 @@ from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol
 from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
 from trivium_native.client.transaction import Transaction
-from trivium_native.client.url import Target, parse_url
+from trivium_native.client.url import Target, make_target
 from trivium_native.client.values import (
     Producer,
     Publication,
@@ -58,6 +59,9 @@ LOG_CREDIT: Final = 8 << 20
 async def connect(
     url: str | Target,
     *,
+    tls: ClientTls | None = None,
+    username: str | None = None,
+    password: str | None = None,
     name: str = "",
     heartbeat: int = DEFAULT_HEARTBEAT,
     window: int = DEFAULT_IN_FLIGHT,
@@ -66,10 +70,12 @@ async def connect(
     """A connected client, closed at the end of the block.
 
     ``heartbeat`` is in seconds, 0 for none. ``window`` is how many publish requests may be in
-    flight, that is without their confirmation. Raises ValueError for a bad URL, ConnectionFailed,
-    AuthenticationFailed, NotFound (vhost), TimedOut.
+    flight, that is without their confirmation. ``tls`` says how ``triviums://`` is spoken.
+    ``username`` and ``password`` are instead of those of the URL; a password without a user is a
+    token or an API key. Raises ValueError for a bad URL or files of ``tls`` that cannot be used,
+    ConnectionFailed, AuthenticationFailed, NotFound (vhost), TimedOut.
     """
-    target = parse_url(url) if isinstance(url, str) else url
+    target = make_target(url, tls, username, password)
     connection = ClientConnection(ClientProtocol(target, name=name, heartbeat=heartbeat))
     try:
         async with asyncio.timeout(timeout):

@@ -18,8 +18,9 @@ from trivium.cli.clients import (
     UsageError,
 )
 from trivium.cli.policies import PolicyDefinition
+from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
-from trivium_native.client.url import Target
+from trivium_native.client.url import DEFAULT_TLS_PORT, Target
 from trivium_native.client.values import PolicyInfo, StreamInfo
 from trivium_native.wire.errors import NativeError
 from trivium_native.wire.frames import DEFAULT_PORT
@@ -163,15 +164,19 @@ def as_text(routing_key: bytes) -> str:
 @asynccontextmanager
 async def connect(server: Server) -> AsyncIterator[Client]:
     """A connected client, anonymous unless the URL names a user."""
+    default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
     target = Target(
         server.host,
-        DEFAULT_PORT if server.port is None else server.port,
+        default_port if server.port is None else server.port,
         server.path or "/",
         server.username,
         server.password or "",
+        server.tls,
     )
     try:
         async with native.connect(target) as client:
             yield NativeClient(client)
+    except TlsError as error:
+        raise UsageError(str(error)) from None
     except NativeError as error:
         raise ClientError(error.text) from None

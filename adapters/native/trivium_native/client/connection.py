@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
 
+from trivium.common.client_tls import tls_reason
 from trivium_native.client import operations
 from trivium_native.client.gate import Gate
 from trivium_native.client.operations import Operation
@@ -22,7 +23,7 @@ from trivium_native.client.protocol import (
     Ready,
     Reply,
 )
-from trivium_native.client.url import Target
+from trivium_native.client.url import ALPN, Target
 from trivium_native.client.values import Delivery
 from trivium_native.wire.errors import (
     Blocked,
@@ -179,11 +180,15 @@ class ClientConnection(asyncio.Protocol):
     async def open(self, target: Target) -> None:
         """Connect and authenticate."""
         loop = asyncio.get_running_loop()
+        tls = target.tls
+        context = None if tls is None else tls.context(ALPN)
         try:
-            transport, _ = await loop.create_connection(lambda: self, target.host, target.port)
+            transport, _ = await loop.create_connection(
+                lambda: self, target.host, target.port, ssl=context
+            )
         except OSError as error:
             raise ConnectionFailed(
-                f"cannot connect to {target.host}:{target.port}: {error}"
+                f"cannot connect to {target.host}:{target.port}: {tls_reason(error)}"
             ) from None
         self.transport = transport
         transport.set_write_buffer_limits(WRITE_HIGH_WATER)
@@ -255,8 +260,10 @@ class ClientConnection(asyncio.Protocol):
             self._happened(event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        reason = "the broker closed the connection" if error is None else str(error)
-        self.fail(ConnectionFailed(reason))
+        if error is None:
+            self.fail(self.protocol.ended())
+        else:
+            self.fail(ConnectionFailed(tls_reason(error)))
 
     def pause_writing(self) -> None:
         self.can_write.close()

@@ -132,6 +132,8 @@ class ClientProtocol:
         #: longest frame that the broker takes; known once Ready
         self.max_frame = frames.MAX_HANDSHAKE_FRAME
         self.is_ready = False
+        # Whether the broker has said anything.
+        self._heard = False
 
     def take_output(self) -> bytes:
         """What is to be sent, once."""
@@ -187,9 +189,20 @@ class ClientProtocol:
         """Say goodbye; nothing is sent after it."""
         self._output.append(encode_frame(frames.CLOSE, 0, pack([0, ""])))
 
+    def ended(self) -> ConnectionFailed:
+        """What it means that the broker closes the connection without a word."""
+        if self._hello and not self._heard and self._target.tls is None:
+            # OpenSSL says nothing to who does not speak TLS.
+            return ConnectionFailed(
+                "the broker closed the connection before it said anything;"
+                " where it speaks TLS, the URL begins with triviums://"
+            )
+        return ConnectionFailed("the broker closed the connection")
+
     def receive(self, data: bytes) -> list[Event]:
         """What the bytes mean. Raises RemoteProtocolError when they are not this protocol."""
         events: list[Event] = []
+        self._heard = True
         try:
             self._reader.feed(data)
             while found := self._reader.frames():

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, TypeVar
 
+from trivium.common.client_tls import ClientTls, tls_reason
 from trivium_native.client import operations, topology_operations
 from trivium_native.client.methods import Operations, SyncRunner
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
-from trivium_native.client.url import Target, parse_url
+from trivium_native.client.url import ALPN, Target, make_target
 from trivium_native.client.values import (
     Producer,
     Publication,
@@ -38,12 +39,42 @@ _READ_SIZE: Final = 1 << 20
 _MAX_IN_FLIGHT: Final = 16
 
 
-def connect(url: str | Target, *, timeout: float = DEFAULT_TIMEOUT, name: str = "") -> SyncClient:
-    """Connect and authenticate.
+def connect(
+    url: str | Target,
+    *,
+    tls: ClientTls | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    name: str = "",
+) -> SyncClient:
+    """Connect and authenticate, with TLS and credentials as the client for asyncio.
 
-    Raises ValueError for a bad URL, ConnectionFailed, AuthenticationFailed, NotFound (vhost).
+    Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
+    AuthenticationFailed, NotFound (vhost).
     """
-    return SyncClient(parse_url(url) if isinstance(url, str) else url, timeout, name)
+    return SyncClient(make_target(url, tls, username, password), timeout, name)
+
+
+def _open_socket(target: Target, timeout: float) -> socket.socket:
+    """A connected socket, by TLS where the target says so."""
+    context = None if target.tls is None else target.tls.context(ALPN)
+    opened: socket.socket | None = None
+    try:
+        opened = socket.create_connection((target.host, target.port), timeout)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            opened = context.wrap_socket(opened, server_hostname=target.host)
+        return opened
+    except OSError as error:
+        if opened is not None:
+            opened.close()
+        where = f"{target.host}:{target.port}"
+        raise ConnectionFailed(f"cannot connect to {where}: {tls_reason(error)}") from None
+
+
+def _lost(error: OSError) -> ConnectionFailed:
+    return ConnectionFailed(f"the connection was lost: {tls_reason(error)}")
 
 
 class SyncClient(SyncRunner, Operations):
@@ -57,13 +88,8 @@ class SyncClient(SyncRunner, Operations):
         self._timeout = timeout
         self._replies: dict[int, Reply] = {}
         self._error: NativeError | None = None
-        where = f"{target.host}:{target.port}"
-        try:
-            #: what it speaks through
-            self.socket = socket.create_connection((target.host, target.port), timeout)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {where}: {error}") from None
+        #: what it speaks through
+        self.socket = _open_socket(target, timeout)
         try:
             self._protocol.start()
             self._send()
@@ -185,16 +211,16 @@ class SyncClient(SyncRunner, Operations):
             self.socket.settimeout(self._timeout)
             self.socket.sendall(self._protocol.take_output())
         except OSError as error:
-            raise self._fail(ConnectionFailed(f"the connection was lost: {error}")) from None
+            raise self._fail(_lost(error)) from None
 
     def _receive(self, timeout: float) -> None:
         try:
             self.socket.settimeout(timeout)
             data = self.socket.recv(_READ_SIZE)
         except OSError as error:
-            raise self._fail(ConnectionFailed(f"the connection was lost: {error}")) from None
+            raise self._fail(_lost(error)) from None
         if not data:
-            raise self._fail(ConnectionFailed("the broker closed the connection"))
+            raise self._fail(self._protocol.ended())
         try:
             events = self._protocol.receive(data)
         except NativeError as error:

@@ -1,0 +1,61 @@
+"""The options of every command that is a client of a broker: where it is, TLS, the password.
+
+Apart from what uses them, so that `trivium --help` imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Final
+
+#: The variable with the password, token or API key of the URL's user.
+SECRET_VARIABLE: Final = "TRIVIUM_PASSWORD"  # noqa: S105
+#: Of a file with a password; what is longer is no password.
+MAX_PASSWORD_BYTES: Final = 64 * 1024
+
+TLS_EPILOG: Final = f"""\
+A scheme with an s behind it is the same protocol by TLS. The broker's certificate is verified.
+
+What is secret need not stand in the URL, where others see it in the list of processes: the password
+of the URL's user, or without a user a token or API key, is read from --password-file, or else is in
+the environment variable {SECRET_VARIABLE}.
+"""
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """The URL, and what is said beside it."""
+    parser.add_argument("url", metavar="URL")
+    beside = parser.add_argument_group("connection")
+    for name, what in (
+        ("ca", "authorities to trust instead of the system's, PEM"),
+        ("certificate", "of the client, PEM"),
+        ("key", "of that certificate, PEM"),
+    ):
+        beside.add_argument(f"--tls-{name}", default="", metavar="FILE", help=what)
+    beside.add_argument(
+        "--tls-server-name", default="", metavar="NAME", help="of the broker, if not the URL's host"
+    )
+    beside.add_argument(
+        "--tls-insecure", action="store_true", help="verify nothing: anybody may be the broker"
+    )
+    beside.add_argument(
+        "--password-file", metavar="FILE", help="its first line is the URL's password, or a token"
+    )
+
+
+def url_password(options: argparse.Namespace) -> str | None:
+    """The password that is not in the URL. Raises OSError, ValueError."""
+    if options.password_file is None:
+        return os.environ.get(SECRET_VARIABLE) or None
+    return read_password_file(options.password_file)
+
+
+def read_password_file(file: str) -> str:
+    """The first line of a file. Raises OSError, ValueError where it is empty."""
+    with Path(file).open("rb") as opened:
+        line = opened.read(MAX_PASSWORD_BYTES).partition(b"\n")[0].rstrip(b"\r")
+    if not line:
+        raise ValueError(f"{file} is empty")
+    return line.decode(errors="surrogateescape")
