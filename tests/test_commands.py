@@ -373,7 +373,8 @@ def manage(
 
 
 def row(name: str, *tags: str) -> str:
-    return json.dumps({"name": name, "tags": list(tags), "configured": name == "guest"}) + "\n"
+    values = {"name": name, "tags": list(tags), "configured": name == "guest", "vhost": "/"}
+    return json.dumps(values) + "\n"
 
 
 async def until_ended(client: Client) -> None:
@@ -400,6 +401,20 @@ async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Run
     with pytest.raises(AuthenticationFailed):
         async with connect(url.format("two")):
             pass
+
+
+def test_virtual_hosts_are_made_and_described(broker: Running) -> None:
+    options = ("--description", "of the farm", "--tag", "a", "--tag", "b")
+    more = ("--default-queue-type", "stream")
+    assert manage(broker, "vhost", "create", "farm", *options, *more) == ["0", "", ""]
+    code, out, _ = manage(broker, "vhost", "describe", "farm")
+    found = json.loads(out)
+    assert (code, found["description"], found["tags"]) == ("0", "of the farm", ["a", "b"])
+    assert (found["default_queue_type"], found["connections"]) == ("stream", 0)
+    assert user(broker, "add", "cat", "--password", "one") == ["0", "", ""]
+    assert user(broker, "vhost", "cat", "farm") == ["0", "", ""]
+    assert json.loads(user(broker, "list")[1].splitlines()[0])["vhost"] == "farm"
+    assert user(broker, "delete", "cat") == ["0", "", ""]
 
 
 async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:

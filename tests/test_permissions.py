@@ -527,6 +527,7 @@ ORDERS: list[dict[str, Any]] = [
     {"action": "revoke", "role": "r", "user": "dan"},
     {"action": "create-vhost", "name": "v"},
     {"action": "list-vhosts"},
+    {"action": "describe-vhost", "name": "/"},
 ]
 
 

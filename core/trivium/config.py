@@ -214,6 +214,8 @@ class JwtConfig:
     user_claim: str = "sub"
     tags_claim: str = ""
     tag_prefix: str = ""
+    #: the claim with the virtual host of clients that name none; "" is none
+    vhost_claim: str = ""
 
     def __post_init__(self) -> None:
         _check_times(self, "refresh_seconds", "timeout_seconds")
@@ -277,7 +279,7 @@ class UserConfig:
     acl: tuple[str, ...] = ()
     #: roles whose permissions the user has too
     roles: tuple[str, ...] = ()
-    #: the virtual host of its MQTT connections, and of its ACL lines
+    #: where MQTT connections go that name no virtual host, and where its ACL lines hold
     virtual_host: str = "/"
 
     def __post_init__(self) -> None:

@@ -248,7 +248,7 @@ def test_open_of_a_missing_vhost_is_530(server: Server) -> None:
 
 
 def test_vhosts_are_apart(server: Server) -> None:
-    server.broker.declare_vhost("other")
+    server.broker.virtual_hosts.declare("other")
     server.open().declare("q")
     other = server.open(vhost="other")
     assert other.ask(Queue.Declare(queue="q", passive=True)).reply_text == (

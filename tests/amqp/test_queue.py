@@ -12,6 +12,7 @@ from pamqp.base import Frame
 from pamqp.commands import Basic, Channel, Queue
 
 from tests.support.amqp import Client, Server, assert_channel_closed, names
+from trivium.vhost.settings import VirtualHostSettings
 
 
 def test_queue_declare_ok_has_the_counts(client: Client) -> None:
@@ -38,6 +39,19 @@ def test_server_named_queue(client: Client) -> None:
     first, second = client.declare(""), client.declare("")
     assert re.fullmatch(r"amq\.gen-[\w-]{22}", first)
     assert first != second
+
+
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+def test_the_virtual_host_has_a_type_for_queues_that_name_none(server: Server, kind: str) -> None:
+    server.broker.virtual_hosts.declare("/", VirtualHostSettings(default_queue_type=kind))
+    client = server.open()
+    for _ in range(2):
+        assert client.ask(Queue.Declare(queue="q", durable=True)).name == "Queue.DeclareOk"
+        named = Queue.Declare(queue="q", durable=True, arguments={"x-queue-type": kind})
+        assert client.ask(named).name == "Queue.DeclareOk"
+    assert ("q" in server.vhost.streams) is (kind == "stream")
+    assert client.ask(Queue.Declare(queue="gone", exclusive=True)).name == "Queue.DeclareOk"
+    assert "x-queue-type" not in server.vhost.queues["gone"].arguments
 
 
 def test_empty_name_means_the_last_declared_queue(client: Client) -> None:

@@ -189,6 +189,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "user_claim": "u",
             "tags_claim": "t",
             "tag_prefix": "p",
+            "vhost_claim": "v",
         },
         "http_auth": {
             "url": "http://a/",

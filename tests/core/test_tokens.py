@@ -227,6 +227,16 @@ def test_a_claim_gives_tags(tmp_path: Path, value: Any, tags: set[str]) -> None:
     assert login.identity.tags == tags
 
 
+@pytest.mark.parametrize(("value", "vhost"), [("farm", "farm"), (5, ""), (["farm"], "")])
+def test_a_claim_names_the_virtual_host(tmp_path: Path, value: Any, vhost: str) -> None:
+    login = configured(tmp_path, vhost_claim="vh").login(sign(vh=value))
+    assert login is not None
+    assert login.virtual_host == vhost
+    unasked = configured(tmp_path).login(sign(vh=value))
+    assert unasked is not None
+    assert unasked.virtual_host == ""
+
+
 def test_the_name_may_be_in_another_claim(tmp_path: Path) -> None:
     login = configured(tmp_path, user_claim="name").login(sign(name="bob"))
     assert login is not None

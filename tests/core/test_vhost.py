@@ -279,7 +279,7 @@ def test_a_deleted_binding_does_not_come_back() -> None:
 def test_virtual_hosts_are_kept_and_separate() -> None:
     storage = MemoryStorage()
     broker = open_broker(storage)
-    broker.declare_vhost("other").declare_queue("q", durable=True)
+    broker.virtual_hosts.declare("other").declare_queue("q", durable=True)
     again = open_broker(storage)
     assert set(again.vhosts) == {"/", "other"}
     assert set(again.vhosts["other"].queues) == {"q"}

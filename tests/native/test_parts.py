@@ -231,7 +231,7 @@ def test_a_repeated_request_is_kept_once(server: Server, client: Client) -> None
 def test_producers_and_virtual_hosts_share_no_parts(server: Server, client: Client) -> None:
     client.send(frames.STAGE, 0, stage(*numbers(1), producer="q"))
     assert code(client.send(frames.TX, 5, commit(("a", 1)))) == 301
-    assert parts_of(server, server.broker.declare_vhost("other")) is not parts_of(server)
+    assert parts_of(server, server.broker.virtual_hosts.declare("other")) is not parts_of(server)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from trivium.routing.exchanges import Binding
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
+from trivium.vhost.settings import VirtualHostSettings
 from trivium_native.server.fetching import Fetch
 from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
@@ -623,8 +624,8 @@ def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> N
     permit(server.broker, "ann")
     ask = frames.MANAGE_USERS
     assert client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"]) == {}
-    guest = {"name": "guest", "tags": ["administrator"], "configured": True}
-    ann = {"name": "ann", "tags": ["monitoring"], "configured": False}
+    guest = {"name": "guest", "tags": ["administrator"], "configured": True, "vhost": "/"}
+    ann = {"name": "ann", "tags": ["monitoring"], "configured": False, "vhost": "/"}
     assert client.ask(ask, action="list") == {"users": [ann, guest]}
     fields = {"username": "ann", "password": b"one"}
     assert server.greet().send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
@@ -634,6 +635,45 @@ def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> N
     assert client.ask(ask, action="list")["users"][0]["tags"] == []
     assert client.ask(ask, action="delete", name="ann") == {}
     assert client.ask(ask, action="list") == {"users": [guest]}
+
+
+def test_a_virtual_host_is_made_changed_and_described(server: Server, client: Client) -> None:
+    ask = frames.MANAGE_PERMISSIONS
+    fields = {"description": "of the farm", "tags": ["t"], "default_queue_type": "quorum"}
+    assert client.ask(ask, action="create-vhost", name="farm", **fields) == {}
+    assert client.ask(ask, action="create-vhost", name="farm", description="other") == {}
+    expected = {"name": "farm", **fields, "description": "other"}
+    counts = {"exchanges": len(server.vhost.exchanges), "queues": 0, "streams": 0, "connections": 0}
+    (row,) = client.ask(ask, action="describe-vhost", name="farm")["rows"]
+    assert row == {**expected, **counts}
+    (before,) = client.ask(ask, action="describe-vhost", name="/")["rows"]
+    server.open()
+    (first,) = client.ask(ask, action="describe-vhost", name="/")["rows"]
+    assert first["connections"] == before["connections"] + 1
+    assert client.ask(ask, action="list-vhosts")["rows"][1] == expected
+    assert client.refused(ask, action="describe-vhost", name="barn") == 301
+    assert client.refused(ask, action="create-vhost", name="*") == 302
+    wrong = {"name": "farm", "default_queue_type": "x"}
+    assert client.refused(ask, action="create-vhost", **wrong) == 302
+
+
+def test_queues_have_the_virtual_hosts_default_type(server: Server, client: Client) -> None:
+    declare = {"kind": "queue", "name": "q"}
+    for kind, expected in (("quorum", "quorum"), ("stream", None)):
+        settings = VirtualHostSettings(default_queue_type=kind)
+        server.broker.virtual_hosts.declare("/", settings)
+        client.ask(frames.DECLARE, **declare)
+        assert server.vhost.queues["q"].arguments.get("x-queue-type") == expected
+        client.ask(frames.DELETE, **declare)
+
+
+def test_the_virtual_host_of_a_user_is_one_that_exists(server: Server, client: Client) -> None:
+    ask = frames.MANAGE_USERS
+    client.ask(ask, action="add", name="ann", password=b"one")
+    assert client.refused(ask, action="vhost", name="ann", vhost="farm") == 301
+    server.broker.virtual_hosts.declare("farm")
+    assert client.ask(ask, action="vhost", name="ann", vhost="farm") == {}
+    assert client.ask(ask, action="list")["users"][0]["vhost"] == "farm"
 
 
 def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> None:

@@ -14,8 +14,9 @@ from trivium.errors import AccessRefused, TopologyError
 from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
-from trivium.runtime.broker import DEFAULT_VHOST, Broker
+from trivium.runtime.broker import Broker
 from trivium.runtime.framed import CLOCK_FRAMES, FramedConnection
+from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_amqp import states
 from trivium_amqp.bodies import Bodies

@@ -17,6 +17,7 @@ from trivium.routing.exchanges import (
     valid_headers_match,
 )
 from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
+from trivium.vhost.settings import with_default_type
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -86,8 +87,9 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
     if passive or name.startswith(REPLY_TO):
         _declare_passively(channel, name, nowait)
         return
+    options = with_default_type(channel.vhost, name, options, durable, exclusive, auto_delete)
     if options.get(QUEUE_TYPE) == STREAM and name not in channel.vhost.queues:
-        _declare_stream(channel, arguments)
+        _declare_stream(channel, [*arguments[:-1], options])
         return
     connection = channel.connection
     # Of one that the broker names, the name is not known yet: what its names begin with stands

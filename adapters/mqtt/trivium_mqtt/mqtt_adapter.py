@@ -7,7 +7,8 @@ from dataclasses import replace
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
-from trivium.runtime.broker import DEFAULT_VHOST, Broker
+from trivium.runtime.broker import Broker
+from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium_mqtt.codec.properties import MqttCodec
 from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection

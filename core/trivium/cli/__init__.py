@@ -118,7 +118,7 @@ _PERMISSION_COMMANDS: Final = {
     "permission": "Set, clear and list what users of a running broker may do.",
     "topic-permission": "The same for the routing keys of an exchange.",
     "role": "Manage roles of a running broker, and who has them.",
-    "vhost": "Create and list virtual hosts of a running broker.",
+    "vhost": "Create, describe and list virtual hosts of a running broker.",
 }
 
 
@@ -289,6 +289,9 @@ def _add_user(user: argparse.ArgumentParser) -> None:
     tags = add("tags", "give a user these tags instead of those it has")
     tags.add_argument("name", metavar="NAME")
     tags.add_argument("tags", metavar="TAG", nargs="*")
+    home = add("vhost", "say where a user's MQTT clients go that name no virtual host")
+    home.add_argument("name", metavar="NAME")
+    home.add_argument("vhost", metavar="VHOST")
     add("delete", "remove a user and its keys").add_argument("name", metavar="NAME")
     add("list", "print the users, one JSON object per line")
     key = add("add-key", "make an API key of a user and print it, this once")

@@ -23,6 +23,7 @@ ACTIONS: Final[dict[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("role", "grant"): ("grant", ("role", "user")),
     ("role", "revoke"): ("revoke", ("role", "user")),
     ("vhost", "create"): ("create-vhost", ("name",)),
+    ("vhost", "describe"): ("describe-vhost", ("name",)),
     ("vhost", "list"): ("list-vhosts", ()),
 }
 
@@ -52,6 +53,12 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
                 made.add_argument(option, metavar=option.upper())
         if (name, action) == ("role", "set"):
             made.add_argument("definition", metavar="DEFINITION", help="JSON: the keys of [roles]")
+        if (name, action) == ("vhost", "create"):
+            made.add_argument("--description", metavar="TEXT")
+            made.add_argument("--tag", action="append", dest="tags", metavar="TAG")
+            made.add_argument(
+                "--default-queue-type", metavar="TYPE", help="classic, quorum or stream"
+            )
 
 
 async def run(options: argparse.Namespace, client: object) -> None:
@@ -71,5 +78,10 @@ async def run(options: argparse.Namespace, client: object) -> None:
         if not isinstance(definition, dict):
             raise UsageError("the definition is not a JSON object")
         fields = {**definition, **fields}
+    elif action == "create-vhost":
+        for name in ("description", "tags", "default_queue_type"):
+            value = getattr(options, name)
+            if value is not None:
+                fields[name] = value
     for row in await client.manage_permissions(action, fields):
         print(json.dumps(row))

@@ -25,6 +25,9 @@ class UserAdministrator(Protocol):
     async def set_user_tags(self, name: str, tags: list[str]) -> None:
         """Give a user other tags."""
 
+    async def set_user_vhost(self, name: str, vhost: str) -> None:
+        """Say where a user's clients go that name no virtual host."""
+
     async def delete_user(self, name: str) -> None:
         """Remove a user."""
 
@@ -68,6 +71,8 @@ async def run(options: argparse.Namespace, client: object) -> None:
         await client.set_password(options.name, read_password(options))
     elif action == "tags":
         await client.set_user_tags(options.name, options.tags)
+    elif action == "vhost":
+        await client.set_user_vhost(options.name, options.vhost)
     elif action == "delete":
         await client.delete_user(options.name)
     elif action == "list":

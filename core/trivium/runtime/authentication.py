@@ -15,16 +15,16 @@ from trivium.errors import ConfigError
 from trivium.host import Host
 from trivium.runtime.grants import configure_permissions
 from trivium.security.api_keys import API_KEY, ApiKeys
-from trivium.security.attempts import Method
+from trivium.security.attempts import Login, Method
 from trivium.security.authenticator import Authenticator, Clock
 from trivium.security.certificates import CERTIFICATE, Certificates
 from trivium.security.granted import Granted
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
-from trivium.security.stored import Remembered, RunInPool
+from trivium.security.stored import Remembered, RunInPool, StoredUser
 from trivium.security.tokens import JWT, TokenRules, Tokens
-from trivium.security.users import INTERNAL, Users, stored_users
+from trivium.security.users import INTERNAL, Users
 from trivium.security.web import Fetch, WebAnswer, WebRequest
 from trivium.storage.base import Storage
 
@@ -58,6 +58,7 @@ class Authentication:
         permissions_changed: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._tell = changed
+        self._permissions_changed = permissions_changed
         self.permissions = Permissions()
         configure_permissions(self.permissions, config)
         #: what commands grant
@@ -65,12 +66,21 @@ class Authentication:
         remembered = Remembered()
         auth = config.auth
         self.users = Users(
-            stored_users({name: (user.password, user.tags) for name, user in config.users.items()}),
+            [
+                StoredUser(
+                    name=name,
+                    stored=user.password,
+                    tags=frozenset(user.tags),
+                    virtual_host=user.virtual_host,
+                )
+                for name, user in config.users.items()
+            ],
             auth.guest,
             remembered,
             run_in_pool,
             self._changed,
         )
+        self.permissions.home_of = self.users.virtual_host_of
         self.api_keys = ApiKeys(self.users, now_ms, self._changed)
         methods: list[Method] = [self.users, Certificates(self.users)]
         if auth.password_files:
@@ -103,6 +113,16 @@ class Authentication:
         self.api_keys.open(storage.table("keys"))
         self.granted.open(storage.table("permissions"))
 
+    def set_virtual_host(self, name: str, vhost: str) -> None:
+        """Say where a user's clients go that name no virtual host. Raises TopologyError."""
+        self.users.set_virtual_host(name, vhost)
+        self.permissions.generation += 1
+        self._permissions_changed(name)
+
+    def virtual_host_of(self, login: Login) -> str:
+        """Where a client goes that names no virtual host."""
+        return login.virtual_host or self.users.virtual_host_of(login.identity.name)
+
     def _changed(self) -> None:
         self.authenticator.changed()
         self._tell()
@@ -123,6 +143,7 @@ def token_rules(config: JwtConfig) -> TokenRules:
         user_claim=config.user_claim,
         tags_claim=config.tags_claim,
         tag_prefix=config.tag_prefix,
+        vhost_claim=config.vhost_claim,
     )
 
 

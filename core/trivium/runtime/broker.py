@@ -18,7 +18,6 @@ from mypy_extensions import mypyc_attr
 from trivium.common.pieces import Piece
 from trivium.common.turns import EndOfTurn
 from trivium.config import Config
-from trivium.errors import NotFound
 from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
 from trivium.observability.metrics import ProtocolMetrics, render
@@ -29,6 +28,7 @@ from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.samples import broker_samples
+from trivium.runtime.virtual_hosts import VirtualHosts
 from trivium.security.authenticator import Authenticator
 from trivium.security.permissions import Permissions
 from trivium.security.users import Users
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from trivium.runtime.server import Server
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_VHOST = "/"
 
 #: Bytes in the write batch that is being filled above which publishers are paused until the disk
 #: has caught up (64 MiB); some three write batches of that size can be in memory then.
@@ -137,7 +135,7 @@ class Broker(Host):
             HostClock(self),
             self.logins.permissions_changed,
         )
-        self.vhosts: dict[str, VirtualHost] = {}
+        self.virtual_hosts = VirtualHosts(self)
         self.adapters: dict[str, Adapter] = {}
         #: live connections, for limits, alarms and shutdown
         self.connections: set[Connection] = set()
@@ -182,13 +180,10 @@ class Broker(Host):
             limits.disk_free_bytes,
         )
         self.authentication.open(storage)
-        names = {key.decode() for key, _ in storage.table("vhosts").items()}
-        names.add(DEFAULT_VHOST)
-        for name in sorted(names):
-            self._open_vhost(name)
+        self.virtual_hosts.open()
         for name, given in self.config.policies.items():
             policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
-            vhost = self.declare_vhost(given.vhost)
+            vhost = self.virtual_hosts.declare(given.vhost)
             known = vhost.policies.get(name)
             if known is None or not known.is_same(policy):
                 vhost.set_policy(policy)
@@ -201,26 +196,12 @@ class Broker(Host):
 
     def vhost(self, name: str) -> VirtualHost:
         """The virtual host called ``name``. Raises NotFound."""
-        found = self.vhosts.get(name)
-        if found is None:
-            raise NotFound(f"vhost {name} not found")
-        return found
+        return self.virtual_hosts.get(name)
 
-    def declare_vhost(self, name: str) -> VirtualHost:
-        """The virtual host called ``name``, made when it is new."""
-        found = self.vhosts.get(name)
-        if found is None:
-            self.storage.table("vhosts").put(name.encode(), b"")
-            found = self._open_vhost(name)
-        return found
-
-    def _open_vhost(self, name: str) -> VirtualHost:
-        opened = VirtualHost(
-            self, name, self.dead_letters, self.recovered_joins, self.default_delivery
-        )
-        opened.retained.most = self.config.limits.max_retained_messages
-        self.vhosts[name] = opened
-        return opened
+    @property
+    def vhosts(self) -> dict[str, VirtualHost]:
+        """The virtual hosts, by name."""
+        return self.virtual_hosts.by_name
 
     async def __aenter__(self) -> Broker:
         from trivium.runtime.server import Server

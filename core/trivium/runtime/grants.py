@@ -31,11 +31,10 @@ def configure_permissions(permissions: Permissions, config: Config) -> None:
         granted_by_role = grants_of(role.permissions, role.topic_permissions, list(role.acl), [])
         permissions.set_role(name, granted_by_role)
     for name, user in config.users.items():
-        grants = grants_of(
-            user.permissions, user.topic_permissions, list(user.acl), list(user.roles)
+        permissions.set_user(
+            name,
+            grants_of(user.permissions, user.topic_permissions, list(user.acl), list(user.roles)),
         )
-        grants.acl_vhost = user.virtual_host
-        permissions.set_user(name, grants)
     for name, lines in file.users.items():
         # The file may name users who are known elsewhere.
         found = permissions.user(name) or Grants()

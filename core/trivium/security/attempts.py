@@ -45,6 +45,8 @@ class Login:
     credential: str = field(default="", repr=False)
     #: wall clock in milliseconds; 0 for never
     expires_ms: int = 0
+    #: where the method says that it goes if it names no virtual host; "" where it says nothing
+    virtual_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -122,15 +122,14 @@ class Grants:
     """What one user, or one role, is granted, as it was written.
 
     ``permissions`` maps virtual hosts to patterns (configure, write, read), ``topics`` virtual
-    hosts and exchanges to patterns (write, read). The ACL holds in ``acl_vhost``. Raises
-    PreconditionFailed for what cannot be a pattern or a line.
+    hosts and exchanges to patterns (write, read). The ACL holds in the user's own virtual host.
+    Raises PreconditionFailed for what cannot be a pattern or a line.
     """
 
     def __init__(self) -> None:
         self.permissions: dict[str, tuple[str, str, str]] = {}
         self.topics: dict[tuple[str, str], tuple[str, str]] = {}
         self.acl: list[AclLine] = []
-        self.acl_vhost = "/"
         self.roles: list[str] = []
 
     def permit(self, vhost: str, configure: str, write: str, read: str) -> None:
@@ -286,7 +285,7 @@ class Access(Guard):
         self._acl = _Acl()
         name = self.identity.name
         every = permissions.grants_for(self.identity)
-        home = every[0].acl_vhost if every else ""
+        home = permissions.home_of(name)
         for grants in every:
             for vhost in (self.vhost, EVERY_VHOST):
                 texts = grants.permissions.get(vhost)
@@ -552,6 +551,8 @@ class Permissions:
         self._common = Grants()
         self._anonymous = Grants()
         self._accesses: dict[tuple[Identity, str, str], Access] = {}
+        #: the virtual host in which the ACL lines of a user hold
+        self.home_of: Callable[[str], str] = lambda _: "/"
         #: what those may do who have not authenticated
         self.nobody = Access(self, NOBODY, "", "")
 

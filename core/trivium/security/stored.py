@@ -46,6 +46,8 @@ class StoredUser:
     tags: frozenset[str] = frozenset()
     #: whether it is admitted from this machine only
     is_local: bool = False
+    #: where its ACL lines hold, and its clients go that name no virtual host; "" is ``/``
+    virtual_host: str = ""
 
     @property
     def identity(self) -> Identity:

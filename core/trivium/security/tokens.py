@@ -59,6 +59,7 @@ class TokenRules:
     user_claim: str = "sub"
     tags_claim: str = ""
     tag_prefix: str = ""
+    vhost_claim: str = ""
 
 
 class Tokens(Method):
@@ -180,8 +181,14 @@ class Tokens(Method):
             tags = check_tags(self._tags(claims))
         except PreconditionFailed:
             return REFUSED
+        vhost = claims.get(rules.vhost_claim, "") if rules.vhost_claim else ""
         return Verdict(
-            Login(identity=Identity(name, tags), method=self.name, expires_ms=expires_ms)
+            Login(
+                identity=Identity(name, tags),
+                method=self.name,
+                expires_ms=expires_ms,
+                virtual_host=vhost if isinstance(vhost, str) else "",
+            )
         )
 
     def _tags(self, claims: dict[str, Any]) -> list[str]:

@@ -5,7 +5,8 @@ Passwords are stored as hashes. A row is written in the write batch of the comma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from trivium.common.values import pack, unpack
@@ -22,6 +23,7 @@ from trivium.security.stored import (
 from trivium.storage.base import Table
 
 GUEST: Final = "guest"
+DEFAULT_VHOST: Final = "/"
 INTERNAL: Final = "internal"
 
 MAX_NAME_BYTES: Final = 255
@@ -59,12 +61,23 @@ class Users(PasswordMethod):
         """Load the users of the table, and keep them there from now on."""
         self._table = table
         for key, row in table.items():
-            stored, tags = unpack(row)
+            stored, tags, *more = unpack(row)
             name = key.decode()
-            self._rows[name] = StoredUser(name=name, stored=stored, tags=frozenset(tags))
+            settings = more[0] if more else {}
+            self._rows[name] = StoredUser(
+                name=name,
+                stored=stored,
+                tags=frozenset(tags),
+                virtual_host=settings.get("virtual_host", ""),
+            )
 
     def find(self, username: str) -> StoredUser | None:
         return self._configured.get(username) or self._rows.get(username)
+
+    def virtual_host_of(self, username: str) -> str:
+        """Where clients of this name go that name no virtual host."""
+        user = self.find(username)
+        return DEFAULT_VHOST if user is None or not user.virtual_host else user.virtual_host
 
     def hashes(self) -> list[str]:
         users = [*self._configured.values(), *self._rows.values()]
@@ -94,12 +107,16 @@ class Users(PasswordMethod):
     def set_password(self, name: str, stored: str) -> None:
         """Give a user another password, a hashed one. Raises TopologyError."""
         user = self.changeable(name)
-        self._put(StoredUser(name=name, stored=stored, tags=user.tags))
+        self._put(replace(user, stored=stored))
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Give a user other tags. Raises TopologyError."""
         user = self.changeable(name)
-        self._put(StoredUser(name=name, stored=user.stored, tags=check_tags(tags)))
+        self._put(replace(user, tags=check_tags(tags)))
+
+    def set_virtual_host(self, name: str, vhost: str) -> None:
+        """Say where a user's clients go that name no virtual host. Raises TopologyError."""
+        self._put(replace(self.changeable(name), virtual_host=vhost))
 
     def delete(self, name: str) -> None:
         """Remove a user. Raises TopologyError."""
@@ -122,7 +139,10 @@ class Users(PasswordMethod):
         check_stored_password(user.stored)
         assert self._table is not None
         self._rows[user.name] = user
-        self._table.put(user.name.encode(), pack([user.stored, sorted(user.tags)]))
+        row: list[object] = [user.stored, sorted(user.tags)]
+        if user.virtual_host:
+            row.append({"virtual_host": user.virtual_host})
+        self._table.put(user.name.encode(), pack(row))
         self._changed()
 
 
@@ -153,11 +173,3 @@ def check_password(password: bytes) -> None:
     """Raise PreconditionFailed unless a user may have the password."""
     if not 0 < len(password) <= MAX_PASSWORD_BYTES:
         raise PreconditionFailed(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
-
-
-def stored_users(users: Mapping[str, tuple[str, Iterable[str]]]) -> list[StoredUser]:
-    """Those of a configuration: name -> stored password and tags."""
-    return [
-        StoredUser(name=name, stored=stored, tags=frozenset(tags))
-        for name, (stored, tags) in users.items()
-    ]

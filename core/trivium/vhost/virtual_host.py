@@ -64,6 +64,7 @@ from trivium.vhost.policy_walk import PolicyWalk
 from trivium.vhost.predeclared import predeclared_exchanges
 from trivium.vhost.queue_logs import QueueLogs, queue_log_name
 from trivium.vhost.routes import Routes
+from trivium.vhost.settings import VirtualHostSettings
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255
@@ -84,6 +85,8 @@ class VirtualHost(StreamNamespace):
         default_delivery: int,
     ) -> None:
         super().__init__(broker, name, dead_letters, recovered_joins)
+        #: what commands set about it
+        self.settings = VirtualHostSettings()
         #: raised by every change that may change a route
         self.topology_version = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable

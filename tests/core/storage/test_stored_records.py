@@ -27,6 +27,7 @@ from trivium.routing.exchanges import Binding
 from trivium.security.permissions import grants_of
 from trivium.streams.stream import Stream
 from trivium.vhost.policies import Policy
+from trivium.vhost.settings import VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.parts import Parts
 
@@ -45,8 +46,9 @@ def user_property(name: str, value: str) -> bytes:
 
 def declare_everything(vhost: VirtualHost) -> None:
     broker = broker_of(vhost)
-    broker.declare_vhost("other")
+    broker.virtual_hosts.declare("other", VirtualHostSettings("d", ("t",), "quorum"))
     broker.users.add("ann", f"$7$101$c2FsdA==${'A' * 86}==", ["monitoring"])
+    broker.users.set_virtual_host("ann", "other")
     broker.authentication.api_keys.add("ann", ["monitoring"], broker.now_ms + 1)
     broker.authentication.granted.set(
         "role", "r", grants_of({"/": {"read": "q"}}, {}, ["topic read a"], [])
@@ -264,7 +266,7 @@ def test_every_log_is_named_as_the_page_says(server: Server) -> None:
 
 def test_the_size_in_a_queue_logs_name_counts_characters() -> None:
     server = Server(host=Host())
-    server.broker.declare_vhost("ö/").declare_queue("a/b", durable=True)
+    server.broker.virtual_hosts.declare("ö/").declare_queue("a/b", durable=True)
     assert server.host.storage.log_names() == ["queue/2:ö//0/a/b"]
 
 

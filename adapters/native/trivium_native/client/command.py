@@ -89,6 +89,9 @@ class NativeClient:
     async def set_user_tags(self, name: str, tags: list[str]) -> None:
         await self._client.set_user_tags(name, tags)
 
+    async def set_user_vhost(self, name: str, vhost: str) -> None:
+        await self._client.set_user_vhost(name, vhost)
+
     async def delete_user(self, name: str) -> None:
         await self._client.delete_user(name)
 

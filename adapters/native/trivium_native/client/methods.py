@@ -141,6 +141,7 @@ class Operations:
     add_user = Method(user_operations.add_user)
     set_password = Method(user_operations.set_password)
     set_user_tags = Method(user_operations.set_user_tags)
+    set_user_vhost = Method(user_operations.set_user_vhost)
     delete_user = Method(user_operations.delete_user)
     users = Method(user_operations.users)
     add_api_key = Method(user_operations.add_api_key)

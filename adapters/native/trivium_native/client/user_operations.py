@@ -33,6 +33,11 @@ def set_user_tags(name: str, tags: Sequence[str]) -> Operation[None]:
     return request(frames.MANAGE_USERS, done, action="tags", name=name, tags=list(tags))
 
 
+def set_user_vhost(name: str, vhost: str) -> Operation[None]:
+    """Say where a user's MQTT clients go that name no virtual host. Raises NotFound."""
+    return request(frames.MANAGE_USERS, done, action="vhost", name=name, vhost=vhost)
+
+
 def delete_user(name: str) -> Operation[None]:
     """Remove a user and its keys; its clients are disconnected."""
     return request(frames.MANAGE_USERS, done, action="delete", name=name)

@@ -189,6 +189,8 @@ class UserInfo:
     name: str
     tags: Sequence[str] = ()
     configured: bool = False
+    #: where its MQTT clients go that name no other virtual host
+    vhost: str = "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from trivium.queues.arguments import CLASSIC
 from trivium.security.granted import ROLE, USER
 from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
-from trivium_native.wire.errors import AccessRefused, InvalidArgument
+from trivium.vhost.settings import MAX_TAGS, VirtualHostSettings
+from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.wire.errors import AccessRefused
 from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 ACTIONS: Final = (
     *("set", "clear", "list", "set-topic", "clear-topic", "list-topics"),
     *("set-role", "delete-role", "list-roles", "grant", "revoke"),
-    *("create-vhost", "list-vhosts"),
+    *("create-vhost", "describe-vhost", "list-vhosts"),
 )
 #: Longest pattern in bytes; the core has a limit in characters.
 _MAX_PATTERN_BYTES: Final = 4096
@@ -38,12 +42,13 @@ class PermissionRequests:
             fields.finish()
             self._connection.reply(correlation, {"rows": self._rows(action)})
             return
-        if action == "create-vhost":
-            name = fields.text("name")
+        if action == "describe-vhost":
+            vhost = self._connection.broker.vhost(fields.text("name"))
             fields.finish()
-            if not name or name == "*":
-                raise InvalidArgument("a virtual host has a name, which is not *")
-            self._connection.broker.declare_vhost(name)
+            self._connection.reply(correlation, {"rows": [self._described(vhost)]})
+            return
+        if action == "create-vhost":
+            self._create_vhost(fields)
         elif action in ("set-role", "delete-role"):
             self._change_role(action == "set-role", fields)
         elif action in ("grant", "revoke"):
@@ -51,6 +56,34 @@ class PermissionRequests:
         else:
             self._change(action, fields)
         self._connection.reply_when_durable(correlation, {})
+
+    def _create_vhost(self, fields: Fields) -> None:
+        """Make a virtual host, or give one that exists what is named."""
+        name = fields.text("name")
+        description = fields.optional_text("description")
+        tags = fields.texts("tags", MAX_TAGS)
+        kind = fields.optional_text("default_queue_type")
+        fields.finish()
+        virtual_hosts = self._connection.broker.virtual_hosts
+        known = virtual_hosts.by_name.get(name)
+        settings = VirtualHostSettings() if known is None else known.settings
+        if description is not None:
+            settings = replace(settings, description=description)
+        if tags is not None:
+            settings = replace(settings, tags=tuple(tags))
+        if kind is not None:
+            settings = replace(settings, default_queue_type=kind)
+        virtual_hosts.declare(name, settings)
+
+    def _described(self, vhost: VirtualHost) -> dict[str, object]:
+        connections = self._connection.broker.connections
+        return {
+            **_settings(vhost),
+            "exchanges": len(vhost.exchanges),
+            "queues": len(vhost.queues),
+            "streams": len(vhost.streams),
+            "connections": sum(one.access.vhost == vhost.name for one in connections),
+        }
 
     def _change(self, action: str, fields: Fields) -> None:
         user = fields.text("user")
@@ -101,7 +134,7 @@ class PermissionRequests:
 
     def _rows(self, action: str) -> list[dict[str, object]]:
         if action == "list-vhosts":
-            return [{"name": name} for name in sorted(self._connection.broker.vhosts)]
+            return [_settings(one) for _, one in sorted(self._connection.broker.vhosts.items())]
         rows: list[dict[str, object]] = []
         for name, grants in self._granted.all(ROLE if action == "list-roles" else USER):
             if action == "list-topics":
@@ -118,3 +151,13 @@ class PermissionRequests:
             if action == "list":
                 rows[-1]["roles"] = grants.roles
         return rows
+
+
+def _settings(vhost: VirtualHost) -> dict[str, object]:
+    settings = vhost.settings
+    return {
+        "name": vhost.name,
+        "description": settings.description,
+        "tags": list(settings.tags),
+        "default_queue_type": settings.default_queue_type or CLASSIC,
+    }

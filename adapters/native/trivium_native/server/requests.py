@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import HeaderValue
 from trivium.messages.topics import MAX_LEVELS
+from trivium.queues.arguments import QUORUM
 from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
 from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
 from trivium.streams.stream import Partition
+from trivium.vhost.settings import with_default_type
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
@@ -337,6 +339,11 @@ class Requests:
         auto_delete = fields.boolean("auto_delete")
         exclusive = fields.boolean("exclusive")
         fields.finish()
+        if self._vhost.settings.default_queue_type == QUORUM:
+            # A stream is declared by its own kind here.
+            arguments = with_default_type(
+                self._vhost, name, arguments, durable, exclusive, auto_delete
+            )
         owner = self._connection if exclusive else None
         # Of one that the broker names, what its names begin with stands for it.
         is_new = name not in self._vhost.queues

@@ -18,7 +18,10 @@ from trivium_native.wire.fields import Fields
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
-ACTIONS: Final = ("add", "passwd", "tags", "delete", "list", "add-key", "delete-key", "list-keys")
+ACTIONS: Final = (
+    *("add", "passwd", "tags", "vhost", "delete", "list"),
+    *("add-key", "delete-key", "list-keys"),
+)
 _MAX_TIME_MS: Final = (1 << 53) - 1
 
 
@@ -39,6 +42,12 @@ class UserRequests:
             self._hash(action == "add", correlation, fields)
         elif action in ("tags", "delete"):
             self._change(action == "tags", correlation, fields)
+        elif action == "vhost":
+            name = fields.text("name")
+            vhost = self._connection.broker.vhost(fields.text("vhost"))
+            fields.finish()
+            self._connection.broker.authentication.set_virtual_host(name, vhost.name)
+            self._connection.reply_when_durable(correlation, {})
         elif action == "list":
             fields.finish()
             users = [
@@ -46,6 +55,7 @@ class UserRequests:
                     "name": user.name,
                     "tags": sorted(user.tags),
                     "configured": self._users.is_configured(user.name),
+                    "vhost": self._users.virtual_host_of(user.name),
                 }
                 for user in self._users.all()
             ]
