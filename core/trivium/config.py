@@ -21,8 +21,13 @@ from trivium.listen import TlsConfig as TlsConfig
 from trivium.listen import is_loopback as is_loopback
 from trivium.listen import join_address as join_address
 from trivium.listen import name_all, short_listener
-from trivium.security.passwords import PasswordFormatError, check_stored_password
+from trivium.security.passwords import (
+    MAX_ITERATIONS,
+    PasswordFormatError,
+    check_stored_password,
+)
 from trivium.security.permissions import check_pattern, grants_of, read_acl_file
+from trivium.security.scram import DEFAULT_ITERATIONS, MIN_ITERATIONS, parse_keys
 from trivium.security.token_keys import ALGORITHMS
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
@@ -180,9 +185,15 @@ class AuthConfig:
     refused_publish: Literal["acknowledge", "disconnect"] = "acknowledge"
     #: whether each operation that is refused for want of a permission is logged (level `info`)
     log_denials: bool = False
+    #: whether MQTT 5 clients may prove passwords by SCRAM, and new passwords get keys for it
+    scram: bool = False
+    #: of those keys; each client computes as many when it connects
+    scram_iterations: int = DEFAULT_ITERATIONS
 
     def __post_init__(self) -> None:
         _check_grants(self.anonymous_permissions, {}, ())
+        if not MIN_ITERATIONS <= self.scram_iterations <= MAX_ITERATIONS:
+            raise ConfigError(f"scram_iterations must be from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
         try:
             check_pattern(self.client_id_pattern.replace("{username}", "x"))
             if self.acl_file:
@@ -269,6 +280,8 @@ class UserConfig:
 
     #: plain text, or what `trivium hash-password` printed
     password: str = field(repr=False)
+    #: of the same password, what `trivium hash-password --scram` printed; "": SCRAM is not for it
+    scram: str = field(default="", repr=False)
     #: administrator, policymaker, monitoring, management, or others that mean nothing here
     tags: tuple[str, ...] = ()
     #: virtual host to `configure`, `write` and `read`, each a pattern for names
@@ -288,6 +301,11 @@ class UserConfig:
             check_stored_password(self.password)
         except PasswordFormatError as error:
             raise ConfigError(f"password: {error}") from None
+        try:
+            if self.scram:
+                parse_keys(self.scram)
+        except PasswordFormatError as error:
+            raise ConfigError(f"scram: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

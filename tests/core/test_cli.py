@@ -17,6 +17,7 @@ from trivium import __version__
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.serve import begin_collecting, relax_interpreter
 from trivium.security.passwords import verify_password
+from trivium.security.scram import make_keys, parse_keys
 
 
 def assert_one_line(result: subprocess.CompletedProcess[str], code: int, text: str) -> None:
@@ -205,6 +206,19 @@ def test_hash_password_takes_no_empty_one(stdin: str) -> None:
     result = run("hash-password", stdin=stdin)
     assert (result.returncode, result.stdout) == (EXIT_USAGE, "")
     assert result.stderr == "trivium hash-password: the password must not be empty\n"
+
+
+def test_hash_password_prints_scram_keys() -> None:
+    result = run("hash-password", "--scram", "--iterations", "4096", stdin="pässword\n")
+    assert result.returncode == EXIT_OK
+    keys = parse_keys(result.stdout.rstrip("\n"))
+    assert keys == make_keys("pässword".encode(), 4096, keys.salt)
+
+
+def test_hash_password_bounds_iterations() -> None:
+    result = run("hash-password", "--scram", "--iterations", "4095", stdin="x\n")
+    assert (result.returncode, result.stdout) == (EXIT_USAGE, "")
+    assert result.stderr == "trivium hash-password: --iterations is from 4096 to 1000000\n"
 
 
 @pytest.mark.parametrize("url", ["mqtt://127.0.0.1", "amqp://127.0.0.1", "trivium://127.0.0.1"])

@@ -175,6 +175,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "client_id_pattern": "^{username}$",
             "refused_publish": "disconnect",
             "log_denials": "true",
+            "scram": "true",
+            "scram_iterations": "4096",
         },
         "jwt": {
             "key_file": "/j",

@@ -18,6 +18,7 @@ from trivium.errors import ConfigError
 from trivium.security.api_keys import ApiKey
 from trivium.security.attempts import Attempt, Login
 from trivium.security.passwords import PasswordHash
+from trivium.security.scram import ScramKeys
 from trivium.security.stored import StoredUser
 from trivium.security.token_keys import TokenKey
 from trivium.security.web import WebAnswer, WebRequest
@@ -37,6 +38,7 @@ SECRET = "hunter2-hunter2"
         Config(users={"ann": UserConfig(password=SECRET)}),
         HttpAuthConfig(headers={"X": SECRET}),
         PasswordHash("sha512", (), SECRET.encode(), SECRET.encode()),
+        ScramKeys(4096, SECRET.encode(), SECRET.encode(), SECRET.encode()),
         ApiKey(id="1", user="ann", digest=SECRET.encode()),
         ApiKeyInfo(id="1", user="ann", key=SECRET),
         TokenKey(None, "HS256", SECRET.encode()),

@@ -14,9 +14,11 @@ from tests.support.core import message
 from tests.support.native import Client, Received, Server, entry, publish
 from tests.support.steps import living, steps
 from tests.support.storages import ColdLog, HeldStorage
-from trivium.config import Config, Listen
+from trivium.common.values import unpack
+from trivium.config import AuthConfig, Config, Listen
 from trivium.routing.exchanges import Binding
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.security.scram import make_keys, parse_keys
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
 from trivium.vhost.settings import VirtualHostSettings
@@ -674,6 +676,23 @@ def test_the_virtual_host_of_a_user_is_one_that_exists(server: Server, client: C
     server.broker.virtual_hosts.declare("farm")
     assert client.ask(ask, action="vhost", name="ann", vhost="farm") == {}
     assert client.ask(ask, action="list")["users"][0]["vhost"] == "farm"
+
+
+def test_a_password_has_scram_keys_where_that_is_on() -> None:
+    auth = AuthConfig(scram=True, scram_iterations=4096)
+    server = Server(HeldStorage(), config=Config(auth=auth))
+    client = server.open()
+    client.send(frames.MANAGE_USERS, 5, {"action": "add", "name": "ann", "password": b"one"})
+    refused = {"action": "passwd", "name": "ann", "password": b"\xff"}
+    assert [found[0] for found in client.send(frames.MANAGE_USERS, 6, refused)] == [frames.ERROR]
+    # In the row that the answer waits for.
+    server.sync()
+    assert [found[:2] for found in client.take()] == [(frames.OK, 5)]
+    (row,) = (row for key, row in server.broker.storage.table("users").items() if key == b"ann")
+    stored, tags, settings = unpack(row)
+    found = parse_keys(settings["scram"])
+    assert (stored[:9], tags) == ("$argon2id", [])
+    assert found == make_keys(b"one", 4096, found.salt)
 
 
 def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> None:

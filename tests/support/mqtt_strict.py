@@ -23,7 +23,7 @@ _ALLOWED = {
     },
     3: {0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26},
     4: _ANSWER, 5: _ANSWER, 6: _ANSWER, 7: _ANSWER, 9: _ANSWER, 11: _ANSWER,
-    14: {0x1C, 0x1F, 0x26},
+    14: {0x1C, 0x1F, 0x26}, 15: {0x15, 0x16, 0x1F, 0x26},
 }  # fmt: skip
 _REPEATABLE = {0x0B, 0x26}
 
@@ -139,6 +139,8 @@ class StrictClient:
     is_v5: bool = False
     is_connected: bool = False
     is_told_to_go: bool = False
+    #: the authentication method that the server has named
+    method: object = None
     aliases: dict[int, bytes] = field(default_factory=dict)
 
     def take(self, data: bytes) -> list[Received]:
@@ -155,7 +157,8 @@ class StrictClient:
     def _packet(self, first: int, body: _Body) -> Received:
         kind, flags = first >> 4, first & 0x0F
         assert not self.is_told_to_go, "a packet behind DISCONNECT"
-        assert self.is_connected == (kind != 2), "CONNACK comes first and once (MQTT-3.2.0-1)"
+        comes_first = self.is_connected == (kind != 2)
+        assert kind == 15 or comes_first, "CONNACK comes first and once (MQTT-3.2.0-1)"
         if kind == 3:
             return self._publish(flags, body)
         assert flags == (2 if kind == 6 else 0), f"flags of 0x{first:02x}"
@@ -167,6 +170,8 @@ class StrictClient:
             found = self._suback(kind, body)
         elif kind == 13:
             found = Received(kind, 0)
+        elif kind == 15:
+            found = self._auth(body)
         else:
             assert kind == 14, f"no packet for a client: 0x{first:02x}"
             assert self.is_v5, "DISCONNECT to an MQTT 3 client"
@@ -193,9 +198,26 @@ class StrictClient:
         if code:
             assert not present, "session present in a refusal (MQTT-3.2.2-6)"
         body.end()
+        if not code:
+            self._check_method(properties)
         self.is_connected = code == 0
         self.is_told_to_go = code != 0
         return Received(2, 0, reasons=(code,), properties=properties)
+
+    def _auth(self, body: _Body) -> Received:
+        assert self.is_v5, "AUTH to an MQTT 3 client"
+        reason = body.number(1)
+        # Reason code 0 answers re-authentication alone (3.15.2.1, 4.12.1).
+        assert reason == 0x18 or (reason == 0 and self.is_connected)
+        properties = body.properties(15)
+        assert 0x15 in dict(properties), "AUTH without a method (3.15.2.2.2)"
+        self._check_method(properties)
+        return Received(15, 0, reasons=(reason,), properties=properties)
+
+    def _check_method(self, properties: tuple[tuple[int, object], ...]) -> None:
+        method = dict(properties).get(0x15)
+        assert self.method in (None, method), "another method (MQTT-4.12.0-5)"
+        self.method = method
 
     def _publish(self, flags: int, body: _Body) -> Received:
         qos = flags >> 1 & 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 
 from trivium.errors import AccessRefused
 from trivium.routing.exchanges import ACCEPTED
@@ -15,9 +16,8 @@ from trivium.runtime.adapter import Peer, Transport, make_attempt
 from trivium.security.attempts import Login
 from trivium.security.permissions import expand_pattern
 from trivium_mqtt.codec import packets
-from trivium_mqtt.codec.packets import Connect, Disconnect, Subscribe, Unsubscribe
+from trivium_mqtt.codec.packets import Auth, Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.codec.reasons import (
-    BAD_AUTHENTICATION_METHOD,
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
     KEEP_ALIVE_TIMEOUT,
@@ -34,11 +34,12 @@ from trivium_mqtt.codec.reasons import (
     Refused,
     RemoteError,
 )
+from trivium_mqtt.enhanced import Enhanced
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_SESSION, Reader
 from trivium_mqtt.sessions import Sessions
-from trivium_mqtt.states import AUTHENTICATES
+from trivium_mqtt.states import AUTHENTICATES, EXCHANGES
 from trivium_mqtt.subscribing import Subscribing
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class MqttConnection(Reader):
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
+        # None for a client that came without an authentication method.
+        self._enhanced: Enhanced | None = None
         self._subscribing: Subscribing | None = None
         # Milliseconds without input after which the client is gone, 0 for any; and, until it is
         # connected, when it came.
@@ -78,6 +81,8 @@ class MqttConnection(Reader):
             if at != end:
                 raise MalformedPacket("PINGREQ with a body (3.12.1)")
             self.send(packets.PINGRESP)
+        elif first == packets.AUTH:
+            self._take_auth(data, at, end)
         else:
             assert first == packets.DISCONNECT, "ACTIONS lets no other packet in"
             self._take_disconnect(Disconnect(data, at, end, self.version))
@@ -108,8 +113,6 @@ class MqttConnection(Reader):
         will = connect.will
         if will is not None and not self.options.admits_topic(will.topic):
             raise RemoteError(TOPIC_NAME_INVALID, "will topic is longer than is admitted here")
-        if connect.authentication_method is not None:
-            raise RemoteError(BAD_AUTHENTICATION_METHOD, "no authentication method is supported")
         self._state = AUTHENTICATES
         username = connect.username
         password = b"" if connect.password is None else connect.password
@@ -122,12 +125,41 @@ class MqttConnection(Reader):
             client_id=connect.client_id.decode(errors="replace"),
             ignores_unknown=True,
         )
-        self.broker.authenticator.authenticate(attempt, self._authenticated)
+        if connect.authentication_method is None:
+            self.broker.authenticator.authenticate(attempt, self.authenticated)
+        else:
+            enhanced = Enhanced(self, connect.authentication_method, attempt)
+            self._enhanced = enhanced
+            enhanced.go_on(connect.authentication_data)
+        self._wait_for_decision()
+
+    def _wait_for_decision(self) -> None:
         # It may be admitted and wait for its former session, in the same state.
-        if self.login is None and not self.is_closed:
+        if self._state == AUTHENTICATES and self.login is None and not self.is_closed:
             self.hold_input(FOR_AUTHENTICATION)
 
-    def _authenticated(self, login: Login | None) -> None:
+    def _take_auth(self, data: bytes, at: int, end: int) -> None:
+        enhanced = self._enhanced
+        if enhanced is None:
+            raise ProtocolError("AUTH without an authentication method (MQTT-4.12.0-7)")
+        packet = Auth(data, at, end)
+        connect = self._connect
+        attempt = make_attempt(self, None, b"", client_id=self.client_id.decode(errors="replace"))
+        if connect is not None:
+            self._state = AUTHENTICATES
+        enhanced.take(packet, replace(attempt, renews=self.identity.name))
+        if connect is not None:
+            self._wait_for_decision()
+
+    def challenged(self, packet: bytes) -> None:
+        """The client is asked for more: by ``packet``, an AUTH."""
+        self.send(packet)
+        if not self.is_connected:
+            self._state = EXCHANGES
+            self.continue_input(FOR_AUTHENTICATION)
+
+    def authenticated(self, login: Login | None) -> None:
+        """The client may come in; with None it may not."""
         connect = self._connect
         if self.is_closed or connect is None:
             return
@@ -137,7 +169,10 @@ class MqttConnection(Reader):
             self.continue_input(FOR_AUTHENTICATION)
             return
         self.metrics.authentication_failures += 1
-        if connect.username is None or not (connect.username or connect.password):
+        if self._enhanced is not None:
+            logger.info("%s: user %r is refused", self.peer.address, self._enhanced.user)
+            self._refuse_connect(NOT_AUTHORIZED)
+        elif connect.username is None or not (connect.username or connect.password):
             logger.info("%s: anonymous access is not allowed here", self.peer.address)
             self._refuse_connect(NOT_AUTHORIZED)
         else:
@@ -147,7 +182,8 @@ class MqttConnection(Reader):
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
         sessions = self.sessions
-        granted = _Granted(connect, self.options)
+        enhanced = self._enhanced
+        granted = _Granted(connect, self.options, b"" if enhanced is None else enhanced.answer)
         reason = self._enter(granted.client_id)
         if reason:
             self._refuse_connect(reason)
@@ -226,7 +262,7 @@ class MqttConnection(Reader):
             return
         self.access = session.access
         if not self.access.may_enter:
-            self._end(NOT_AUTHORIZED)
+            self.end(NOT_AUTHORIZED)
         elif self._incoming is not None:
             self._incoming.permissions_changed()
 
@@ -317,6 +353,10 @@ class MqttConnection(Reader):
     # The end
 
     def _take_disconnect(self, packet: Disconnect) -> None:
+        if not self.is_connected:
+            # It gives up its authentication.
+            self.close()
+            return
         session = self.attached()
         expiry = session.expiry
         if packet.session_expiry >= 0:
@@ -344,7 +384,7 @@ class MqttConnection(Reader):
         self._incoming = None
         self._waiting = None
 
-    def _end(self, reason: int) -> None:
+    def end(self, reason: int) -> None:
         """Tell an MQTT 5 client why, and close."""
         if self.is_connected and self.is_v5 and not self.is_closed:
             self.send(packets.disconnect(reason))
@@ -361,22 +401,22 @@ class MqttConnection(Reader):
             self.metrics.protocol_errors += 1
         logger.info("%s: %s", self.peer.address, error)
         if self.is_connected:
-            self._end(error.reason)
+            self.end(error.reason)
         else:
             self._refuse_connect(error.reason)
 
     def taken_over(self) -> None:
         """Another connection has this client identifier (MQTT-3.1.4-3)."""
-        self._end(SESSION_TAKEN_OVER)
+        self.end(SESSION_TAKEN_OVER)
 
     def internal_error(self) -> None:
         if self.is_connected:
-            self._end(UNSPECIFIED_ERROR)
+            self.end(UNSPECIFIED_ERROR)
         else:
             self._refuse_connect(SERVER_UNAVAILABLE)
 
     def shutdown(self, is_revoked: bool = False) -> None:
-        self._end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
+        self.end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1
@@ -391,13 +431,13 @@ class MqttConnection(Reader):
             if not self.held_for and elapsed - self._began_at > limit:
                 self.close()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
-            self._end(KEEP_ALIVE_TIMEOUT)
+            self.end(KEEP_ALIVE_TIMEOUT)
 
 
 class _Granted:
     """What a client gets of what its CONNECT asks for, and what it must be told (3.2.2.3)."""
 
-    def __init__(self, connect: Connect, options: MqttOptions) -> None:
+    def __init__(self, connect: Connect, options: MqttOptions, authentication: bytes) -> None:
         assigned = b""
         if not connect.client_id:
             assigned = b"auto-" + secrets.token_hex(12).encode()
@@ -417,4 +457,6 @@ class _Granted:
             told_keep_alive = ceiling
         self.alias_maximum = min(connect.topic_alias_maximum, options.topic_alias_maximum)
         #: properties of CONNACK
-        self.answers = packets.connack_answers(assigned, told_expiry, told_keep_alive)
+        self.answers = authentication + packets.connack_answers(
+            assigned, told_expiry, told_keep_alive
+        )

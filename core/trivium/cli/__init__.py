@@ -158,7 +158,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
-    add("hash-password", "Read a password from standard input and print its hash for [users].", "")
+    hashing = add(
+        "hash-password", "Read a password from standard input and print its hash for [users].", ""
+    )
+    hashing.add_argument(
+        "--scram", action="store_true", help="print its keys for SCRAM, the value of `scram`"
+    )
+    hashing.add_argument(
+        "--iterations", type=int, metavar="N", help="of the keys (default: 600000)"
+    )
     return parser
 
 
@@ -368,13 +376,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         return clients.run(options)
     if options.command == "hash-password":
-        from trivium.security.passwords import hash_password
+        from trivium.cli import passwords
 
-        password = sys.stdin.readline().rstrip("\r\n")
-        if not password:
-            print("trivium hash-password: the password must not be empty", file=sys.stderr)
-            return EXIT_USAGE
-        print(hash_password(password.encode()))
-        return EXIT_OK
+        return passwords.run(options)
     parser.print_help(sys.stderr)
     return EXIT_USAGE

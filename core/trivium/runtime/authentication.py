@@ -5,6 +5,7 @@ what they came with does not hold any more.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,11 +23,12 @@ from trivium.security.granted import Granted
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
+from trivium.security.scram import KEY_BYTES, MadeUpKeys, parse_keys
 from trivium.security.stored import Remembered, RunInPool, StoredUser
 from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users
 from trivium.security.web import Fetch, WebAnswer, WebRequest
-from trivium.storage.base import Storage
+from trivium.storage.base import Storage, Table
 
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Connection
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: Names of all methods, in the order in which they are asked where none are named. First come those
 #: that know what they are shown by its form: it may stand beside the name of a user.
 METHODS: Final = (API_KEY, JWT, CERTIFICATE, INTERNAL, PASSWORD_FILE, HTTP)
+
+#: the row of the secret from which salts are made up
+SALT_SECRET: Final = b"scram salts"
 
 
 def no_answer(request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
@@ -66,21 +71,15 @@ class Authentication:
         remembered = Remembered()
         auth = config.auth
         self.users = Users(
-            [
-                StoredUser(
-                    name=name,
-                    stored=user.password,
-                    tags=frozenset(user.tags),
-                    virtual_host=user.virtual_host,
-                )
-                for name, user in config.users.items()
-            ],
+            configured_users(config),
             auth.guest,
             remembered,
             run_in_pool,
             self._changed,
+            auth.scram_iterations if auth.scram else 0,
         )
         self.permissions.home_of = self.users.virtual_host_of
+        self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed)
         methods: list[Method] = [self.users, Certificates(self.users)]
         if auth.password_files:
@@ -112,6 +111,9 @@ class Authentication:
         self.users.open(storage.table("users"))
         self.api_keys.open(storage.table("keys"))
         self.granted.open(storage.table("permissions"))
+        if self._auth.scram:
+            secret = _secret(storage.table("secrets"))
+            self.authenticator.made_up = MadeUpKeys(secret, self._auth.scram_iterations)
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""
@@ -126,6 +128,29 @@ class Authentication:
     def _changed(self) -> None:
         self.authenticator.changed()
         self._tell()
+
+
+def configured_users(config: Config) -> list[StoredUser]:
+    """The users of `[users]`."""
+    return [
+        StoredUser(
+            name=name,
+            stored=user.password,
+            scram=parse_keys(user.scram) if user.scram else None,
+            tags=frozenset(user.tags),
+            virtual_host=user.virtual_host,
+        )
+        for name, user in config.users.items()
+    ]
+
+
+def _secret(table: Table) -> bytes:
+    """What salts are made of for users who have none: it lasts as long as real salts do."""
+    found = table.get(SALT_SECRET)
+    if found is None:
+        found = secrets.token_bytes(KEY_BYTES)
+        table.put(SALT_SECRET, found)
+    return found
 
 
 def token_rules(config: JwtConfig) -> TokenRules:

@@ -31,6 +31,13 @@ class Attempt:
     vhost: str = ""
     #: whose certificate TLS has verified; "" for nobody's
     certificate_user: str = ""
+    #: the user who is in and renews what it came with; None: it comes in
+    renews: str | None = None
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether it has no credentials."""
+        return self.username is None and not self.password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,8 @@ class Method:
 
     #: as the configuration has it
     name = ""
+    #: whether its users may have SCRAM keys
+    has_scram = False
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
         """Call `decided` with what is to be said of the attempt."""
@@ -84,6 +93,10 @@ class Method:
 
     def hashes(self) -> list[str]:
         """The hashes that attempts can be compared with."""
+        return []
+
+    def iterations(self) -> list[int]:
+        """Those of the SCRAM keys that its users have."""
         return []
 
     def look(self, now_ms: int) -> None:

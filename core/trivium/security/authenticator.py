@@ -9,14 +9,17 @@ the time until the answer does not tell who exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, Literal
 
 from trivium.listen import ListenerConfig
 from trivium.security.attempts import Attempt, Login, Method, Verdict
+from trivium.security.exchanges import TOKEN_METHODS, Exchange, ScramSteps, TokenExchange
 from trivium.security.failures import Failures
 from trivium.security.identity import Identity
 from trivium.security.passwords import verify_password
-from trivium.security.stored import MAX_PASSWORD_BYTES, Remembered, RunInPool
+from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
+from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod, Remembered, RunInPool
 
 #: longest password or token that is looked at; what some issuers sign has several KiB
 MAX_CREDENTIAL_BYTES: Final = 16 * 1024
@@ -61,6 +64,10 @@ class Authenticator:
         self._failures = Failures()
         # By chain, what an unknown user's password is compared with, for the work alone.
         self._decoys: dict[tuple[str, ...], list[str]] = {}
+        #: the SCRAM keys of users who have none; None: SCRAM is off
+        self.made_up: MadeUpKeys | None = None
+        # By chain, the iterations that users have, for those who have none.
+        self._iterations: dict[tuple[str, ...], list[int]] = {}
 
     def admits_anonymous(self, listener: ListenerConfig) -> bool:
         """Whether clients without credentials may connect to this listener."""
@@ -73,28 +80,57 @@ class Authenticator:
         It is later where a hash must be computed or somebody else must be asked.
         """
         if len(attempt.password) > MAX_CREDENTIAL_BYTES:
-            done(None)
+            self._ended(attempt, None, done)
             return
-        chain = attempt.methods or self._chain
-        if attempt.only is not None:
-            chain = tuple(name for name in chain if name == attempt.only)
-        shows_nothing = attempt.username is None and not attempt.password
-        if shows_nothing:
-            self._ask(chain, 0, attempt, done)
-            return
+        chain = self._chain_of(attempt)
+        self._decide(attempt, lambda decided: self._ask(chain, 0, attempt, decided), done)
 
-        def decided(login: Login | None) -> None:
-            if login is None:
-                self._failures.failed(attempt, self._clock.now())
-            else:
-                self._failures.succeeded(attempt)
-            done(login)
+    def exchange(self, name: str, attempt: Attempt) -> Exchange | None:
+        """The exchange of this name, by which a client comes in or renews what it came with.
 
-        wait = self._failures.wait(attempt, self._clock.now())
-        if wait:
-            self._clock.call_later(wait, lambda: self._ask(chain, 0, attempt, decided))
-        else:
-            self._ask(chain, 0, attempt, decided)
+        None where there is no such exchange. Whatever else the client shows is not looked at.
+        """
+        attempt = replace(
+            attempt,
+            username=attempt.username or "",
+            password=b"",
+            admits_anonymous=False,
+            ignores_unknown=False,
+        )
+        chain = self._chain_of(attempt)
+        method = TOKEN_METHODS.get(name)
+        if method is not None and method in chain:
+            return TokenExchange(self, replace(attempt, only=method))
+        has_scram = any(self._methods[each].has_scram for each in chain)
+        if name == SCRAM_SHA_256 and self.made_up is not None and has_scram:
+            return ScramSteps(self, attempt)
+        return None
+
+    def prove(self, attempt: Attempt, check: Callable[[], Login | None], done: Done) -> None:
+        """Call `done` with what `check` says of a client that has proved who it is, or has not."""
+        self._decide(attempt, lambda decided: decided(self._still(check())), done)
+
+    def scram_keys(self, attempt: Attempt) -> tuple[ScramKeys, Login | None]:
+        """The keys of a user, and what holds once it has proved that it knows the password.
+
+        Those of one who has none, or is not known, are made up, and nothing holds.
+        """
+        assert self.made_up is not None
+        name = attempt.username or ""
+        chain = self._chain_of(attempt)
+        counts = self._iterations.get(chain)
+        if counts is None:
+            counts = [count for each in chain for count in self._methods[each].iterations()]
+            self._iterations[chain] = counts
+        made_up = self.made_up.of(name, counts)
+        for each in chain:
+            method = self._methods[each]
+            if not isinstance(method, PasswordMethod):
+                continue
+            user = method.find(name)
+            if user is not None:
+                return (made_up, None) if user.scram is None else (user.scram, method.login(user))
+        return made_up, None
 
     def current(self, login: Login) -> Login | None:
         """What holds now for a client that is in; None when it must go."""
@@ -109,21 +145,52 @@ class Authenticator:
         if not login.expires_ms:
             done(login)
             return
-
-        def decided(found: Login | None) -> None:
-            is_same = found is not None and found.identity.name == login.identity.name
-            done(found if is_same else None)
-
-        self.authenticate(attempt, decided)
+        self.authenticate(replace(attempt, renews=login.identity.name), done)
 
     def changed(self) -> None:
         """Users or their passwords are others than before."""
         self._decoys.clear()
+        self._iterations.clear()
 
     def look(self, now_ms: int) -> None:
         """Called about once a second: see whether something changed outside."""
         for method in self._methods.values():
             method.look(now_ms)
+
+    def _chain_of(self, attempt: Attempt) -> tuple[str, ...]:
+        """The methods that are asked, in order."""
+        chain = attempt.methods or self._chain
+        if attempt.only is None:
+            return chain
+        return tuple(name for name in chain if name == attempt.only)
+
+    def _decide(self, attempt: Attempt, ask: Callable[[Done], None], done: Done) -> None:
+        """Have `ask` decide, after the wait of those who have failed too often."""
+
+        def decided(login: Login | None) -> None:
+            self._ended(attempt, login, done)
+
+        wait = 0 if attempt.shows_nothing else self._failures.wait(attempt, self._clock.now())
+        if wait:
+            self._clock.call_later(wait, lambda: ask(decided))
+        else:
+            ask(decided)
+
+    def _ended(self, attempt: Attempt, login: Login | None, done: Done) -> None:
+        """An attempt has ended, well or badly: each one does here."""
+        if login is not None and attempt.renews not in (None, login.identity.name):
+            # What somebody else came with is not renewed by it.
+            login = None
+        if not attempt.shows_nothing:
+            if login is None:
+                self._failures.failed(attempt, self._clock.now())
+            else:
+                self._failures.succeeded(attempt)
+        done(login)
+
+    def _still(self, login: Login | None) -> Login | None:
+        """What still holds: between two messages the user may have got another password."""
+        return None if login is None else self.current(login)
 
     def _ask(self, chain: tuple[str, ...], at: int, attempt: Attempt, done: Done) -> None:
         """Ask the method at a place of the chain, and those behind it."""
@@ -143,7 +210,7 @@ class Authenticator:
 
     def _nobody(self, chain: tuple[str, ...], attempt: Attempt, done: Done) -> None:
         """No method knows who this is."""
-        has_none = attempt.username is None and not attempt.password
+        has_none = attempt.shows_nothing
         if attempt.admits_anonymous and (has_none or attempt.ignores_unknown):
             done(Login(identity=self.anonymous))
         elif has_none:

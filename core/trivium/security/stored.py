@@ -27,6 +27,7 @@ from trivium.security.attempts import (
 )
 from trivium.security.identity import Identity
 from trivium.security.passwords import is_hashed, verify_password
+from trivium.security.scram import ScramKeys
 
 #: remembered users; a broker with more of them hashes again when they reconnect
 MEMORY_SIZE: Final = 10_000
@@ -43,6 +44,8 @@ class StoredUser:
 
     name: str
     stored: str = field(repr=False)
+    #: of the same password; None: it cannot be proved by SCRAM
+    scram: ScramKeys | None = None
     tags: frozenset[str] = frozenset()
     #: whether it is admitted from this machine only
     is_local: bool = False
@@ -103,9 +106,7 @@ class PasswordMethod(Method):
         if len(password) > MAX_PASSWORD_BYTES or (user.is_local and not attempt.is_loopback):
             decided(REFUSED)
             return
-        login = Login(
-            identity=user.identity, method=self.name, key=user.name, credential=user.stored
-        )
+        login = self.login(user)
         if not is_hashed(stored):
             decided(Verdict(login) if verify_password(stored, password) else REFUSED)
             return
@@ -129,8 +130,10 @@ class PasswordMethod(Method):
         user = self.find(login.key)
         if user is None or user.stored != login.credential:
             return None
-        if user.tags == login.identity.tags:
-            return login
+        return login if user.tags == login.identity.tags else self.login(user)
+
+    def login(self, user: StoredUser) -> Login:
+        """What holds for a user who has shown the password that is stored."""
         return Login(
             identity=user.identity, method=self.name, key=user.name, credential=user.stored
         )

@@ -12,7 +12,12 @@ from typing import Final
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.identity import ADMINISTRATOR
-from trivium.security.passwords import check_stored_password
+from trivium.security.passwords import (
+    PasswordFormatError,
+    check_stored_password,
+    hash_password,
+)
+from trivium.security.scram import ScramKeys, make_keys, parse_keys, prepare
 from trivium.security.stored import (
     MAX_PASSWORD_BYTES,
     PasswordMethod,
@@ -38,6 +43,7 @@ class Users(PasswordMethod):
     """The users of one broker."""
 
     name = INTERNAL
+    has_scram = True
 
     def __init__(
         self,
@@ -46,8 +52,11 @@ class Users(PasswordMethod):
         remembered: Remembered,
         run_in_pool: RunInPool,
         changed: Callable[[], None],
+        scram_iterations: int = 0,
     ) -> None:
         super().__init__(remembered, run_in_pool)
+        # Of the SCRAM keys of new passwords; 0: they get none.
+        self._scram_iterations = scram_iterations
         self._configured = {user.name: user for user in configured}
         if has_guest and GUEST not in self._configured:
             # The one that is admitted from this machine only.
@@ -67,6 +76,7 @@ class Users(PasswordMethod):
             self._rows[name] = StoredUser(
                 name=name,
                 stored=stored,
+                scram=parse_keys(settings["scram"]) if "scram" in settings else None,
                 tags=frozenset(tags),
                 virtual_host=settings.get("virtual_host", ""),
             )
@@ -82,6 +92,10 @@ class Users(PasswordMethod):
     def hashes(self) -> list[str]:
         users = [*self._configured.values(), *self._rows.values()]
         return [user.stored for user in users if user.stored.startswith("$")]
+
+    def iterations(self) -> list[int]:
+        users = [*self._configured.values(), *self._rows.values()]
+        return [user.scram.iterations for user in users if user.scram is not None]
 
     def all(self) -> list[StoredUser]:
         """All users, by name."""
@@ -99,20 +113,35 @@ class Users(PasswordMethod):
         if len(self._rows) >= MAX_USERS:
             raise LimitExceeded(f"there are {MAX_USERS} users")
 
-    def add(self, name: str, stored: str, tags: Iterable[str] = ()) -> None:
+    def check_password(self, password: bytes) -> None:
+        """Raise PreconditionFailed unless a user may have the password."""
+        if not 0 < len(password) <= MAX_PASSWORD_BYTES:
+            raise PreconditionFailed(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
+        if self._scram_iterations:
+            try:
+                prepare(password)
+            except PasswordFormatError as error:
+                raise PreconditionFailed(str(error)) from None
+
+    def hash(self, password: bytes) -> tuple[str, ScramKeys | None]:
+        """What is stored of a password that was checked; takes a thread a while."""
+        iterations = self._scram_iterations
+        return hash_password(password), make_keys(password, iterations) if iterations else None
+
+    def add(
+        self, name: str, stored: str, tags: Iterable[str] = (), scram: ScramKeys | None = None
+    ) -> None:
         """Add a user with a hashed password. Raises TopologyError."""
         self.check_new(name)
-        self._put(StoredUser(name=name, stored=stored, tags=check_tags(tags)))
+        self._put(StoredUser(name=name, stored=stored, scram=scram, tags=check_tags(tags)))
 
-    def set_password(self, name: str, stored: str) -> None:
+    def set_password(self, name: str, stored: str, scram: ScramKeys | None = None) -> None:
         """Give a user another password, a hashed one. Raises TopologyError."""
-        user = self.changeable(name)
-        self._put(replace(user, stored=stored))
+        self._put(replace(self.changeable(name), stored=stored, scram=scram))
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Give a user other tags. Raises TopologyError."""
-        user = self.changeable(name)
-        self._put(replace(user, tags=check_tags(tags)))
+        self._put(replace(self.changeable(name), tags=check_tags(tags)))
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""
@@ -139,9 +168,14 @@ class Users(PasswordMethod):
         check_stored_password(user.stored)
         assert self._table is not None
         self._rows[user.name] = user
-        row: list[object] = [user.stored, sorted(user.tags)]
+        settings: dict[str, object] = {}
         if user.virtual_host:
-            row.append({"virtual_host": user.virtual_host})
+            settings["virtual_host"] = user.virtual_host
+        if user.scram is not None:
+            settings["scram"] = user.scram.text()
+        row: list[object] = [user.stored, sorted(user.tags)]
+        if settings:
+            row.append(settings)
         self._table.put(user.name.encode(), pack(row))
         self._changed()
 
@@ -167,9 +201,3 @@ def check_tags(tags: Iterable[str]) -> frozenset[str]:
         if not 0 < len(tag.encode()) <= MAX_TAG_BYTES or not tag.isprintable():
             raise PreconditionFailed(f"a tag has 1 to {MAX_TAG_BYTES} printable bytes")
     return found
-
-
-def check_password(password: bytes) -> None:
-    """Raise PreconditionFailed unless a user may have the password."""
-    if not 0 < len(password) <= MAX_PASSWORD_BYTES:
-        raise PreconditionFailed(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")

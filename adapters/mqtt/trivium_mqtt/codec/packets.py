@@ -52,9 +52,11 @@ V31: Final = 3
 V311: Final = 4
 V5: Final = 5
 
-#: Reason codes that a client may send (MQTT5 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1).
+#: Reason codes that a client may send (MQTT5 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1,
+#: 3.15.2.1).
 _FOR_PUBLISH: Final = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 _FOR_RELEASE: Final = frozenset((0x00, 0x92))
+_FOR_AUTH: Final = frozenset((0x18, 0x19))
 _FOR_DISCONNECT: Final = frozenset(
     (0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99)
 )
@@ -95,7 +97,9 @@ class Connect:
         self.receive_maximum = 65_535
         self.maximum_packet_size = 0
         self.topic_alias_maximum = 0
+        #: None: it authenticates by user name and password, if at all
         self.authentication_method: bytes | None = None
+        self.authentication_data = b""
 
     def decode(self, data: bytes, at: int, end: int) -> None:
         """Decode the body of a CONNECT packet."""
@@ -153,6 +157,7 @@ class Connect:
         self.maximum_packet_size = found.number(properties.MAXIMUM_PACKET_SIZE, 0)
         self.topic_alias_maximum = found.number(properties.TOPIC_ALIAS_MAXIMUM, 0)
         self.authentication_method = found.texts.get(properties.AUTHENTICATION_METHOD)
+        self.authentication_data = found.texts.get(properties.AUTHENTICATION_DATA, b"")
         if self.authentication_method is None and properties.AUTHENTICATION_DATA in found.texts:
             raise ProtocolError("authentication data without method (3.1.2.11.10)")
 
@@ -273,6 +278,37 @@ class Disconnect:
                 at = found.end
         if at != end:
             raise MalformedPacket("DISCONNECT is longer than its fields")
+
+
+class Auth:
+    """AUTH from a client (3.15)."""
+
+    def __init__(self, data: bytes, at: int, end: int) -> None:
+        if at == end:
+            # Reason code 0 without properties, which only a server sends (3.15.2.1).
+            raise ProtocolError("AUTH without an authentication method (3.15.2.2.2)")
+        self.reason = data[at]
+        _check_reason(self.reason, _FOR_AUTH)
+        found = read_properties(data, at + 1, end, properties.IN_AUTH)
+        if found.end != end:
+            raise MalformedPacket("AUTH is longer than its fields")
+        method = found.texts.get(properties.AUTHENTICATION_METHOD)
+        if method is None:
+            raise ProtocolError("AUTH without an authentication method (3.15.2.2.2)")
+        self.method: bytes = method
+        self.data = found.texts.get(properties.AUTHENTICATION_DATA, b"")
+
+
+def authentication(method: bytes, data: bytes) -> bytes:
+    """The properties of AUTH and CONNACK for an authentication method (3.15.2.2, 3.2.2.3.17)."""
+    block = bytes((properties.AUTHENTICATION_METHOD,)) + binary(method)
+    return block + bytes((properties.AUTHENTICATION_DATA,)) + binary(data) if data else block
+
+
+def auth(reason: int, block: bytes) -> bytes:
+    """Encode AUTH (3.15) with the properties in ``block``."""
+    body = bytes((reason,)) + varint(len(block)) + block
+    return bytes((AUTH,)) + varint(len(body)) + body
 
 
 class FilterPacket:

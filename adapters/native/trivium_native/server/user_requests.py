@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from trivium import errors as core
 from trivium.security.api_keys import ApiKey
 from trivium.security.identity import ADMINISTRATOR
-from trivium.security.passwords import hash_password
+from trivium.security.scram import ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES
-from trivium.security.users import MAX_TAGS, check_password
+from trivium.security.users import MAX_TAGS
 from trivium_native.server.handshake import of_topology
 from trivium_native.wire.errors import AccessRefused
 from trivium_native.wire.fields import Fields
@@ -82,21 +82,22 @@ class UserRequests:
         password = fields.data("password", None, MAX_PASSWORD_BYTES)
         tags = fields.texts("tags", MAX_TAGS) or [] if is_new else []
         fields.finish()
-        check_password(password)
+        self._users.check_password(password)
         if is_new:
             self._users.check_new(name)
         else:
             self._users.changeable(name)
-        hashed: list[str] = []
+        hashed: list[tuple[str, ScramKeys | None]] = []
 
         def change() -> None:
+            stored, scram = hashed[0]
             if is_new:
-                self._users.add(name, hashed[0], tags)
+                self._users.add(name, stored, tags, scram)
             else:
-                self._users.set_password(name, hashed[0])
+                self._users.set_password(name, stored, scram)
 
         def work() -> bool:
-            hashed.append(hash_password(password))
+            hashed.append(self._users.hash(password))
             return True
 
         connection = self._connection
