@@ -351,6 +351,32 @@ class LogConfig:
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+#: What `[audit] events` may name.
+AUDIT_EVENTS: Final = ("logins", "refusals", "users", "permissions", "topology", "policies")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """`[audit]`: who came in, was refused, changed what; see `trivium.observability.audit`."""
+
+    #: a file for lines of JSON; "" is none
+    file: str = ""
+    #: whether the lines go to the log too
+    log: bool = False
+    #: what is written; () is everything
+    events: tuple[str, ...] = ()
+    #: bytes after which a new file is begun, 0 for never, and how many full ones are kept
+    max_file_bytes: int = 100 << 20
+    files: int = 10
+
+    def __post_init__(self) -> None:
+        for name in self.events:
+            if name not in AUDIT_EVENTS:
+                raise ConfigError(f"events: {name!r} is not one of {', '.join(AUDIT_EVENTS)}")
+        if self.max_file_bytes < 0 or self.files < 1:
+            raise ConfigError("max_file_bytes must not be negative, and files at least 1")
+
+
 def default_listen() -> dict[str, Listen]:
     """Every protocol that comes with the broker, on loopback and its customary port."""
     return {protocol: Listen(port) for protocol, port in DEFAULT_PORTS.items()}
@@ -380,6 +406,7 @@ class Config:
     roles: Mapping[str, RoleConfig] = field(default_factory=dict)
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
+    audit: AuditConfig = AuditConfig()
     #: by the name of a protocol what can be set about it: an object of the class that its package
     #: names in the entry point group `trivium.options`; its defaults hold where it has none
     protocols: Mapping[str, object] = field(default_factory=dict)

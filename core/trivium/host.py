@@ -6,6 +6,7 @@ import time
 
 from mypy_extensions import mypyc_attr
 
+from trivium.common.events import Events
 from trivium.common.timers import Timed, Timers
 from trivium.common.turns import EndOfTurn
 from trivium.storage.base import Storage
@@ -21,6 +22,7 @@ class Host:
         #: how far it is ahead of the clock that nobody can set
         self.clock_offset = 0
         self.storage = storage
+        self.events = Events()
         #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
         self.timeouts = Timers()
         self.dates = Timers()

@@ -779,7 +779,9 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
     async with world.broker as broker:
         assert broker.server is not None
         listener = broker.config.all_listeners()[-1]
-        server = HttpServer(broker.server.driver, broker.authenticator, fail, fail, listener)
+        server = HttpServer(
+            broker.server.driver, broker.authenticator, broker.permissions, fail, fail, listener
+        )
         bound = socket.create_server(("127.0.0.1", 0))
         await server.start()
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from trivium.observability.http import HttpServer
 from trivium.runtime.authentication import make_authenticator
 from trivium.runtime.sockets import Refused
 from trivium.security.passwords import hash_password
+from trivium.security.permissions import Permissions
 
 
 class Loop:
@@ -72,6 +73,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
     server = HttpServer(
         Loop(),
         make_authenticator(config, pool),
+        Permissions(),
         site.unready,
         lambda: "up 1\n",
         config.all_listeners()[-1],

@@ -60,7 +60,6 @@ class Reader(Writer):
         super().__init__(sessions, transport, peer)
         #: of the listener that it came by
         self.options = options
-        self.client_id = b""
         #: MQTT 3.1: flags of packets other than PUBLISH are DUP in repetitions, or not used
         self.ignores_flags = False
         #: size of the largest packet that may come in

@@ -20,10 +20,12 @@ from aiohttp import BasicAuth, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
+from trivium.errors import AccessRefused
 from trivium.listen import ListenerConfig, is_loopback
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import ADMINISTRATOR, MONITORING, Identity
+from trivium.security.permissions import Permissions
 
 if TYPE_CHECKING:
     from aiohttp.http import WebSocketReader
@@ -81,6 +83,7 @@ class HttpServer:
         self,
         driver: HttpDriver,
         authenticator: Authenticator,
+        permissions: Permissions,
         unready: Callable[[], str | None],
         metrics_text: Callable[[], str],
         listener: ListenerConfig,
@@ -89,6 +92,7 @@ class HttpServer:
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
+        self._permissions = permissions
         self._unready = unready
         self._metrics_text = metrics_text
         self._listener = listener
@@ -163,8 +167,11 @@ class HttpServer:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         identity = await self._identify(request)
-        if identity is not None and not (identity.is_anonymous or identity.tags & _MAY_WATCH):
-            return web.Response(status=403, text="the tag monitoring is needed\n")
+        if identity is not None and not identity.is_anonymous:
+            try:
+                self._permissions.require_tag(identity, _MAY_WATCH, "metrics")
+            except AccessRefused as error:
+                return web.Response(status=403, text=f"{error}\n")
         if identity is None:
             return web.Response(
                 status=401,

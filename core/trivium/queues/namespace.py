@@ -24,6 +24,10 @@ class QueueNamespace:
         self.requeues = Requeues(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
 
+    def tell(self, event: str, **about: object) -> None:
+        """Something has happened in this virtual host."""
+        self.broker.events.tell(event, vhost=self.name, **about)
+
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
         """The route of a message with several routing keys: each destination once.
 

@@ -131,6 +131,8 @@ class Connection(DurabilityWaiter):
         self.peer = peer
         #: who the client is, once it has authenticated
         self.identity: Identity = NOBODY
+        #: what it calls itself, in protocols with client identifiers
+        self.client_id = b""
         #: how it has authenticated; None: not yet
         self.login: Login | None = None
         #: what it may do in the virtual host that it has entered

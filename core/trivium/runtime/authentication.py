@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.events import Events
 from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
@@ -61,13 +62,15 @@ class Authentication:
         now_ms: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
         permissions_changed: Callable[[str | None], None] = lambda _: None,
+        events: Events | None = None,
     ) -> None:
         self._tell = changed
         self._permissions_changed = permissions_changed
-        self.permissions = Permissions()
+        events = events or Events()
+        self.permissions = Permissions(events)
         configure_permissions(self.permissions, config)
         #: what commands grant
-        self.granted = Granted(self.permissions, permissions_changed)
+        self.granted = Granted(self.permissions, permissions_changed, events)
         remembered = Remembered()
         auth = config.auth
         self.users = Users(
@@ -76,11 +79,12 @@ class Authentication:
             remembered,
             run_in_pool,
             self._changed,
+            events,
             auth.scram_iterations if auth.scram else 0,
         )
         self.permissions.home_of = self.users.virtual_host_of
         self._auth = auth
-        self.api_keys = ApiKeys(self.users, now_ms, self._changed)
+        self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
         methods: list[Method] = [self.users, Certificates(self.users)]
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
@@ -104,6 +108,7 @@ class Authentication:
             run_in_pool,
             clock or Clock(),
             anonymous_tags=frozenset(auth.anonymous_tags),
+            events=events,
         )
 
     def open(self, storage: Storage) -> None:
@@ -207,6 +212,7 @@ class HostClock(Clock):
         return self._host.elapsed_ms
 
     def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
+        work = self._host.events.for_served(work)
         self._host.timeouts.call_at(self._host.elapsed_ms + milliseconds, _Later(work))
 
 

@@ -134,6 +134,7 @@ class Broker(Host):
             lambda: self.now_ms,
             HostClock(self),
             self.logins.permissions_changed,
+            self.events,
         )
         self.virtual_hosts = VirtualHosts(self)
         self.adapters: dict[str, Adapter] = {}

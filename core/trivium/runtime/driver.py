@@ -65,6 +65,7 @@ class LoopDriver(Driver):
         """A callback of the loop: do ``work``. What it raises stops the broker."""
         try:
             self.begin_turn()
+            self._broker.events.serving = None
             work()
         except BaseException as error:
             self._server.stop_for(error)
@@ -89,6 +90,7 @@ class LoopDriver(Driver):
         try:
             self.begin_turn()
             changes = self._broker.changes
+            self._broker.events.serving = connection
             connection.feed(data)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
@@ -96,10 +98,13 @@ class LoopDriver(Driver):
     def go_on(self, connection: Connection) -> None:
         """Others may be fed just now, and what it raises is not their fault."""
         changes = self._broker.changes
+        serving = self._broker.events.serving
+        self._broker.events.serving = connection
         try:
             connection.take_waiting()
         except BaseException as error:
             self._feed_failed(connection, changes, error)
+        self._broker.events.serving = serving
 
     def next_turn(self, connection: Connection) -> None:
         self._loop.call_soon(self.begin_next_turn, connection)
@@ -110,6 +115,7 @@ class LoopDriver(Driver):
         try:
             self.begin_turn()
             changes = self._broker.changes
+            self._broker.events.serving = connection
             connection.next_turn()
         except BaseException as error:
             self._feed_failed(connection, changes, error)
@@ -156,6 +162,7 @@ class LoopDriver(Driver):
             self.begin_turn()
             # From here on, what asks for a turn wants another one.
             self._is_turn_requested = False
+            self._broker.events.serving = None
             self._broker.end_turn()
             self._has_begun = False
             if self._closing:
@@ -208,15 +215,22 @@ class LoopDriver(Driver):
                 logger.error("internal error, taken for no: %r", error, exc_info=error)
                 return False
 
-        def finished(future: asyncio.Future[bool]) -> None:
-            self.call(lambda: done(not future.cancelled() and future.result()))
-
-        self._loop.run_in_executor(None, attempt).add_done_callback(finished)
+        future = self._loop.run_in_executor(None, attempt)
+        finished = self._broker.events.for_served(
+            lambda: done(not future.cancelled() and future.result())
+        )
+        future.add_done_callback(lambda _: self.call(finished))
 
     def fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
         if self._fetcher is None:
             self._fetcher = Fetcher(self.call)
-        self._fetcher.fetch(request, done)
+        serving = self._broker.events.serving
+
+        def answered(answer: WebAnswer | None) -> None:
+            self._broker.events.serving = serving
+            done(answer)
+
+        self._fetcher.fetch(request, answered)
 
     async def stop_fetching(self) -> None:
         """Give up what is asked over HTTP."""

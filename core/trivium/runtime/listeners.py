@@ -207,6 +207,7 @@ class Listeners:
         http = HttpServer(
             server.driver,
             broker.authenticator,
+            broker.permissions,
             broker.unready,
             broker.metrics_text,
             config,

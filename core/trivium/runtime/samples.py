@@ -50,6 +50,12 @@ def _messages(broker: Broker) -> list[Sample]:
             broker.permissions.denials,
         ),
         Sample(
+            "audit_lines_lost_total",
+            "counter",
+            "Lines of the audit log that could not be written",
+            0 if broker.server is None else broker.server.audit_lines_lost,
+        ),
+        Sample(
             "deduplicated_messages_total",
             "counter",
             "Repetitions that were acknowledged and dropped",

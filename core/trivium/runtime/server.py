@@ -10,6 +10,7 @@ from typing import Final
 from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.admission import Admission
+from trivium.runtime.auditing import Auditing
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
 from trivium.runtime.listeners import Listeners, connection_limit, load_adapters
@@ -42,6 +43,7 @@ class Server:
         self.sockets: set[SocketDriver] = set()
         self.driver = LoopDriver(self)
         self._listeners = Listeners(self)
+        self._auditing = Auditing(broker)
         self._ticker: asyncio.TimerHandle | None = None
         self._watcher: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
@@ -59,7 +61,9 @@ class Server:
             self.driver.cancel()
             self.driver.is_over = True
             await self._loop.run_in_executor(None, self._storage.withdraw)
+            self._auditing.stop()
             raise
+        self._auditing.start()
         try:
             self.driver.call(self.watch)
             await self._listeners.start(adapters)
@@ -125,6 +129,7 @@ class Server:
             await self._listeners.stop_http()
         finally:
             await self._close_storage()
+            await self._loop.run_in_executor(None, self._auditing.stop)
         if self.failed.done() and not had_failed:
             raise self.failed.result()
 
@@ -188,8 +193,14 @@ class Server:
             driver.abort()
 
     def reload(self) -> None:
-        """Read the certificates again, whether or not they have changed."""
+        """Read the certificates, changed or not, and open the audit log again."""
         self.driver.call(self._listeners.reload)
+        self._auditing.reload()
+
+    @property
+    def audit_lines_lost(self) -> int:
+        """Lines of the audit log that could not be written."""
+        return self._auditing.lost
 
     def watch(self) -> None:
         """Look at memory and disk, now and again."""
@@ -201,4 +212,5 @@ class Server:
         self.broker.tick(self._loop.time())
         self.admission.tick()
         self._listeners.tick()
+        self._auditing.tick()
         self._ticker = self.driver.call_later(TICK_SECONDS, self.tick)

@@ -168,7 +168,9 @@ class SocketDriver:
         self._is_over = True
         connection = self.connection
         connection.is_closed = True
-        self._server.broker.remove_connection(connection)
+        broker = self._server.broker
+        broker.events.serving = connection
+        broker.remove_connection(connection)
         connection.lost()
 
     def write(self, output: list[Piece]) -> None:

@@ -53,10 +53,12 @@ class VirtualHosts:
             if len(self.by_name) >= MAX_VHOSTS:
                 raise LimitExceeded(f"there are {MAX_VHOSTS} virtual hosts")
             found = self._open(name, settings or VirtualHostSettings())
+            found.tell("vhost.created")
         elif settings is None or settings == found.settings:
             return found
         else:
             found.settings = settings
+            found.tell("vhost.set")
         self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
         return found
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
@@ -51,11 +52,16 @@ class ApiKeys(Method):
     name = API_KEY
 
     def __init__(
-        self, users: Users, now_ms: Callable[[], int], changed: Callable[[], None]
+        self,
+        users: Users,
+        now_ms: Callable[[], int],
+        changed: Callable[[], None],
+        events: Events,
     ) -> None:
         self._users = users
         self._now_ms = now_ms
         self._changed = changed
+        self._events = events
         self._keys: dict[str, ApiKey] = {}
         self._table: Table | None = None
 
@@ -112,14 +118,17 @@ class ApiKeys(Method):
         self._keys[number] = key
         given = None if key.scopes is None else sorted(key.scopes)
         self._table.put(number.encode(), pack([user, key.digest, given, expires_ms]))
+        self._events.tell("user.key.created", name=user, key=number, scopes=given)
         return key, f"trivium_{number}_{secret}"
 
     def delete(self, number: str) -> None:
         """Take a key back. Raises NotFound."""
         if number not in self._keys:
             raise NotFound(f"no key '{number}'")
+        user = self._keys[number].user
         self._drop(number)
         self._changed()
+        self._events.tell("user.key.deleted", name=user, key=number)
 
     def delete_of(self, user: str) -> None:
         """Take back all keys of a user that is gone."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Literal
 
+from trivium.common.events import Events
 from trivium.listen import ListenerConfig
 from trivium.security.attempts import Attempt, Login, Method, Verdict
 from trivium.security.exchanges import TOKEN_METHODS, Exchange, ScramSteps, TokenExchange
@@ -52,6 +53,7 @@ class Authenticator:
         run_in_pool: RunInPool,
         clock: Clock,
         anonymous_tags: frozenset[str] = frozenset(),
+        events: Events | None = None,
     ) -> None:
         self._methods = {method.name: method for method in methods}
         self._chain = chain
@@ -61,6 +63,7 @@ class Authenticator:
         #: who clients without credentials are
         self.anonymous = Identity("", anonymous_tags, is_anonymous=True)
         self._clock = clock
+        self._events = events or Events()
         self._failures = Failures()
         # By chain, what an unknown user's password is compared with, for the work alone.
         self._decoys: dict[tuple[str, ...], list[str]] = {}
@@ -186,6 +189,15 @@ class Authenticator:
                 self._failures.failed(attempt, self._clock.now())
             else:
                 self._failures.succeeded(attempt)
+        self._events.tell(
+            "user.authentication.failure" if login is None else "user.authentication.success",
+            user=attempt.username if login is None else login.identity.name,
+            method="" if login is None else login.method or "anonymous",
+            address=attempt.address,
+            protocol=attempt.protocol,
+            vhost=attempt.vhost,
+            client_id=attempt.client_id,
+        )
         done(login)
 
     def _still(self, login: Login | None) -> Login | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.permissions import MAX_LINES, Grants, Permissions, grants_of
@@ -17,6 +18,8 @@ from trivium.storage.base import Table
 #: What a row's key begins with.
 USER: Final = "user"
 ROLE: Final = "role"
+#: What the names of events about them begin with.
+_EVENTS: Final = {USER: "permission", ROLE: "role"}
 #: Rows of the table, all of which are in memory; virtual hosts, exchanges and roles of one row.
 MAX_ROWS: Final = 100_000
 MAX_ENTRIES: Final = 1024
@@ -25,9 +28,12 @@ MAX_ENTRIES: Final = 1024
 class Granted:
     """The table of one broker. ``changed`` is told whose permissions changed, None: anybody's."""
 
-    def __init__(self, permissions: Permissions, changed: Callable[[str | None], None]) -> None:
+    def __init__(
+        self, permissions: Permissions, changed: Callable[[str | None], None], events: Events
+    ) -> None:
         self._permissions = permissions
         self._changed = changed
+        self._events = events
         self._configured = {
             *((USER, name) for name in permissions.users()),
             *((ROLE, name) for name in permissions.roles()),
@@ -81,6 +87,15 @@ class Granted:
         self._table.put(pack([kind, name]), pack(_values(grants)))
         self._put(kind, name, grants)
         self._changed(name if kind == USER else None)
+        permissions, topics, acl, roles = _values(grants)
+        self._events.tell(
+            f"{_EVENTS[kind]}.set",
+            name=name,
+            permissions=permissions,
+            topic_permissions=topics,
+            acl=acl,
+            roles=roles,
+        )
 
     def delete(self, kind: str, name: str) -> None:
         """Take everything back. Raises NotFound; AccessRefused for one of the configuration."""
@@ -91,6 +106,7 @@ class Granted:
         self._table.delete(pack([kind, name]))
         self._put(kind, name, None)
         self._changed(name if kind == USER else None)
+        self._events.tell(f"{_EVENTS[kind]}.deleted", name=name)
 
     def forget_user(self, name: str) -> None:
         """A user is deleted: another of its name begins with nothing."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from trivium.common.events import Events
 from trivium.common.patterns import Pattern, PatternError
 from trivium.errors import AccessRefused, PreconditionFailed
 from trivium.messages.message import HeaderValue
@@ -332,9 +333,7 @@ class Access(Guard):
     def refused(self, what: str) -> AccessRefused:
         """The refusal of ``what``, which is counted and, on request, logged."""
         text = f"{what} refused for user '{self.identity.name}'"
-        self._permissions.denials += 1
-        if self._permissions.logs_denials:
-            logger.info("%s", text)
+        self._permissions.denied(text, self.identity)
         return AccessRefused(text)
 
     def require_entry(self) -> None:
@@ -539,7 +538,8 @@ def _meet(one: list[bytes], other: list[bytes]) -> bool:
 class Permissions:
     """The grants of all users and roles of a broker, and who has asked about them."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Events | None = None) -> None:
+        self._events = events or Events()
         #: raised by each change: decisions made before do not hold
         self.generation = 0
         #: operations that were refused, and whether each is logged
@@ -555,6 +555,20 @@ class Permissions:
         self.home_of: Callable[[str], str] = lambda _: "/"
         #: what those may do who have not authenticated
         self.nobody = Access(self, NOBODY, "", "")
+
+    def denied(self, text: str, identity: Identity) -> None:
+        """Something was refused, which is counted and, on request, logged."""
+        self.denials += 1
+        if self.logs_denials:
+            logger.info("%s", text)
+        self._events.tell("permission.denied", user=identity.name, reason=text)
+
+    def require_tag(self, identity: Identity, tags: frozenset[str], what: str) -> None:
+        """Raise AccessRefused unless ``identity`` has one of ``tags``, which ``what`` needs."""
+        if not identity.tags & tags:
+            text = f"{what}: the tag {' or '.join(sorted(tags))} is needed"
+            self.denied(f"{text}, which user '{identity.name}' has not", identity)
+            raise AccessRefused(text)
 
     def set_user(self, name: str, grants: Grants | None) -> None:
         """Set or, with None, forget what a user is granted."""

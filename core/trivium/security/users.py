@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.identity import ADMINISTRATOR
@@ -52,6 +53,7 @@ class Users(PasswordMethod):
         remembered: Remembered,
         run_in_pool: RunInPool,
         changed: Callable[[], None],
+        events: Events,
         scram_iterations: int = 0,
     ) -> None:
         super().__init__(remembered, run_in_pool)
@@ -65,6 +67,7 @@ class Users(PasswordMethod):
         self._rows: dict[str, StoredUser] = {}
         self._table: Table | None = None
         self._changed = changed
+        self._events = events
 
     def open(self, table: Table) -> None:
         """Load the users of the table, and keep them there from now on."""
@@ -134,18 +137,22 @@ class Users(PasswordMethod):
         """Add a user with a hashed password. Raises TopologyError."""
         self.check_new(name)
         self._put(StoredUser(name=name, stored=stored, scram=scram, tags=check_tags(tags)))
+        self._events.tell("user.created", name=name, tags=self._rows[name].tags)
 
     def set_password(self, name: str, stored: str, scram: ScramKeys | None = None) -> None:
         """Give a user another password, a hashed one. Raises TopologyError."""
         self._put(replace(self.changeable(name), stored=stored, scram=scram))
+        self._events.tell("user.password.changed", name=name)
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Give a user other tags. Raises TopologyError."""
         self._put(replace(self.changeable(name), tags=check_tags(tags)))
+        self._events.tell("user.tags.set", name=name, tags=self._rows[name].tags)
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""
         self._put(replace(self.changeable(name), virtual_host=vhost))
+        self._events.tell("user.vhost.set", name=name, vhost=vhost)
 
     def delete(self, name: str) -> None:
         """Remove a user. Raises TopologyError."""
@@ -154,6 +161,7 @@ class Users(PasswordMethod):
         del self._rows[name]
         self._table.delete(name.encode())
         self._changed()
+        self._events.tell("user.deleted", name=name)
 
     def changeable(self, name: str) -> StoredUser:
         """The user of the table. Raises NotFound; AccessRefused for one of the configuration."""

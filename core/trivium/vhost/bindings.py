@@ -21,12 +21,13 @@ class Bindings:
         # By destination, so that whoever goes finds its own at once.
         self._bound: dict[Destination, _Bound | Bag[_Bound]] = {}
 
-    def add(self, exchange: Exchange, binding: Binding) -> None:
-        """Bind. It is kept over a restart when both its ends are."""
-        self._bind(exchange, binding)
+    def add(self, exchange: Exchange, binding: Binding) -> bool:
+        """Bind. It is kept over a restart when both its ends are. Whether it is new."""
+        is_new = self._bind(exchange, binding)
         key = _row_key(exchange, binding)
         if key is not None:
             self._table.put(key, b"")
+        return is_new
 
     def remove(self, exchange: Exchange, binding: Binding) -> bool:
         """Remove the binding that is the same as ``binding``; whether there was one."""
@@ -67,10 +68,12 @@ class Bindings:
                 given = dict(arguments) if arguments else None
                 self._bind(exchange, Binding(destination, pattern, given, is_filter=is_filter))
 
-    def _bind(self, exchange: Exchange, binding: Binding) -> None:
+    def _bind(self, exchange: Exchange, binding: Binding) -> bool:
         target = binding.destination
-        if exchange.bind(binding) and isinstance(target, (Queue, Stream, ExchangeDestination)):
+        is_new = exchange.bind(binding)
+        if is_new and isinstance(target, (Queue, Stream, ExchangeDestination)):
             self._bound[target] = put_in(self._bound.get(target), (exchange, binding))
+        return is_new
 
     def _forget(self, exchange: Exchange, binding: Binding) -> None:
         """``binding``, the very one that was bound, has left ``exchange``, or goes with it."""

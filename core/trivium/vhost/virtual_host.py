@@ -47,6 +47,7 @@ from trivium.routing.exchanges import (
     Binding,
     Destination,
     Exchange,
+    ExchangeDestination,
     Route,
     make_exchange,
 )
@@ -170,6 +171,7 @@ class VirtualHost(StreamNamespace):
             )
             self.changes.add(EXCHANGE, name)
         self.topology_version += 1
+        self.tell("exchange.created", exchange=name, type=kind, durable=durable)
         return made
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
@@ -196,6 +198,7 @@ class VirtualHost(StreamNamespace):
             self._unbind_everywhere(destination)
         self.deduplication.drop(EXCHANGE, name)
         self.topology_version += 1
+        self.tell("exchange.deleted", exchange=name)
 
     # Queues
 
@@ -272,6 +275,7 @@ class VirtualHost(StreamNamespace):
         made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter)
         made.touch()
         self.topology_version += 1
+        self.tell("queue.created", queue=name, durable=is_durable, exclusive=owner is not None)
         return made
 
     def _make_queue(
@@ -317,6 +321,7 @@ class VirtualHost(StreamNamespace):
         self.deduplication.drop(QUEUE, queue.name)
         self.topology_version += 1
         queue.deleted()
+        self.tell("queue.deleted", queue=queue.name, messages=count)
         return count
 
     def delete_queues_of(self, connection: object) -> None:
@@ -368,6 +373,7 @@ class VirtualHost(StreamNamespace):
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.topology_version += 1
         self.memberships.stream_changed(name)
+        self.tell("stream.created", stream=name, partitions=partitions)
         return made
 
     def require_stream(self, name: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
@@ -402,6 +408,7 @@ class VirtualHost(StreamNamespace):
         self.topology_version += 1
         stream.deleted()
         self.memberships.stream_changed(name)
+        self.tell("stream.deleted", stream=name)
 
     # Groups
 
@@ -413,17 +420,22 @@ class VirtualHost(StreamNamespace):
         was_held = self.memberships.delete(name)
         if self.groups.has(name) or not was_held:
             self.groups.delete(name)
+        self.tell("group.deleted", group=name)
 
     # Policies
 
     def set_policy(self, policy: Policy) -> None:
         """Add or replace a policy. It is in force everywhere once ``policy_walk`` is done."""
         self.policies.set(policy)
+        self.tell(
+            "policy.set", policy=policy.name, pattern=policy.pattern, definition=policy.definition
+        )
         self._policies_changed()
 
     def delete_policy(self, name: str) -> None:
         """Remove a policy, and put in force what then holds. Raises NotFound."""
         self.policies.delete(name)
+        self.tell("policy.cleared", policy=name)
         self._policies_changed()
 
     def _policies_changed(self) -> None:
@@ -440,7 +452,8 @@ class VirtualHost(StreamNamespace):
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        self._bindings.add(exchange, binding)
+        if self._bindings.add(exchange, binding):
+            _tell_binding(self, "binding.created", exchange, binding)
         self.topology_version += 1
 
     def unbind(self, exchange: Exchange, binding: Binding) -> bool:
@@ -452,6 +465,7 @@ class VirtualHost(StreamNamespace):
             raise AccessRefused("operation not permitted on the default exchange")
         if not self._bindings.remove(exchange, binding):
             return False
+        _tell_binding(self, "binding.deleted", exchange, binding)
         self.topology_version += 1
         self._delete_if_unused(exchange)
         return True
@@ -547,6 +561,14 @@ class VirtualHost(StreamNamespace):
                 last = row
             self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
         self._bindings.restore(self)
+
+
+def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: Binding) -> None:
+    target = binding.destination
+    # Live subscriptions come and go with their connections.
+    if isinstance(target, (Queue, Stream, ExchangeDestination)):
+        key = binding.pattern.decode(errors="replace")
+        vhost.tell(event, exchange=exchange.name, destination=target.name, key=key)
 
 
 def _retains(message: Message) -> bool:

@@ -11,7 +11,6 @@ from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
 from trivium.vhost.settings import MAX_TAGS, VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_native.wire.errors import AccessRefused
 from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -26,6 +25,10 @@ ACTIONS: Final = (
 _MAX_PATTERN_BYTES: Final = 4096
 
 
+#: The tags of users who may make them.
+_MAY: Final = frozenset((ADMINISTRATOR,))
+
+
 class PermissionRequests:
     """Carries out the requests about permissions of one connection."""
 
@@ -35,8 +38,8 @@ class PermissionRequests:
 
     def handle(self, correlation: int, fields: Fields) -> None:
         """Carry out one request and answer it. Raises the errors that refuse the request."""
-        if ADMINISTRATOR not in self._connection.identity.tags:
-            raise AccessRefused("only an administrator may do that")
+        connection = self._connection
+        connection.broker.permissions.require_tag(connection.identity, _MAY, "permissions")
         action = fields.choice("action", ACTIONS)
         if action.startswith("list"):
             fields.finish()

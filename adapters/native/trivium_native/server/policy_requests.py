@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.errors import AccessRefused
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from trivium.vhost.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
 from trivium.vhost.policy_walk import PolicyWaiter
@@ -34,9 +33,9 @@ class PolicyRequests:
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> None:
         """Carry out one request and answer it."""
-        tags = self._connection.identity.tags
-        if not tags & (_MAY_READ if kind == frames.LIST_POLICIES else _MAY_SET):
-            raise AccessRefused("policies need the tag policymaker or administrator")
+        tags = _MAY_READ if kind == frames.LIST_POLICIES else _MAY_SET
+        connection = self._connection
+        connection.broker.permissions.require_tag(connection.identity, tags, "policies")
         if kind == frames.SET_POLICY:
             self._set(correlation, fields)
         elif kind == frames.DELETE_POLICY:

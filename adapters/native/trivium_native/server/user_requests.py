@@ -12,7 +12,6 @@ from trivium.security.scram import ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES
 from trivium.security.users import MAX_TAGS
 from trivium_native.server.handshake import of_topology
-from trivium_native.wire.errors import AccessRefused
 from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -25,6 +24,10 @@ ACTIONS: Final = (
 _MAX_TIME_MS: Final = (1 << 53) - 1
 
 
+#: The tags of users who may make them.
+_MAY: Final = frozenset((ADMINISTRATOR,))
+
+
 class UserRequests:
     """Carries out the requests about users of one connection."""
 
@@ -35,8 +38,8 @@ class UserRequests:
 
     def handle(self, correlation: int, fields: Fields) -> None:
         """Carry out one request and answer it. Raises the errors that refuse the request."""
-        if ADMINISTRATOR not in self._connection.identity.tags:
-            raise AccessRefused("only an administrator may do that")
+        connection = self._connection
+        connection.broker.permissions.require_tag(connection.identity, _MAY, "users")
         action = fields.choice("action", ACTIONS)
         if action in ("add", "passwd"):
             self._hash(action == "add", correlation, fields)

@@ -1,0 +1,62 @@
+"""Who did what of which the audit log tells: events, and whom the broker serves when they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trivium.observability.audit import AuditLog
+from trivium.runtime.adapter import Connection
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+
+class Auditing:
+    """The audit log of one broker. Raises ConfigError if its file cannot be opened."""
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.config.audit
+        self._broker = broker
+        self._log = AuditLog(config) if config.file or config.log else None
+
+    def start(self) -> None:
+        """From now on something happens: what was recovered is nobody's doing."""
+        if self._log is not None:
+            self._broker.events.listen(self._heard)
+
+    def tick(self) -> None:
+        """Called about once a second."""
+        if self._log is not None:
+            self._log.begin_minute(self._broker.now_ms)
+
+    def reload(self) -> None:
+        """Open the file again by its name."""
+        if self._log is not None:
+            self._log.reopen()
+
+    def stop(self) -> None:
+        """Write what waits."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written."""
+        return 0 if self._log is None else self._log.lost
+
+    def _heard(self, event: str, about: dict[str, object]) -> None:
+        if self._log is None:
+            return
+        who: dict[str, object] = {}
+        connection = self._broker.events.serving
+        if isinstance(connection, Connection):
+            listener = connection.peer.listener
+            who["address"] = connection.peer.address
+            who["protocol"] = listener.config.protocol
+            who["listener"] = listener.name
+            if connection.login is not None:
+                who["user"] = connection.identity.name
+                who["client_id"] = connection.client_id.decode(errors="replace")
+                who["vhost"] = connection.access.vhost
+        self._log.write(self._broker.now_ms, event, {**who, **about})
