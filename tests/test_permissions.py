@@ -24,6 +24,7 @@ from trivium.config import EVERYTHING, Config, StorageConfig, UserConfig
 from trivium.runtime.adapter import Adapter
 from trivium.security.identity import Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
 from trivium_native.server.adapter import NativeAdapter
@@ -38,25 +39,33 @@ TOPIC = "topic-"
 class Server(BaseServer):
     """All protocols over one broker."""
 
+    #: the virtual host in which everything is done
+    home = "/"
+
+    @property
+    def vhost(self) -> VirtualHost:
+        return self.broker.vhosts[self.home]
+
     def make_adapters(self) -> list[Adapter]:
         return [MqttAdapter(MqttOptions()), trivium_amqp.adapter(None), NativeAdapter(None)]
 
     def mqtt(self, user: str, client_id: str = "c", version: int = 5, **fields: Any) -> mqtt.Client:
         client = mqtt.Client(self)
-        client.open(client_id, version, username=user, password=b"p", **fields)
+        username = user if self.home == "/" else f"{self.home}:{user}"
+        client.open(client_id, version, username=username, password=b"p", **fields)
         return client
 
     def amqp(self, user: str) -> amqp.Client:
-        return amqp.Client(self).handshake(user.encode(), b"p")
+        return amqp.Client(self).handshake(user.encode(), b"p", self.home)
 
     def native(self, user: str) -> native.Client:
         client = native.Client(self).greet()
-        fields = {"username": user, "password": b"p"}
+        fields = {"username": user, "password": b"p", "vhost": self.home}
         assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
         return client
 
     def permit(self, user: str, needs: list[Need]) -> None:
-        """Grant exactly these, and what lets the user in."""
+        """Grant exactly these, and what lets the user in; elsewhere it may do everything."""
         names: dict[str, list[str]] = {CONFIGURE: ["entry"], WRITE: [], READ: []}
         topics: dict[str, list[str]] = {WRITE: [], READ: []}
         for kind, name in needs:
@@ -68,8 +77,11 @@ class Server(BaseServer):
         self.broker.permissions.set_user(
             user,
             grants_of(
-                {"/": {kind: _any_of(found) for kind, found in names.items()}},
-                {"/": {"amq.topic": topic_patterns, "x": topic_patterns}},
+                {
+                    "elsewhere": EVERYTHING["*"],
+                    self.home: {kind: _any_of(found) for kind, found in names.items()},
+                },
+                {self.home: {"amq.topic": topic_patterns, "x": topic_patterns}},
                 [],
                 [],
             ),
@@ -82,12 +94,15 @@ def _any_of(names: list[str]) -> str:
     return f"^({'|'.join(re.escape(name) for name in names)})$" if names else ""
 
 
-def make_server() -> Server:
+def make_server(home: str = "/") -> Server:
     users = {
         name: UserConfig(password="p", permissions=EVERYTHING if name == "root" else {})
         for name in ("root", "ann", "bob")
     }
     server = Server(config=Config(storage=StorageConfig(mode="memory"), users=users))
+    for name in (home, "elsewhere"):
+        server.broker.virtual_hosts.declare(name)
+    server.home = home
     root = server.native("root")
     for kind, name in (("exchange", "x"), ("exchange", "y"), ("queue", "q"), ("stream", "s")):
         root.ask(frames.DECLARE, kind=kind, name=name)
@@ -341,15 +356,23 @@ ROWS = [
     Row("native PURGE", [(READ, "q")], by_native(frames.PURGE, name="q")),
 ]
 CASES = [
-    pytest.param(row, missing, id=f"{row.name} without {missing}" if missing else row.name)
+    pytest.param(
+        row,
+        missing,
+        home,
+        id=f"{row.name} in {home}{f' without {missing}' if missing else ''}",
+    )
     for row in ROWS
     for missing in (None, *row.needs)
+    for home in ("/", "farm")
 ]
 
 
-@pytest.mark.parametrize(("row", "missing"), CASES)
-def test_an_operation_needs_each_of_its_permissions(row: Row, missing: Need | None) -> None:
-    server = make_server()
+@pytest.mark.parametrize(("row", "missing", "home"), CASES)
+def test_an_operation_needs_each_of_its_permissions(
+    row: Row, missing: Need | None, home: str
+) -> None:
+    server = make_server(home)
     server.permit("ann", [need for need in row.needs if need != missing])
     assert row.act(server) is (missing is None)
 

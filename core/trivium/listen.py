@@ -18,9 +18,7 @@ WEBSOCKET_PROTOCOL: Final = "mqtt"
 WEBSOCKET_PATH: Final = "/mqtt"
 
 #: Fields of a listener that are part of the schema, and that nothing serves yet.
-NOT_SERVED: Final = (
-    "virtual_host", "mount_point",
-)  # fmt: skip
+NOT_SERVED: Final = ("mount_point",)
 
 UNIX: Final = "unix:"
 
@@ -190,7 +188,7 @@ class ListenerConfig:
     websocket_origins: tuple[str, ...] = ()
     #: networks of peers that say for whom they connect, by the PROXY protocol; () is nobody
     proxy_protocol: tuple[str, ...] = ()
-    #: "" is the client's choice
+    #: that of its clients, made at the start if it is missing; "" is the client's choice
     virtual_host: str = ""
     #: prefix of all topics of its clients
     mount_point: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.mqtt import Server, connect, publish, subscribe
@@ -30,7 +32,7 @@ from trivium_mqtt.options import MqttOptions
         ("maximum_queued_bytes", -1),
     ],
 )
-def test_a_value_out_of_its_range_is_refused(key: str, value: int) -> None:
+def test_a_value_out_of_its_range_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be from "):
         MqttOptions(**{key: value})
 

@@ -200,16 +200,13 @@ class Handshake:
         self._connection.state = states.OPENING
 
     def _open(self, arguments: list[Any]) -> None:
-        name = arguments[0]
         connection = self._connection
+        broker = connection.broker
         try:
-            vhost = connection.broker.vhost(name)
-        except NotFound as error:
-            raise ConnectionException(NOT_ALLOWED, str(error)) from None
-        connection.access = connection.broker.permissions.access(connection.identity, name)
-        try:
+            vhost = broker.virtual_hosts.chosen(connection, arguments[0])
+            connection.access = broker.permissions.access(connection.identity, vhost.name)
             connection.access.require_entry()
-        except AccessRefused as error:
+        except (NotFound, AccessRefused) as error:
             raise ConnectionException(NOT_ALLOWED, str(error)) from None
         connection.opened(vhost)
         connection.send(method_frame(0, methods.CONNECTION_OPEN_OK))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 
-from trivium.errors import AccessRefused
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport, make_attempt
 from trivium.security.attempts import Login
-from trivium.security.permissions import expand_pattern
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.packets import Auth, Connect, Disconnect, Subscribe, Unsubscribe
 from trivium_mqtt.codec.reasons import (
@@ -35,9 +35,11 @@ from trivium_mqtt.codec.reasons import (
     RemoteError,
 )
 from trivium_mqtt.enhanced import Enhanced
+from trivium_mqtt.entry import Entry
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_SESSION, Reader
+from trivium_mqtt.session import Session
 from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.states import AUTHENTICATES, EXCHANGES
 from trivium_mqtt.subscribing import Subscribing
@@ -49,9 +51,17 @@ class MqttConnection(Reader):
     """A client's connection, from CONNECT to its end."""
 
     def __init__(
-        self, options: MqttOptions, sessions: Sessions, transport: Transport, peer: Peer
+        self,
+        options: MqttOptions,
+        sessions: Sessions,
+        sessions_of: Callable[[VirtualHost], Sessions],
+        transport: Transport,
+        peer: Peer,
     ) -> None:
+        """``sessions`` are those of ``/``, until it is known where the client goes."""
         super().__init__(options, sessions, transport, peer)
+        # None once the client is in.
+        self._entry: Entry | None = Entry(self, sessions_of)
         #: messages at QoS 1 and 2 that the client takes at a time
         self.receive_maximum = 65_535
         self._connect: Connect | None = None
@@ -114,7 +124,9 @@ class MqttConnection(Reader):
         if will is not None and not self.options.admits_topic(will.topic):
             raise RemoteError(TOPIC_NAME_INVALID, "will topic is longer than is admitted here")
         self._state = AUTHENTICATES
-        username = connect.username
+        entry = self._entry
+        assert entry is not None
+        username = entry.user_of(connect.username)
         password = b"" if connect.password is None else connect.password
         # Many clients always send credentials. Those of nobody we know prove nothing, and where
         # none are needed they count as none.
@@ -123,6 +135,7 @@ class MqttConnection(Reader):
             None if username == "" and not password else username,
             password,
             client_id=connect.client_id.decode(errors="replace"),
+            vhost=entry.likely_vhost(username or ""),
             ignores_unknown=True,
         )
         if connect.authentication_method is None:
@@ -181,10 +194,12 @@ class MqttConnection(Reader):
 
     def _accept(self, connect: Connect) -> None:
         """The client may connect: find or make its session, answer, go on where it was."""
-        sessions = self.sessions
         enhanced = self._enhanced
         granted = _Granted(connect, self.options, b"" if enhanced is None else enhanced.answer)
-        reason = self._enter(granted.client_id)
+        entry = self._entry
+        assert entry is not None
+        reason = entry.enter(granted.client_id)
+        sessions = self.sessions
         if reason:
             self._refuse_connect(reason)
             return
@@ -220,40 +235,25 @@ class MqttConnection(Reader):
         self.session = session
         session.connection = self
         self._connect = None
+        self._entry = None
         self._keep_alive = granted.keep_alive * 1500
         self.receive_maximum = connect.receive_maximum
         self.alias_maximum = granted.alias_maximum
         self.accepted()
         block = self._with_limits(granted.answers) if self.is_v5 else b""
         self.send(packets.connack(connect.version, known is not None, 0, block))
-        storage = self.broker.storage
-        if storage.is_durable and (
-            session.is_stored
-            or connect.will is not None
-            or sessions.ended_write_batch > storage.durable
-        ):
-            # What it says of the session, that there is one or none, must be so after a crash. And
-            # the broker must know of the will.
-            self.hold_output()
+        self._hold_connack(session, connect.will is not None)
         if session.outgoing is not None:
             session.outgoing.attach(self, self.is_v5, self.receive_maximum)
         self.replay()
 
-    def _enter(self, client_id: bytes) -> int:
-        """Find what the client may do in its virtual host; the reason to refuse it, 0 for none."""
-        identity = self.identity
-        pattern = self.broker.config.auth.client_id_pattern
-        if pattern and not identity.is_anonymous:
-            allowed = expand_pattern(pattern, {"username": identity.name})
-            if allowed is None or not allowed.matches(client_id.decode()):
-                return CLIENT_ID_NOT_VALID
-        self.access = self.sessions.access_of(identity, client_id)
-        try:
-            self.access.require_entry()
-        except AccessRefused as error:
-            logger.info("%s: %s", self.peer.address, error)
-            return NOT_AUTHORIZED
-        return 0
+    def _hold_connack(self, session: Session, has_will: bool) -> None:
+        """What CONNACK says of the session, that there is one or none, must be so after a crash.
+        And the broker must know of the will."""
+        storage = self.broker.storage
+        has_ended = self.sessions.ended_write_batch > storage.durable
+        if storage.is_durable and (session.is_stored or has_will or has_ended):
+            self.hold_output()
 
     def permissions_changed(self) -> None:
         """The session knows already."""
@@ -394,6 +394,7 @@ class MqttConnection(Reader):
         session = self.session
         if session is not None:
             self._leave(session.expiry)
+        self._entry = None
         self.close()
 
     def fail(self, error: RemoteError) -> None:

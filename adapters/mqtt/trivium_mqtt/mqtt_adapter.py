@@ -9,6 +9,7 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
 from trivium.runtime.broker import Broker
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
+from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.properties import MqttCodec
 from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection
@@ -26,25 +27,37 @@ class MqttAdapter(Adapter):
         self.websocket = WebSocketTerms("/mqtt", ("mqtt", "mqttv3.1"), must_offer=True)
         self._options = options
         self._most = VARINT_MAX
-        self._sessions: Sessions | None = None
+        self._broker: Broker | None = None
+        #: by the name of their virtual host
+        self._sessions: dict[str, Sessions] = {}
 
     def start(self, broker: Broker) -> None:
         register_codec(PROTOCOL_MQTT, MqttCodec())
         self._most = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
         self._options = self._bounded(self._options)
-        vhost = broker.vhost(DEFAULT_VHOST)
-        self._sessions = Sessions(broker, vhost, self._options, self.metrics)
-        self._sessions.restore()
+        self._broker = broker
+        for vhost in broker.vhosts.values():
+            self._sessions_of(vhost)
+
+    def _sessions_of(self, vhost: VirtualHost) -> Sessions:
+        """The sessions of a virtual host, which may be a new one."""
+        found = self._sessions.get(vhost.name)
+        if found is None:
+            assert self._broker is not None
+            found = Sessions(self._broker, vhost, self._options, self.metrics)
+            self._sessions[vhost.name] = found
+            found.restore()
+        return found
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
-        assert self._sessions is not None
         self.metrics.connections_opened += 1
         options = self._options
         own = peer.listener.config.options
         if own is not None:
             assert isinstance(own, MqttOptions)
             options = self._bounded(own)
-        return MqttConnection(options, self._sessions, transport, peer)
+        sessions = self._sessions[DEFAULT_VHOST]
+        return MqttConnection(options, sessions, self._sessions_of, transport, peer)
 
     def _bounded(self, options: MqttOptions) -> MqttOptions:
         """``options`` with the largest packet that clients may send."""
@@ -54,9 +67,9 @@ class MqttAdapter(Adapter):
         )
 
     def permissions_changed(self, name: str | None) -> None:
-        if self._sessions is not None:
-            self._sessions.permissions_changed(name)
+        for sessions in self._sessions.values():
+            sessions.permissions_changed(name)
 
     def tick(self, now: float) -> None:
-        if self._sessions is not None:
-            self._sessions.tick()
+        for sessions in self._sessions.values():
+            sessions.tick()

@@ -59,6 +59,8 @@ class MqttOptions:
     #: bytes of payload that wait for one session, in memory or on disk, above which further
     #: messages are dropped; 0: no limit
     maximum_queued_bytes: int = 0
+    #: whether a user name `vhost:user` names a virtual host
+    vhost_in_username: bool = True
 
     @property
     def limits_topics(self) -> bool:

@@ -389,6 +389,6 @@ def make_attempt(
         ignores_unknown=ignores_unknown,
         protocol=listener.protocol,
         client_id=client_id,
-        vhost=vhost,
+        vhost=vhost or listener.virtual_host,
         certificate_user="" if peer.certificate is None else peer.certificate.user_name,
     )

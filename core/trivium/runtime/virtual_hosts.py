@@ -13,6 +13,7 @@ from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settin
 from trivium.vhost.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
+    from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
 
 #: Where clients are that name no other.
@@ -36,6 +37,9 @@ class VirtualHosts:
         rows.setdefault(DEFAULT_VHOST, b"")
         for name, row in sorted(rows.items()):
             self._open(name, settings_of_row(row))
+        for listener in self._broker.config.all_listeners():
+            if listener.virtual_host:
+                self.declare(listener.virtual_host)
 
     def get(self, name: str) -> VirtualHost:
         """The virtual host called ``name``. Raises NotFound."""
@@ -43,6 +47,20 @@ class VirtualHosts:
         if found is None:
             raise NotFound(f"vhost {name} not found")
         return found
+
+    def chosen(self, connection: Connection, wanted: str) -> VirtualHost:
+        """The virtual host of a client that asks for ``wanted``.
+
+        That of its listener is binding. There ``/``, which many clients ask for without a choice,
+        means it. Raises NotFound; AccessRefused where another is asked for.
+        """
+        own = connection.peer.listener.config.virtual_host
+        if not own or wanted == own:
+            return self.get(wanted)
+        if wanted in ("", DEFAULT_VHOST):
+            return self.get(own)
+        access = self._broker.permissions.access(connection.identity, wanted)
+        raise access.refused(f"access to vhost '{wanted}'")
 
     def declare(self, name: str, settings: VirtualHostSettings | None = None) -> VirtualHost:
         """The virtual host called ``name``, made when it is new, and set up so where ``settings``

@@ -256,7 +256,7 @@ def test_every_log_is_named_as_the_page_says(server: Server) -> None:
     for pattern in (
         "queue/N:V/P/Q",
         "queue/N:V/0/amq.delayed",
-        "queue/1://0/amq.mqtt-session.C",
+        "queue/N:V/0/amq.mqtt-session.C",
         "stream/V/S/I/P",
         "stream/V/S/I/P/compacted/G",
         "part/N:V/M:R/A",

@@ -117,16 +117,17 @@ class Handshake:
             is_later = True
             connection.hold_input(UNDECIDED)
 
-    def _open(self, correlation: int, vhost: str) -> None:
+    def _open(self, correlation: int, wanted: str) -> None:
         connection = self._connection
-        connection.access = self._broker.permissions.access(connection.identity, vhost)
+        broker = self._broker
         try:
-            found = self._broker.vhost(vhost)
+            vhost = broker.virtual_hosts.chosen(connection, wanted)
+            connection.access = broker.permissions.access(connection.identity, vhost.name)
             connection.access.require_entry()
         except core.TopologyError as error:
             connection.refuse(correlation, of_topology(error))
             return
-        connection.open(correlation, found, self._heartbeat)
+        connection.open(correlation, vhost, self._heartbeat)
 
 
 def max_frame(options: NativeOptions) -> int:

@@ -1,0 +1,79 @@
+"""Where a client goes that connects: which virtual host, and whether it may go there.
+
+MQTT has no word for virtual hosts. The first of these counts: the listener's, the one that the user
+name begins with, what the client came with says, the user's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trivium.errors import NotFound, TopologyError
+from trivium.security.permissions import expand_pattern
+from trivium.vhost.virtual_host import VirtualHost
+from trivium_mqtt.codec.reasons import BAD_CREDENTIALS, CLIENT_ID_NOT_VALID, NOT_AUTHORIZED
+
+if TYPE_CHECKING:
+    from trivium_mqtt.connection import MqttConnection
+    from trivium_mqtt.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+
+
+class Entry:
+    """Of one connection, until it is in."""
+
+    def __init__(
+        self, connection: MqttConnection, sessions_of: Callable[[VirtualHost], Sessions]
+    ) -> None:
+        self._connection = connection
+        self._sessions_of = sessions_of
+        # The virtual host that the user name begins with; "" for none.
+        self._named = ""
+
+    def user_of(self, username: str | None) -> str | None:
+        """The user of a name ``vhost:user``: what follows the last colon, as in RabbitMQ. A user
+        who is called so as a whole goes before."""
+        connection = self._connection
+        if (
+            username is None
+            or ":" not in username
+            or not connection.options.vhost_in_username
+            or connection.broker.users.find(username) is not None
+        ):
+            return username
+        self._named, _, user = username.rpartition(":")
+        return user
+
+    def likely_vhost(self, username: str) -> str:
+        """Where the client will go, as far as is known before it has authenticated."""
+        own = self._connection.peer.listener.config.virtual_host
+        return own or self._named or self._connection.broker.users.virtual_host_of(username)
+
+    def enter(self, client_id: bytes) -> int:
+        """Give the connection the sessions of its virtual host, and what it may do there; the
+        reason to refuse it, 0 for none."""
+        connection = self._connection
+        broker = connection.broker
+        identity = connection.identity
+        pattern = broker.config.auth.client_id_pattern
+        if pattern and not identity.is_anonymous:
+            allowed = expand_pattern(pattern, {"username": identity.name})
+            if allowed is None or not allowed.matches(client_id.decode()):
+                return CLIENT_ID_NOT_VALID
+        login = connection.login
+        assert login is not None
+        own = connection.peer.listener.config.virtual_host
+        wanted = self._named or own or broker.authentication.virtual_host_of(login)
+        try:
+            sessions = self._sessions_of(broker.virtual_hosts.chosen(connection, wanted))
+            connection.access = sessions.access_of(identity, client_id)
+            connection.access.require_entry()
+        except TopologyError as error:
+            logger.info("%s: %s", connection.peer.address, error)
+            # As a wrong password, where there is no such virtual host.
+            return BAD_CREDENTIALS if isinstance(error, NotFound) else NOT_AUTHORIZED
+        connection.sessions = sessions
+        return 0
