@@ -607,13 +607,15 @@ def test_a_repeated_packet_that_comes_in_two_parts_does_not_wait_for_more() -> N
 
 def own_topics_listener(server: Server) -> Client:
     listener = server.open("listener", 5)
-    for topic_filter in ("$SYS/#", "$SYS/x", "$share/g/$SYS/#", "#"):
+    for topic_filter in ("$SYS/#", "$SYS/x", "$share/g/$SYS/#", "#", "$", "$x/#", "$share/g/$x/t"):
         listener.subscribe(topic_filter, 2)
     return listener
 
 
 @pytest.mark.parametrize("retain", [False, True])
-@pytest.mark.parametrize("topic", ["$SYS", "$SYS/x", "$SYS/x/y", "$SYS/"])
+@pytest.mark.parametrize(
+    "topic", ["$SYS", "$SYS/x", "$SYS/x/y", "$SYS/", "$", "$share/g/t", "$x/t"]
+)
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_publish_to_the_brokers_own_topics_is_refused(
     version: int, topic: str, retain: bool

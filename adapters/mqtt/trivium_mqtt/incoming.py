@@ -16,7 +16,7 @@ from mypy_extensions import i64
 from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
-from trivium.messages.topics import RESERVED, is_reserved
+from trivium.messages.topics import DOLLAR
 from trivium.routing.exchanges import (
     ACCEPTED,
     REJECTED,
@@ -135,7 +135,8 @@ class Incoming:
         publish = self._decoder.decode(data[start], data, body, end)
         topic = self._topic_of(publish)
         route = self._topics.route(topic)
-        if topic.startswith(RESERVED) and self._drops(publish, route):
+        if topic[0] == DOLLAR:
+            self._drop(publish, topic)
             return
         if self._repeated.remember(data, start, body, end, publish):
             self._topic = topic
@@ -158,22 +159,22 @@ class Incoming:
         publish = self._decoder.decode(head[0], head, body, payload_at)
         topic = self._topic_of(publish)
         route = self._topics.route(topic)
-        if not (topic.startswith(RESERVED) and self._drops(publish, route)):
+        if topic[0] == DOLLAR:
+            self._drop(publish, topic)
+        else:
             _, parts = split_parts(packet.take_parts(), payload_at)
             self._take_message(publish, route, LargePayload(parts))
         return True
 
-    def _drops(self, publish: Publish, route: Route) -> bool:
-        """Whether a packet is dropped and answered, since its topic is the broker's own.
+    def _drop(self, publish: Publish, topic: bytes) -> None:
+        """Drop a packet and answer it: topics with a ``$`` are not for clients (4.7.2).
 
         MQTT 3 has no answer for it but success (MQTT-3.3.5-2).
         """
-        if not is_reserved(route.address.key):
-            return False
+        self._connection.access.topic_refused(topic)
         self._metrics.messages_received += 1
         self._metrics.messages_dropped += 1
         self._acknowledge(publish.qos, publish.packet_id, ACCEPTED, NOT_AUTHORIZED)
-        return True
 
     def _take_message(self, publish: Publish, route: Route, content: Content) -> None:
         """Publish what a packet has brought, unless it came before."""
@@ -254,8 +255,7 @@ class Incoming:
         """Publish a message: the write batch to wait for with the answer, and its reason code."""
         if route.depends_on_message:
             if isinstance(route, RefusedRoute):
-                topic = message.address.key.decode(errors="replace")
-                self._connection.access.refused(f"write access to topic '{topic}'")
+                self._connection.access.topic_refused(message.address.key)
                 self._metrics.messages_dropped += 1
                 return ACCEPTED, NOT_AUTHORIZED
             route = route.resolve(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.messages.topics import is_reserved
+from trivium.messages.topics import DOLLAR
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED, RefusedRoute
@@ -444,13 +444,9 @@ class Sessions:
     def _publish_will(self, client_id: bytes, will: Will, access: Access) -> None:
         """Publish a will, if its client's user may publish that now."""
         self.store.delete_will(client_id)
-        route = self.topics.route(will.topic)
-        if is_reserved(route.address.key):
-            self.metrics.messages_dropped += 1
-            return
         route = self.topics_of(access).route(will.topic)
-        if isinstance(route, RefusedRoute):
-            access.refused(f"write access to topic '{will.topic.decode(errors='replace')}'")
+        if will.topic[0] == DOLLAR or isinstance(route, RefusedRoute):
+            access.topic_refused(will.topic)
             self.metrics.messages_dropped += 1
             return
         properties: PacketProperties | None = None

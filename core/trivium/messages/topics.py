@@ -25,6 +25,8 @@ MANY: Final = b"\x00#"
 #: A topic or key of more levels is refused, so that no match or tree walk nests deeper.
 MAX_LEVELS: Final = 128
 
+#: What topics begin with that are not for clients to publish to (MQTT5 4.7.2).
+DOLLAR: Final = 0x24
 #: First level of the addresses that are the broker's own (MQTT5 4.7.2).
 RESERVED: Final = b"$SYS"
 _BELOW_RESERVED: Final = RESERVED + b"."

@@ -336,6 +336,10 @@ class Access(Guard):
         self._permissions.denied(text, self.identity)
         return AccessRefused(text)
 
+    def topic_refused(self, topic: bytes) -> None:
+        """Note that a message to an MQTT topic was refused."""
+        self.refused(f"write access to topic '{topic.decode(errors='replace')}'")
+
     def require_entry(self) -> None:
         """Raise AccessRefused unless the virtual host may be entered."""
         if not self.may_enter:
