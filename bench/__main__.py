@@ -18,7 +18,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from bench import environment, report, runner, scenarios
 from bench.backlog import KINDS, measure_backlog
+from bench.doors import PLAIN, TLS, WEBSOCKET
 from bench.endpoints import PeerError
+from bench.handshakes import compared, measure_handshakes
 from bench.idle import measure_idle
 from bench.instructions import ROWS, Instructions, count_instructions
 from bench.latency import KINDS as KINDS_OF_LATENCY
@@ -61,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list scenarios and servers")
     idle = commands.add_parser("idle", help="measure the memory of idle MQTT connections")
     idle.add_argument("--connections", type=int, default=5000)
+    idle.add_argument("--door", choices=(PLAIN, TLS, WEBSOCKET), default=PLAIN)
     idle.add_argument("--server", action="append", type=_broker, metavar="NAME")
+    handshakes = commands.add_parser("handshakes", help="let clients in by TLS 1.3")
+    handshakes.add_argument("--count", type=int, default=500)
+    handshakes.add_argument("--at-once", type=int, default=50, metavar="N")
+    handshakes.add_argument("--repetitions", type=int, default=5)
+    handshakes.add_argument("--server", action="append", type=_broker, metavar="NAME")
     memory = commands.add_parser("memory", help="measure the memory of each queue, session, ...")
     memory.add_argument("--kind", action="append", choices=KINDS_OF_MEMORY)
     memory.add_argument("--count", type=int, help="how many, instead of the kind's own number")
@@ -176,9 +184,23 @@ def _each(measurements: Iterable[Callable[[], T]]) -> tuple[list[T], int]:
 
 def _idle(arguments: argparse.Namespace) -> int:
     servers = arguments.server or ["mosquitto", "trivium", "trivium-interpreted"]
-    results, status = _each(partial(measure_idle, name, arguments.connections) for name in servers)
+    results, status = _each(
+        partial(measure_idle, name, arguments.connections, arguments.door) for name in servers
+    )
     _write("idle", results)
     return status
+
+
+def _handshakes(arguments: argparse.Namespace) -> int:
+    results = measure_handshakes(
+        arguments.server or ("mosquitto", "trivium", "trivium-interpreted"),
+        arguments.count,
+        arguments.at_once,
+        arguments.repetitions,
+    )
+    print(compared(results))
+    _write("handshakes", results)
+    return 0
 
 
 def _memory(arguments: argparse.Namespace) -> int:
@@ -287,6 +309,7 @@ _COMMANDS: Final = {
     "run": _run,
     "list": _list,
     "idle": _idle,
+    "handshakes": _handshakes,
     "memory": _memory,
     "backlog": _backlog,
     "restart": _restart,

@@ -11,11 +11,12 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.doors import PLAIN, READ_BYTES, TLS, WEBSOCKET, Door, TlsDoor, WebSocketDoor
 from bench.frames import SEQUENCE, STAMP, FrameBlock, Rows
 from bench.verify import SequenceCheck
 
@@ -24,22 +25,37 @@ SETUP_TIMEOUT: Final = 20.0
 ANSWER_BYTES: Final = 64 * 1024
 """Receive buffer of a publisher, which gets nothing but acknowledgements."""
 
-Address = tuple[str, int]
+
+class Address(NamedTuple):
+    """Where a server listens, and what is spoken there before the protocol."""
+
+    host: str
+    port: int
+    door: str = PLAIN
+
+
+Connection = socket.socket | Door
+"""What is used as a socket."""
 
 
 class PeerError(Exception):
     """The server under test did what its protocol or the load does not allow, or went away."""
 
 
-def connect(address: Address) -> socket.socket:
+def connect(address: Address) -> Connection:
     """Open a connection that blocks, with a timeout, until its client has shaken hands."""
-    connection = socket.create_connection(address, timeout=SETUP_TIMEOUT)
+    connection = socket.create_connection(address[:2], timeout=SETUP_TIMEOUT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with closed_on_error(connection):
+        if address.door == TLS:
+            return TlsDoor(connection)
+        if address.door == WEBSOCKET:
+            return WebSocketDoor(connection)
     return connection
 
 
 @contextlib.contextmanager
-def closed_on_error(connection: socket.socket) -> Iterator[None]:
+def closed_on_error(connection: Connection) -> Iterator[None]:
     """Close ``connection`` if setting it up fails."""
     try:
         yield
@@ -48,7 +64,7 @@ def closed_on_error(connection: socket.socket) -> Iterator[None]:
         raise
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
+def receive_exactly(connection: Connection, size: int) -> bytes:
     """Read ``size`` bytes during set-up.
 
     Raises:
@@ -66,9 +82,12 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 class Endpoint:
     """A connection under load. Subclasses say what received bytes mean, in :meth:`consume`."""
 
-    def __init__(self, connection: socket.socket, receive_bytes: int) -> None:
+    def __init__(self, connection: Connection, receive_bytes: int) -> None:
         connection.setblocking(False)
         self.socket = connection
+        self._door = connection if isinstance(connection, Door) else None
+        if self._door is not None:
+            receive_bytes = max(receive_bytes, READ_BYTES)
         self.buffer = bytearray(receive_bytes)
         self._view = memoryview(self.buffer)
         self._filled = 0
@@ -77,7 +96,7 @@ class Endpoint:
     @property
     def has_unsent(self) -> bool:
         """The socket did not take everything that was written; epoll must say when it will."""
-        return self._unsent is not None
+        return self._unsent is not None or (self._door is not None and self._door.has_unsent)
 
     def readable(self) -> None:
         """Read once and consume every whole frame.
@@ -121,6 +140,8 @@ class Endpoint:
 
     def writable(self) -> None:
         """Send more of what was left over."""
+        if self._door is not None:
+            self._door.flush()
         if self._unsent is not None:
             rest = self._unsent[self._send(self._unsent) :]
             self._unsent = rest if len(rest) else None
@@ -141,7 +162,7 @@ class Endpoint:
 class Publisher(Endpoint):
     """Sends numbered messages; counts those sent, settled by acknowledgement, refused."""
 
-    def __init__(self, connection: socket.socket, block: FrameBlock) -> None:
+    def __init__(self, connection: Connection, block: FrameBlock) -> None:
         super().__init__(connection, ANSWER_BYTES)
         self._block = block
         self.sent = 0
@@ -181,7 +202,7 @@ class Publisher(Endpoint):
 class Receiver(Endpoint):
     """Receives numbered messages and checks every sequence number."""
 
-    def __init__(self, connection: socket.socket, receive_bytes: int) -> None:
+    def __init__(self, connection: Connection, receive_bytes: int) -> None:
         super().__init__(connection, receive_bytes)
         self.check = SequenceCheck()
         self.delays: list[npt.NDArray[np.uint64]] | None = None

@@ -30,7 +30,7 @@ import uvloop
 
 from bench import amqp_frames, mqtt_frames, native_frames
 from bench.amqp_clients import CHANNEL, AmqpSetup
-from bench.endpoints import Address, PeerError, receive_exactly
+from bench.endpoints import Address, Connection, PeerError, receive_exactly
 from bench.frames import payload
 from bench.mqtt_clients import open_session
 from bench.native_clients import NativeSetup
@@ -76,7 +76,7 @@ class Exchange:
     Subclasses connect and say how a message and its confirm look.
     """
 
-    socket: socket.socket
+    socket: Connection
 
     def frame(self, number: int) -> bytes:
         """Return the publish of message ``number``, the first of which is 1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from bench import mqtt_frames
 from bench.endpoints import (
     Address,
+    Connection,
     PeerError,
     Publisher,
     Receiver,
@@ -32,7 +32,7 @@ def open_session(
     *,
     is_kept: bool = False,
     is_resumed: bool = False,
-) -> socket.socket:
+) -> Connection:
     """Connect with a clean session, or a kept one: a new one, or one that the server has.
 
     Raises:

@@ -86,7 +86,7 @@ class CoreWaits:
 
 def main(host: str, port: int, pid: int) -> None:
     """Ask, and tell, until standard input ends."""
-    connection = open_session((host, port), "probe")
+    connection = open_session(Address(host, port), "probe")
     waits = CoreWaits(pid)
     answer = turn = 0.0
     while True:

@@ -215,7 +215,7 @@ class Relay:
         self._listeners[listener.fileno()] = listener, kind
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         host, chosen = listener.getsockname()
-        return host, chosen
+        return Address(host, chosen)
 
     def turn(self, timeout: float | None = None) -> None:
         """Wait up to ``timeout`` seconds, or for as long as it takes, and relay what is there."""

@@ -98,7 +98,7 @@ def _retained(number: int) -> Publication:
 
 @contextlib.contextmanager
 def _client(server: Trivium) -> Iterator[SyncClient]:
-    host, port = server.addresses["native"]
+    host, port, _ = server.addresses["native"]
     try:
         with connect(f"trivium://{host}:{port}", timeout=60.0) as client:
             yield client

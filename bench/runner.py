@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.doors import PLAIN
 from bench.endpoints import PeerError
 from bench.load import run_closed, run_paced
 from bench.report import Row
@@ -57,6 +58,7 @@ class Settings:
             name
             for name in names
             if scenario.protocols <= server_kind(name).protocols
+            and scenario.door in server_kind(name).doors
             and (server_kind(name).is_broker or len(scenario.protocols) == 1)
         ]
 
@@ -107,13 +109,18 @@ def build_of(name: str) -> Path | None:
 
 
 def make_server(
-    name: str, directory: Path, cores: frozenset[int] | None, *, on_disk: bool
+    name: str,
+    directory: Path,
+    cores: frozenset[int] | None,
+    *,
+    on_disk: bool,
+    door: str = PLAIN,
 ) -> Server:
     """Return the named server, not yet started."""
     kind = server_kind(name)
     if issubclass(kind, Trivium):
-        return kind(directory, cores, on_disk=on_disk, build=build_of(name))
-    return kind(directory, cores)
+        return kind(directory, cores, door, on_disk=on_disk, build=build_of(name))
+    return kind(directory, cores, door)
 
 
 def _progress(text: str) -> None:
@@ -121,7 +128,7 @@ def _progress(text: str) -> None:
 
 
 def _start(
-    names: Sequence[str], stack: ExitStack, settings: Settings, *, on_disk: bool
+    names: Sequence[str], stack: ExitStack, settings: Settings, *, on_disk: bool, door: str
 ) -> dict[str, Server | str]:
     """Start servers; one that cannot be started is represented by the reason."""
     directory = stack.enter_context(working_directory())
@@ -130,7 +137,7 @@ def _start(
     for number, name in enumerate(names):
         _progress(f"starting {name}")
         # Two builds of one server have the same name.
-        server = make_server(name, directory / str(number), cores, on_disk=on_disk)
+        server = make_server(name, directory / str(number), cores, on_disk=on_disk, door=door)
         try:
             server.start()
         except ServerError as error:
@@ -144,18 +151,20 @@ def _start(
 def measure(scenarios: Sequence[Scenario], settings: Settings) -> list[Row]:
     """Run every scenario and return a row per scenario and server.
 
-    Scenarios that keep messages in memory share their servers, and so do those on disk. All of them
-    are up at a time, but only one is under load: repetitions go round the servers, so that a slow
-    spell of the machine hits them alike.
+    Scenarios that keep messages in memory share their servers, so do those on disk, and those
+    behind each door. All of them are up at a time, but only one is under load: repetitions go round
+    the servers, so that a slow spell of the machine hits them alike.
     """
     rows = []
-    for on_disk, group in itertools.groupby(
-        sorted(scenarios, key=lambda scenario: scenario.on_disk), lambda scenario: scenario.on_disk
-    ):
+
+    def kind(scenario: Scenario) -> tuple[bool, str]:
+        return scenario.on_disk, scenario.door
+
+    for (on_disk, door), group in itertools.groupby(sorted(scenarios, key=kind), kind):
         members = list(group)
         names = list(dict.fromkeys(n for member in members for n in settings.servers_for(member)))
         with ExitStack() as stack:
-            servers = _start(names, stack, settings, on_disk=on_disk)
+            servers = _start(names, stack, settings, on_disk=on_disk, door=door)
             for scenario in members:
                 wanted = {name: servers[name] for name in settings.servers_for(scenario)}
                 rows += _measure_scenario(scenario, wanted, settings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.amqp_clients import AmqpConsumer, AmqpPublisher, AmqpSetup
+from bench.doors import PLAIN, TLS, WEBSOCKET
 from bench.endpoints import Address, Publisher, Receiver, closed_on_error
 from bench.frames import payload
 from bench.load import Lane, Limits
@@ -51,6 +52,8 @@ class Scenario:
     payload: int = 64
     window: int = 1000
     """Messages sent and not yet acknowledged, per publisher; the consumers' prefetch as well."""
+    door: str = PLAIN
+    """What stands before both protocols: one of :mod:`bench.doors`."""
     at_full_speed: bool = False
     """The publisher sends whatever its socket takes, however far behind the receivers are."""
     on_disk: bool = False
@@ -231,6 +234,30 @@ SCENARIOS: Final = {
             acknowledge_every=50,
         ),
         _NATIVE,
+        replace(
+            _QOS1,
+            name="mqtt-tls-qos1-1to1",
+            title="MQTT QoS 1, 1 to 1, by TLS 1.3",
+            door=TLS,
+            quick=False,
+            goals=(4, 1),
+        ),
+        replace(
+            _AMQP,
+            name="amqp-tls-confirmed-1q",
+            title="AMQP persistent, confirmed, acked by 100, 1 queue, by TLS 1.3",
+            door=TLS,
+            quick=False,
+            goals=(3, 1),
+        ),
+        replace(
+            _QOS0,
+            name="mqtt-ws-qos0-1to1",
+            title="MQTT QoS 0, 1 to 1, by WebSocket, a frame for each packet",
+            door=WEBSOCKET,
+            quick=False,
+            goals=(4, 1),
+        ),
         replace(
             _NATIVE,
             name="native-publish-100",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from bench.amqp_clients import AmqpSetup
+from bench.doors import PLAIN, TLS, WEBSOCKET
 from bench.endpoints import Address
 
 LOOPBACK: Final = "127.0.0.1"
@@ -62,11 +63,17 @@ class Server:
 
     name = ""
     protocols: frozenset[str] = frozenset()
+    doors: frozenset[str] = frozenset({PLAIN})
+    """What a load can reach it through: those of :mod:`bench.doors`."""
     is_broker = True
     """False for the relay: its delays mean nothing, and it cannot cross protocols."""
 
-    def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
+    def __init__(
+        self, directory: Path, cores: frozenset[int] | None = None, door: str = PLAIN
+    ) -> None:
         self.directory = directory / self.name
+        self.door = door
+        """What its addresses are behind. Nothing else is served, as far as that is possible."""
         self.addresses: dict[str, Address] = {}
         self.wrapper: tuple[str, ...] = ()
         """A command to run the server's under, with its arguments."""
@@ -90,6 +97,22 @@ class Server:
 
     def _launch(self) -> None:
         raise NotImplementedError
+
+    def _address(self, port: int) -> Address:
+        return Address(LOOPBACK, port, self.door)
+
+    def _certificates(self) -> dict[str, Path]:
+        """Write what :func:`make_certificates` makes, and say where: ECDSA of P-256 for all."""
+        # It needs a package that only this needs.
+        from trivium.cli.certificates import make_certificates
+
+        files = {}
+        for name, data in make_certificates([]).items():
+            files[name] = self.directory / name
+            files[name].write_bytes(data)
+            # RabbitMQ and Mosquitto may run as somebody else.
+            files[name].chmod(0o644)
+        return files
 
     def version(self) -> str:
         """Return the server's version as text."""
@@ -162,7 +185,7 @@ class Server:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
-                socket.create_connection(address, timeout=1).close()
+                socket.create_connection(address[:2], timeout=1).close()
                 return
             if process.poll() is not None:
                 raise self._fail(f"ended with {process.returncode} at start")
@@ -183,12 +206,22 @@ class Mosquitto(Server):
 
     name = "mosquitto"
     protocols = frozenset({"mqtt"})
+    doors = frozenset({PLAIN, TLS, WEBSOCKET})
 
     def _launch(self) -> None:
         port = free_port()
         configuration = self.directory / "mosquitto.conf"
+        listener = f"listener {port} {LOOPBACK}\n"
+        if self.door == TLS:
+            files = self._certificates()
+            listener += f"certfile {files['server.pem']}\nkeyfile {files['server.key']}\n"
+        elif self.door == WEBSOCKET:
+            # It ends where there is no other listener too, and listens everywhere without the
+            # family.
+            listener += "protocol websockets\nsocket_domain ipv4\n"
+            listener += f"listener {free_port()} {LOOPBACK}\n"
         configuration.write_text(
-            f"listener {port} {LOOPBACK}\n"
+            f"{listener}"
             "allow_anonymous true\n"
             "persistence false\n"
             "set_tcp_nodelay true\n"
@@ -199,7 +232,7 @@ class Mosquitto(Server):
             "user root\n"
         )
         process = self._spawn([_program("mosquitto", "mosquitto"), "-c", str(configuration)])
-        self.addresses = {"mqtt": (LOOPBACK, port)}
+        self.addresses = {"mqtt": self._address(port)}
         self._wait_for(process, self.addresses["mqtt"])
 
     def version(self) -> str:
@@ -214,13 +247,26 @@ class RabbitMq(Server):
 
     name = "rabbitmq"
     protocols = frozenset({"amqp", "mqtt"})
+    doors = frozenset({PLAIN, TLS})
 
     def _launch(self) -> None:
         program = self._program()
         epmd_port, amqp_port, mqtt_port = free_port(), free_port(), free_port()
+        kind = "ssl" if self.door == TLS else "tcp"
+        secure = ""
+        if self.door == TLS:
+            files = self._certificates()
+            secure = (
+                "listeners.tcp = none\n"
+                "mqtt.listeners.tcp = none\n"
+                f"ssl_options.cacertfile = {files['ca.pem']}\n"
+                f"ssl_options.certfile = {files['server.pem']}\n"
+                f"ssl_options.keyfile = {files['server.key']}\n"
+            )
         (self.directory / "rabbitmq.conf").write_text(
-            f"listeners.tcp.bench = {LOOPBACK}:{amqp_port}\n"
-            f"mqtt.listeners.tcp.bench = {LOOPBACK}:{mqtt_port}\n"
+            f"{secure}"
+            f"listeners.{kind}.bench = {LOOPBACK}:{amqp_port}\n"
+            f"mqtt.listeners.{kind}.bench = {LOOPBACK}:{mqtt_port}\n"
             "mqtt.prefetch = 1000\n"
             "log.file.level = error\n"
             "log.console = false\n"
@@ -246,9 +292,9 @@ class RabbitMq(Server):
         epmd = self._spawn(
             [_program("epmd", "rabbitmq-server"), "-address", LOOPBACK, "-port", str(epmd_port)]
         )
-        self._wait_for(epmd, (LOOPBACK, epmd_port))
+        self._wait_for(epmd, Address(LOOPBACK, epmd_port))
         process = self._spawn([program], environment)
-        self.addresses = {"amqp": (LOOPBACK, amqp_port), "mqtt": (LOOPBACK, mqtt_port)}
+        self.addresses = {"amqp": self._address(amqp_port), "mqtt": self._address(mqtt_port)}
         for address in self.addresses.values():
             self._wait_for(process, address)
         AmqpSetup(self.addresses["amqp"]).close()
@@ -268,17 +314,19 @@ class Trivium(Server):
 
     name = "trivium"
     protocols = frozenset({"mqtt", "amqp", "native"})
+    doors = frozenset({PLAIN, TLS, WEBSOCKET})
     is_compiled = True
 
     def __init__(
         self,
         directory: Path,
         cores: frozenset[int] | None = None,
+        door: str = PLAIN,
         *,
         on_disk: bool = False,
         build: Path | None = None,
     ) -> None:
-        super().__init__(directory, cores)
+        super().__init__(directory, cores, door)
         self._on_disk = on_disk
         self.environment = {"PYTHONPATH": self.python_path(build)}
         self._version = ""
@@ -308,14 +356,23 @@ class Trivium(Server):
 
     def _start_process(self) -> None:
         storage = ("--data", str(self.directory / "data")) if self._on_disk else ("--memory",)
-        ports = ("--mqtt", "0", "--amqp", "0", "--native", "0", "--http", "off")
+        names = {PLAIN: ("mqtt", "amqp", "native"), TLS: ("mqtts", "amqps"), WEBSOCKET: ("ws",)}
+        # What the listener is called, by protocol.
+        served = dict(zip(("mqtt", "amqp", "native"), names[self.door], strict=False))
+        ports = ["--mqtt", "off", "--amqp", "off", "--native", "off", "--http", "off"]
+        for name in served.values():
+            ports += [f"--{name}", "0"]
+        if self.door == TLS and not (self.directory / "server.pem").exists():
+            self._certificates()
+        if self.door == TLS:
+            files = (self.directory / "server.pem", self.directory / "server.key")
+            ports += ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
         command = [sys.executable, "-m", "trivium", "serve", *ports, *storage]
         process = self._spawn(command, stdout=subprocess.PIPE)
-        for word in self._ready_line(process).split()[2:]:
-            protocol, _, address = word.partition("=")
-            host, _, port = address.rpartition(":")
-            if port.isdigit():
-                self.addresses[protocol] = (host, int(port))
+        found = dict(word.split("=", 1) for word in self._ready_line(process).split()[2:])
+        for protocol, name in served.items():
+            host, _, port = found[name].rpartition(":")
+            self.addresses[protocol] = Address(host, int(port), self.door)
 
     def _probe(self) -> None:
         """Find out the version, and that the build is the one asked for."""
@@ -372,7 +429,10 @@ class Relay(Server):
             [sys.executable, "-m", "bench.relay", str(mqtt_port), str(amqp_port)],
             {"PYTHONPATH": str(REPOSITORY)},
         )
-        self.addresses = {"mqtt": (LOOPBACK, mqtt_port), "amqp": (LOOPBACK, amqp_port)}
+        self.addresses = {
+            "mqtt": Address(LOOPBACK, mqtt_port),
+            "amqp": Address(LOOPBACK, amqp_port),
+        }
         for address in self.addresses.values():
             self._wait_for(process, address)
 

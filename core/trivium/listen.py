@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Final, Literal
 
 from trivium.errors import ConfigError
@@ -46,7 +47,9 @@ class Listen:
         if not self.host or re.search(r"[\s\[\]/]", self.host):
             raise ConfigError(f"{self.host!r} is not a host")
 
+    # It is asked of the listener of every client.
     @classmethod
+    @lru_cache(maxsize=256)
     def parse(cls, text: str) -> Listen:
         """Read `[HOST:]PORT` or `off`; an IPv6 host stands in brackets (`[::1]:1883`)."""
         if text == "off":
@@ -79,6 +82,8 @@ class Listen:
 Listen.OFF = Listen(0, enabled=False)
 
 
+# It is asked of every client, most of which come from few addresses.
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether `host` (an IP address, or "localhost") names this machine only."""
     if host == "localhost":

@@ -11,6 +11,7 @@ import pytest
 
 from bench import environment, runner
 from bench.__main__ import main
+from bench.doors import PLAIN
 from bench.idle import measure_idle
 from bench.runner import Settings, make_server, server_cores, server_kind
 from bench.scenarios import DEFAULT, SCENARIOS
@@ -98,6 +99,9 @@ def test_each_scenario_meets_its_own_peer() -> None:
     assert settings.servers_for(SCENARIOS["amqp-confirmed-1q"])[0] == "rabbitmq"
     crossing = settings.servers_for(SCENARIOS["mqtt-to-amqp"])
     assert crossing == ["rabbitmq", "trivium", "trivium-interpreted"]
+    tls = settings.servers_for(SCENARIOS["amqp-tls-confirmed-1q"])
+    assert tls == ["rabbitmq", "trivium", "trivium-interpreted"], "the relay has no doors"
+    assert settings.servers_for(SCENARIOS["mqtt-ws-qos0-1to1"])[0] == "mosquitto"
     chosen = replace(settings, servers=("mosquitto", "relay"))
     assert chosen.servers_for(SCENARIOS["amqp-confirmed-1q"]) == ["relay"]
 
@@ -128,7 +132,7 @@ def test_idle_connections_are_held_and_counted() -> None:
     assert result.connections == 20
     # The relay keeps a receive buffer of 256 KiB for each connection.
     assert 200_000 < result.bytes_per_connection < 400_000
-    assert "20 connections" in str(result)
+    assert "(20 plain, " in str(result)
 
 
 def test_a_build_of_another_checkout_is_a_server(tmp_path: Path) -> None:
@@ -149,8 +153,10 @@ def test_two_servers_of_one_name_are_measured_in_turn(
         name = "trivium"
         is_broker = True
 
-        def __init__(self, directory: Path, cores: frozenset[int] | None = None) -> None:
-            super().__init__(directory, cores)
+        def __init__(
+            self, directory: Path, cores: frozenset[int] | None = None, door: str = PLAIN
+        ) -> None:
+            super().__init__(directory, cores, door)
             directories.append(self.directory)
 
     directories: list[Path] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.endpoints import Address
 from bench.mqtt_clients import open_session
 from bench.servers import Mosquitto, Relay, Server, ServerError, Trivium
 
@@ -62,7 +63,7 @@ def test_a_started_server_serves_and_a_stopped_one_does_not(tmp_path: Path) -> N
     finally:
         server.stop()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
+        socket.create_connection(address[:2])
 
 
 def test_a_server_keeps_to_its_cores(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_server_that_ends_at_start_shows_its_last_words(tmp_path: Path) -> Non
         def _launch(self) -> None:
             process = self._spawn(["sh", "-c", "echo no such option >&2; exit 3"])
             process.wait()
-            self._wait_for(process, ("127.0.0.1", 1))
+            self._wait_for(process, Address("127.0.0.1", 1))
 
     with pytest.raises(ServerError, match=r"failing: ended with 3 at start \| no such option"):
         Failing(tmp_path).start()

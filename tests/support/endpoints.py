@@ -14,7 +14,7 @@ from bench.endpoints import Address, Endpoint
 from bench.frames import payload
 
 BODY: Final = payload(32)
-ADDRESS: Final[Address] = ("127.0.0.1", 0)
+ADDRESS: Final[Address] = Address("127.0.0.1", 0)
 
 
 def feed(endpoint: Endpoint, server: socket.socket, data: bytes, piece: int) -> None:
