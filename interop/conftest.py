@@ -43,7 +43,7 @@ class Peer:
     """Another broker, for checking the tests."""
 
     def __init__(self, server: Server) -> None:
-        self.ports = {name: port for name, (_, port) in server.addresses.items()}
+        self.ports = {name: address.port for name, address in server.addresses.items()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
