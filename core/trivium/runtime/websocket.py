@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: What the library logs by: not each connection that opens, nor what is in its frames.
+#: What the library calls its limit of a message, opened; it has another name from version 16 on.
+_MESSAGE_LIMIT: Final = "max_size" if hasattr(ServerProtocol(), "max_size") else "max_message_size"
+
 _library_logger = logger.getChild("websockets")
 _library_logger.setLevel(logging.WARNING)
 
@@ -420,10 +423,9 @@ class WebSocket:
             # MQTT-6.0.0-1; and AMQP's frames are no text either.
             protocol.fail(CloseCode.UNSUPPORTED_DATA, "only binary frames are taken")
         else:
-            if self._inner.connection.identity is NOBODY:
-                protocol.max_size = min(UNKNOWN_BYTES, self._maximum)
-            else:
-                protocol.max_size = self._maximum
+            is_known = self._inner.connection.identity is not NOBODY
+            limit = self._maximum if is_known else min(UNKNOWN_BYTES, self._maximum)
+            setattr(protocol, _MESSAGE_LIMIT, limit)
             protocol.receive_data(part)
         is_asked_to_close = False
         for event in protocol.events_received():
