@@ -14,52 +14,23 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import aio_pika
+import aiomqtt
 import paho.mqtt.client as paho
 import pika
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
+from pika.exceptions import AuthenticationError
 
-from interop.brokers import LOOPBACK, TriviumProcess, compiled_build
-from trivium.config import EVERYTHING
+from interop.brokers import LOOPBACK, compiled_build
+from interop.site import Site
+from trivium.common.client_tls import ClientTls
+from trivium_native.sync import connect
+from trivium_native.values import Publication
 
 HERE = Path(__file__).parent
-
-
-class Site:
-    """A broker with TLS on every protocol, and its certificates."""
-
-    def __init__(self, folder: Path, build: str) -> None:
-        self.folder = folder
-        self.ca = str(folder / "ca.pem")
-        subprocess.run(
-            [sys.executable, "-m", "trivium", "tls", "self-signed", str(folder)],
-            check=True,
-            capture_output=True,
-        )
-        names = ("MQTTS", "AMQPS", "HTTPS")
-        environment = {f"TRIVIUM_LISTEN__{name}": "0" for name in names} | {
-            "TRIVIUM_TLS__CERTIFICATE": str(folder / "server.pem"),
-            "TRIVIUM_TLS__KEY": str(folder / "server.key"),
-            "TRIVIUM_TLS__CA": self.ca,
-            # Whom the client's certificate names may do what anonymous clients may.
-            "TRIVIUM_USERS__client__PASSWORD": "not used",
-            "TRIVIUM_USERS__client__PERMISSIONS": json.dumps(EVERYTHING),
-        }
-        self.process = TriviumProcess(
-            folder, is_compiled=build == "compiled", environment=environment
-        )
-        self.process.start()
-
-    def port(self, name: str) -> int:
-        return self.process.ports[name]
-
-    def context(self, with_certificate: bool = False) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca)
-        if with_certificate:
-            context.load_cert_chain(self.folder / "client.pem", self.folder / "client.key")
-        return context
 
 
 @pytest.fixture(scope="module", params=["interpreted", "compiled"])
@@ -71,13 +42,14 @@ def site(
         pytest.skip(reason)
     found = Site(tmp_path_factory.mktemp(build), build)
     yield found
-    assert found.process.is_running, found.process.log_tail()
-    assert found.process.stop() == 0
+    found.close()
 
 
 @pytest.mark.parametrize("with_certificate", [False, True])
-def test_paho_publishes_and_receives(site: Site, with_certificate: bool) -> None:
-    client = paho.Client(CallbackAPIVersion.VERSION2, "paho")
+@pytest.mark.parametrize("door", ["mqtts", "wss"])
+def test_paho_publishes_and_receives(site: Site, door: str, with_certificate: bool) -> None:
+    transport: Literal["tcp", "websockets"] = "websockets" if door == "wss" else "tcp"
+    client = paho.Client(CallbackAPIVersion.VERSION2, "paho", transport=transport)
     client.tls_set_context(site.context(with_certificate))
     found: list[bytes] = []
 
@@ -92,9 +64,25 @@ def test_paho_publishes_and_receives(site: Site, with_certificate: bool) -> None
         client.disconnect()
 
     client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
-    client.connect(LOOPBACK, site.port("mqtts"))
+    client.connect(LOOPBACK, site.port(door))
     client.loop_forever()
     assert found == [b"x" * 100_000]
+
+
+@pytest.mark.parametrize("with_certificate", [False, True])
+def test_aiomqtt_publishes_and_receives(site: Site, with_certificate: bool) -> None:
+    async def run() -> object:
+        client = aiomqtt.Client(
+            LOOPBACK, site.port("mqtts"), tls_context=site.context(with_certificate)
+        )
+        async with client:
+            await client.subscribe("aiomqtt/#", 1)
+            await client.publish("aiomqtt/a", b"hello", 1)
+            async for message in client.messages:
+                return message.payload
+        return None
+
+    assert asyncio.run(run()) == b"hello"
 
 
 def mosquitto(program: str, site: Site, *arguments: str) -> list[str]:
@@ -141,6 +129,30 @@ def test_pika_confirms_and_consumes(site: Site) -> None:
     connection.close()
 
 
+def test_pika_comes_in_by_its_certificate(site: Site) -> None:
+    def open_connection(context: ssl.SSLContext) -> pika.BlockingConnection:
+        return pika.BlockingConnection(
+            pika.ConnectionParameters(
+                LOOPBACK,
+                site.port("amqps"),
+                credentials=pika.credentials.ExternalCredentials(),
+                ssl_options=pika.SSLOptions(context, LOOPBACK),
+                socket_timeout=20,
+            )
+        )
+
+    connection = open_connection(site.context(with_certificate=True))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("external", exclusive=True)
+    # Whom the broker takes it for: a message may name nobody else (validated user-id).
+    channel.basic_publish("", "external", b"x", pika.BasicProperties(user_id="client"))
+    assert channel.basic_get("external", auto_ack=True)[2] == b"x"
+    connection.close()
+    with pytest.raises(AuthenticationError):
+        open_connection(site.context())
+
+
 def test_aio_pika_roundtrip(site: Site) -> None:
     async def run() -> bytes:
         connection = await aio_pika.connect(
@@ -180,6 +192,28 @@ def test_amqplib_roundtrip(site: Site) -> None:
 def test_mqttjs_retained(site: Site) -> None:
     found = node("mqttjs.mjs", site, str(site.port("mqtts")), "retained", "5", "tls")
     assert found == {"payload": b"kept".hex(), "retain": True}
+
+
+def test_mqttjs_by_wss(site: Site) -> None:
+    place = f"wss://{LOOPBACK}:{site.port('wss')}/mqtt"
+    found = node("mqttjs.mjs", site, place, "retained", "5", "wss")
+    assert found == {"payload": b"kept".hex(), "retain": True}
+
+
+def test_native_roundtrip(site: Site) -> None:
+    url = f"triviums://{LOOPBACK}:{site.port('natives')}"
+    tls = ClientTls(
+        ca=site.ca,
+        certificate=str(site.folder / "client.pem"),
+        key=str(site.folder / "client.key"),
+    )
+    with connect(url, tls=tls) as client:
+        client.declare_stream("native")
+        client.bind_stream("native", "amq.topic", "native")
+        client.publish([Publication(payload=b"x" * 300_000, routing_key="native")])
+        (batch,) = client.fetch("native", 0, 0).batches
+        assert [record.payload for record in batch.records(0)] == [b"x" * 300_000]
+        client.delete_stream("native")
 
 
 def test_https_serves_health_and_metrics(site: Site) -> None:
