@@ -18,8 +18,6 @@ from trivium.errors import ConfigError
 WEBSOCKET_PROTOCOL: Final = "mqtt"
 WEBSOCKET_PATH: Final = "/mqtt"
 
-#: Fields of a listener that are part of the schema, and that nothing serves yet.
-NOT_SERVED: Final = ("mount_point",)
 
 UNIX: Final = "unix:"
 
@@ -195,7 +193,7 @@ class ListenerConfig:
     proxy_protocol: tuple[str, ...] = ()
     #: that of its clients, made at the start if it is missing; "" is the client's choice
     virtual_host: str = ""
-    #: prefix of all topics of its clients
+    #: prefix of all topics of its MQTT clients, with the / at its end
     mount_point: str = ""
     #: as `[auth] anonymous`, which "" is
     anonymous: Literal["", "loopback", "always", "never"] = ""
@@ -207,9 +205,10 @@ class ListenerConfig:
     options: object = None
 
     def __post_init__(self) -> None:
-        for name in NOT_SERVED:
-            if getattr(self, name):
-                raise ConfigError(f"{name} is not served yet")
+        if self.mount_point and not re.fullmatch(r"[^$+#\0][^+#\0]*/", self.mount_point):
+            raise ConfigError(
+                f"mount_point {self.mount_point!r} does not end with /, or has a wildcard or $"
+            )
         if self.is_unix:
             if not self.path or "\0" in self.path:
                 raise ConfigError(f"{self.address!r} has no path")

@@ -16,7 +16,13 @@ from trivium.runtime.adapter import Peer, Transport, make_attempt
 from trivium.security.attempts import Login
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec import packets
-from trivium_mqtt.codec.packets import Auth, Connect, Disconnect, Subscribe, Unsubscribe
+from trivium_mqtt.codec.packets import (
+    Auth,
+    Connect,
+    Disconnect,
+    Subscribe,
+    Unsubscribe,
+)
 from trivium_mqtt.codec.reasons import (
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
@@ -36,6 +42,7 @@ from trivium_mqtt.codec.reasons import (
 )
 from trivium_mqtt.enhanced import Enhanced
 from trivium_mqtt.entry import Entry
+from trivium_mqtt.mounting import mount_will
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import FINISHED, NOT_FOUND, RELEASE_DURABLY
 from trivium_mqtt.reader import FOR_AUTHENTICATION, FOR_SESSION, Reader
@@ -123,6 +130,8 @@ class MqttConnection(Reader):
         will = connect.will
         if will is not None and not self.options.admits_topic(will.topic):
             raise RemoteError(TOPIC_NAME_INVALID, "will topic is longer than is admitted here")
+        if will is not None and self.mount_point:
+            connect.will = mount_will(self.mount_point, will)
         self._state = AUTHENTICATES
         entry = self._entry
         assert entry is not None
@@ -213,8 +222,10 @@ class MqttConnection(Reader):
         if known is not None and known.connection is not None:
             known.connection.taken_over()
             known = sessions.by_client.get(client_id)
-        if known is not None and (connect.clean_start or not known.is_of(self.identity)):
-            # What was kept for another user is not for this one.
+        if known is not None and (
+            connect.clean_start or not known.is_of(self.identity, self.mount_point)
+        ):
+            # What was kept for another is not for this one.
             sessions.end(known)
             known = None
         handover = sessions.handovers.get(client_id)
@@ -223,7 +234,9 @@ class MqttConnection(Reader):
             self.hold_input(FOR_SESSION)
             return
         if known is None:
-            session = sessions.create(client_id, granted.session_expiry, self.access)
+            session = sessions.create(
+                client_id, granted.session_expiry, self.access, self.mount_point
+            )
         else:
             session = known
             if session.access is not self.access:
@@ -238,7 +251,9 @@ class MqttConnection(Reader):
         self._entry = None
         self._keep_alive = granted.keep_alive * 1500
         self.receive_maximum = connect.receive_maximum
-        self.alias_maximum = granted.alias_maximum
+        # Behind a mount point aliases would have to be told from those of whole names.
+        self.alias_maximum = 0 if self.mount_point else granted.alias_maximum
+        self.takes_unchanged = self.alias_maximum == 0 and not self.mount_point
         self.accepted()
         block = self._with_limits(granted.answers) if self.is_v5 else b""
         self.send(packets.connack(connect.version, known is not None, 0, block))

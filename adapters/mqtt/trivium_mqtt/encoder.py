@@ -93,7 +93,7 @@ class PublishEncoder:
         if not is_v5:
             head = self.head(first, len(packet_id) + size, message.address)
             return head + packet_id if head else b""
-        block = self._block(message, identifiers)
+        block = self.block(message, identifiers)
         head = self.head(first, len(packet_id) + len(block) + size, message.address)
         return b"".join((head, packet_id, block)) if head else b""
 
@@ -112,7 +112,7 @@ class PublishEncoder:
             return b""
         if is_known:
             topic = b""
-        block = self._block(message, b"%b%c%b" % (identifiers, TOPIC_ALIAS, PACKET_IDS[alias]))
+        block = self.block(message, b"%b%c%b" % (identifiers, TOPIC_ALIAS, PACKET_IDS[alias]))
         size = 2 + len(topic) + len(packet_id) + len(block) + message.size
         if size > VARINT_MAX:
             return b""
@@ -127,7 +127,7 @@ class PublishEncoder:
             )
         )
 
-    def _block(self, message: Message, more: bytes) -> bytes:
+    def block(self, message: Message, more: bytes) -> bytes:
         """The properties with their length."""
         if (
             not more

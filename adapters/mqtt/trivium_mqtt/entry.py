@@ -76,4 +76,5 @@ class Entry:
             # As a wrong password, where there is no such virtual host.
             return BAD_CREDENTIALS if isinstance(error, NotFound) else NOT_AUTHORIZED
         connection.sessions = sessions
+        connection.encoder = sessions.encoders.of(connection.mount_point)
         return 0

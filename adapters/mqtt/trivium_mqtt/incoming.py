@@ -32,7 +32,12 @@ from trivium_mqtt.codec.packets import (
     acknowledgement,
     write_acknowledgement,
 )
-from trivium_mqtt.codec.properties import MESSAGE_EXPIRY, TOPIC_ALIAS, PacketProperties
+from trivium_mqtt.codec.properties import (
+    MESSAGE_EXPIRY,
+    RESPONSE_TOPIC,
+    TOPIC_ALIAS,
+    PacketProperties,
+)
 from trivium_mqtt.codec.publish import Publish, PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import (
     NO_MATCHING_SUBSCRIBERS,
@@ -47,6 +52,7 @@ from trivium_mqtt.codec.reasons import (
     RemoteError,
 )
 from trivium_mqtt.codec.wire import read_fixed_header, read_varint, varint_size
+from trivium_mqtt.mounting import mount_properties, mount_topic
 from trivium_mqtt.session import CombinedSubscription
 
 if TYPE_CHECKING:
@@ -460,3 +466,25 @@ class Incoming:
         # repetition after a crash.
         write_batch = self._sessions.write_batch_of(session)
         connection.answer(write_batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
+
+
+class MountedIncoming(Incoming):
+    """What a client behind a mount point publishes: with whole names, and never as it came."""
+
+    def __init__(self, connection: Reader) -> None:
+        super().__init__(connection)
+        self._mount_point = connection.mount_point
+
+    def _topic_of(self, publish: Publish) -> bytes:
+        return mount_topic(self._mount_point, super()._topic_of(publish))
+
+    def _take_message(self, publish: Publish, route: Route, content: Content) -> None:
+        properties = publish.properties
+        if properties is not None and RESPONSE_TOPIC in properties.texts:
+            publish.properties = mount_properties(self._mount_point, properties)
+        super()._take_message(publish, route, content)
+
+    def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
+        self._metrics.messages_received += count
+        self._longest_run = LONGEST_PUBLISHED_RUN
+        self._publish_each(data[at:end], self._current_route())

@@ -16,7 +16,7 @@ from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.publish import QOS_0, QOS_1, QOS_2
 from trivium_mqtt.codec.reasons import PACKET_TOO_LARGE, RemoteError
 from trivium_mqtt.codec.wire import read_fixed_header
-from trivium_mqtt.incoming import Incoming
+from trivium_mqtt.incoming import Incoming, MountedIncoming
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.session import Session
 from trivium_mqtt.states import (
@@ -108,7 +108,7 @@ class Reader(Writer):
     def publishing(self) -> Incoming:
         incoming = self._incoming
         if incoming is None:
-            incoming = Incoming(self)
+            incoming = MountedIncoming(self) if self.mount_point else Incoming(self)
             self._incoming = incoming
         return incoming
 

@@ -79,8 +79,17 @@ class Subscription:
 class Session(Destination):
     """A client's session. Containers appear when they are needed: most sessions are idle."""
 
-    def __init__(self, sessions: Sessions, client_id: bytes, expiry: int, access: Access) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        client_id: bytes,
+        expiry: int,
+        access: Access,
+        mount_point: bytes = b"",
+    ) -> None:
         self.sessions = sessions
+        #: that of the listeners by which its client comes; another one has another session
+        self.mount_point = mount_point
         #: what its user may do, who alone may have it
         self.access = access
         self.name = client_id.decode()
@@ -120,10 +129,14 @@ class Session(Destination):
         if self.outgoing is not None:
             self.outgoing.rechecks = True
 
-    def is_of(self, identity: Identity) -> bool:
-        """Whether it was made by this user."""
+    def is_of(self, identity: Identity, mount_point: bytes) -> bool:
+        """Whether it was made by this user, behind this mount point."""
         owner = self.access.identity
-        return owner.name == identity.name and owner.is_anonymous == identity.is_anonymous
+        return (
+            owner.name == identity.name
+            and owner.is_anonymous == identity.is_anonymous
+            and self.mount_point == mount_point
+        )
 
     def may_get(self, message: Message) -> bool:
         """Whether its user may read what is addressed as ``message`` is."""

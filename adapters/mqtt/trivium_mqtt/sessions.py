@@ -20,9 +20,9 @@ from trivium_mqtt.codec.properties import (
 )
 from trivium_mqtt.codec.wire import varint
 from trivium_mqtt.deadlines import Deadlines
-from trivium_mqtt.encoder import PublishEncoder
 from trivium_mqtt.handover import Handover
 from trivium_mqtt.incoming import message_of
+from trivium_mqtt.mounting import Encoders
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
@@ -60,7 +60,7 @@ class Sessions:
         self.vhost = vhost
         self.options = options
         self.metrics = metrics
-        self.encoder = PublishEncoder(broker, metrics)
+        self.encoders = Encoders(broker, metrics)
         self.topics = TopicCache(vhost)
         # Of those who may not publish everything.
         self._topics_of: dict[Access, TopicCache] = {}
@@ -98,7 +98,8 @@ class Sessions:
     ) -> None:
         for client_id, row in list(self.store.sessions()):
             owner = Identity(row.owner or "", is_anonymous=row.owner is None)
-            session = Session(self, client_id, row.expiry, self.access_of(owner, client_id))
+            access = self.access_of(owner, client_id)
+            session = Session(self, client_id, row.expiry, access, row.mount_point)
             session.is_stored = True
             self.by_client[client_id] = session
             if row.last_seen == 0 and row.expiry != NEVER:
@@ -203,9 +204,11 @@ class Sessions:
 
     # Life of a session
 
-    def create(self, client_id: bytes, expiry: int, access: Access) -> Session:
+    def create(
+        self, client_id: bytes, expiry: int, access: Access, mount_point: bytes = b""
+    ) -> Session:
         """A new session, connected from the start."""
-        session = Session(self, client_id, expiry, access)
+        session = Session(self, client_id, expiry, access, mount_point)
         self.by_client[client_id] = session
         self.connected(session, expiry)
         return session
@@ -227,7 +230,7 @@ class Sessions:
     def _row(self, session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:
         identity = session.access.identity
         owner = None if identity.is_anonymous else identity.name
-        return SessionRow(session.expiry, last_seen, inflight, owner)
+        return SessionRow(session.expiry, last_seen, inflight, owner, session.mount_point)
 
     def set_will(self, session: Session, will: Will) -> None:
         """The connected client leaves this will."""
@@ -419,7 +422,7 @@ class Sessions:
             found = Outgoing(
                 session,
                 queue,
-                self.encoder,
+                self.encoders.of(session.mount_point),
                 self.store,
                 self.metrics,
                 options.maximum_inflight,

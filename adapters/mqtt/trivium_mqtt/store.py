@@ -30,8 +30,15 @@ class SessionRow:
     """One persistent session."""
 
     def __init__(
-        self, expiry: int, last_seen: int, inflight: list[tuple[int, int]], owner: str | None
+        self,
+        expiry: int,
+        last_seen: int,
+        inflight: list[tuple[int, int]],
+        owner: str | None,
+        mount_point: bytes = b"",
     ) -> None:
+        #: of the listeners by which its client comes
+        self.mount_point = mount_point
         #: name of the user who made it; None: it came without credentials
         self.owner = owner
         #: session expiry interval in seconds
@@ -59,9 +66,10 @@ class SessionStore:
     def put_session(self, client_id: bytes, row: SessionRow) -> None:
         """Write a session's row."""
         if self._is_durable:
-            self._sessions.put(
-                client_id, pack([row.expiry, row.last_seen, row.inflight, row.owner])
-            )
+            values: list[object] = [row.expiry, row.last_seen, row.inflight, row.owner]
+            if row.mount_point:
+                values.append(row.mount_point)
+            self._sessions.put(client_id, pack(values))
 
     def delete_session(self, client_id: bytes) -> None:
         """Forget a session; its other rows are deleted one by one."""
@@ -72,9 +80,18 @@ class SessionStore:
         """All persistent sessions."""
         for client_id, row in self._sessions.items():
             # The owner is missing in rows from before there were permissions.
-            expiry, last_seen, inflight, *owner = unpack(row)
+            expiry, last_seen, inflight, *more = unpack(row)
             pairs = [(offset, packet_id) for offset, packet_id in inflight]
-            yield client_id, SessionRow(expiry, last_seen, pairs, owner[0] if owner else None)
+            yield (
+                client_id,
+                SessionRow(
+                    expiry,
+                    last_seen,
+                    pairs,
+                    more[0] if more else None,
+                    more[1] if len(more) > 1 else b"",
+                ),
+            )
 
     # Subscriptions
 

@@ -21,6 +21,7 @@ from trivium_mqtt.codec.reasons import (
     ProtocolError,
     RemoteError,
 )
+from trivium_mqtt.mounting import mount_filter
 from trivium_mqtt.reader import FOR_FILTERS
 from trivium_mqtt.session import NO_LOCAL, Session, Subscription
 from trivium_mqtt.shares import PREFIX as SHARED
@@ -97,8 +98,12 @@ class Subscribing(Timed):
         self, session: Session, topic_filter: bytes, options: int, identifier: int
     ) -> int:
         """Subscribe to one filter; its code in SUBACK."""
+        is_admitted = self._connection.options.admits_topic(topic_filter)
         try:
             check_filter(topic_filter)
+            if session.mount_point:
+                topic_filter = mount_filter(session.mount_point, topic_filter)
+                check_filter(topic_filter)
         except RemoteError as error:
             if self._connection.is_v5:
                 return error.reason
@@ -113,7 +118,7 @@ class Subscribing(Timed):
         most = self._connection.options.maximum_subscriptions
         if (
             (known is not None and len(known) >= most and topic_filter not in known)
-            or not self._connection.options.admits_topic(topic_filter)
+            or not is_admitted
             or not self._may_replay(session, topic_filter)
         ):
             return QUOTA_EXCEEDED if self._connection.is_v5 else FAILURE
@@ -131,7 +136,10 @@ class Subscribing(Timed):
 
     def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
         """Remove one subscription; its code in UNSUBACK (3.11.3)."""
-        if self._sessions.unsubscribe(session, topic_filter):
+        whole = topic_filter
+        if session.mount_point:
+            whole = mount_filter(session.mount_point, topic_filter)
+        if self._sessions.unsubscribe(session, whole):
             return 0
         try:
             check_filter(topic_filter)

@@ -49,6 +49,11 @@ class Writer(FramedConnection):
         self.is_v5 = False
         #: aliases that the client lets the broker set
         self.alias_maximum = 0
+        #: prefix of all topics of the client; empty for nearly all
+        self.mount_point = peer.listener.config.mount_point.encode()
+        self.encoder = sessions.encoders.plain
+        #: whether it takes what another client sent as it is
+        self.takes_unchanged = True
         #: size of the largest packet that the client takes (MQTT-3.1.2-24)
         self.maximum_output = VARINT_MAX
         self._aliases: dict[bytes, int] | None = None
@@ -128,7 +133,7 @@ class Writer(FramedConnection):
 
     def takes_packets(self, size: int) -> bool:
         """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
-        return self.alias_maximum == 0 and size <= self.maximum_output
+        return self.takes_unchanged and size <= self.maximum_output
 
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
@@ -149,9 +154,9 @@ class Writer(FramedConnection):
         if self.alias_maximum:
             packet = self.aliased(message, first, b"", identifiers)
         elif retain or (self.is_v5 and identifiers):
-            packet = self.sessions.encoder.front(message, first, b"", self.is_v5, identifiers)
+            packet = self.encoder.front(message, first, b"", self.is_v5, identifiers)
         else:
-            packet = self.sessions.encoder.live(message, self.is_v5)
+            packet = self.encoder.live(message, self.is_v5)
             is_whole = isinstance(content, bytes)
         size = len(packet) if is_whole else len(packet) + message.size
         if not packet or size > self.maximum_output:
@@ -175,7 +180,7 @@ class Writer(FramedConnection):
 
         The caller sends it in this order, or not at all if it is empty or does not fit.
         """
-        encoder = self.sessions.encoder
+        encoder = self.encoder
         topic = message.address.topic
         if topic is None:
             return b""

@@ -9,6 +9,7 @@ message expiry interval is left out there: what is forwarded is the time remaini
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -293,6 +294,28 @@ def check_message_properties(found: PacketProperties) -> None:
 
 def _is_number(text: bytes) -> bool:
     return 0 < len(text) <= MAX_DIGITS and text.removeprefix(b"-").isdigit()
+
+
+def change_response_topic(raw: bytes, change: Callable[[bytes], bytes | None]) -> bytes:
+    """Checked properties with ``change`` of their response topic; without it for None."""
+    at = 0
+    end = len(raw)
+    while at < end:
+        began = at
+        identifier = raw[at]
+        kind = _TYPES[identifier]
+        at += 1
+        if kind <= _VARINT:
+            _, at = _read_number(kind, raw, at, end)
+            continue
+        at += 2 + read_two(raw, at, end)
+        if kind == _PAIR:
+            at += 2 + read_two(raw, at, end)
+        elif identifier == RESPONSE_TOPIC:
+            changed = change(raw[began + 3 : at])
+            put = b"" if changed is None else bytes((RESPONSE_TOPIC,)) + binary(changed)
+            return raw[:began] + put + raw[at:]
+    return raw
 
 
 class MqttCodec(PropertyCodec):
