@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support.live import TIMEOUT, FakeBroker, running
 from trivium.messages.message import Properties
+from trivium_native import connect as connect_async
 from trivium_native import errors
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
@@ -196,3 +198,28 @@ async def test_the_brokers_close_is_told() -> None:
     async with FakeBroker(struct.pack("<IBQ", 9 + len(body), frames.CLOSE, 0) + body) as fake:
         with pytest.raises(errors.ShuttingDown, match="stop"):
             await in_thread(fake.url, lambda client: None)
+
+
+async def test_a_client_renews_what_it_came_with() -> None:
+    def work(client: SyncClient) -> str:
+        key = client.add_api_key("guest", expires_ms=int(time.time() * 1000) + 60_000).key
+        assert key is not None
+        return key
+
+    async with running() as url:
+        place = url.removeprefix("trivium://")
+        keys = [await in_thread(f"trivium://guest:guest@{place}", work) for _ in range(2)]
+
+        def renew(client: SyncClient) -> None:
+            client.renew(keys[1])
+            client.declare_stream("s")
+            with pytest.raises(errors.AuthenticationFailed):
+                client.renew(b"wrong")
+            with pytest.raises(errors.ConnectionFailed):
+                client.declare_stream("t")
+
+        await in_thread(f"trivium://guest:{keys[0]}@{place}", renew)
+        async with connect_async(f"trivium://guest:{keys[0]}@{place}") as client:
+            await client.renew(keys[1])
+            with pytest.raises(errors.AuthenticationFailed):
+                await client.renew("wrong")

@@ -140,6 +140,7 @@ class Operations:
     # Users
     add_user = Method(user_operations.add_user)
     set_password = Method(user_operations.set_password)
+    renew = Method(user_operations.renew)
     set_user_tags = Method(user_operations.set_user_tags)
     set_user_vhost = Method(user_operations.set_user_vhost)
     delete_user = Method(user_operations.delete_user)

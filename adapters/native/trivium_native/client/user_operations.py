@@ -9,6 +9,15 @@ from trivium_native.client.values import ApiKeyInfo, UserInfo
 from trivium_native.wire import frames
 
 
+def renew(secret: str | bytes) -> Operation[None]:
+    """Go on with a new token or API key of the same user, before that one expires by which the
+    client came in.
+
+    Where nothing expires nothing is checked. Raises AuthenticationFailed, and the connection ends.
+    """
+    return request(frames.AUTH, done, password=_as_bytes(secret))
+
+
 def add_user(name: str, password: str | bytes, tags: Sequence[str] = ()) -> Operation[None]:
     """A new user. Only administrators may; raises AccessRefused, PreconditionFailed."""
     return request(

@@ -16,7 +16,7 @@ from trivium_native.server import states
 from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.fetching import Fetches
-from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology
+from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology, renew
 from trivium_native.server.large import cut_payloads
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
@@ -348,6 +348,8 @@ class NativeConnection(FramedConnection):
                 self._transactions.handle(correlation, data, at, end)
             elif kind == frames.STAGE:
                 self._transactions.stage(correlation, data, at, end)
+            elif kind == frames.AUTH:
+                renew(self, correlation, Fields(data[at:end]))
             else:
                 self._requests.handle(kind, correlation, Fields(data[at:end]))
         except ProtocolError as error:

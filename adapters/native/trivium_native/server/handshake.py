@@ -130,6 +130,33 @@ class Handshake:
         connection.open(correlation, vhost, self._heartbeat)
 
 
+def renew(connection: NativeConnection, correlation: int, fields: Fields) -> None:
+    """AUTH of a client that is in: it shows a new credential of its user.
+
+    One that is refused ends the connection, as with ``connection.update-secret`` on AMQP.
+    """
+    password = fields.data("password", None, MAX_CREDENTIAL_BYTES)
+    fields.finish()
+    login = connection.login
+    assert login is not None, "an open connection has authenticated"
+
+    def done(found: Login | None) -> None:
+        if connection.is_closed:
+            return
+        if found is None:
+            name = login.identity.name
+            logger.info("%s: a renewal of user %r is refused", connection.peer.address, name)
+            connection.refuse(correlation, AuthenticationFailed("the new credential is refused"))
+            return
+        connection.admit(found)
+        connection.reply(correlation, {})
+        connection.request_done()
+
+    connection.wait_for_request()
+    attempt = make_attempt(connection, login.identity.name, password, vhost=connection.vhost.name)
+    connection.broker.authenticator.renew(login, attempt, done)
+
+
 def max_frame(options: NativeOptions) -> int:
     """The longest frame that is taken after authentication."""
     return options.max_message_bytes + frames.FRAME_OVERHEAD

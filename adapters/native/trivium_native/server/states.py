@@ -4,6 +4,8 @@
 
     GREETING -> AUTHENTICATION -> OPEN          CLOSE ends any of them
 
+AUTH in OPEN renews what the client came with.
+
 The connection asks the row of its state (``State.check``) before it looks at anything else of a
 frame. The result of an authentication may take a while: input is held meanwhile.
 """
@@ -47,7 +49,7 @@ OPEN: Final = State(
     "open",
     (
         *(frames.PUBLISH, frames.ACK, frames.NACK, frames.CREDIT, frames.PING, frames.CLOSE),
-        *(frames.TX, frames.STAGE),
+        *(frames.TX, frames.STAGE, frames.AUTH),
         *frames.REQUESTS,
     ),
     "is not one that a client sends",
