@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import jwt
 import msgpack
 import pytest
 from pamqp.commands import Basic, Connection, Exchange, Queue
 
 import trivium_amqp
 from tests.support import amqp, mqtt, native
-from tests.support.server import Client
+from tests.support.server import NOW_MS, Client
 from tests.support.server import Server as BaseServer
 from tests.support.simulated import Host
-from trivium.config import EVERYTHING, Config, StorageConfig, UserConfig
+from trivium.config import EVERYTHING, Config, JwtConfig, StorageConfig, UserConfig
 from trivium.runtime.adapter import Adapter
 from trivium.security.identity import Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
@@ -30,6 +33,7 @@ from trivium_mqtt.options import MqttOptions
 from trivium_native.server.adapter import NativeAdapter
 from trivium_native.wire import frames
 
+SECRET = "a secret of more than thirty-two bytes"
 #: kind and name
 Need = tuple[str, str]
 #: at a topic exchange: a permission for the key
@@ -49,18 +53,21 @@ class Server(BaseServer):
     def make_adapters(self) -> list[Adapter]:
         return [MqttAdapter(MqttOptions()), trivium_amqp.adapter(None), NativeAdapter(None)]
 
+    def password(self, user: str) -> bytes:
+        return b"p"
+
     def mqtt(self, user: str, client_id: str = "c", version: int = 5, **fields: Any) -> mqtt.Client:
         client = mqtt.Client(self)
         username = user if self.home == "/" else f"{self.home}:{user}"
-        client.open(client_id, version, username=username, password=b"p", **fields)
+        client.open(client_id, version, username=username, password=self.password(user), **fields)
         return client
 
     def amqp(self, user: str) -> amqp.Client:
-        return amqp.Client(self).handshake(user.encode(), b"p", self.home)
+        return amqp.Client(self).handshake(user.encode(), self.password(user), self.home)
 
     def native(self, user: str) -> native.Client:
         client = native.Client(self).greet()
-        fields = {"username": user, "password": b"p", "vhost": self.home}
+        fields = {"username": user, "password": self.password(user), "vhost": self.home}
         assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
         return client
 
@@ -90,22 +97,72 @@ class Server(BaseServer):
         self.settle()
 
 
+class ScopedServer(Server):
+    """The same where ann may do everything, but comes with a key whose scopes say less."""
+
+    shown = b"p"
+
+    def password(self, user: str) -> bytes:
+        return self.shown if user == "ann" else super().password(user)
+
+    def permit(self, user: str, needs: list[Need]) -> None:
+        super().permit(user, [])
+        self.broker.permissions.set_user(user, grants_of(EVERYTHING, {}, [], []))
+        self.show(user, scopes_for(self.home, [(CONFIGURE, "entry"), *needs]))
+
+    def show(self, user: str, scopes: list[str]) -> None:
+        self.shown = self.broker.authentication.api_keys.add(user, scopes)[1].encode()
+
+
+class TokenServer(ScopedServer):
+    """The same where ann may do nothing, but comes with a token whose scopes say more."""
+
+    def permit(self, user: str, needs: list[Need]) -> None:
+        super().permit(user, needs)
+        self.broker.permissions.set_user(user, None)
+
+    def show(self, user: str, scopes: list[str]) -> None:
+        claims = {"sub": user, "exp": NOW_MS // 1000 + 60, "scope": ["openid", *scopes]}
+        self.shown = jwt.encode(claims, SECRET, "HS256").encode()
+
+
+def scopes_for(home: str, needs: list[Need]) -> list[str]:
+    """The scopes that say just this."""
+    found = []
+    vhost = quote(home, safe="")
+    for kind, name in needs:
+        keys = [quote(key, safe="") for each, key in needs if each == TOPIC + kind] or ["none"]
+        if kind.startswith(TOPIC):
+            continue
+        if name in ("amq.topic", "x") and kind != CONFIGURE:
+            found += [f"{kind}:{vhost}/{name}/{key}" for key in keys]
+        else:
+            found.append(f"{kind}:{vhost}/{quote(name, safe='')}")
+    return found
+
+
 def _any_of(names: list[str]) -> str:
     return f"^({'|'.join(re.escape(name) for name in names)})$" if names else ""
 
 
-def make_server(home: str = "/") -> Server:
+def make_server(
+    home: str = "/", kind: type[Server] = Server, directory: Path | None = None
+) -> Server:
     users = {
         name: UserConfig(password="p", permissions=EVERYTHING if name == "root" else {})
         for name in ("root", "ann", "bob")
     }
-    server = Server(config=Config(storage=StorageConfig(mode="memory"), users=users))
+    tokens = JwtConfig()
+    if directory is not None:
+        (directory / "key").write_text(SECRET, encoding="utf-8")
+        tokens = JwtConfig(key_file=str(directory / "key"), scopes_claim="scope")
+    server = kind(config=Config(storage=StorageConfig(mode="memory"), users=users, jwt=tokens))
     for name in (home, "elsewhere"):
         server.broker.virtual_hosts.declare(name)
     server.home = home
     root = server.native("root")
-    for kind, name in (("exchange", "x"), ("exchange", "y"), ("queue", "q"), ("stream", "s")):
-        root.ask(frames.DECLARE, kind=kind, name=name)
+    for what, name in (("exchange", "x"), ("exchange", "y"), ("queue", "q"), ("stream", "s")):
+        root.ask(frames.DECLARE, kind=what, name=name)
     root.ask(frames.BIND, exchange="x", kind="queue", name="q", pattern=b"k")
     return server
 
@@ -377,6 +434,16 @@ def test_an_operation_needs_each_of_its_permissions(
     assert row.act(server) is (missing is None)
 
 
+@pytest.mark.parametrize("kind", [ScopedServer, TokenServer])
+@pytest.mark.parametrize(("row", "missing", "home"), CASES)
+def test_an_operation_needs_each_of_its_scopes(
+    row: Row, missing: Need | None, home: str, kind: type[Server], tmp_path: Path
+) -> None:
+    server = make_server(home, kind, tmp_path)
+    server.permit("ann", [need for need in row.needs if need != missing])
+    assert row.act(server) is (missing is None)
+
+
 def topology(server: Server) -> list[list[str]]:
     vhost = server.vhost
     return [sorted(vhost.exchanges), sorted(vhost.queues), sorted(vhost.streams)]
@@ -431,6 +498,92 @@ def test_a_change_takes_effect_on_live_subscriptions_and_consumers() -> None:
     server.amqp("root").publish("q", b"after")
     for client in (by_mqtt, consumer, live, queue):
         assert client.take_bytes() == b""
+
+
+def test_a_renewal_with_other_scopes_takes_effect_at_once() -> None:
+    server = make_server("/", ScopedServer)
+    assert isinstance(server, ScopedServer)
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+
+    def key(*scopes: str) -> bytes:
+        expires_ms = server.broker.now_ms + 60_000
+        return server.broker.authentication.api_keys.add("ann", scopes, expires_ms)[1].encode()
+
+    server.shown = key("read:*/*", "write:*/*")
+    properties = b"\x15" + mqtt.text("API-KEY") + b"\x16" + mqtt.text(server.shown)
+    by_mqtt = mqtt.Client(server).open("c", 5, properties=properties)
+    by_mqtt.subscribe("a/#", 1)
+    consumer, live = server.amqp("ann"), server.native("ann")
+    consumer.consume("q", no_ack=True)
+    live.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"a.b")
+    publish = native.publish(native.entry(key=b"a.b", exchange=b"amq.topic"))
+    for client in (by_mqtt, consumer, live):
+        client.take_bytes()
+    by_mqtt.feed(mqtt.publish("a/b", b"before", 1, 7, 5))
+    consumer.publish("a.b", exchange="amq.topic")
+    assert live.send(frames.PUBLISH, 5, publish)[-1][0] == frames.CONFIRM
+    assert by_mqtt.take_bytes().count(b"a/b") == 3
+    live.take_bytes()
+
+    less = key("read:*/amq.topic/other", "write:*/amq.topic/other").decode()
+    data = b"\x19" + mqtt.block(b"\x15" + mqtt.text("API-KEY") + b"\x16" + mqtt.text(less))
+    by_mqtt.feed(mqtt.packet(0xF0, data))
+    assert by_mqtt.take_one()[0] == 0xF0
+    assert [found[:2] for found in live.send(frames.AUTH, 6, {"password": less.encode()})] == [
+        (frames.CANCELLED, 0),
+        (frames.OK, 6),
+    ]
+    consumer.send(Connection.UpdateSecret(less, "less"), channel=0)
+    assert [found.name for found in consumer.take()] == [
+        "Channel.Close",
+        "Connection.UpdateSecretOk",
+    ]
+    by_mqtt.feed(mqtt.publish("a/b", b"after", 1, 8, 5))
+    assert by_mqtt.take_one() == (0x40, b"\x00\x08\x87")
+    assert live.send(frames.PUBLISH, 9, publish)[0][0] == frames.ERROR
+    server.mqtt("root", "sender").feed(mqtt.publish("a/b", b"after", 0, 0, 5))
+    assert by_mqtt.take_bytes() == b""
+    by_mqtt.feed(mqtt.publish("other", b"after", 1, 8, 5))
+    assert by_mqtt.take_one()[1][2:] != b"\x87"
+
+
+def test_identities_with_other_scopes_share_no_decision() -> None:
+    server = make_server("/", ScopedServer)
+    assert isinstance(server, ScopedServer)
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("#")
+    clients = []
+    for number, topic in enumerate(("a", "b")):
+        server.show("ann", [f"write:%2F/amq.topic/{topic}.*"])
+        clients.append(server.mqtt("ann", str(number)))
+    for _ in range(3):
+        for client in clients:
+            client.feed(mqtt.publish("a/x", b"m", 1, 1, 5) + mqtt.publish("a/x", b"m", 1, 2, 5))
+    assert len(watcher.take()) == 6
+    assert {body[2:3] for _, body in clients[1].take()} == {b"\x87"}
+    assert b"\x87" not in {body[2:3] for _, body in clients[0].take()}
+
+
+def test_a_kept_session_has_its_scopes_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(SECRET, encoding="utf-8")
+    tokens = JwtConfig(key_file=str(tmp_path / "key"), scopes_claim="scope")
+    host = Host()
+    server = TokenServer(config=Config(jwt=tokens), host=host)
+    server.show("ann", ["read:%2F/amq.topic/a.*"])
+    client = server.mqtt("ann", clean=False, properties=b"\x11" + (600).to_bytes(4, "big"))
+    client.feed(mqtt.subscribe("a/#", 1, 1, 5))
+    server.sync()
+    assert client.take()[-1][1][-1] == 1
+    shown = server.shown
+    server.crash()
+    server = TokenServer(config=Config(jwt=tokens), host=host)
+    root = mqtt.Client(server).open("root", 5)
+    root.feed(mqtt.publish("a/x", b"a/x", 1, 7, 5))
+    server.sync()
+    again = mqtt.Client(server)
+    again.open("c", 5, False, username="ann", password=shown)
+    assert [body[-3:] for first, body in again.take() if first >> 4 == 3] == [b"a/x"]
 
 
 def test_a_wildcard_delivers_only_what_may_be_read() -> None:

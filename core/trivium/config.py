@@ -225,6 +225,9 @@ class JwtConfig:
     user_claim: str = "sub"
     tags_claim: str = ""
     tag_prefix: str = ""
+    #: the claim with its scopes, those with the prefix; "" is none: its user's permissions hold
+    scopes_claim: str = ""
+    scope_prefix: str = ""
     #: the claim with the virtual host of clients that name none; "" is none
     vhost_claim: str = ""
 

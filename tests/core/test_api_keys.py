@@ -8,6 +8,7 @@ from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.runtime.authentication import Authentication
 from trivium.security import api_keys as module
 from trivium.security.attempts import Attempt, Login
+from trivium.security.identity import Identity
 from trivium.storage.memory import MemoryStorage
 
 
@@ -88,6 +89,24 @@ def test_a_key_gives_no_tag_that_its_user_has_not(opened: Opened) -> None:
     current = opened.authenticator.current(login)
     assert current is not None
     assert current.identity.tags == set()
+
+
+def test_a_key_with_scopes_narrows_what_its_user_may(opened: Opened) -> None:
+    _, text = opened.keys.add("ann", ["monitoring", "tag:administrator", "read:*/q"])
+    login = Opened(opened.storage).login(text)
+    assert login is not None
+    tags = frozenset(["monitoring", "administrator"])
+    assert login.identity == Identity("ann", tags, scopes=("read:*/q",), is_narrowed=True)
+    _, text = opened.keys.add("ann", ["read:*/q"])
+    login = opened.login(text)
+    assert login is not None
+    assert login.identity.tags == set()
+    assert opened.authenticator.current(login) is login
+
+
+def test_a_scope_that_is_misspelt_is_refused(opened: Opened) -> None:
+    with pytest.raises(PreconditionFailed, match="no scope"):
+        opened.keys.add("ann", ["reed:*/q"])
 
 
 def test_a_key_expires(opened: Opened) -> None:

@@ -191,6 +191,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "user_claim": "u",
             "tags_claim": "t",
             "tag_prefix": "p",
+            "scopes_claim": "sc",
+            "scope_prefix": "sp",
             "vhost_claim": "v",
         },
         "http_auth": {

@@ -227,6 +227,38 @@ def test_a_claim_gives_tags(tmp_path: Path, value: Any, tags: set[str]) -> None:
     assert login.identity.tags == tags
 
 
+@pytest.mark.parametrize(
+    ("value", "scopes", "tags"),
+    [
+        ("openid me.read:*/q me.tag:monitoring read:*/all", ("read:*/q",), {"monitoring"}),
+        (["me.read:*/q", 5, "me.", "me.write:v/x/k"], ("read:*/q", "write:v/x/k"), set()),
+        ({"me.read:*/q": 1}, (), set()),
+        (None, (), set()),
+    ],
+)
+def test_a_claim_gives_scopes(
+    tmp_path: Path, value: Any, scopes: tuple[str, ...], tags: set[str]
+) -> None:
+    tokens = configured(tmp_path, scopes_claim="scope", scope_prefix="me.")
+    login = tokens.login(sign(scope=value))
+    assert login is not None
+    assert (login.identity.scopes, login.identity.is_narrowed) == (scopes, False)
+    assert login.identity.tags == tags
+
+
+def test_scopes_count_where_they_are_asked_for(tmp_path: Path) -> None:
+    login = configured(tmp_path).login(sign(scope="read:*/q tag:administrator"))
+    assert login is not None
+    assert (login.identity.scopes, login.identity.tags) == (None, set())
+
+
+def test_a_token_has_a_bound_of_scopes_and_of_tags(tmp_path: Path) -> None:
+    tokens = configured(tmp_path, scopes_claim="scope")
+    assert tokens.login(sign(scope=[f"read:v/{n}" for n in range(256)])) is not None
+    assert tokens.login(sign(scope=[f"read:v/{n}" for n in range(257)])) is None
+    assert tokens.login(sign(scope=[f"tag:{n}" for n in range(33)])) is None
+
+
 @pytest.mark.parametrize(("value", "vhost"), [("farm", "farm"), (5, ""), (["farm"], "")])
 def test_a_claim_names_the_virtual_host(tmp_path: Path, value: Any, vhost: str) -> None:
     login = configured(tmp_path, vhost_claim="vh").login(sign(vh=value))

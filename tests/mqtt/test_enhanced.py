@@ -301,6 +301,15 @@ def test_mqtt_3_1_2_11_10_data_without_a_method(server: Server) -> None:
     expect_refused(client, 0x82)
 
 
+@pytest.mark.parametrize(("username", "vhost"), [("farm:ann", "farm"), ("ann", "/"), (None, "/")])
+def test_a_virtual_host_may_stand_before_the_user(
+    server: Server, username: str | None, vhost: str
+) -> None:
+    server.broker.virtual_hosts.declare("farm")
+    client = log_in(server, username=username)
+    assert client.connection.access.vhost == vhost
+
+
 # Tokens
 
 

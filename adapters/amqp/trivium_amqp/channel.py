@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from trivium.errors import AccessRefused
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
-from trivium.security.permissions import READ
+from trivium.security.permissions import READ, Access
 from trivium_amqp import basic, states, topology
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -48,8 +48,6 @@ class Channel:
         self.number = number
         self.vhost = connection.vhost
         self.broker = connection.broker
-        #: what the client may do
-        self.access = connection.access
         #: which frames may come
         self.state = states.OPEN
         #: deliveries that await an acknowledgement, by delivery tag
@@ -240,6 +238,11 @@ class Channel:
             " This timeout value can be configured, see consumers doc guide to learn more"
         )
         self.fail(ChannelException(PRECONDITION_FAILED, text), 0)
+
+    @property
+    def access(self) -> Access:
+        """What the client may do."""
+        return self.connection.access
 
     def check_permissions(self) -> None:
         """Permissions have changed: fail when a consumer reads what the client may not read."""

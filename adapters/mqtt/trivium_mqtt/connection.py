@@ -166,7 +166,8 @@ class MqttConnection(Reader):
             raise ProtocolError("AUTH without an authentication method (MQTT-4.12.0-7)")
         packet = Auth(data, at, end)
         connect = self._connect
-        attempt = make_attempt(self, None, b"", client_id=self.client_id.decode(errors="replace"))
+        client_id = self.client_id.decode(errors="replace")
+        attempt = make_attempt(self, None, b"", client_id=client_id, vhost=self.access.vhost)
         if connect is not None:
             self._state = AUTHENTICATES
         enhanced.take(packet, replace(attempt, renews=self.identity.name))
@@ -271,10 +272,12 @@ class MqttConnection(Reader):
             self.hold_output()
 
     def permissions_changed(self) -> None:
-        """The session knows already."""
+        """The session knows already, unless the client has other scopes."""
         session = self.session
         if session is None:
             return
+        if session.access.identity.scopes != self.identity.scopes:
+            session.permissions_changed(self.access)
         self.access = session.access
         if not self.access.may_enter:
             self.end(NOT_AUTHORIZED)

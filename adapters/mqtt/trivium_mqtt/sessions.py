@@ -97,8 +97,7 @@ class Sessions:
         self, last_run: int, inflight: list[tuple[Session, int, int, bool]]
     ) -> None:
         for client_id, row in list(self.store.sessions()):
-            owner = Identity(row.owner or "", is_anonymous=row.owner is None)
-            access = self.access_of(owner, client_id)
+            access = self.access_of(row.owner, client_id)
             session = Session(self, client_id, row.expiry, access, row.mount_point)
             session.is_stored = True
             self.by_client[client_id] = session
@@ -228,8 +227,7 @@ class Sessions:
             self.withdraw_will(session)
 
     def _row(self, session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:
-        identity = session.access.identity
-        owner = None if identity.is_anonymous else identity.name
+        owner = session.access.identity
         return SessionRow(session.expiry, last_seen, inflight, owner, session.mount_point)
 
     def set_will(self, session: Session, will: Will) -> None:

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from trivium.common.values import pack, unpack
+from trivium.security.identity import Identity
 from trivium.storage.base import Storage
 from trivium_mqtt.codec.packets import Will
 from trivium_mqtt.codec.wire import PACKET_IDS
@@ -26,6 +27,18 @@ _OUTGOING: Final = Struct(">QB")
 _CLOCK: Final = b"clock"
 
 
+def _owner(
+    name: str | None = None, scopes: list[str] | None = None, is_narrowed: bool = False
+) -> Identity:
+    """Who made a session, as its row says."""
+    return Identity(
+        name or "",
+        is_anonymous=name is None,
+        scopes=None if scopes is None else tuple(scopes),
+        is_narrowed=is_narrowed,
+    )
+
+
 class SessionRow:
     """One persistent session."""
 
@@ -34,12 +47,12 @@ class SessionRow:
         expiry: int,
         last_seen: int,
         inflight: list[tuple[int, int]],
-        owner: str | None,
+        owner: Identity,
         mount_point: bytes = b"",
     ) -> None:
         #: of the listeners by which its client comes
         self.mount_point = mount_point
-        #: name of the user who made it; None: it came without credentials
+        #: who made it, without tags
         self.owner = owner
         #: session expiry interval in seconds
         self.expiry = expiry
@@ -66,9 +79,13 @@ class SessionStore:
     def put_session(self, client_id: bytes, row: SessionRow) -> None:
         """Write a session's row."""
         if self._is_durable:
-            values: list[object] = [row.expiry, row.last_seen, row.inflight, row.owner]
-            if row.mount_point:
+            owner = row.owner
+            name = None if owner.is_anonymous else owner.name
+            values: list[object] = [row.expiry, row.last_seen, row.inflight, name]
+            if row.mount_point or owner.scopes is not None:
                 values.append(row.mount_point)
+            if owner.scopes is not None:
+                values += [list(owner.scopes), owner.is_narrowed]
             self._sessions.put(client_id, pack(values))
 
     def delete_session(self, client_id: bytes) -> None:
@@ -82,16 +99,9 @@ class SessionStore:
             # The owner is missing in rows from before there were permissions.
             expiry, last_seen, inflight, *more = unpack(row)
             pairs = [(offset, packet_id) for offset, packet_id in inflight]
-            yield (
-                client_id,
-                SessionRow(
-                    expiry,
-                    last_seen,
-                    pairs,
-                    more[0] if more else None,
-                    more[1] if len(more) > 1 else b"",
-                ),
-            )
+            mount_point = more[1] if len(more) > 1 else b""
+            owner = _owner(*more[:1], *more[2:])
+            yield client_id, SessionRow(expiry, last_seen, pairs, owner, mount_point)
 
     # Subscriptions
 

@@ -305,7 +305,7 @@ def _add_user(user: argparse.ArgumentParser) -> None:
     key = add("add-key", "make an API key of a user and print it, this once")
     key.add_argument("name", metavar="NAME")
     key.add_argument("--days", type=float, metavar="N", help="after which it expires")
-    key.add_argument("--scope", action="append", help="of the user's tags one that the key gives")
+    key.add_argument("--scope", action="append", help="what it is for: a tag, or read:VHOST/NAME")
     add("delete-key", "take a key back").add_argument("id", metavar="ID")
     show = add("list-keys", "print the keys of a user, or of all, one JSON object per line")
     show.add_argument("name", metavar="NAME", nargs="?", default="")

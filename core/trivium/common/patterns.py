@@ -337,3 +337,8 @@ class Pattern:
             elif (kind == _START and position == 0) or (kind == _END and position == size):
                 pending.append(self._next[state])
         return False
+
+
+def literal(text: str) -> str:
+    """A part of a pattern that is ``text``, whatever characters it has."""
+    return "".join(each if each.isalnum() else "\\" + each for each in text)

@@ -157,6 +157,7 @@ class Connection(DurabilityWaiter):
 
     def admit(self, login: Login) -> None:
         """The client has authenticated, or what it may do has changed since."""
+        former = self.identity
         self.login = login
         self.identity = login.identity
         expiring = self.broker.logins.expiring
@@ -164,6 +165,13 @@ class Connection(DurabilityWaiter):
             expiring.add(self)
         else:
             expiring.discard(self)
+        permissions = self.broker.permissions
+        access = self.access
+        if access is not permissions.nobody and former.scopes != login.identity.scopes:
+            # It has renewed what it came with, by what is for something else.
+            self.access = permissions.access(login.identity, access.vhost, access.client_id)
+            self.broker.vhost(access.vhost).topology_version += 1
+            self.permissions_changed()
 
     def feed(self, data: bytes) -> None:
         """Bytes arrived."""
@@ -231,7 +239,7 @@ class Connection(DurabilityWaiter):
         """Publishers may go on."""
 
     def permissions_changed(self) -> None:
-        """What the client may do has changed: stop what it may not do any more."""
+        """What the client may do has changed, and `access` maybe: stop what it may not do now."""
 
     def internal_error(self) -> None:
         """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""

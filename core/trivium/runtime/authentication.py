@@ -173,6 +173,8 @@ def token_rules(config: JwtConfig) -> TokenRules:
         user_claim=config.user_claim,
         tags_claim=config.tags_claim,
         tag_prefix=config.tag_prefix,
+        scopes_claim=config.scopes_claim,
+        scope_prefix=config.scope_prefix,
         vhost_claim=config.vhost_claim,
     )
 

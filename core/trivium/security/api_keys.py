@@ -19,7 +19,8 @@ from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
 from trivium.security.identity import Identity
-from trivium.security.users import Users, check_tags
+from trivium.security.scopes import check_scopes, scopes_of
+from trivium.security.users import Users
 from trivium.storage.base import Table
 
 API_KEY: Final = "api-key"
@@ -39,7 +40,8 @@ class ApiKey:
 
     id: str
     user: str
-    #: of the user's tags those that the key gives; None gives all
+    #: words (`trivium.security.scopes`): which of the user's tags it gives, and to what it narrows
+    #: the user's permissions, if they name any; None gives all
     scopes: frozenset[str] | None = None
     #: wall clock in milliseconds; 0 for never
     expires_ms: int = 0
@@ -110,7 +112,7 @@ class ApiKeys(Method):
         key = ApiKey(
             id=number,
             user=user,
-            scopes=None if scopes is None else check_tags(scopes),
+            scopes=None if scopes is None else check_scopes(scopes),
             expires_ms=expires_ms,
             digest=hashlib.sha256(secret.encode()).digest(),
         )
@@ -150,9 +152,13 @@ class ApiKeys(Method):
         user = self._users.find(key.user)
         if user is None or 0 < key.expires_ms <= self._now_ms():
             return None
-        tags = user.tags if key.scopes is None else user.tags & key.scopes
+        identity = user.identity
+        if key.scopes is not None:
+            scopes, tags = scopes_of(key.scopes)
+            is_narrowed = scopes is not None
+            identity = Identity(key.user, user.tags & tags, scopes=scopes, is_narrowed=is_narrowed)
         return Login(
-            identity=Identity(key.user, tags),
+            identity=identity,
             method=self.name,
             key=key.id,
             expires_ms=key.expires_ms,

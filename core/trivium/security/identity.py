@@ -20,6 +20,11 @@ class Identity:
     name: str
     tags: frozenset[str] = frozenset()
     is_anonymous: bool = False
+    #: what the token or key is for that it came with (`trivium.security.scopes`), sorted; None:
+    #: for whatever the user may do
+    scopes: tuple[str, ...] | None = None
+    #: whether they narrow what the user may do; else they alone say it
+    is_narrowed: bool = False
 
 
 #: Whom a connection has before it has authenticated: nothing is permitted.

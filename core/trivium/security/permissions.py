@@ -4,7 +4,8 @@ Three notations are read here, those that users of other brokers have: RabbitMQ'
 (configure, write, read), its topic permissions, and Mosquitto's ACL lines; roles bundle them. What
 a user may do is what its own grants and those of its roles allow together. A topic permission
 narrows the patterns beside which it stands, and an ACL line ``deny`` takes away whatever the others
-grant. Who has nothing may do nothing.
+grant. Who has nothing may do nothing. The scopes of a token stand in for what its user is granted;
+those of an API key narrow it.
 
 ``Access`` is one identity in one virtual host. It remembers its decisions until permissions change,
 and is asked where routes are found, not where messages pass.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from trivium.common.events import Events
-from trivium.common.patterns import Pattern, PatternError
+from trivium.common.patterns import Pattern, PatternError, literal
 from trivium.errors import AccessRefused, PreconditionFailed
 from trivium.messages.message import HeaderValue
 from trivium.messages.topics import (
@@ -33,12 +34,11 @@ from trivium.messages.topics import (
 )
 from trivium.routing.exchanges import Exchange, Guard, TopicExchange
 from trivium.security.identity import NOBODY, Identity
-
-#: What ``Access.may`` is asked about.
-CONFIGURE: Final = "configure"
-WRITE: Final = "write"
-READ: Final = "read"
-KINDS: Final = (CONFIGURE, WRITE, READ)
+from trivium.security.scopes import CONFIGURE as CONFIGURE
+from trivium.security.scopes import KINDS as KINDS
+from trivium.security.scopes import READ as READ
+from trivium.security.scopes import WRITE as WRITE
+from trivium.security.scopes import ScopePatterns
 
 #: The virtual host of permissions that hold in every one.
 EVERY_VHOST: Final = "*"
@@ -195,11 +195,6 @@ def _matcher(text: str) -> Pattern:
     return Pattern(text or "^$")
 
 
-def _literal(value: str) -> str:
-    """A pattern that is ``value``, whatever characters it has."""
-    return "".join(each if each.isalnum() else "\\" + each for each in value)
-
-
 def expand_pattern(text: str, values: Mapping[str, str]) -> Pattern | None:
     """A pattern with variables such as ``{username}``, whose values match themselves alone.
 
@@ -209,7 +204,7 @@ def expand_pattern(text: str, values: Mapping[str, str]) -> Pattern | None:
         if not values.get(variable):
             return None
     try:
-        return _matcher(_VARIABLE.sub(lambda found: _literal(values[found.group(1)]), text))
+        return _matcher(_VARIABLE.sub(lambda found: literal(values[found.group(1)]), text))
     except PatternError:
         return None
 
@@ -223,7 +218,12 @@ class _Patterns:
             self.names[kind] = _matcher(texts[index])
         #: by exchange and kind; None matches nothing
         self.topics: dict[tuple[str, str], Pattern | None] = {}
-        self.is_everything = texts == (".*", ".*", ".*")
+        self._is_everything = texts == (".*", ".*", ".*")
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether they allow everything."""
+        return self._is_everything and not self.topics
 
     def allow(self, kind: str, name: str) -> bool:
         return self.names[kind].matches(name)
@@ -269,7 +269,9 @@ class Access(Guard):
         self._permissions = permissions
         self._generation = -1
         self._is_open = False
-        self._patterns: list[_Patterns] = []
+        self._patterns: list[_Patterns | ScopePatterns] = []
+        # What it is narrowed to; None: nothing narrows it.
+        self._limit: ScopePatterns | None = None
         self._acl = _Acl()
         self._names: dict[tuple[str, str], bool] = {}
         self._topics: dict[tuple[str, str, bytes], bool] = {}
@@ -295,9 +297,26 @@ class Access(Guard):
             if home == self.vhost:
                 for line in grants.acl:
                     self._acl.add(line, name, self.client_id)
-        self._is_open = not self._acl.denied and any(
-            each.is_everything and not each.topics for each in self._patterns
+        limit = self._take_scopes()
+        self._limit = limit
+        self._is_open = (
+            not self._acl.denied
+            and any(each.is_everything for each in self._patterns)
+            and (limit is None or limit.is_everything)
         )
+
+    def _take_scopes(self) -> ScopePatterns | None:
+        """Put the scopes in the place of what is granted, or give what they narrow it to."""
+        words = self.identity.scopes
+        if words is None:
+            return None
+        scopes = ScopePatterns(words, self.vhost)
+        if self.identity.is_narrowed:
+            return scopes
+        # What is denied stays denied.
+        self._patterns = [scopes] if scopes.is_something else []
+        self._acl.granted = {READ: [], WRITE: []}
+        return None
 
     def _with_topics(self, patterns: _Patterns, grants: Grants) -> _Patterns:
         for (vhost, exchange), (write, read) in grants.topics.items():
@@ -328,7 +347,10 @@ class Access(Guard):
         """Whether anything is granted in this virtual host."""
         self._refresh()
         acl = self._acl.granted
-        return bool(self._patterns or acl[READ] or acl[WRITE])
+        limit = self._limit
+        return bool(self._patterns or acl[READ] or acl[WRITE]) and (
+            limit is None or limit.is_something
+        )
 
     def refused(self, what: str) -> AccessRefused:
         """The refusal of ``what``, which is counted and, on request, logged."""
@@ -353,11 +375,17 @@ class Access(Guard):
         place = (kind, name)
         known = self._names.get(place)
         if known is None:
-            known = any(each.allow(kind, name or DEFAULT_EXCHANGE) for each in self._patterns)
+            known = self._decide(kind, name or DEFAULT_EXCHANGE)
             if len(self._names) >= MAX_DECISIONS:
                 self._names.clear()
             self._names[place] = known
         return known
+
+    def _decide(self, kind: str, name: str) -> bool:
+        limit = self._limit
+        return any(each.allow(kind, name) for each in self._patterns) and (
+            limit is None or limit.allow(kind, name)
+        )
 
     def require(self, kind: str, what: str, name: str) -> None:
         """Raise AccessRefused unless ``may``; ``what`` is ``exchange``, ``queue``, ``stream``."""
@@ -398,6 +426,8 @@ class Access(Guard):
         )
 
     def _decide_topic(self, kind: str, exchange: str, key: bytes) -> bool:
+        if not self._is_within(kind, exchange, key):
+            return False
         if exchange == TOPIC_EXCHANGE:
             levels = levels_of(key)
             if any(matches(denied, levels) for denied in self._acl.denied):
@@ -405,6 +435,12 @@ class Access(Guard):
             if any(_covers(granted, levels) for granted in self._acl.granted[kind]):
                 return True
         return self._patterns_allow(kind, exchange, key)
+
+    def _is_within(self, kind: str, exchange: str, key: bytes) -> bool:
+        """Whether what narrows it allows that."""
+        text = key.decode(errors="surrogateescape")
+        limit = self._limit
+        return limit is None or limit.allow_topic(kind, exchange or DEFAULT_EXCHANGE, text)
 
     def _patterns_allow(self, kind: str, exchange: str, key: bytes) -> bool:
         name = exchange or DEFAULT_EXCHANGE
@@ -427,6 +463,8 @@ class Access(Guard):
         levels = filter_pattern(pattern) if is_filter else key_pattern(pattern)
         if ONE not in levels and MANY not in levels:
             return self.may_topic(READ, exchange, key_of(pattern) if is_filter else pattern)
+        if not self._is_within(READ, exchange, _as_key(levels)):
+            return False
         if exchange == TOPIC_EXCHANGE:
             if any(_covers(denied, levels) for denied in self._acl.denied):
                 return False
@@ -441,6 +479,8 @@ class Access(Guard):
         if self._is_open:
             return
         levels = key_pattern(pattern)
+        if not self._is_within(READ, exchange, pattern):
+            raise self._topic_refused(READ, exchange, pattern)
         if exchange == TOPIC_EXCHANGE:
             if any(_meet(denied, levels) for denied in self._acl.denied):
                 raise self._topic_refused(READ, exchange, pattern)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from trivium.errors import ConfigError, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
 from trivium.security.identity import Identity
+from trivium.security.scopes import read_scopes
 from trivium.security.stored import RunInPool
 from trivium.security.token_keys import (
     ALGORITHMS,
@@ -59,6 +60,8 @@ class TokenRules:
     user_claim: str = "sub"
     tags_claim: str = ""
     tag_prefix: str = ""
+    scopes_claim: str = ""
+    scope_prefix: str = ""
     vhost_claim: str = ""
 
 
@@ -178,33 +181,27 @@ class Tokens(Method):
             return REFUSED
         try:
             check_name(name)
-            tags = check_tags(self._tags(claims))
+            scopes, tags = self._scopes(claims)
+            tags |= frozenset(_words(claims, rules.tags_claim, rules.tag_prefix)[:MAX_TAGS])
+            identity = Identity(name, check_tags(tags), scopes=scopes)
         except PreconditionFailed:
             return REFUSED
         vhost = claims.get(rules.vhost_claim, "") if rules.vhost_claim else ""
         return Verdict(
             Login(
-                identity=Identity(name, tags),
+                identity=identity,
                 method=self.name,
                 expires_ms=expires_ms,
                 virtual_host=vhost if isinstance(vhost, str) else "",
             )
         )
 
-    def _tags(self, claims: dict[str, Any]) -> list[str]:
-        """The tags of a claim: a list of texts, or one text with spaces between (RFC 8693)."""
+    def _scopes(self, claims: dict[str, Any]) -> tuple[tuple[str, ...] | None, frozenset[str]]:
+        """The scopes of a token and the tags among them; None where they do not count."""
         rules = self._rules
-        value = claims.get(rules.tags_claim, []) if rules.tags_claim else []
-        words = value.split() if isinstance(value, str) else value
-        if not isinstance(words, list):
-            return []
-        prefix = rules.tag_prefix
-        found = [
-            word.removeprefix(prefix)
-            for word in words
-            if isinstance(word, str) and word.startswith(prefix) and word != prefix
-        ]
-        return found[:MAX_TAGS]
+        if not rules.scopes_claim:
+            return None, frozenset()
+        return read_scopes(_words(claims, rules.scopes_claim, rules.scope_prefix))
 
     # The key set
 
@@ -236,6 +233,19 @@ class Tokens(Method):
             logger.error("key set of [jwt] jwks_url: %s; the keys before it hold", error)
         for go_on in waiting:
             go_on()
+
+
+def _words(claims: dict[str, Any], claim: str, prefix: str) -> list[str]:
+    """What follows a prefix in a claim: a list, or a text with spaces between (RFC 8693, 4.2)."""
+    value = claims.get(claim, []) if claim else []
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list):
+        return []
+    return [
+        word.removeprefix(prefix)
+        for word in words
+        if isinstance(word, str) and word.startswith(prefix) and word != prefix
+    ]
 
 
 def _milliseconds(value: object) -> int | None:

@@ -66,8 +66,9 @@ def add_api_key(
 ) -> Operation[ApiKeyInfo]:
     """A new key of a user; ``key`` of what it gives is shown this once.
 
-    ``scopes`` are those of the user's tags that the key gives, None for all. ``expires_ms`` is a
-    time in milliseconds since the epoch, 0 for never.
+    ``scopes`` say which of the user's tags it gives, and to what it narrows its permissions
+    (``read:VHOST/NAME``, docs/security.md); None gives all. ``expires_ms`` is a time in
+    milliseconds since the epoch, 0 for never.
     """
     fields = {} if scopes is None else {"scopes": list(scopes)}
     return request(

@@ -190,6 +190,7 @@ class NativeConnection(FramedConnection):
         """Cancel what the client may not read any more."""
         if self.state is not states.OPEN:
             return
+        self._publisher.access = self.access
         try:
             self.access.require_entry()
         except core.AccessRefused as error:

@@ -62,7 +62,6 @@ class GroupRequests:
     def __init__(self, connection: NativeConnection, vhost: VirtualHost) -> None:
         self._connection = connection
         self._vhost = vhost
-        self._access = connection.access
         self._calls = _Calls(connection)
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> None:
@@ -83,7 +82,7 @@ class GroupRequests:
 
     def _join(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
-        self._access.require(READ, "group", group)
+        self._connection.access.require(READ, "group", group)
         name = fields.text("member", "") or secrets.token_hex(8)
         reply: dict[str, object] = {"member": name}
         if fields.boolean("exclusive"):
@@ -100,7 +99,7 @@ class GroupRequests:
             if strategy not in STRATEGIES:
                 raise InvalidArgument(f"'strategy' must be one of {', '.join(STRATEGIES)}")
             for stream in streams:
-                self._access.require(READ, "stream", stream)
+                self._connection.access.require(READ, "stream", stream)
             member = self._vhost.memberships.join(
                 group, name, streams, strategy, session_ms, rebalance_ms, self._calls
             )
@@ -111,7 +110,7 @@ class GroupRequests:
 
     def _heartbeat(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
-        self._access.require(READ, "group", group)
+        self._connection.access.require(READ, "group", group)
         name = fields.text("member")
         generation = fields.integer("generation", 0, _MAX_GENERATION)
         owned = fields.partitions("owned", MAX_GROUP_PARTITIONS)
@@ -152,7 +151,7 @@ class GroupRequests:
 
     def _leave(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
-        self._access.require(READ, "group", group)
+        self._connection.access.require(READ, "group", group)
         name = fields.text("member")
         generation = fields.integer("generation", 0, _MAX_GENERATION)
         fields.finish()
@@ -160,15 +159,15 @@ class GroupRequests:
         self._connection.reply_when_durable(correlation, {})
 
     def _commit(self, correlation: int, fields: Fields) -> None:
-        commit = Commit(self._vhost, fields, self._access)
+        commit = Commit(self._vhost, fields, self._connection.access)
         commit.check()
         commit.apply()
         self._connection.reply_when_durable(correlation, {})
 
     def _committed(self, correlation: int, fields: Fields) -> None:
-        stream = stream_of(self._vhost, fields, self._access)
+        stream = stream_of(self._vhost, fields, self._connection.access)
         group = fields.text("group")
-        self._access.require(READ, "group", group)
+        self._connection.access.require(READ, "group", group)
         fields.finish()
         rows = [
             [lag.partition, None if lag.committed < 0 else lag.committed, lag.lag]

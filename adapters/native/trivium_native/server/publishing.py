@@ -78,8 +78,8 @@ class Publisher:
         self._vhost = vhost
         self._metrics = metrics
         self._origin = origin
-        # None where it was decided before.
-        self._access = access
+        #: what the client may do; None where it was decided before
+        self.access = access
         self._broker = broker
         self._max_payload = max_payload
         #: why publishing is refused at the moment
@@ -289,7 +289,7 @@ class Publisher:
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
         name = _name(raw[:exchange_size])
-        access = self._access
+        access = self.access
         if access is not None:
             access.require_exchange(WRITE, name)
         exchange = vhost.exchange(name)

@@ -54,7 +54,6 @@ class Requests:
     def __init__(self, connection: NativeConnection, vhost: VirtualHost, parts: Parts) -> None:
         self._connection = connection
         self._vhost = vhost
-        self._access = connection.access
         self._parts = parts
         self._groups = GroupRequests(connection, vhost)
         self._policies = PolicyRequests(connection, vhost)
@@ -111,7 +110,7 @@ class Requests:
             subscription = self._subscribe_live(number, fields)
         elif mode == "queue":
             name = fields.text("queue")
-            self._access.require(READ, "queue", name)
+            self._connection.access.require(READ, "queue", name)
             queue = self._vhost.queue(name, connection)
             credit = fields.integer("credit", 1, _MAX_U32)
             priority = fields.integer("priority", -(1 << 31), (1 << 31) - 1, 0)
@@ -141,12 +140,12 @@ class Requests:
 
     def _subscribe_live(self, number: int, fields: Fields) -> LiveSubscription:
         name = fields.text("exchange")
-        self._access.require_exchange(READ, name)
+        self._connection.access.require_exchange(READ, name)
         exchange = self._vhost.exchange(name)
         pattern = _pattern(fields)
         no_local = fields.boolean("no_local")
         fields.finish()
-        self._access.require_live(exchange, pattern)
+        self._connection.access.require_live(exchange, pattern)
         return LiveSubscription(self._connection, number, exchange, pattern, no_local)
 
     def _subscribe_at(
@@ -179,7 +178,7 @@ class Requests:
     # Streams
 
     def _partition(self, fields: Fields) -> Partition:
-        stream = stream_of(self._vhost, fields, self._access)
+        stream = stream_of(self._vhost, fields, self._connection.access)
         index = fields.integer("partition", 0, _MAX_U32)
         partition = stream.partition(index)
         if partition is None:
@@ -238,7 +237,7 @@ class Requests:
         else:
             for name in names:
                 if not self._may_use(name):
-                    self._access.require(READ, "stream", name)
+                    self._connection.access.require(READ, "stream", name)
             streams = [self._vhost.stream(name) for name in dict.fromkeys(names)]
         if sum(len(stream.partitions) for stream in streams) > MAX_DESCRIBED:
             raise InvalidArgument("too many partitions for one reply: name fewer streams")
@@ -259,7 +258,9 @@ class Requests:
         self._connection.reply(correlation, {"streams": described})
 
     def _may_use(self, stream: str) -> bool:
-        return self._access.may(READ, stream) or self._access.may(WRITE, stream)
+        return self._connection.access.may(READ, stream) or self._connection.access.may(
+            WRITE, stream
+        )
 
     def _offsets(self, correlation: int, fields: Fields) -> None:
         partition = self._partition(fields)
@@ -293,7 +294,7 @@ class Requests:
         producer = name.encode()
         is_transactional = fields.boolean("transactional")
         fields.finish()
-        self._access.require(WRITE, "producer", name)
+        self._connection.access.require(WRITE, "producer", name)
         if not producer:
             raise InvalidArgument("a producer has a name")
         vhost = self._vhost
@@ -314,7 +315,7 @@ class Requests:
         if kind == "stream":
             partitions = fields.integer("partitions", 1, _MAX_U32, 1)
             fields.finish()
-            self._access.require(CONFIGURE, "stream", name)
+            self._connection.access.require(CONFIGURE, "stream", name)
             stream = self._vhost.declare_stream(name, partitions, arguments)
             reply["incarnation"] = stream.incarnation
         elif kind == "queue":
@@ -328,7 +329,7 @@ class Requests:
             if not name:
                 raise InvalidArgument("an exchange has a name")
             is_new = name not in self._vhost.exchanges
-            self._access.require_declaration("exchange", name, is_new, arguments)
+            self._connection.access.require_declaration("exchange", name, is_new, arguments)
             self._vhost.declare_exchange(name, type_, durable, auto_delete, internal, arguments)
         self._connection.reply_when_durable(correlation, reply)
 
@@ -347,7 +348,7 @@ class Requests:
         owner = self._connection if exclusive else None
         # Of one that the broker names, what its names begin with stands for it.
         is_new = name not in self._vhost.queues
-        self._access.require_declaration("queue", name or MADE_UP, is_new, arguments)
+        self._connection.access.require_declaration("queue", name or MADE_UP, is_new, arguments)
         queue = self._vhost.declare_queue(
             name,
             durable=durable,
@@ -371,9 +372,9 @@ class Requests:
         if_empty = fields.boolean("if_empty") if kind == "queue" else False
         fields.finish()
         reply: dict[str, object] = {}
-        self._access.require(CONFIGURE, kind, name)
+        self._connection.access.require(CONFIGURE, kind, name)
         if kind == "part":
-            self._access.require(WRITE, "producer", producer.decode())
+            self._connection.access.require(WRITE, "producer", producer.decode())
         if kind == "exchange":
             self._vhost.delete_exchange(name, if_unused)
         elif kind == "queue":
@@ -394,7 +395,7 @@ class Requests:
 
     def _bind(self, correlation: int, fields: Fields, is_bind: bool) -> None:
         vhost = self._vhost
-        access = self._access
+        access = self._connection.access
         source = fields.text("exchange")
         access.require_exchange(READ, source)
         exchange = vhost.exchange(source)
@@ -422,7 +423,7 @@ class Requests:
 
     def _purge(self, correlation: int, fields: Fields) -> None:
         name = fields.text("name")
-        self._access.require(READ, "queue", name)
+        self._connection.access.require(READ, "queue", name)
         queue = self._vhost.queue(name, self._connection)
         fields.finish()
         self._connection.reply_when_durable(correlation, {"messages": queue.purge()})

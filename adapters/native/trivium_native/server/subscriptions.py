@@ -129,7 +129,10 @@ class LiveSubscription(Subscription):
         connection.live_frames.send(connection, message, self.number)
 
     def check_permissions(self) -> None:
-        self.connection.access.require_live(self._exchange, self._pattern)
+        access = self.connection.access
+        access.require_live(self._exchange, self._pattern)
+        if self._binding is not None and self._binding.guard is not None:
+            self._binding.guard = access
 
     def end(self) -> None:
         if self._binding is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from trivium import errors as core
 from trivium.security.api_keys import ApiKey
 from trivium.security.identity import ADMINISTRATOR
+from trivium.security.scopes import MAX_SCOPES
 from trivium.security.scram import ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES
 from trivium.security.users import MAX_TAGS
@@ -127,7 +128,7 @@ class UserRequests:
     def _manage_keys(self, action: str, correlation: int, fields: Fields) -> None:
         if action == "add-key":
             user = fields.text("name")
-            scopes = fields.texts("scopes", MAX_TAGS)
+            scopes = fields.texts("scopes", MAX_SCOPES)
             expires_ms = fields.integer("expires_ms", 0, _MAX_TIME_MS, 0)
             fields.finish()
             key, text = self._keys.add(user, scopes, expires_ms)

@@ -1,0 +1,136 @@
+"""Scopes: words by which a token or an API key says what it is for.
+
+The words are RabbitMQ's: ``configure|write|read:VHOST/NAME[/KEY]``, where ``*`` stands for any
+characters and ``%2F`` for a ``/``; without a KEY it is for every routing key. ``tag:NAME`` gives a
+tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import unquote
+
+from trivium.common.patterns import Pattern, PatternError, literal
+from trivium.errors import PreconditionFailed
+
+CONFIGURE: Final = "configure"
+WRITE: Final = "write"
+READ: Final = "read"
+KINDS: Final = (CONFIGURE, WRITE, READ)
+
+TAG: Final = "tag:"
+
+#: Of one token or key, and bytes of one word: they are copied into what a client may do.
+MAX_SCOPES: Final = 256
+MAX_SCOPE_BYTES: Final = 512
+
+_ANY: Final = "*"
+
+
+class Scope:
+    """One word that permits something. Raises ValueError for another."""
+
+    def __init__(self, word: str) -> None:
+        self.kind, colon, place = word.partition(":")
+        parts = place.split("/")
+        if self.kind not in KINDS or not colon or len(parts) not in (2, 3):
+            raise ValueError(f"{word!r} is no scope: configure|write|read:VHOST/NAME[/KEY]")
+        if len(word.encode(errors="surrogatepass")) > MAX_SCOPE_BYTES:
+            raise ValueError(f"a scope has at most {MAX_SCOPE_BYTES} bytes")
+        try:
+            self.vhost = _glob(parts[0])
+            self.name = _glob(parts[1])
+            #: None: every one
+            self.key = None if len(parts) == 2 or parts[2] == _ANY else _glob(parts[2])
+        except PatternError as error:
+            raise ValueError(f"{word!r} is no scope: {error}") from None
+        #: whether it is for everything that a virtual host has
+        self.is_everything = parts[1] == _ANY and self.key is None
+
+
+def _glob(text: str) -> Pattern:
+    """A pattern of which ``*`` alone has a meaning, percent-encoded."""
+    parts = [literal(unquote(part)) for part in text.split(_ANY)]
+    return Pattern(f"^{_EVERYTHING.join(parts)}$")
+
+
+#: Any characters, also those that ``.`` does not match.
+_EVERYTHING: Final = "(.|\\n)*"
+
+
+class ScopePatterns:
+    """What scopes permit in one virtual host."""
+
+    def __init__(self, words: Iterable[str], vhost: str) -> None:
+        self._scopes: dict[str, list[Scope]] = {kind: [] for kind in KINDS}
+        for word in words:
+            scope = Scope(word)
+            if scope.vhost.matches(vhost):
+                self._scopes[scope.kind].append(scope)
+        #: whether they permit anything
+        self.is_something = any(self._scopes.values())
+        #: whether they permit everything
+        self.is_everything = all(
+            any(scope.is_everything for scope in found) for found in self._scopes.values()
+        )
+
+    def allow(self, kind: str, name: str) -> bool:
+        """Whether a name may be configured, written or read, by some routing key at least."""
+        return any(scope.name.matches(name) for scope in self._scopes[kind])
+
+    def allow_topic(self, kind: str, exchange: str, key: str) -> bool:
+        """Whether what a routing key says at an exchange may be written or read."""
+        return any(
+            scope.name.matches(exchange) and (scope.key is None or scope.key.matches(key))
+            for scope in self._scopes[kind]
+        )
+
+
+def read_scopes(words: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The scopes and the tags among words of a token; others are for somebody else.
+
+    Raises PreconditionFailed for too many.
+    """
+    scopes: set[str] = set()
+    tags: set[str] = set()
+    for word in words:
+        if word.startswith(TAG) and word != TAG:
+            tags.add(word.removeprefix(TAG))
+            continue
+        try:
+            Scope(word)
+        except ValueError:
+            continue
+        scopes.add(word)
+    if len(scopes) > MAX_SCOPES:
+        raise PreconditionFailed(f"there are more than {MAX_SCOPES} scopes")
+    return tuple(sorted(scopes)), frozenset(tags)
+
+
+def check_scopes(words: Iterable[str]) -> frozenset[str]:
+    """The words of a new API key: scopes, and tags with ``tag:`` or, without a ``:``, as they are.
+
+    Raises PreconditionFailed for others: one that is misspelt must not be a tag.
+    """
+    found = frozenset(words)
+    if len(found) > MAX_SCOPES:
+        raise PreconditionFailed(f"a key has at most {MAX_SCOPES} scopes")
+    for word in found:
+        if word.startswith(TAG) or ":" not in word:
+            tag = word.removeprefix(TAG)
+            if not 0 < len(tag.encode(errors="surrogatepass")) <= MAX_SCOPE_BYTES:
+                raise PreconditionFailed(f"a tag has 1 to {MAX_SCOPE_BYTES} bytes")
+            continue
+        try:
+            Scope(word)
+        except ValueError as error:
+            raise PreconditionFailed(str(error)) from None
+    return found
+
+
+def scopes_of(words: Iterable[str]) -> tuple[tuple[str, ...] | None, frozenset[str]]:
+    """Of the words of an API key the scopes, None where it has none, and the tags."""
+    scopes = sorted(word for word in words if ":" in word and not word.startswith(TAG))
+    tags = frozenset(word.removeprefix(TAG) for word in words if word not in scopes)
+    return tuple(scopes) or None, tags
