@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aio_pika
 import jwt
@@ -17,8 +18,10 @@ import pika
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAuthenticationError
 
+from interop import javascript
 from interop.brokers import LOOPBACK, TriviumProcess
 from interop.mqtt import PATIENCE, V5, V311, Mqtt, take
+from tests.support import mqtt
 from trivium_native.errors import AuthenticationFailed
 from trivium_native.sync import connect
 
@@ -96,6 +99,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         directory,
         environment={
             "TRIVIUM_AUTH__ANONYMOUS": "never",
+            "TRIVIUM_AUTH__SCRAM": "true",
+            "TRIVIUM_AUTH__SCRAM_ITERATIONS": "4096",
             "TRIVIUM_AUTH__ACL_FILE": str(directory / "acl"),
             "TRIVIUM_AUTH__PASSWORD_FILES": json.dumps([str(passwords)]),
             "TRIVIUM_JWT__KEY_FILE": str(directory / "key"),
@@ -181,3 +186,64 @@ def test_pika_goes_on_with_a_new_token_and_ends_without_one(world: World) -> Non
         other.process_data_events(time_limit=PATIENCE)
     assert renewed.channel().is_open
     renewed.close()
+
+
+@pytest.mark.parametrize(
+    ("credentials", "outcome"),
+    [("ann:ann-password", True), ("ann:wrong", 0x87), ("nobody:ann-password", 0x87)],
+)
+def test_mqttjs_by_scram_and_again(world: World, credentials: str, outcome: Any) -> None:
+    port = world.broker.ports["mqtt"]
+    assert javascript.run("mqttjs.mjs", port, "scram", 5, credentials) == outcome
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(3600, 0), (-1, 0x87)])
+def test_mqttjs_renews_its_token(world: World, seconds: float, outcome: int) -> None:
+    tokens = f"{token(3600)} {token(seconds)}"
+    port = world.broker.ports["mqtt"]
+    assert javascript.run("mqttjs.mjs", port, "renewal", 5, tokens) == outcome
+
+
+def test_paho_by_a_token_as_authentication_data(world: World) -> None:
+    for seconds, is_refused in ((3600, False), (-1, True)):
+        shown: dict[str, Any] = {
+            "AuthenticationMethod": "OAUTH2-JWT",
+            "AuthenticationData": token(seconds).encode(),
+        }
+        made = Mqtt(world.broker.ports["mqtt"], connects=False, **shown)
+        assert made.connect().reason.is_failure is is_refused
+        made.close()
+
+
+def test_scramp_by_scram(world: World) -> None:
+    """Another implementation of the client's side, over a bare socket."""
+    scramp = pytest.importorskip("scramp")
+    for password, first_byte in (("ann-password", 0), ("wrong", 0x87)):
+        client = scramp.ScramClient(["SCRAM-SHA-256"], "ann", password)
+        with socket.create_connection((LOOPBACK, world.broker.ports["mqtt"]), PATIENCE) as made:
+            reader = made.makefile("rb")
+            first = client.get_client_first().encode()
+            made.sendall(mqtt.connect("scramp", 5, properties=scram(first)))
+            kind, body = packet_from(reader)
+            assert (kind, body[0]) == (0xF0, 0x18)
+            client.set_server_first(body[body.index(b"r=") :].decode())
+            final = b"\x18" + mqtt.block(scram(client.get_client_final().encode()))
+            made.sendall(mqtt.packet(0xF0, final))
+            kind, body = packet_from(reader)
+            assert (kind, body[1]) == (0x20, first_byte)
+            if not first_byte:
+                at = body.index(b"v=")
+                client.set_server_final(body[at : at + 46].decode())
+
+
+def scram(data: bytes) -> bytes:
+    """The properties of a message of SCRAM."""
+    return b"\x15" + mqtt.text("SCRAM-SHA-256") + b"\x16" + mqtt.text(data)
+
+
+def packet_from(reader: BinaryIO) -> tuple[int, bytes]:
+    """One packet of less than 16 KiB: its first byte and body."""
+    kind, size = reader.read(2)
+    if size > 0x7F:
+        size += (reader.read(1)[0] - 1) * 0x80
+    return kind, reader.read(size)

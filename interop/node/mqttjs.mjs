@@ -1,4 +1,6 @@
 // MQTT.js against a broker: one scenario by name, its result as one line of JSON.
+import crypto from 'node:crypto';
+
 import mqtt from 'mqtt';
 
 // The broker by its port, or by a URL.
@@ -25,7 +27,96 @@ function inbox(client) {
     ready.length ? Promise.resolve(ready.shift()) : new Promise((r) => waiting.push(r));
 }
 
+// SCRAM-SHA-256 by Node's own cryptography (RFC 5802, 3).
+function scram(user, password) {
+  const hmac = (key, data) => crypto.createHmac('sha256', key).update(data).digest();
+  const bare = `n=${user},r=${crypto.randomBytes(18).toString('base64')}`;
+  let expected = '';
+  return {
+    first: Buffer.from(`n,,${bare}`),
+    last(challenge) {
+      const server = challenge.toString();
+      const [, nonce, salt, count] = /^r=(.*),s=(.*),i=(.*)$/.exec(server);
+      const salted = crypto.pbkdf2Sync(
+        password,
+        Buffer.from(salt, 'base64'),
+        Number(count),
+        32,
+        'sha256',
+      );
+      const clientKey = hmac(salted, 'Client Key');
+      const without = `c=biws,r=${nonce}`;
+      const signed = `${bare},${server},${without}`;
+      const stored = crypto.createHash('sha256').update(clientKey).digest();
+      const signature = hmac(stored, signed);
+      const proof = clientKey.map((byte, at) => byte ^ signature[at]);
+      expected = `v=${hmac(hmac(salted, 'Server Key'), signed).toString('base64')}`;
+      return Buffer.from(`${without},p=${proof.toString('base64')}`);
+    },
+    isRight: (data) => data?.toString() === expected,
+  };
+}
+
+const auth = (reasonCode, authenticationMethod, authenticationData) => ({
+  cmd: 'auth',
+  reasonCode,
+  properties: { authenticationMethod, authenticationData },
+});
+
 const scenarios = {
+  // `name` is user:password; twice, the second time by re-authentication.
+  async scram() {
+    const method = 'SCRAM-SHA-256';
+    const [user, password] = name.split(':');
+    let exchange = scram(user, password);
+    const properties = { authenticationMethod: method, authenticationData: exchange.first };
+    const client = mqtt.connect(url, { ...common, clientId: 'scram', properties });
+    const done = new Promise((resolve) => {
+      client.handleAuth = (packet, callback) => {
+        const data = packet.properties.authenticationData;
+        if (packet.reasonCode === 0) {
+          resolve(exchange.isRight(data));
+          callback();
+        } else callback(null, auth(0x18, method, exchange.last(data)));
+      };
+    });
+    const outcome = await new Promise((resolve) => {
+      client.once('connect', (connack) =>
+        resolve(exchange.isRight(connack.properties.authenticationData)),
+      );
+      client.once('error', (error) => resolve(error.code));
+    });
+    if (outcome !== true) return outcome;
+    await client.subscribeAsync('renewed', { qos: 1 });
+    exchange = scram(user, password);
+    client._sendPacket(auth(0x19, method, exchange.first));
+    const renewed = await done;
+    const next = inbox(client);
+    await client.publishAsync('renewed', 'x', { qos: 1 });
+    await next();
+    await client.endAsync();
+    return renewed;
+  },
+
+  // `name` is two tokens.
+  async renewal() {
+    const method = 'OAUTH2-JWT';
+    const [first, second] = name.split(' ').map((token) => Buffer.from(token));
+    const properties = { authenticationMethod: method, authenticationData: first };
+    const client = await open({ properties });
+    const done = new Promise((resolve) => {
+      client.handleAuth = (packet, callback) => {
+        resolve(packet.reasonCode);
+        callback();
+      };
+      client.once('disconnect', (packet) => resolve(packet.reasonCode));
+    });
+    client._sendPacket(auth(0x19, method, second));
+    const outcome = await done;
+    if (outcome === 0) await client.endAsync();
+    return outcome;
+  },
+
   async matrix() {
     const found = [];
     const client = await open();
