@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,11 @@ import pytest
 from interop.amqp import await_one, channel
 from interop.mqtt import Mqtt, given
 from interop.native import await_records, native_url, open_client
+from interop.site import Site
+from trivium.common.client_tls import ClientTls
+from trivium.config import EVERYTHING
 from trivium.messages.message import Properties
+from trivium_native.sync import connect
 from trivium_native.values import Publication
 
 pytestmark = [pytest.mark.one_build, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -131,3 +137,62 @@ def test_what_spark_writes_reaches_every_road(
         assert delivery.properties.delivery_mode == 2
         (record,) = await_records(native, name, 1)
         assert (record.payload, record.headers) == (b"\x00\xff", [("h", b"v")])
+
+
+def test_spark_reads_and_writes_by_tls_with_a_token(
+    spark: Any, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import jwt
+
+    secret = "a secret of more than thirty-two bytes"
+    (tmp_path / "jwt.key").write_text(secret)
+    token = jwt.encode({"sub": "spark", "exp": time.time() + 3600}, secret, "HS256")
+    (tmp_path / "token").write_text(token + "\n")
+    site = Site(
+        tmp_path,
+        "interpreted",
+        {
+            "TRIVIUM_AUTH__ANONYMOUS": "never",
+            "TRIVIUM_JWT__KEY_FILE": str(tmp_path / "jwt.key"),
+            "TRIVIUM_JWT__ALGORITHMS": '["HS256"]',
+            "TRIVIUM_USERS__spark__PASSWORD": "not used",
+            "TRIVIUM_USERS__spark__PERMISSIONS": json.dumps(EVERYTHING),
+        },
+    )
+    url = f"triviums://127.0.0.1:{site.port('natives')}"
+    ca = Path(site.ca).read_text()
+    with connect(url, tls=ClientTls(ca=ca), password=token) as native:
+        for stream in ("source", "copy"):
+            native.declare_stream(stream)
+        native.publish(
+            [Publication(payload=b"%d" % n, exchange="", routing_key="source") for n in range(9)]
+        )
+    # Executors get the authority as a text, and the token's file by its name.
+    common = {"url": url, "tlsCa": ca, "passwordFile": str(tmp_path / "token")}
+    rows = (
+        spark.readStream.format("trivium")
+        .options(**common, stream="source", startingOffsets="earliest")
+        .load()
+    )
+    query = (
+        rows.select("value")
+        .writeStream.format("trivium")
+        .options(**common, stream="copy", checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    # The token itself as an option, which Spark does not show.
+    batch = spark.read.format("trivium").options(url=url, tlsCa=ca, password=token)
+    copied = batch.options(stream="copy").load()
+    assert sorted(bytes(row.value) for row in copied.collect()) == [b"%d" % n for n in range(9)]
+    copied.explain(True)
+    query.explain(True)
+    signature = token.rpartition(".")[2]
+    shown = [*capfd.readouterr(), repr(copied), str(query.lastProgress)]
+    kept = [file for file in (tmp_path / "checkpoint").rglob("*") if file.is_file()]
+    shown += [file.read_text(errors="replace") for file in kept]
+    assert not [text for text in shown if signature in text]
+    assert "RelationV2" in shown[0], "plans were shown"
+    site.close()
+    assert signature not in site.process.log.read_text()

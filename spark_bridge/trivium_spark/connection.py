@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
 
+from trivium.common.secrets import read_secret
 from trivium.streams.records import BatchError, RecordBatch
 from trivium_native.errors import (
     Blocked,
@@ -22,6 +23,7 @@ from trivium_native.errors import (
     Fenced,
     NativeError,
     NotFound,
+    NotVerified,
     OffsetOutOfRange,
     RequestError,
     ShuttingDown,
@@ -40,7 +42,7 @@ from trivium_spark.errors import (
     TriviumSparkError,
 )
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, Snapshot, StreamState
-from trivium_spark.options import format_partition
+from trivium_spark.options import Access, format_partition
 
 logger = logging.getLogger("trivium_spark")
 
@@ -72,9 +74,9 @@ class StreamGone(Exception):
 class ReconnectingConnection:
     """A connection, made when needed. Methods raise BrokerUnavailable and TriviumSparkError."""
 
-    def __init__(self, url: str, retry_timeout: float) -> None:
-        #: the broker's
-        self.url = url
+    def __init__(self, access: Access, retry_timeout: float) -> None:
+        #: how to come in
+        self.access = access
         self._retry_timeout = retry_timeout
         self._client: SyncClient | None = None
         # The group that this connection holds.
@@ -259,10 +261,7 @@ class ReconnectingConnection:
 
     def _connected(self) -> SyncClient:
         if self._client is None:
-            try:
-                self._client = connect(self.url, name="spark")
-            except (ValueError, NotFound) as error:
-                raise OptionError(f"option url: {error}") from error
+            self._client = _connect(self.access)
         return self._client
 
     def _repeat(self, call: Callable[[SyncClient], T]) -> T:
@@ -283,6 +282,26 @@ class ReconnectingConnection:
                     ) from error
                 time.sleep(pause)
                 delay = min(2 * delay, _LAST_DELAY)
+
+
+def _connect(access: Access) -> SyncClient:
+    """A new connection, with what the file with the password says now. Raises NativeError."""
+    password = access.password
+    if access.password_file is not None:
+        try:
+            password = read_secret(access.password_file)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise OptionError(f"option passwordFile: {reason}") from None
+    try:
+        return connect(
+            access.url, tls=access.tls, username=access.username, password=password, name="spark"
+        )
+    except NotVerified as error:
+        # It will not get better by itself.
+        raise OptionError(f"option url: {error}") from None
+    except (ValueError, NotFound) as error:
+        raise OptionError(f"option url: {error}") from error
 
 
 def _taken_over(group: str, error: NativeError) -> GroupTakenOver:

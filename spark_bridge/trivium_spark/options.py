@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from trivium.common.client_tls import ClientTls, TlsError
 from trivium_spark.errors import OptionError
 
 #: seconds for which a call to the broker is repeated, unless ``retryTimeout`` says otherwise:
@@ -24,8 +25,35 @@ EARLIEST: Final = -2
 #: options that Spark itself adds to a sink's
 _SPARK_SINK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 
+#: options of every read and write that say where the broker is, and how to come in
+_ACCESS: Final = (
+    "url",
+    "username",
+    "password",
+    "passwordFile",
+    "tlsCa",
+    "tlsCertificate",
+    "tlsKey",
+    "tlsServerName",
+    "tlsInsecure",
+)
+
 #: (stream, partition)
 StreamPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the broker is, and how to come in. Nothing that is secret is shown."""
+
+    url: str = field(repr=False)
+    username: str | None = None
+    #: or a token, or an API key
+    password: str | None = field(default=None, repr=False)
+    #: a file with the same, read again for each connection: a token in it may be renewed
+    password_file: str | None = None
+    #: how to speak TLS; None is as the URL says
+    tls: ClientTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +72,7 @@ class Position:
 class ReadOptions:
     """Options of a read. ``max_offsets_per_trigger`` is None where there is no limit."""
 
-    url: str = field(repr=False)
+    access: Access
     streams: tuple[str, ...]
     start: Position
     end: Position
@@ -62,7 +90,7 @@ class WriteOptions:
     streaming queries.
     """
 
-    url: str = field(repr=False)
+    access: Access
     exchange: str
     stream: str | None
     topic: str | None
@@ -72,7 +100,7 @@ class WriteOptions:
 
 def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOptions:
     """Options for ``readStream`` or ``read``. Raises OptionError."""
-    known = ["url", "stream", "startingOffsets", "failOnDataLoss", "retryTimeout"]
+    known = [*_ACCESS, "stream", "startingOffsets", "failOnDataLoss", "retryTimeout"]
     known += ["maxOffsetsPerTrigger", "group"] if is_streaming else ["endingOffsets"]
     values = _known_options(options, known, frozenset())
     streams = tuple(name.strip() for name in _required(values, "stream").split(","))
@@ -81,7 +109,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
     if len(set(streams)) < len(streams):
         raise OptionError(f"option stream names a stream twice: {values['stream']}")
     return ReadOptions(
-        url=_url(values),
+        access=_access(values),
         streams=streams,
         start=_position(
             values, "startingOffsets", "latest" if is_streaming else "earliest", streams
@@ -96,13 +124,13 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
 
 def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
-    known = ["url", "exchange", "stream", "topic", "retryTimeout"]
+    known = [*_ACCESS, "exchange", "stream", "topic", "retryTimeout"]
     known += ["exactlyOnce"] if is_streaming else []
     values = _known_options(options, known, _SPARK_SINK_OPTIONS)
     if "stream" in values and ("exchange" in values or "topic" in values):
         raise OptionError("a sink publishes to a stream, or with a topic to an exchange, not both")
     return WriteOptions(
-        url=_url(values),
+        access=_access(values),
         exchange=values.get("exchange", "amq.topic"),
         stream=_optional(values, "stream"),
         topic=values.get("topic"),
@@ -136,12 +164,43 @@ def _optional(values: dict[str, str], name: str) -> str | None:
     return _required(values, name) if name in values else None
 
 
-def _url(values: dict[str, str]) -> str:
+def parse_access(options: Mapping[str, str]) -> Access:
+    """Those options that say where the broker is and how to come in. Raises OptionError."""
+    return _access(_known_options(options, list(_ACCESS), frozenset()))
+
+
+def _access(values: dict[str, str]) -> Access:
     url = _required(values, "url")
-    if not url.startswith("trivium://"):
+    if not url.startswith(("trivium://", "triviums://")):
         # Not shown: it may hold a password.
-        raise OptionError("option url is trivium://[user:password@]host[:port][/vhost]")
-    return url
+        raise OptionError("option url is trivium[s]://[user:password@]host[:port][/vhost]")
+    if "password" in values and "passwordFile" in values:
+        raise OptionError("options password and passwordFile exclude each other")
+    return Access(
+        url,
+        _optional(values, "username"),
+        values.get("password"),
+        _optional(values, "passwordFile"),
+        _tls(values, is_asked=url.startswith("triviums://")),
+    )
+
+
+def _tls(values: dict[str, str], is_asked: bool) -> ClientTls | None:
+    given = [name for name in _ACCESS if name.startswith("tls") and name in values]
+    if not given:
+        return None
+    if not is_asked:
+        raise OptionError(f"option {given[0]} needs a url that begins with triviums://")
+    try:
+        return ClientTls(
+            ca=values.get("tlsCa", ""),
+            certificate=values.get("tlsCertificate", ""),
+            key=values.get("tlsKey", ""),
+            server_name=values.get("tlsServerName", ""),
+            verify=not _boolean(values, "tlsInsecure", False),
+        )
+    except TlsError as error:
+        raise OptionError(f"options of TLS: {error}") from None
 
 
 def _boolean(values: dict[str, str], name: str, default: bool) -> bool:

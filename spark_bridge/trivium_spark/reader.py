@@ -68,7 +68,9 @@ class RangeReader:
 
         Raises DataLossError when some do not exist any more, unless the query accepts that.
         """
-        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
+        with ReconnectingConnection(
+            self._options.access, self._options.retry_timeout
+        ) as connection:
             converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
             position = wanted.start
             for batches in _grouped(self._batches(connection, wanted)):
@@ -231,7 +233,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _connected(self) -> ReconnectingConnection:
         if self._connection is None:
             self._connection = ReconnectingConnection(
-                self._options.url, self._options.retry_timeout
+                self._options.access, self._options.retry_timeout
             )
         return self._connection
 
@@ -244,7 +246,9 @@ class TriviumReader(DataSourceReader):
         self._reader = RangeReader(options, arrow_schema(schema))
 
     def partitions(self) -> list[InputPartition]:
-        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
+        with ReconnectingConnection(
+            self._options.access, self._options.retry_timeout
+        ) as connection:
             snapshot = connection.snapshot(self._options.streams)
         start = initial_offsets(self._options.start, snapshot)
         end = Offsets(resolve(self._options.end, snapshot), start.incarnations, start.offsets)

@@ -33,7 +33,7 @@ from trivium.messages.topics import key_of
 from trivium_native.values import Part, Publication
 from trivium_spark.connection import ReconnectingConnection
 from trivium_spark.errors import OptionError, TriviumSparkError
-from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions
+from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions, parse_access
 
 _BYTES: Final = ("binary", "string")
 
@@ -141,7 +141,9 @@ class RowPublisher:
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
         count = 0
-        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
+        with ReconnectingConnection(
+            self._options.access, self._options.retry_timeout
+        ) as connection:
             for batch in batches:
                 messages = self._messages(batch)
                 connection.publish(messages)
@@ -157,7 +159,9 @@ class RowPublisher:
         name = f"{place.partition}/{secrets.token_hex(8)}"
         producer = place.producer
         index = 0
-        with ReconnectingConnection(self._options.url, self._options.retry_timeout) as connection:
+        with ReconnectingConnection(
+            self._options.access, self._options.retry_timeout
+        ) as connection:
             for request in self._requests(batches):
                 if not connection.stage(producer, place.batch, name, index, request):
                     return Staged(producer, place.batch, None)
@@ -258,14 +262,14 @@ class TriviumStreamWriter(DataSourceStreamArrowWriter):
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
             with ReconnectingConnection(
-                self._options.url, self._options.retry_timeout
+                self._options.access, self._options.retry_timeout
             ) as connection:
                 connection.commit_parts(staged[0].producer, batchId, _parts(staged))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         staged = [message for message in messages if isinstance(message, Staged)]
         if staged:
-            with ReconnectingConnection(self._options.url, retry_timeout=0) as connection:
+            with ReconnectingConnection(self._options.access, retry_timeout=0) as connection:
                 connection.discard_parts(staged[0].producer, _parts(staged))
 
 
@@ -273,14 +277,18 @@ def _parts(staged: list[Staged]) -> list[Part]:
     return [message.part for message in staged if message.part is not None]
 
 
-def forget_query(url: str, query: str, retry_timeout: float = DEFAULT_RETRY_TIMEOUT) -> None:
+def forget_query(
+    url: str, query: str, retry_timeout: float = DEFAULT_RETRY_TIMEOUT, **options: str
+) -> None:
     """Have the broker forget a streaming query that will not be started again.
 
-    ``query`` is its ``id``. Spark does not tell a sink that a query is finished for good, so the
+    ``query`` is its ``id``. ``options`` are those of the sink that are about TLS and credentials,
+    such as ``tlsCa``. Spark does not tell a sink that a query is finished for good, so the
     broker keeps the number of its last micro-batch for a week. Raises TriviumSparkError while
     something that was committed is not published.
     """
-    with ReconnectingConnection(url, retry_timeout) as connection:
+    access = parse_access({"url": url} | options)
+    with ReconnectingConnection(access, retry_timeout) as connection:
         connection.delete_producer(producer_of(query))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import logging
@@ -307,6 +308,24 @@ async def test_websocket_is_within_tls_behind_the_header(tmp_path: Path) -> None
         writer.write(masked(b"\xe0\x00") + masked(b"\x03\xe8", opcode=8))
         assert (await read_frame(reader))[0] == 0x88
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [(HEADER, b"200"), (v2(0x11, INET), b"401"), (v2(0x21, INET6), b"401")]
+)
+async def test_http_takes_the_client_for_whom_the_header_names(
+    header: bytes, status: bytes
+) -> None:
+    # The user guest is for this machine alone, on which the proxy runs.
+    credentials = base64.b64encode(b"guest:guest")
+    asked = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+    asked += b"Authorization: Basic " + credentials + b"\r\n\r\n"
+    async with (
+        Broker(config(protocol="http", anonymous="never")) as broker,
+        connected(broker) as streams,
+    ):
+        streams[1].write(header + asked)
+        assert (await streams[0].read()).split(b" ")[1] == status
 
 
 def test_networks_are_checked() -> None:

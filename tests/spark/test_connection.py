@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -12,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructType
 
 from interop.brokers import TriviumProcess
+from tests.support.certificates import Authority
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, Publication
@@ -25,13 +27,13 @@ from trivium_spark.errors import (
     TriviumSparkError,
 )
 from trivium_spark.offsets import Bounds, OffsetRange, Offsets, StreamState
-from trivium_spark.options import parse_read_options
+from trivium_spark.options import Access, parse_read_options
 from trivium_spark.reader import RangePartition, TriviumReader, TriviumStreamReader
 
 
 @pytest.fixture
 def connection(broker: TriviumProcess) -> Iterator[ReconnectingConnection]:
-    with ReconnectingConnection(broker.url, 60) as made:
+    with ReconnectingConnection(Access(broker.url), 60) as made:
         yield made
 
 
@@ -99,7 +101,7 @@ def test_many_and_large_messages_are_cut_into_requests(
 def test_broker_that_stays_away_is_an_error(broker: TriviumProcess) -> None:
     broker.kill()
     with (
-        ReconnectingConnection(broker.url, 0) as connection,
+        ReconnectingConnection(Access(broker.url), 0) as connection,
         pytest.raises(BrokerUnavailable, match=r"did not answer for 0 seconds .*: cannot"),
     ):
         connection.snapshot(["s"])
@@ -119,7 +121,7 @@ def test_what_waiting_does_not_mend_is_an_error_at_once(
 ) -> None:
     with (
         ReconnectingConnection(
-            url.format(f"127.0.0.1:{broker.ports['native']}"), 3600
+            Access(url.format(f"127.0.0.1:{broker.ports['native']}")), 3600
         ) as connection,
         pytest.raises(kind, match=named),
     ):
@@ -168,8 +170,8 @@ def test_fetch_goes_on_at_the_first_offset_that_is_kept(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(module, "connect", lambda url, name: Trimmed())
-    with ReconnectingConnection("trivium://x", 0) as connection:
+    monkeypatch.setattr(module, "connect", lambda url, **_: Trimmed())
+    with ReconnectingConnection(Access("trivium://x"), 0) as connection:
         assert connection.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
     assert offsets == asked
 
@@ -309,7 +311,7 @@ def test_a_limit_of_the_broker_is_an_error_at_once(
         raise TooManyRequests("this virtual host has too many producers")
 
     # For an hour the connection would repeat what passes.
-    patient = ReconnectingConnection(connection.url, 3600)
+    patient = ReconnectingConnection(connection.access, 3600)
     monkeypatch.setattr(SyncClient, "open_producer", too_many)
     with patient, pytest.raises(TriviumSparkError, match="too many producers"):
         patient.commit_parts("p", 0, [])
@@ -356,3 +358,39 @@ def test_a_group_stays_held_over_a_crash_of_the_broker(
         older.latestOffset(begin, ReadAllAvailable())
     for query in (older, newer):
         query.stop()
+
+
+def test_password_is_read_from_its_file_for_each_connection(
+    client: SyncClient, broker: TriviumProcess, tmp_path: Path
+) -> None:
+    client.declare_stream("s", 1)
+    file = tmp_path / "password"
+    access = Access(broker.url, username="guest", password_file=str(file))
+    with ReconnectingConnection(access, 3600) as connection:
+        with pytest.raises(OptionError, match="option passwordFile: No such file"):
+            connection.snapshot(["s"])
+        file.write_text("wrong\n")
+        with pytest.raises(TriviumSparkError, match="wrong username or password"):
+            connection.snapshot(["s"])
+        file.write_text("guest\n")
+        assert connection.snapshot(["s"])
+
+
+def test_broker_that_is_not_verified_is_an_error_at_once(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).pair("server", "127.0.0.1")
+    environment = {
+        "TRIVIUM_LISTEN__NATIVES": "0",
+        "TRIVIUM_TLS__CERTIFICATE": str(pair.certificate),
+        "TRIVIUM_TLS__KEY": str(pair.key),
+    }
+    broker = TriviumProcess(tmp_path, protocols=(), environment=environment)
+    broker.start()
+    try:
+        access = Access(f"triviums://127.0.0.1:{broker.ports['natives']}")
+        with (
+            ReconnectingConnection(access, 3600) as connection,
+            pytest.raises(OptionError, match="the certificate does not verify"),
+        ):
+            connection.snapshot(["s"])
+    finally:
+        broker.kill()

@@ -3,12 +3,15 @@
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from trivium.common.client_tls import ClientTls
 from trivium_spark.errors import OptionError
 from trivium_spark.options import (
     EARLIEST,
     LATEST,
+    Access,
     Position,
     format_partition,
+    parse_access,
     parse_partition,
     parse_read_options,
     parse_write_options,
@@ -65,7 +68,11 @@ def test_offsets_by_partition() -> None:
     ("changed", "named"),
     [
         ({"url": ""}, "url is required"),
-        ({"url": "http://x"}, "url is trivium://"),
+        ({"url": "http://x"}, r"url is trivium\[s\]://"),
+        ({"tlsCa": "ca.pem"}, "tlsCa needs a url that begins with triviums://"),
+        ({"url": "triviums://x", "tlsKey": "k"}, "a client key needs its certificate"),
+        ({"url": "triviums://x", "tlsInsecure": "yes"}, "tlsInsecure is true or false"),
+        ({"password": "p", "passwordFile": "f"}, "password and passwordFile exclude each other"),
         ({"stream": " "}, "stream is required"),
         ({"stream": "a,,b"}, "option stream"),
         ({"stream": "a,b,a"}, "twice"),
@@ -147,3 +154,26 @@ def test_a_streaming_sink_is_exactly_once_unless_told_otherwise() -> None:
         parse_write_options({**given, "exactlyOnce": "true"}, is_streaming=False)
     with pytest.raises(OptionError, match="exactlyOnce is true or false"):
         parse_write_options({**given, "exactlyOnce": "yes"}, is_streaming=True)
+
+
+def test_access_is_read_from_the_options_of_every_kind() -> None:
+    given = {
+        "url": "triviums://host",
+        "username": "ann",
+        "passwordFile": "/run/token",
+        "tlsCa": "ca.pem",
+        "tlsServerName": "broker",
+    }
+    tls = ClientTls(ca="ca.pem", server_name="broker")
+    wanted = Access("triviums://host", "ann", None, "/run/token", tls)
+    for is_streaming in (False, True):
+        read = parse_read_options(given | {"stream": "s"}, is_streaming)
+        assert read.access == parse_write_options(given, is_streaming).access == wanted
+    assert parse_access(given) == wanted
+
+
+def test_secrets_are_not_shown() -> None:
+    given = {**READ, "password": "hidden", "username": "ann"}
+    for options in (parse_read_options(given, True), parse_write_options({"url": URL}, True)):
+        assert "secret" not in repr(options)
+        assert "hidden" not in repr(options)

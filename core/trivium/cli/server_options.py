@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Final
+
+from trivium.common.secrets import read_secret
 
 #: The variable with the password, token or API key of the URL's user.
 SECRET_VARIABLE: Final = "TRIVIUM_PASSWORD"  # noqa: S105
-#: Of a file with a password; what is longer is no password.
-MAX_PASSWORD_BYTES: Final = 64 * 1024
 
 TLS_EPILOG: Final = f"""\
 A scheme with an s behind it is the same protocol by TLS. The broker's certificate is verified.
@@ -49,13 +48,4 @@ def url_password(options: argparse.Namespace) -> str | None:
     """The password that is not in the URL. Raises OSError, ValueError."""
     if options.password_file is None:
         return os.environ.get(SECRET_VARIABLE) or None
-    return read_password_file(options.password_file)
-
-
-def read_password_file(file: str) -> str:
-    """The first line of a file. Raises OSError, ValueError where it is empty."""
-    with Path(file).open("rb") as opened:
-        line = opened.read(MAX_PASSWORD_BYTES).partition(b"\n")[0].rstrip(b"\r")
-    if not line:
-        raise ValueError(f"{file} is empty")
-    return line.decode(errors="surrogateescape")
+    return read_secret(options.password_file)

@@ -23,7 +23,7 @@ from trivium_native.client.protocol import (
     Ready,
     Reply,
 )
-from trivium_native.client.url import ALPN, Target
+from trivium_native.client.url import ALPN, Target, cannot_connect
 from trivium_native.client.values import Delivery
 from trivium_native.wire.errors import (
     Blocked,
@@ -187,9 +187,7 @@ class ClientConnection(asyncio.Protocol):
                 lambda: self, target.host, target.port, ssl=context
             )
         except OSError as error:
-            raise ConnectionFailed(
-                f"cannot connect to {target.host}:{target.port}: {tls_reason(error)}"
-            ) from None
+            raise cannot_connect(target, error) from None
         self.transport = transport
         transport.set_write_buffer_limits(WRITE_HIGH_WATER)
         self.protocol.start()

@@ -23,7 +23,7 @@ from trivium_native.client import operations, topology_operations
 from trivium_native.client.methods import Operations, SyncRunner
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
-from trivium_native.client.url import ALPN, Target, make_target
+from trivium_native.client.url import ALPN, Target, cannot_connect, make_target
 from trivium_native.client.values import (
     Producer,
     Publication,
@@ -69,8 +69,7 @@ def _open_socket(target: Target, timeout: float) -> socket.socket:
     except OSError as error:
         if opened is not None:
             opened.close()
-        where = f"{target.host}:{target.port}"
-        raise ConnectionFailed(f"cannot connect to {where}: {tls_reason(error)}") from None
+        raise cannot_connect(target, error) from None
 
 
 def _lost(error: OSError) -> ConnectionFailed:

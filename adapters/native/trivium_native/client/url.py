@@ -5,11 +5,13 @@ The latter is the same by TLS.
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from trivium.common.client_tls import ClientTls
+from trivium.common.client_tls import ClientTls, tls_reason
+from trivium_native.wire.errors import ConnectionFailed, NotVerified
 from trivium_native.wire.frames import DEFAULT_PORT
 
 SCHEME: Final = "trivium"
@@ -74,3 +76,10 @@ def make_target(
     if password is not None:
         target = replace(target, username=target.username or "", password=password)
     return target
+
+
+def cannot_connect(target: Target, error: OSError) -> ConnectionFailed:
+    """The error to raise when there is no connection because of ``error``."""
+    is_verified = not isinstance(error, ssl.SSLCertVerificationError)
+    kind = ConnectionFailed if is_verified else NotVerified
+    return kind(f"cannot connect to {target.host}:{target.port}: {tls_reason(error)}")

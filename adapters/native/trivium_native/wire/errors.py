@@ -4,6 +4,7 @@
 
     NativeError
      +-- ConnectionFailed        the network: no connection, or it was lost
+     |    +-- NotVerified        it is not known whether the broker is the right one
      +-- RemoteProtocolError     the other side broke the protocol
      +-- ProtocolError           1xx: this side broke it; the connection is closed
      |    +-- Malformed, FrameTooLarge, UnsupportedVersion, UnexpectedFrame, TimedOut
@@ -39,6 +40,10 @@ class ConnectionFailed(NativeError, ConnectionError):
     """No connection, or it was lost before the reply came. What was asked may have been done."""
 
     code = 0
+
+
+class NotVerified(ConnectionFailed):
+    """The certificate of who answers does not verify, or is another host's. Nothing was sent."""
 
 
 class RemoteProtocolError(NativeError):
