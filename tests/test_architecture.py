@@ -271,6 +271,8 @@ def test_the_document_has_the_folders_in_their_order(package: str) -> None:
 #: what the Spark bridge may use: the blocking client, and what the client gives and takes
 SPARK_USES = {
     "trivium.messages.message",
+    "trivium.common.client_tls",
+    "trivium.common.secrets",
     "trivium.streams.records",
     "trivium.messages.topics",
     "trivium_native.errors",
