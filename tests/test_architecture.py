@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# They read the source, which is the same in both builds.
+pytestmark = pytest.mark.pure
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "trivium": ROOT / "core/trivium",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -257,11 +258,13 @@ async def test_ack_of_a_delivery_means_that_it_stays_away(broker: TriviumProcess
         assert all(delivery.is_redelivered for delivery in again)
 
 
-def test_an_acknowledged_change_of_users_is_kept(broker: TriviumProcess, seed: int) -> None:
-    """Each user is added, and gets a tag and a key; every third one is deleted again."""
+def test_an_acknowledged_change_of_users_and_permissions_is_kept(
+    broker: TriviumProcess, seed: int
+) -> None:
+    """Each user is added, gets a tag, a key, permissions and a role; every third one goes again."""
     count = 360
     kills = Kills(broker, seed, count)
-    tags: dict[str, list[str] | None] = {}
+    users: dict[str, dict[str, Any] | None] = {}
     keys: set[str] = set()
     number = 0
 
@@ -269,30 +272,55 @@ def test_an_acknowledged_change_of_users_is_kept(broker: TriviumProcess, seed: i
         nonlocal number
         name = f"user{number:03}"
         number += 1
-        tags[name] = None
+        known: dict[str, Any] = {"tags": [], "permissions": {}, "roles": []}
+
+        def acknowledged(**facts: Any) -> None:
+            known.update(facts)
+            users[name] = dict(known)
+            kills.acknowledged()
+
+        users[name] = None
         client.add_user(name, "password")
-        tags[name] = []
-        kills.acknowledged()
+        acknowledged()
+        users[name] = None
         client.set_user_tags(name, ["a", "b"])
-        tags[name] = ["a", "b"]
-        kills.acknowledged()
+        acknowledged(tags=["a", "b"])
         key = client.add_api_key(name).id
         kills.acknowledged()
+        for pattern in ("^a", f"^{name}"):
+            users[name] = None
+            patterns = {"configure": "", "write": pattern, "read": pattern}
+            client.manage_permissions("set", {"user": name, "vhost": "/", **patterns})
+            acknowledged(permissions={"/": patterns})
+        users[name] = None
+        client.manage_permissions("grant", {"user": name, "role": "reader"})
+        acknowledged(roles=["reader"])
         if is_third(name):
             client.delete_user(name)
-            del tags[name]
+            del users[name]
+            kills.acknowledged()
         else:
             keys.add(key)
-        return number < count // 3 or kills.count < count
+        return number < count // 6 or kills.count < count
 
     while_killed(broker, kills, change, user="guest:guest@")
     with connect_as(broker, "guest:guest@") as client:
-        found = {user.name: list(user.tags) for user in client.users() if not user.configured}
+        tags = {user.name: user.tags for user in client.users() if not user.configured}
+        grants = {row["name"]: row for row in client.manage_permissions("list", {})}
         found_keys = {key.id for key in client.api_keys()}
-    lost = {name for name, expected in tags.items() if expected is not None and name not in found}
-    in_doubt = {name for name, expected in tags.items() if expected != found.get(name)}
-    assert not lost - {name for name in lost if is_third(name)}
-    assert len(in_doubt | (set(found) - set(tags))) <= kills.kills
+    found = {
+        name: {
+            "tags": list(tags[name]),
+            "permissions": grants.get(name, {}).get("permissions", {}),
+            "roles": grants.get(name, {}).get("roles", []),
+        }
+        for name in tags
+    }
+    in_doubt = {name for name, expected in users.items() if expected != found.get(name)}
+    assert all(users[name] is None or is_third(name) for name in in_doubt)
+    assert len(in_doubt | (set(found) - set(users))) <= kills.kills
+    # What a user had goes with it, and not without it.
+    assert set(grants) - {"guest"} <= set(found)
     assert keys <= found_keys
     assert len(found_keys) <= len(keys) + kills.kills
 
