@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import amqp, mqtt, native
 from tests.support.authentication import MOSQUITTO_7, permit
+from trivium.config import Config, LimitsConfig, Listen, StorageConfig
+from trivium.runtime.authentication import GRACE_MS
 from trivium.security.passwords import hash_password
 from trivium_native.wire import frames
 
@@ -16,9 +18,15 @@ from trivium_native.wire import frames
 class Road:
     """A broker with the user ann, and its clients by one protocol."""
 
-    def __init__(self, protocol: str) -> None:
+    def __init__(self, protocol: str, limits: LimitsConfig | None = None) -> None:
         self.protocol = protocol
-        self.server: Any = {"mqtt": mqtt, "amqp": amqp, "native": native}[protocol].Server()
+        config = Config(
+            listen={protocol: Listen(0)},
+            storage=StorageConfig(mode="memory"),
+            limits=limits or LimitsConfig(),
+        )
+        module: Any = {"mqtt": mqtt, "amqp": amqp, "native": native}[protocol]
+        self.server: Any = module.Server(config=config)
         self.users = self.server.broker.users
         self.keys = self.server.broker.authentication.api_keys
         self.users.add("ann", MOSQUITTO_7)
@@ -113,3 +121,29 @@ def test_only_what_expires_is_looked_at_and_nothing_of_who_has_left(road: Road) 
     client.lose()
     assert logins.expiring == set()
     assert not other.is_closed
+
+
+# Clients that say nothing
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
+def test_the_oldest_silent_client_gives_way_to_one_too_many(protocol: str) -> None:
+    road = Road(protocol, LimitsConfig(max_handshakes=3))
+    known = road.open()
+    silent = [road.server.connect() for _ in range(3)]
+    road.server.advance(GRACE_MS / 1000)
+    newest = road.server.connect()
+    assert [client.transport.is_aborted for client in silent] == [True, False, False]
+    assert not known.is_closed
+    assert not newest.is_closed
+    # Who is gone counts no more.
+    silent[1].lose()
+    road.server.connect()
+    assert not silent[2].transport.is_aborted
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
+def test_clients_that_come_all_at_once_are_not_taken_for_silent(protocol: str) -> None:
+    road = Road(protocol, LimitsConfig(max_handshakes=2))
+    clients = [road.server.connect() for _ in range(10)]
+    assert not any(client.transport.is_aborted for client in clients)

@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificates import Authority, Pair, replace_file
+from tests.support.websocket import read_head, request
 from trivium.config import (
     AuthConfig,
     CertificateConfig,
@@ -30,6 +32,7 @@ from trivium.errors import ConfigError
 from trivium.runtime.adapter import ClientCertificate, Connection
 from trivium.runtime.broker import Broker
 from trivium.runtime.certificates import Certificates
+from trivium.runtime.framed import FramedConnection
 from trivium.runtime.tls import RECORD_BYTES
 
 CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
@@ -422,6 +425,42 @@ async def test_a_handshake_has_a_time_limit(authority: Authority, server_pair: P
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize("layers", [("proxy", "tls"), ("proxy",), ("tls",), ()])
+async def test_the_time_of_all_layers_begins_when_the_client_comes(
+    authority: Authority, server_pair: Pair, layers: tuple[str, ...]
+) -> None:
+    plain = config(tls_of(server_pair))
+    listener = replace(
+        plain.listeners[0],
+        websocket="/mqtt",
+        proxy_protocol=("127.0.0.0/8",) if "proxy" in layers else (),
+        tls=plain.listeners[0].tls if "tls" in layers else None,
+    )
+    async with Broker(replace(plain, listeners=(listener,))) as broker:
+        assert broker.server is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(broker))
+        while not len(broker.server.handshakes):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        came_by = monotonic_ms()
+        while monotonic_ms() == came_by:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if "proxy" in layers:
+            writer.write(b"PROXY TCP4 127.0.0.7 127.0.0.1 56324 8883\r\n")
+        if "tls" in layers:
+            await writer.start_tls(client_context(authority), server_hostname="localhost")
+        writer.write(request())
+        status, _ = await read_head(reader)
+        assert status == 101
+        (connection,) = broker.connections
+        assert isinstance(connection, FramedConnection)
+        assert connection.came_at <= came_by
+        writer.transport.abort()
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 async def test_the_oldest_handshake_gives_way_and_the_newest_client_is_served(

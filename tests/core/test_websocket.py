@@ -557,7 +557,7 @@ def unit() -> tuple[WebSocket, Pieces]:
     """One that is open, with nothing real around it."""
     around: Any = Pieces()
     protocol, _ = negotiate(request("/mqtt"), TERMS)
-    websocket = WebSocket(around, protocol, around, around, lambda: None)
+    websocket = WebSocket(around, protocol, around, around, lambda: None, 0)
     websocket.open(1 << 20)
     return websocket, around
 

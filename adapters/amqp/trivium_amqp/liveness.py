@@ -25,12 +25,11 @@ class Liveness(Timed):
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection: AmqpConnection | None = connection
         self._timeouts = connection.broker.timeouts
-        now = connection.broker.elapsed_ms
         #: negotiated interval in milliseconds, 0 for no heartbeats
         self.heartbeat = 0
-        #: when the connection was made, or sent connection.close: it must go on soon
-        self.began_at = now
-        self.sent_at = now
+        #: when the client came, or was sent connection.close: it must go on soon
+        self.began_at = connection.came_at
+        self.sent_at = connection.heard_at
 
     def due(self) -> None:
         connection = self._connection

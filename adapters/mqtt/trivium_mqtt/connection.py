@@ -78,7 +78,6 @@ class MqttConnection(Reader):
         # Milliseconds without input after which the client is gone, 0 for any; and, until it is
         # connected, when it came.
         self._keep_alive = 0
-        self._began_at = self.heard_at
 
     def take_packet(self, first: int, data: bytes, at: int, end: int) -> None:
         if first & 0xF0 == packets.CONNECT:
@@ -447,7 +446,7 @@ class MqttConnection(Reader):
         if not self.is_connected:
             limit = self.broker.config.limits.handshake_seconds * 1000
             # While its answer is up to us, it need not hurry.
-            if not self.held_for and elapsed - self._began_at > limit:
+            if not self.held_for and elapsed - self.came_at > limit:
                 self.close()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
             self.end(KEEP_ALIVE_TIMEOUT)

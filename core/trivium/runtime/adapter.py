@@ -80,6 +80,7 @@ class Peer:
         is_loopback: bool,
         listener: Listener,
         certificate: ClientCertificate | None = None,
+        came_at: int = 0,
     ) -> None:
         #: ``host:port``, or ``unix``
         self.address = address
@@ -88,6 +89,8 @@ class Peer:
         #: where it came in
         self.listener = listener
         self.certificate = certificate
+        #: when it came, before any layer of the connection, as ``Broker.elapsed_ms``; 0: just now
+        self.came_at = came_at
 
 
 class Transport(Protocol):
@@ -387,6 +390,7 @@ def make_attempt(
     """What the client shows of itself, for the authenticator."""
     peer = connection.peer
     listener = peer.listener.config
+    connection.broker.logins.spoke(connection)
     return Attempt(
         username=username,
         password=password,

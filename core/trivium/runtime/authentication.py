@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Time in which each client may be silent.
+GRACE_MS: Final = 1000
+
 #: Names of all methods, in the order in which they are asked where none are named. First come those
 #: that know what they are shown by its form: it may stand beside the name of a user.
 METHODS: Final = (API_KEY, JWT, CERTIFICATE, INTERNAL, PASSWORD_FILE, HTTP)
@@ -233,6 +236,23 @@ class Logins(Timed):
         self._broker = broker
         #: those that came with something that expires
         self.expiring: set[Connection] = set()
+        # Those that have shown nothing of themselves yet, and since when, oldest first.
+        self._silent: dict[Connection, int] = {}
+
+    def came(self, connection: Connection) -> None:
+        """A client has connected. Where too many are silent the oldest gives way."""
+        now = self._broker.elapsed_ms
+        if len(self._silent) >= self._broker.config.limits.max_handshakes:
+            oldest, since = next(iter(self._silent.items()))
+            # What the others have sent may not have been read yet.
+            if now - since >= GRACE_MS:
+                del self._silent[oldest]
+                oldest.transport.abort()
+        self._silent[connection] = now
+
+    def spoke(self, connection: Connection) -> None:
+        """A client has shown who it is, rightly or not; or it is gone."""
+        self._silent.pop(connection, None)
 
     def changed(self) -> None:
         """Users or passwords have changed: look at all clients at the end of this turn."""

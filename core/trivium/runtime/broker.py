@@ -323,6 +323,7 @@ class Broker(Host):
     def add_connection(self, connection: Connection) -> None:
         """A client has connected."""
         self.connections.add(connection)
+        self.logins.came(connection)
         if self.block_reason is not None:
             connection.blocked(self.block_reason)
 
@@ -330,6 +331,7 @@ class Broker(Host):
         """A client's connection is gone."""
         self.connections.discard(connection)
         self.logins.expiring.discard(connection)
+        self.logins.spoke(connection)
         connection.end_slowdown()
 
     def check_alarms(self) -> float:

@@ -44,6 +44,8 @@ class FramedConnection(Connection):
         self.metrics = metrics
         #: when input came last, or could not be heard of, in ``Broker.elapsed_ms``
         self.heard_at = broker.elapsed_ms
+        #: when the client came, likewise: the time in which it must authenticate began then
+        self.came_at = peer.came_at or self.heard_at
         #: why input is held, a set of the FOR_ constants; 0 when it is not
         self.held_for = 0
         #: bytes without which there is no whole frame in what waits

@@ -13,7 +13,13 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from trivium.runtime.sockets import address_of, host_of
+from trivium.runtime.sockets import (
+    CAME_AT,
+    address_of,
+    came_at,
+    handshake_seconds_left,
+    host_of,
+)
 
 if TYPE_CHECKING:
     from trivium.runtime.server import Server
@@ -157,14 +163,17 @@ def _check_fields(fields: bytes) -> None:
 class Proxied:
     """The transport of a connection that a proxy has made: its peer is the client."""
 
-    def __init__(self, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
+    def __init__(self, transport: asyncio.Transport, peer: tuple[str, int], began_at: int) -> None:
         self._transport = transport
         self._peer = peer
+        self._came_at = began_at
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """As of the socket, but for the peer."""
         if name == "peername":
             return self._peer
+        if name == CAME_AT:
+            return self._came_at
         return self._transport.get_extra_info(name, default)
 
     def __getattr__(self, name: str) -> Any:
@@ -188,6 +197,7 @@ class ProxyLayer(asyncio.Protocol):
         self._reader = HeaderReader()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._came_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -196,7 +206,8 @@ class ProxyLayer(asyncio.Protocol):
             self._refuse("is no proxy of this listener")
             return
         server.handshakes.begin(self)
-        seconds = server.broker.config.limits.handshake_seconds
+        self._came_at = came_at(transport)
+        seconds = handshake_seconds_left(server, self._came_at)
         self._timer = server.driver.call_later(seconds, self._too_late)
 
     def _is_named(self) -> bool:
@@ -247,7 +258,8 @@ class ProxyLayer(asyncio.Protocol):
             return
         source = self._reader.source
         transport.set_protocol(inner)
-        inner.connection_made(transport if source is None else Proxied(transport, source))
+        peer = transport if source is None else Proxied(transport, source, self._came_at)
+        inner.connection_made(peer)
         if rest and not transport.is_closing():
             inner.data_received(rest)
 

@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import socket
 import termios
+import time
 from array import array
 from typing import TYPE_CHECKING, Final, cast
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 WRITE_HIGH_WATER: Final = 256 * 1024
 WRITE_LOW_WATER: Final = 64 * 1024
 
+#: What layers add to what is known of a connection.
+CAME_AT: Final = "came_at"
+
 #: Seconds that a peer gets to take its last answer and to close its socket as well.
 DRAIN_SECONDS: Final = 10.0
 
@@ -38,6 +42,17 @@ def address_of(transport: asyncio.BaseTransport) -> str:
     """The address of the peer with its port, or `unix`."""
     name = transport.get_extra_info("peername")
     return join_address(name[0], name[1]) if isinstance(name, tuple) else "unix"
+
+
+def came_at(transport: asyncio.BaseTransport) -> int:
+    """When the client came, as ``Broker.elapsed_ms``: a layer knows it, and a socket is new."""
+    return int(transport.get_extra_info(CAME_AT) or time.monotonic_ns() // 1_000_000)
+
+
+def handshake_seconds_left(server: Server, began_at: int) -> float:
+    """The time that a client has who came then, for all that comes before it is let in."""
+    spent = time.monotonic_ns() // 1_000_000 - began_at
+    return max(server.broker.config.limits.handshake_seconds - spent / 1000, 0.0)
 
 
 class Refused(asyncio.Protocol):
@@ -95,7 +110,9 @@ class SocketDriver:
         self._host = host = host_of(transport)
         is_loopback_peer = not host or is_loopback(host)
         certificate = transport.get_extra_info("client_certificate")
-        peer = Peer(address_of(transport), is_loopback_peer, self._listener, certificate)
+        peer = Peer(
+            address_of(transport), is_loopback_peer, self._listener, certificate, came_at(transport)
+        )
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker
         broker.add_connection(self.connection)

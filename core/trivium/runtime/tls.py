@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from trivium.common.pieces import Piece
 from trivium.runtime.adapter import Listener
 from trivium.runtime.certificates import Certificates
-from trivium.runtime.sockets import address_of, host_of
+from trivium.runtime.sockets import (
+    CAME_AT,
+    address_of,
+    came_at,
+    handshake_seconds_left,
+    host_of,
+)
 
 if TYPE_CHECKING:
     from trivium.runtime.server import Server
@@ -101,6 +107,7 @@ class TlsLayer:
         )
         self._is_outermost = is_outermost
         self._host = ""
+        self._came_at = 0
         self._is_open = False
         # Whether the peer sends no more that is for us; whether we do not, and what it sends is
         # only counted.
@@ -124,7 +131,8 @@ class TlsLayer:
             transport.abort()
             return
         server.handshakes.begin(self)
-        seconds = server.broker.config.limits.handshake_seconds
+        self._came_at = came_at(transport)
+        seconds = handshake_seconds_left(server, self._came_at)
         self._timer = self._loop.call_later(seconds, self._timed_out)
 
     def data_received(self, data: bytes) -> None:
@@ -284,6 +292,8 @@ class TlsLayer:
         """What is known of the connection: TLS adds ``client_certificate`` and ``ssl_object``."""
         if name == CLIENT_CERTIFICATE:
             return self._certificate
+        if name == CAME_AT:
+            return self._came_at
         if name == "ssl_object":
             return self._object
         if name == "sslcontext":

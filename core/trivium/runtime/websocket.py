@@ -27,7 +27,14 @@ from websockets.typing import Subprotocol
 
 from trivium.common.pieces import Piece
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
-from trivium.runtime.sockets import SocketDriver, address_of, host_of
+from trivium.runtime.sockets import (
+    CAME_AT,
+    SocketDriver,
+    address_of,
+    came_at,
+    handshake_seconds_left,
+    host_of,
+)
 from trivium.runtime.websocket_frames import TEXT, FrameReader, framed
 from trivium.security.identity import NOBODY
 
@@ -196,6 +203,7 @@ class Upgrade(asyncio.Protocol):
         self._is_over = False
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._came_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -206,7 +214,8 @@ class Upgrade(asyncio.Protocol):
             self.abort()
             return
         server.handshakes.begin(self)
-        seconds = server.broker.config.limits.handshake_seconds
+        self._came_at = came_at(transport)
+        seconds = handshake_seconds_left(server, self._came_at)
         self._timer = server.driver.call_later(seconds, self.abort)
 
     def give_way(self) -> None:
@@ -248,7 +257,7 @@ class Upgrade(asyncio.Protocol):
         transport.write(answer)
         server = self._server
         inner = SocketDriver(server, self._adapter, self._listener, False)
-        websocket = WebSocket(server.driver, protocol, inner, transport, self._leave)
+        websocket = WebSocket(server.driver, protocol, inner, transport, self._leave, self._came_at)
         transport.set_protocol(cast("asyncio.Protocol", websocket))
         websocket.open(server.broker.config.limits.max_message_bytes + FRAME_OVERHEAD)
         if rest:
@@ -293,8 +302,10 @@ class WebSocket:
         inner: SocketDriver,
         transport: asyncio.Transport,
         leave: Callable[[], None],
+        began_at: int,
     ) -> None:
         self._driver = driver
+        self._came_at = began_at
         # Called when the socket is gone.
         self._leave = leave
         self._protocol = protocol
@@ -472,7 +483,9 @@ class WebSocket:
     # What the driver calls: the parts of asyncio.Transport that it uses
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As of the socket."""
+        """As of the socket, which does not know when the client came."""
+        if name == CAME_AT:
+            return self._came_at
         return self._transport.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

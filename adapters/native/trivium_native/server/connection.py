@@ -109,8 +109,6 @@ class NativeConnection(FramedConnection):
         self._answers = Answers()
         # Something waits for room in the output.
         self._is_held = False
-        # When it came; see ``Broker.elapsed_ms``.
-        self._began_at = self.heard_at
 
     # From the driver
 
@@ -130,7 +128,7 @@ class NativeConnection(FramedConnection):
     def tick(self, now: float) -> None:
         elapsed = self.broker.elapsed_ms
         if self.state is not states.OPEN:
-            if elapsed - self._began_at >= self.broker.config.limits.handshake_seconds * 1000:
+            if elapsed - self.came_at >= self.broker.config.limits.handshake_seconds * 1000:
                 self.fail(0, TimedOut("no authentication in time"))
             return
         is_timed = self._heartbeat and not self.held_for & UNHEARD
