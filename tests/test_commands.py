@@ -374,7 +374,7 @@ def manage(
 
 def row(name: str, *tags: str) -> str:
     values = {"name": name, "tags": list(tags), "configured": name == "guest", "vhost": "/"}
-    return json.dumps(values) + "\n"
+    return json.dumps(values | {"scram": False}) + "\n"
 
 
 async def until_ended(client: Client) -> None:

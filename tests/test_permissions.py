@@ -547,6 +547,29 @@ def test_a_renewal_with_other_scopes_takes_effect_at_once() -> None:
     assert by_mqtt.take_one()[1][2:] != b"\x87"
 
 
+def test_a_renewal_with_other_scopes_forgets_routes() -> None:
+    """Where nothing is subscribed to, whose end would change the topology."""
+    server = make_server("/", ScopedServer)
+    assert isinstance(server, ScopedServer)
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    expires_ms = server.broker.now_ms + 60_000
+    add = server.broker.authentication.api_keys.add
+    server.shown = add("ann", ["write:*/*"], expires_ms)[1].encode()
+    less = add("ann", ["write:*/amq.topic/other"], expires_ms)[1]
+    by_amqp, by_native = server.amqp("ann"), server.native("ann")
+    body = native.publish(native.entry(key=b"a.b", exchange=b"amq.topic"))
+    assert by_native.send(frames.PUBLISH, 5, body)[0][0] == frames.CONFIRM
+    assert by_native.send(frames.AUTH, 6, {"password": less.encode()})[0][0] == frames.OK
+    assert by_native.send(frames.PUBLISH, 7, body)[0][0] == frames.ERROR
+    by_amqp.publish("a.b", exchange="amq.topic")
+    by_amqp.send(Connection.UpdateSecret(less, "less"), channel=0)
+    by_amqp.publish("a.b", exchange="amq.topic")
+    assert [found.name for found in by_amqp.take()] == [
+        "Connection.UpdateSecretOk",
+        "Channel.Close",
+    ]
+
+
 def test_identities_with_other_scopes_share_no_decision() -> None:
     server = make_server("/", ScopedServer)
     assert isinstance(server, ScopedServer)

@@ -7,6 +7,8 @@ from typing import Any
 
 import jwt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support.mqtt import (
     Client,
@@ -52,6 +54,10 @@ def token(user: str = "ann", seconds: int = 60, **claims: Any) -> bytes:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
+    return make_server(tmp_path)
+
+
+def make_server(tmp_path: Path) -> Server:
     (tmp_path / "key").write_text(SECRET, encoding="utf-8")
     users = {
         name: UserConfig(password="pencil", scram=KEYS.text(), permissions=EVERYTHING)
@@ -473,6 +479,46 @@ def test_input_is_taken_while_a_renewal_waits(server: Server) -> None:
     expect_disconnected(client, 0x82)
     server.advance(10)
     assert client.take_bytes() == b""
+
+
+CLIENT = ScramClient("ann", "pencil")
+PACKETS = st.one_of(
+    st.builds(
+        auth,
+        st.sampled_from((0x00, 0x18, 0x19, 0x80)),
+        st.sampled_from((SCRAM, TOKEN, b"")),
+        st.one_of(st.binary(max_size=40), st.sampled_from((CLIENT.first, token()))),
+    ),
+    st.sampled_from((b"\xc0\x00", b"\xe0\x00", publish("t", b"x", 1, version=5), b"\xf0\x00")),
+    st.binary(max_size=20).map(lambda body: packet(0xF0, body)),
+)
+BEGINNINGS = st.sampled_from(
+    (
+        begin(SCRAM, CLIENT.first),
+        begin(TOKEN, token()),
+        begin(TOKEN, b"x"),
+        connect("c", 5, username="ann", password=b"pencil"),
+    )
+)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BEGINNINGS, st.lists(PACKETS, max_size=6))
+def test_whatever_comes_means_the_same_however_it_is_cut(
+    tmp_path: Path, first: bytes, packets: list[bytes]
+) -> None:
+    found = []
+    for size in (1, 7, 1 << 20):
+        server = make_server(tmp_path)
+        client = server.connect()
+        data = first + b"".join(packets)
+        client.feed(*(data[at : at + size] for at in range(0, len(data), size)))
+        # What is answered differs in nonces.
+        answers = [(kind, body[:2]) for kind, body in split(client.take_bytes())]
+        found.append((answers, client.is_closed))
+        client.lose()
+        server.open("alive", 5, username="bob", password=b"pencil")
+    assert found[0] == found[1] == found[2]
 
 
 def test_no_secret_is_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -626,8 +626,9 @@ def test_users_are_added_listed_and_deleted(server: Server, client: Client) -> N
     permit(server.broker, "ann")
     ask = frames.MANAGE_USERS
     assert client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"]) == {}
-    guest = {"name": "guest", "tags": ["administrator"], "configured": True, "vhost": "/"}
-    ann = {"name": "ann", "tags": ["monitoring"], "configured": False, "vhost": "/"}
+    common = {"vhost": "/", "scram": False}
+    guest = {"name": "guest", "tags": ["administrator"], "configured": True, **common}
+    ann = {"name": "ann", "tags": ["monitoring"], "configured": False, **common}
     assert client.ask(ask, action="list") == {"users": [ann, guest]}
     fields = {"username": "ann", "password": b"one"}
     assert server.greet().send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
@@ -692,6 +693,8 @@ def test_a_password_has_scram_keys_where_that_is_on() -> None:
     stored, tags, settings = unpack(row)
     found = parse_keys(settings["scram"])
     assert (stored[:9], tags) == ("$argon2id", [])
+    users = client.ask(frames.MANAGE_USERS, action="list")["users"]
+    assert [user["scram"] for user in users] == [True, False]
     assert found == make_keys(b"one", 4096, found.salt)
 
 

@@ -191,6 +191,8 @@ class UserInfo:
     configured: bool = False
     #: where its MQTT clients go that name no other virtual host
     vhost: str = "/"
+    #: whether it has keys for SCRAM
+    scram: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

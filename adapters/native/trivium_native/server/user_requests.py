@@ -59,6 +59,7 @@ class UserRequests:
                     "name": user.name,
                     "tags": sorted(user.tags),
                     "configured": self._users.is_configured(user.name),
+                    "scram": user.scram is not None,
                     "vhost": self._users.virtual_host_of(user.name),
                 }
                 for user in self._users.all()
