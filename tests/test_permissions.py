@@ -18,19 +18,13 @@ import msgpack
 import pytest
 from pamqp.commands import Basic, Connection, Exchange, Queue
 
-import trivium_amqp
 from tests.support import amqp, mqtt, native
+from tests.support.roads import Server as BaseServer
 from tests.support.server import NOW_MS, Client
-from tests.support.server import Server as BaseServer
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, JwtConfig, StorageConfig, UserConfig
-from trivium.runtime.adapter import Adapter
 from trivium.security.identity import Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
-from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.mqtt_adapter import MqttAdapter
-from trivium_mqtt.options import MqttOptions
-from trivium_native.server.adapter import NativeAdapter
 from trivium_native.wire import frames
 
 SECRET = "a secret of more than thirty-two bytes"
@@ -41,35 +35,7 @@ TOPIC = "topic-"
 
 
 class Server(BaseServer):
-    """All protocols over one broker."""
-
-    #: the virtual host in which everything is done
-    home = "/"
-
-    @property
-    def vhost(self) -> VirtualHost:
-        return self.broker.vhosts[self.home]
-
-    def make_adapters(self) -> list[Adapter]:
-        return [MqttAdapter(MqttOptions()), trivium_amqp.adapter(None), NativeAdapter(None)]
-
-    def password(self, user: str) -> bytes:
-        return b"p"
-
-    def mqtt(self, user: str, client_id: str = "c", version: int = 5, **fields: Any) -> mqtt.Client:
-        client = mqtt.Client(self)
-        username = user if self.home == "/" else f"{self.home}:{user}"
-        client.open(client_id, version, username=username, password=self.password(user), **fields)
-        return client
-
-    def amqp(self, user: str) -> amqp.Client:
-        return amqp.Client(self).handshake(user.encode(), self.password(user), self.home)
-
-    def native(self, user: str) -> native.Client:
-        client = native.Client(self).greet()
-        fields = {"username": user, "password": self.password(user), "vhost": self.home}
-        assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
-        return client
+    """One whose users are permitted what a test says."""
 
     def permit(self, user: str, needs: list[Need]) -> None:
         """Grant exactly these, and what lets the user in; elsewhere it may do everything."""
@@ -705,13 +671,6 @@ def test_policies_need_a_tag() -> None:
         client.refused(kind, **fields)
 
 
-def administrator(server: Server) -> native.Client:
-    client = native.Client(server).greet()
-    fields = {"username": "guest", "password": b"guest"}
-    assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
-    return client
-
-
 ORDERS: list[dict[str, Any]] = [
     {"action": "set", "user": "dan", "configure": "", "write": "", "read": "^q$"},
     {"action": "clear", "user": "dan"},
@@ -727,6 +686,9 @@ ORDERS: list[dict[str, Any]] = [
     {"action": "create-vhost", "name": "v"},
     {"action": "list-vhosts"},
     {"action": "describe-vhost", "name": "/"},
+    {"action": "set-vhost-limits", "name": "/", "limits": {"max-queues": 5}},
+    {"action": "set-limits", "name": "dan", "limits": {"max-queues": 5}},
+    {"action": "list-limits"},
 ]
 
 
@@ -734,7 +696,7 @@ ORDERS: list[dict[str, Any]] = [
 def test_permissions_are_managed_by_administrators_only(order: dict[str, Any]) -> None:
     server = make_server()
     server.native("root").refused(frames.MANAGE_PERMISSIONS, **order)
-    client = administrator(server)
+    client = server.administrator()
     if order["action"] == "delete-role":
         client.ask(frames.MANAGE_PERMISSIONS, action="set-role", name="r")
     client.ask(frames.MANAGE_PERMISSIONS, **order)
@@ -743,7 +705,7 @@ def test_permissions_are_managed_by_administrators_only(order: dict[str, Any]) -
 def test_what_commands_grant_outlives_a_crash() -> None:
     host = Host()
     server = Server(host=host)
-    client = administrator(server)
+    client = server.administrator()
     for order in (ORDERS[0], ORDERS[3], ORDERS[6], ORDERS[9], ORDERS[11]):
         client.send(frames.MANAGE_PERMISSIONS, 9, order)
     server.sync()
@@ -762,14 +724,14 @@ def test_what_commands_grant_outlives_a_crash() -> None:
 
 def test_a_user_of_the_configuration_is_not_changed_by_commands() -> None:
     server = make_server()
-    client = administrator(server)
+    client = server.administrator()
     client.refused(frames.MANAGE_PERMISSIONS, **{**ORDERS[0], "user": "root"})
     assert server.broker.permissions.access(Identity("root"), "/").is_open
 
 
 def test_a_user_who_is_deleted_leaves_no_permissions() -> None:
     server = make_server()
-    client = administrator(server)
+    client = server.administrator()
     client.ask(frames.MANAGE_USERS, action="add", name="dan", password=b"p", tags=[])
     client.ask(frames.MANAGE_PERMISSIONS, **ORDERS[0])
     client.ask(frames.MANAGE_USERS, action="delete", name="dan")
@@ -778,7 +740,7 @@ def test_a_user_who_is_deleted_leaves_no_permissions() -> None:
 
 def test_a_command_takes_effect_on_a_live_consumer() -> None:
     server = make_server()
-    client = administrator(server)
+    client = server.administrator()
     client.ask(frames.MANAGE_USERS, action="add", name="dan", password=b"p", tags=[])
     client.ask(frames.MANAGE_PERMISSIONS, **ORDERS[0])
     consumer = server.amqp("dan")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trivium.common.quotas import USER, VHOST, check_limits
 from trivium.errors import ConfigError, PreconditionFailed
 from trivium.listen import CertificateConfig as CertificateConfig
 from trivium.listen import Listen as Listen
@@ -128,8 +129,10 @@ class LimitsConfig:
     #: the same above which it is dropped in any case: what many publishers, of whom each was read
     #: once, can pour into one subscriber
     live_burst_bytes: int = 16 * 1024 * 1024
-    #: retained messages of one virtual host; further topics get none. 0: no limit
-    max_retained_messages: int = 0
+    #: quotas of each user, and of each virtual host, that have no others; see
+    #: `trivium.common.quotas`
+    user: Mapping[str, Any] = field(default_factory=dict)
+    vhost: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (
@@ -151,10 +154,18 @@ class LimitsConfig:
             "consumer_timeout_seconds",
             "memory_high_bytes",
             "disk_free_bytes",
-            "max_retained_messages",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")
+        _check_quotas("user", USER, self.user)
+        _check_quotas("vhost", VHOST, self.vhost)
+
+
+def _check_quotas(key: str, scope: str, limits: Mapping[str, Any]) -> None:
+    try:
+        check_limits(scope, limits)
+    except PreconditionFailed as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 #: Permissions for everything in every virtual host.
@@ -177,6 +188,8 @@ class AuthConfig:
     anonymous_permissions: Mapping[str, Any] = field(default_factory=lambda: dict(EVERYTHING))
     #: their tags
     anonymous_tags: tuple[str, ...] = ("policymaker", "monitoring")
+    #: quotas of all of them together
+    anonymous_limits: Mapping[str, Any] = field(default_factory=dict)
     #: an ACL file of Mosquitto's; with it, clients without credentials have what it says alone
     acl_file: str = ""
     #: a pattern that the client identifiers of users must match, `{username}` being who it is
@@ -194,6 +207,7 @@ class AuthConfig:
         _check_grants(self.anonymous_permissions, {}, ())
         if not MIN_ITERATIONS <= self.scram_iterations <= MAX_ITERATIONS:
             raise ConfigError(f"scram_iterations must be from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
+        _check_quotas("anonymous_limits", USER, self.anonymous_limits)
         try:
             check_pattern(self.client_id_pattern.replace("{username}", "x"))
             if self.acl_file:
@@ -297,9 +311,12 @@ class UserConfig:
     roles: tuple[str, ...] = ()
     #: where MQTT connections go that name no virtual host, and where its ACL lines hold
     virtual_host: str = "/"
+    #: its quotas, beside those that `[limits]` has for every user
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_grants(self.permissions, self.topic_permissions, self.acl)
+        _check_quotas("limits", USER, self.limits)
         try:
             check_stored_password(self.password)
         except PasswordFormatError as error:

@@ -13,6 +13,7 @@
      |    +-- StaleMember          not a member of the group, or not any more
      |    +-- Fenced               someone newer has taken its place for good
      |    +-- LimitExceeded        as many as there may be
+     |         +-- QuotaExceeded       of a user, virtual host or listener
 
 The errors of the storage stand in ``trivium.storage.errors``.
 """
@@ -143,3 +144,17 @@ class Fenced(TopologyError):
 
 class LimitExceeded(TopologyError):
     """There are as many of these as there may be."""
+
+
+class QuotaExceeded(LimitExceeded):
+    """A user, virtual host or listener (``scope``) has as much of something as it may have."""
+
+    def __init__(self, scope: str, name: str, limit: str, most: int) -> None:
+        super().__init__(f"limit {limit} ({most}) of {scope} '{name}' is reached")
+        self.scope = scope
+        self.name = name
+        #: its name, such as ``max-queues``
+        self.limit = limit
+        self.most = most
+        #: the name of what was to be made, where it has one
+        self.wanted = ""

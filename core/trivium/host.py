@@ -7,6 +7,7 @@ import time
 from mypy_extensions import mypyc_attr
 
 from trivium.common.events import Events
+from trivium.common.quotas import Quotas
 from trivium.common.timers import Timed, Timers
 from trivium.common.turns import EndOfTurn
 from trivium.storage.base import Storage
@@ -26,6 +27,8 @@ class Host:
         #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
         self.timeouts = Timers()
         self.dates = Timers()
+        #: how much users, virtual hosts and listeners may have, and have
+        self.quotas = Quotas(lambda: self.elapsed_ms)
         #: entries that queues may yet give up, or make ready, in this turn
         self.may_give_up = 0
         #: how often something was collected for the end of a turn, which writes it

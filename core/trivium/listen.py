@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from trivium.errors import ConfigError
+from trivium.common.quotas import LISTENER, check_limits
+from trivium.errors import ConfigError, PreconditionFailed
 
 #: The protocol that `ws` and `wss` in `[listen]` mean, and the path that its clients ask for.
 WEBSOCKET_PROTOCOL: Final = "mqtt"
@@ -201,6 +202,8 @@ class ListenerConfig:
     methods: tuple[str, ...] = ()
     #: at a time; 0 is no limit but `[limits] max_connections`
     max_connections: int = 0
+    #: quotas of its clients together; see `trivium.common.quotas`
+    limits: Mapping[str, Any] = field(default_factory=dict)
     #: what can be set about the protocol, in place of `Config.protocols`; None is that
     options: object = None
 
@@ -227,6 +230,10 @@ class ListenerConfig:
                 raise ConfigError(f"proxy_protocol: {error}") from None
         if self.max_connections < 0:
             raise ConfigError("max_connections must not be negative")
+        try:
+            check_limits(LISTENER, self.limits)
+        except PreconditionFailed as error:
+            raise ConfigError(f"limits: {error}") from None
         if self.tls is not None:
             self.tls.check()
 

@@ -162,7 +162,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "disk_free_bytes": "9",
             "live_output_bytes": "9",
             "live_burst_bytes": "99999999",
-            "max_retained_messages": "9",
+            "user": '{"max-queues": 9}',
+            "vhost": '{"max-queues": 9}',
         },
         "auth": {
             "anonymous": "never",
@@ -171,6 +172,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "password_files": '["/p"]',
             "anonymous_permissions": '{"/": {"read": "x"}}',
             "anonymous_tags": '["x"]',
+            "anonymous_limits": '{"max-queues": 9}',
             "acl_file": "/dev/null",
             "client_id_pattern": "^{username}$",
             "refused_publish": "disconnect",
@@ -234,7 +236,7 @@ def test_every_key_has_an_environment_variable() -> None:
                 assert value == (other,)
             elif key == "ciphers":
                 assert value == text
-            elif isinstance(value, tuple) or key in ("headers", "anonymous_permissions"):
+            elif isinstance(value, (tuple, dict)):
                 assert json.dumps(value) == text
             else:
                 assert str(value).lower().removeprefix("127.0.0.1:") == text

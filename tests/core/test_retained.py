@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core import message
+from trivium.common.quotas import RETAINED_BYTES, RETAINED_MESSAGES
 from trivium.messages.message import RecordError
 from trivium.messages.topics import filter_pattern, hides_dollar, levels_of, matches
 from trivium.routing.retained import RetainedMessages, RetainedWalk
@@ -271,8 +272,10 @@ def test_a_retained_message_costs_its_row_and_its_place_among_the_keys() -> None
     assert cost < 300
 
 
-def test_no_more_are_kept_than_may_be(caplog: pytest.LogCaptureFixture) -> None:
-    retained, table = table_of()
+def test_no_more_are_kept_than_may_be() -> None:
+    refused: list[int] = []
+    table = MemoryTable()
+    retained = RetainedMessages(table, refused.append)
     retained.most = 2
     for key in (b"a", b"b", b"c", b"d"):
         retained.keep(message(b"1", key))
@@ -283,6 +286,30 @@ def test_no_more_are_kept_than_may_be(caplog: pytest.LogCaptureFixture) -> None:
     retained.keep(message(b"1", b"c"))
     assert found(retained, b"#") == [b"b", b"c"]
     assert len(table) == 2
-    assert [record.message for record in caplog.records] == [
-        "2 messages are retained, as many as may be: no more are"
-    ]
+    assert refused == [RETAINED_MESSAGES, RETAINED_MESSAGES]
+
+
+def test_no_more_bytes_are_kept_than_may_be() -> None:
+    refused: list[int] = []
+    table = MemoryTable()
+    retained = RetainedMessages(table, refused.append)
+    size = len(message(bytes(100), b"a").record())
+    retained.most_bytes = 2 * size
+    for key in (b"a", b"b", b"c"):
+        retained.keep(message(bytes(100), key))
+    assert (found(retained, b"#"), retained.bytes, refused) == (
+        [b"a", b"b"],
+        2 * size,
+        [RETAINED_BYTES],
+    )
+    # What is too large for its place changes nothing; what is smaller makes room.
+    retained.keep(message(bytes(101), b"b"))
+    assert retained.bytes == 2 * size
+    retained.keep(message(bytes(50), b"b"))
+    retained.keep(message(bytes(1), b"c"))
+    assert found(retained, b"#") == [b"a", b"b", b"c"]
+    assert retained.bytes == sum(len(record) for _, record in table.items())
+    assert RetainedMessages(table).bytes == retained.bytes
+    for key in (b"a", b"b", b"c"):
+        retained.clear(key)
+    assert retained.bytes == 0

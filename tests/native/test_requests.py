@@ -645,7 +645,7 @@ def test_a_virtual_host_is_made_changed_and_described(server: Server, client: Cl
     fields = {"description": "of the farm", "tags": ["t"], "default_queue_type": "quorum"}
     assert client.ask(ask, action="create-vhost", name="farm", **fields) == {}
     assert client.ask(ask, action="create-vhost", name="farm", description="other") == {}
-    expected = {"name": "farm", **fields, "description": "other"}
+    expected = {"name": "farm", **fields, "description": "other", "limits": {}}
     counts = {"exchanges": len(server.vhost.exchanges), "queues": 0, "streams": 0, "connections": 0}
     (row,) = client.ask(ask, action="describe-vhost", name="farm")["rows"]
     assert row == {**expected, **counts}

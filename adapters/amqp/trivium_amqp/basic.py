@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.errors import PreconditionFailed
 from trivium.messages.large import content_size
 from trivium.messages.message import HeaderValue
@@ -73,14 +74,19 @@ def close(channel: Channel, arguments: list[Any]) -> None:
     if channel.state is not CHANNEL_CLOSING:
         channel.publisher.flush_confirms()
         channel.release()
-    del channel.connection.channels[channel.number]
+    _forget(channel)
     channel.connection.replies.advance(channel.number)
     channel.reply(methods.CHANNEL_CLOSE_OK)
 
 
 def close_ok(channel: Channel, arguments: list[Any]) -> None:
     """channel.close-ok: the number is free for another channel."""
+    _forget(channel)
+
+
+def _forget(channel: Channel) -> None:
     del channel.connection.channels[channel.number]
+    channel.connection.usage.add_channels(-1)
 
 
 def flow(channel: Channel, arguments: list[Any]) -> None:
@@ -112,6 +118,7 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
         raise ConnectionException(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
     if not tag:
         tag = f"amq.ctag-{secrets.token_urlsafe(16)}"
+    channel.connection.usage.require(SUBSCRIPTIONS)
     if name == REPLY_TO:
         queue = _make_reply_queue(channel, no_ack)
     else:
@@ -129,6 +136,7 @@ def consume(channel: Channel, arguments: list[Any]) -> None:
     consumer = AmqpConsumer(channel, queue, tag, no_ack, channel.prefetch, priority)
     queue.add_consumer(consumer, exclusive)
     channel.consumers[tag] = consumer
+    channel.connection.usage.add_subscriptions(1)
     if nowait:
         consumer.start()
     else:

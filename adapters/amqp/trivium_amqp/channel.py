@@ -187,6 +187,7 @@ class Channel:
         """Take a consumer off the channel; None when there is none with this tag."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
+            self.connection.usage.add_subscriptions(-1)
             self.waiting.pop(id(consumer), None)
         return consumer
 
@@ -316,6 +317,7 @@ class Channel:
         self.unacked.clear()
         consumers = list(self.consumers.values())
         self.consumers.clear()
+        self.connection.usage.add_subscriptions(-len(consumers))
         self.waiting.clear()
         queues: dict[int, Queue] = {}
         for consumer in consumers:

@@ -10,7 +10,8 @@ from struct import Struct
 from typing import Final
 
 from trivium.common.pieces import Piece
-from trivium.errors import AccessRefused, TopologyError
+from trivium.common.quotas import CHANNELS
+from trivium.errors import AccessRefused, QuotaExceeded, TopologyError
 from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
@@ -31,6 +32,7 @@ from trivium_amqp.codec.errors import (
     ConnectionException,
     FramingError,
     channel_exception,
+    channel_refusal,
 )
 from trivium_amqp.codec.frames import (
     BODY,
@@ -352,6 +354,11 @@ class AmqpConnection(FramedConnection):
                 NOT_ALLOWED,
                 f"channel number {number} exceeds the negotiated channel_max ({self._channel_max})",
             )
+        try:
+            self.usage.require(CHANNELS)
+        except QuotaExceeded as error:
+            raise channel_refusal(error) from None
+        self.usage.add_channels(1)
         self.channels[number] = Channel(self, number)
         self.channels[number].reply(methods.CHANNEL_OPEN_OK, b"")
 
@@ -495,6 +502,7 @@ class AmqpConnection(FramedConnection):
         self.dispatches.clear()
         channels = list(self.channels.values())
         self.channels.clear()
+        self.usage.add_channels(-len(channels))
         for channel in channels:
             channel.release()
         if self.owns_queues:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
-from trivium.errors import AccessRefused, NotFound
+from trivium.errors import AccessRefused, NotFound, QuotaExceeded
 from trivium.messages.message import HeaderValue
 from trivium.runtime.adapter import make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
@@ -19,6 +19,7 @@ from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
     ConnectionException,
+    connection_refusal,
 )
 from trivium_amqp.codec.frames import (
     MIN_FRAME_MAX,
@@ -208,6 +209,10 @@ class Handshake:
             connection.access.require_entry()
         except (NotFound, AccessRefused) as error:
             raise ConnectionException(NOT_ALLOWED, str(error)) from None
+        try:
+            connection.usage.enter(connection.identity, vhost.name)
+        except QuotaExceeded as error:
+            raise connection_refusal(error, connection.user, vhost.name) from None
         connection.opened(vhost)
         connection.send(method_frame(0, methods.CONNECTION_OPEN_OK))
 

@@ -104,6 +104,7 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
         connection if exclusive else None,
         options,
         connection=connection,
+        user=connection.usage.user,
     )
     channel.last_queue = queue.name
     _declare_ok(channel, nowait, queue, durable and not exclusive)

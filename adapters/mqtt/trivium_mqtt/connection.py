@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
+from trivium.errors import QuotaExceeded
 from trivium.routing.exchanges import ACCEPTED
 from trivium.runtime.adapter import Peer, Transport, make_attempt
 from trivium.security.attempts import Login
@@ -29,6 +30,7 @@ from trivium_mqtt.codec.reasons import (
     KEEP_ALIVE_TIMEOUT,
     NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
+    QUOTA_EXCEEDED,
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
@@ -40,6 +42,7 @@ from trivium_mqtt.codec.reasons import (
     Refused,
     RemoteError,
 )
+from trivium_mqtt.counts import enter, lend_subscriptions
 from trivium_mqtt.enhanced import Enhanced
 from trivium_mqtt.entry import Entry
 from trivium_mqtt.mounting import mount_will
@@ -202,7 +205,15 @@ class MqttConnection(Reader):
             self._refuse_connect(BAD_CREDENTIALS)
 
     def _accept(self, connect: Connect) -> None:
-        """The client may connect: find or make its session, answer, go on where it was."""
+        """The client may connect, unless there are as many as may be."""
+        try:
+            self._connect_session(connect)
+        except QuotaExceeded as error:
+            logger.info("%s: %s", self.peer.address, error)
+            self._refuse_connect(QUOTA_EXCEEDED)
+
+    def _connect_session(self, connect: Connect) -> None:
+        """Find or make the client's session, answer, go on where it was. Raises QuotaExceeded."""
         enhanced = self._enhanced
         granted = _Granted(connect, self.options, b"" if enhanced is None else enhanced.answer)
         entry = self._entry
@@ -218,10 +229,8 @@ class MqttConnection(Reader):
             self.close()
             return
         client_id = granted.client_id
+        enter(self, client_id)
         known = sessions.by_client.get(client_id)
-        if known is not None and known.connection is not None:
-            known.connection.taken_over()
-            known = sessions.by_client.get(client_id)
         if known is not None and (
             connect.clean_start or not known.is_of(self.identity, self.mount_point)
         ):
@@ -247,6 +256,7 @@ class MqttConnection(Reader):
         self.client_id = session.client_id
         self.session = session
         session.connection = self
+        lend_subscriptions(session)
         self._connect = None
         self._entry = None
         self._keep_alive = granted.keep_alive * 1500

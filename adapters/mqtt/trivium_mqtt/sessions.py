@@ -19,6 +19,11 @@ from trivium_mqtt.codec.properties import (
     read_properties,
 )
 from trivium_mqtt.codec.wire import varint
+from trivium_mqtt.counts import (
+    count_session,
+    count_subscriptions,
+    require_session,
+)
 from trivium_mqtt.deadlines import Deadlines
 from trivium_mqtt.handover import Handover
 from trivium_mqtt.incoming import message_of
@@ -101,6 +106,7 @@ class Sessions:
             session = Session(self, client_id, row.expiry, access, row.mount_point)
             session.is_stored = True
             self.by_client[client_id] = session
+            count_session(session, 1)
             if row.last_seen == 0 and row.expiry != NEVER:
                 # A crash cut its client off. Later starts must not count from anew.
                 row.last_seen = last_run
@@ -206,9 +212,11 @@ class Sessions:
     def create(
         self, client_id: bytes, expiry: int, access: Access, mount_point: bytes = b""
     ) -> Session:
-        """A new session, connected from the start."""
+        """A new session, connected from the start. Raises QuotaExceeded."""
         session = Session(self, client_id, expiry, access, mount_point)
+        require_session(session)
         self.by_client[client_id] = session
+        count_session(session, 1)
         self.connected(session, expiry)
         return session
 
@@ -281,6 +289,7 @@ class Sessions:
         if session.subscriptions is not None:
             for topic_filter in list(session.subscriptions):
                 self.unsubscribe(session, topic_filter)
+        count_session(session, -1)
         if session.incoming is not None:
             for packet_id in session.incoming:
                 self.store.delete_incoming(client_id, packet_id)
@@ -378,6 +387,8 @@ class Sessions:
         is_new = subscription.topic_filter not in known
         if subscription.qos > 0:
             self.outgoing(session)
+        if is_new:
+            count_subscriptions(session, 1)
         known[subscription.topic_filter] = subscription
         if subscription.binding is not None:
             self.vhost.bind(self.topics.exchange, subscription.binding)
@@ -393,6 +404,7 @@ class Sessions:
         subscription = None if known is None else known.pop(topic_filter, None)
         if subscription is None:
             return False
+        count_subscriptions(session, -1)
         if session.replays is not None:
             # Nothing more is added for it (MQTT-3.10.4-2).
             session.replays.pop(topic_filter, None)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.common.timers import Timed
+from trivium.errors import QuotaExceeded
 from trivium.routing.exchanges import ACCEPTED
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.packets import FilterPacket
@@ -120,6 +122,7 @@ class Subscribing(Timed):
             (known is not None and len(known) >= most and topic_filter not in known)
             or not is_admitted
             or not self._may_replay(session, topic_filter)
+            or not self._may_have_another(session, topic_filter)
         ):
             return QUOTA_EXCEEDED if self._connection.is_v5 else FAILURE
         subscription = Subscription(session, topic_filter, options, identifier)
@@ -133,6 +136,17 @@ class Subscribing(Timed):
             return True
         session.access.refused(f"read access to topic filter '{wanted.decode(errors='replace')}'")
         return False
+
+    def _may_have_another(self, session: Session, topic_filter: bytes) -> bool:
+        """Whether a subscription is within the quotas of whom it counts for."""
+        known = session.subscriptions
+        if known is not None and topic_filter in known:
+            return True
+        try:
+            self._connection.usage.require(SUBSCRIPTIONS)
+        except QuotaExceeded:
+            return False
+        return True
 
     def _unsubscribe(self, session: Session, topic_filter: bytes) -> int:
         """Remove one subscription; its code in UNSUBACK (3.11.3)."""

@@ -211,6 +211,7 @@ class Writer(FramedConnection):
         """Output that waits for the disk is written first."""
         if self._output_after and not self.is_closed:
             self.is_closed = True
+            self.usage.leave()
             self._closes_after_output = True
         else:
             super().close()

@@ -118,7 +118,7 @@ _PERMISSION_COMMANDS: Final = {
     "permission": "Set, clear and list what users of a running broker may do.",
     "topic-permission": "The same for the routing keys of an exchange.",
     "role": "Manage roles of a running broker, and who has them.",
-    "vhost": "Create, describe and list virtual hosts of a running broker.",
+    "vhost": "Create, describe, limit and list virtual hosts of a running broker.",
 }
 
 
@@ -280,6 +280,12 @@ def _add_permission(name: str, command: argparse.ArgumentParser) -> None:
     add_arguments(name, command)
 
 
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    from trivium.cli.permissions import add_limits
+
+    add_limits(command)
+
+
 def _add_user(user: argparse.ArgumentParser) -> None:
     actions = user.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -300,6 +306,9 @@ def _add_user(user: argparse.ArgumentParser) -> None:
     home = add("vhost", "say where a user's MQTT clients go that name no virtual host")
     home.add_argument("name", metavar="NAME")
     home.add_argument("vhost", metavar="VHOST")
+    limits = add("limits", "give a user these limits instead of those it has, or show them")
+    limits.add_argument("name", metavar="NAME")
+    _add_limits(limits)
     add("delete", "remove a user and its keys").add_argument("name", metavar="NAME")
     add("list", "print the users, one JSON object per line")
     key = add("add-key", "make an API key of a user and print it, this once")

@@ -24,7 +24,9 @@ ACTIONS: Final[dict[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("role", "revoke"): ("revoke", ("role", "user")),
     ("vhost", "create"): ("create-vhost", ("name",)),
     ("vhost", "describe"): ("describe-vhost", ("name",)),
+    ("vhost", "limits"): ("set-vhost-limits", ("name",)),
     ("vhost", "list"): ("list-vhosts", ()),
+    ("user", "limits"): ("set-limits", ("name",)),
 }
 
 
@@ -53,12 +55,24 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
                 made.add_argument(option, metavar=option.upper())
         if (name, action) == ("role", "set"):
             made.add_argument("definition", metavar="DEFINITION", help="JSON: the keys of [roles]")
+        if action == "limits":
+            add_limits(made)
         if (name, action) == ("vhost", "create"):
             made.add_argument("--description", metavar="TEXT")
             made.add_argument("--tag", action="append", dest="tags", metavar="TAG")
             made.add_argument(
                 "--default-queue-type", metavar="TYPE", help="classic, quorum or stream"
             )
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """The argument of a command that sets limits, or shows them."""
+    parser.add_argument(
+        "definition",
+        metavar="LIMITS",
+        nargs="?",
+        help='JSON, as in {"max-connections": 10}: these and no others; without it they are shown',
+    )
 
 
 async def run(options: argparse.Namespace, client: object) -> None:
@@ -71,13 +85,12 @@ async def run(options: argparse.Namespace, client: object) -> None:
     action, needed = ACTIONS[(options.command, options.action)]
     fields: dict[str, Any] = {name: getattr(options, name) for name in needed}
     if action == "set-role":
-        try:
-            definition = json.loads(options.definition)
-        except ValueError as error:
-            raise UsageError(f"the definition is not JSON: {error}") from None
-        if not isinstance(definition, dict):
-            raise UsageError("the definition is not a JSON object")
-        fields = {**definition, **fields}
+        fields = {**_definition(options), **fields}
+    elif options.action == "limits" and options.definition is None:
+        await _show_limits(action == "set-vhost-limits", options.name, client)
+        return
+    elif options.action == "limits":
+        fields["limits"] = _definition(options)
     elif action == "create-vhost":
         for name in ("description", "tags", "default_queue_type"):
             value = getattr(options, name)
@@ -85,3 +98,25 @@ async def run(options: argparse.Namespace, client: object) -> None:
                 fields[name] = value
     for row in await client.manage_permissions(action, fields):
         print(json.dumps(row))
+
+
+def _definition(options: argparse.Namespace) -> dict[str, Any]:
+    """The JSON object that was given. Raises UsageError."""
+    from trivium.cli.clients import UsageError
+
+    try:
+        definition = json.loads(options.definition)
+    except ValueError as error:
+        raise UsageError(f"the definition is not JSON: {error}") from None
+    if not isinstance(definition, dict):
+        raise UsageError("the definition is not a JSON object")
+    return definition
+
+
+async def _show_limits(is_vhost: bool, name: str, client: PermissionAdministrator) -> None:
+    if is_vhost:
+        rows = await client.manage_permissions("describe-vhost", {"name": name})
+    else:
+        rows = await client.manage_permissions("list-limits", {})
+    limits: dict[str, Any] = next((row["limits"] for row in rows if row["name"] == name), {})
+    print(json.dumps({"name": name, "limits": limits}))

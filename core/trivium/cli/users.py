@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Protocol, runtime_checkable
 
+from trivium.cli import permissions
 from trivium.cli.clients import UsageError
 
 
@@ -65,7 +66,9 @@ async def run(options: argparse.Namespace, client: object) -> None:
     if not isinstance(client, UserAdministrator):
         raise UsageError("users are managed by trivium:// URLs")
     action = options.action
-    if action == "add":
+    if action == "limits":
+        await permissions.run(options, client)
+    elif action == "add":
         await client.add_user(options.name, read_password(options), options.tag)
     elif action == "passwd":
         await client.set_password(options.name, read_password(options))

@@ -41,5 +41,6 @@ def drop_heads(queue: Queue) -> None:
         if entry is None:
             return
         ready.bytes -= entry.message.size
+        queue.vhost.queued_bytes -= entry.message.size
         queue.unsettled += 1
         given_up.add(entry, MAXLEN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trivium.common.quotas import QUEUED_BYTES, QUEUES, VHOST, Account
+from trivium.errors import QuotaExceeded
 from trivium.host import Host
 from trivium.idempotence.deduplication import Deduplication
 from trivium.messages.message import Message
@@ -20,6 +22,11 @@ class QueueNamespace:
         self.dead_letters = dead_letters
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
+        #: what there is in it, for quotas
+        self.account = broker.quotas.account(VHOST, name)
+        #: bytes of payload that are ready in its queues, and how many may be; -1 for any number
+        self.queued_bytes = 0
+        self.most_queued_bytes = -1
         storage = broker.storage
         self.requeues = Requeues(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
@@ -34,6 +41,34 @@ class QueueNamespace:
         Every exchange on the way is asked for all of them, as RabbitMQ does it.
         """
         raise NotImplementedError
+
+    def lacks_room(self, size: int) -> bool:
+        """Whether its queues may not take so many bytes more, which is then told as a refusal."""
+        most = self.most_queued_bytes
+        if most < 0 or self.queued_bytes + size <= most:
+            return False
+        self.broker.quotas.refused(self.account, QUEUED_BYTES)
+        return True
+
+    def require_room(self, name: str, adapter: str, user: Account | None) -> None:
+        """Raise QuotaExceeded unless ``user`` may make another queue here, called ``name``; those
+        that are private to an adapter are no queues of clients."""
+        if adapter:
+            return
+        try:
+            self.broker.quotas.require(
+                [self.account] if user is None else [self.account, user], QUEUES
+            )
+        except QuotaExceeded as error:
+            error.wanted = name
+            raise
+
+    def count_queue(self, queue: Queue, count: int) -> None:
+        """A queue has come, or gone."""
+        if not queue.adapter:
+            self.account.add(QUEUES, count)
+            if queue.user is not None:
+                queue.user.add(QUEUES, count)
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, its messages and its bindings; how many messages were ready in it.

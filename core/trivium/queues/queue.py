@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.common.quotas import Account
 from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
@@ -60,6 +61,8 @@ class Queue(Destination):
         self.arguments = shared_arguments(arguments)
         #: the adapter whose private state this queue is (an MQTT session's backlog); "" for none
         self.adapter = adapter
+        #: the account of who declared it, for quotas; None for nobody's
+        self.user: Account | None = None
         #: those that it has; ``NOBODY`` while it has none
         self.consumers = NOBODY
         self.is_deleted = False
@@ -104,6 +107,7 @@ class Queue(Destination):
             and settings.delivery < 0
             and not settings.deduplication.is_on
             and not self.given_up.is_full
+            and self.vhost.most_queued_bytes < 0
         )
 
     # Publishing
@@ -143,6 +147,7 @@ class Queue(Destination):
                 return result
         sub_queue.append(entry)
         ready.bytes += message.size
+        self.vhost.queued_bytes += message.size
         return result
 
     def takes_runs(self, mode: int) -> bool:
@@ -170,15 +175,20 @@ class Queue(Destination):
             at += 1
             if at == count:
                 return result
+        size = 0
         while at < count:
             entry = entries[at]
             sub_queue.append(entry)
-            ready.bytes += entry.message.size
+            size += entry.message.size
             at += 1
+        ready.bytes += size
+        self.vhost.queued_bytes += size
         return result
 
     def has_room(self, messages: int, size: int) -> bool:
-        return self.settings.overflow == DROP_HEAD or not is_over_limit(self, messages, size)
+        if self.settings.overflow != DROP_HEAD and is_over_limit(self, messages, size):
+            return False
+        return self.vhost.most_queued_bytes < 0 or not self.vhost.lacks_room(size)
 
     def put_special(self, message: Message, annotation: bytes) -> int:
         """``put`` for messages and queues that are out of the ordinary, delayed messages too."""
@@ -198,9 +208,10 @@ class Queue(Destination):
                 letter = DeadLetter(self, None, message, MAXLEN)
                 self.vhost.dead_letters.add_refused(letter)
             return REJECTED
+        if self.vhost.most_queued_bytes >= 0 and self.vhost.lacks_room(message.size):
+            return REJECTED
         self.published += 1
-        ready = self.ready
-        sub_queue = ready.of_priority(message.priority)
+        sub_queue = self.ready.of_priority(message.priority)
         entry = QueueEntry(self, sub_queue, message, annotation)
         result = ACCEPTED
         if mode != AT_MOST_ONCE if is_replaced else message.persistent:
@@ -225,14 +236,15 @@ class Queue(Destination):
             len(self.consumers)
             and entry.write_batch == 0
             and not self.given_up.is_full
-            and ready.is_empty
+            and self.ready.is_empty
         ):
             consumer = self.consumers.next()
             if consumer is not None:
                 self._hand_over(consumer, entry)
                 return result
         sub_queue.append(entry)
-        ready.bytes += message.size
+        self.ready.bytes += message.size
+        self.vhost.queued_bytes += message.size
         if entry.expires:
             waiting_of(self).look_at(entry.expires)
         if settings.has_limits:
@@ -406,6 +418,7 @@ class Queue(Destination):
                 return
         self.unsettled -= 1
         self.ready.bytes += entry.message.size
+        self.vhost.queued_bytes += entry.message.size
         entry.sub_queue.put_back(entry)
         self.is_unchecked = True
 
@@ -427,6 +440,7 @@ class Queue(Destination):
             for entry in self.waiting.take():
                 self.unsettled += 1
                 self.settle(entry)
+        self.vhost.queued_bytes -= self.ready.bytes
         self.ready.purge()
         self._broker.collected += count
         if count and not self._is_dirty:
@@ -441,6 +455,7 @@ class Queue(Destination):
             self.waiting.deleted()
         if self.requeues is not None:
             self.requeues.clear()
+        self.vhost.queued_bytes -= self.ready.bytes
         self.ready.deleted()
         consumers = self.consumers.all()
         self.consumers.clear()

@@ -83,6 +83,7 @@ class ReadyEntries:
                     self.is_late = True
                     return None
                 self.bytes -= entry.message.size
+                queue.vhost.queued_bytes -= entry.message.size
                 if not is_expired:
                     return entry
                 queue.unsettled += 1

@@ -244,6 +244,7 @@ class SubQueue:
                 self._append_cached(entry)
                 if offset < self._recovered_to:
                     queue.ready.bytes += entry.message.size
+                    queue.vhost.queued_bytes += entry.message.size
             self._spill_from = offset + 1
             self._spilled -= 1
         if not records:

@@ -165,6 +165,7 @@ def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
             return
         sub_queue.pop()
         queue.ready.bytes -= entry.message.size
+        queue.vhost.queued_bytes -= entry.message.size
         queue.unsettled += 1
         given_up.add_expired(entry)
 
@@ -174,4 +175,5 @@ def _put_back(queue: Queue, waiting: list[tuple[int, int, QueueEntry]], until: i
     while waiting and waiting[0][0] <= until and queue.given_up.is_allowed(queue):
         entry = heappop(waiting)[2]
         queue.ready.bytes += entry.message.size
+        queue.vhost.queued_bytes += entry.message.size
         entry.sub_queue.put_back(entry)

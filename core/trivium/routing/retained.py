@@ -8,18 +8,16 @@ message is decoded when it is wanted.
 
 from __future__ import annotations
 
-import logging
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Final
 
+from trivium.common.quotas import RETAINED_BYTES, RETAINED_MESSAGES
 from trivium.messages.message import Message, decode_record
 from trivium.messages.topics import MANY, ONE, RESERVED, hides_dollar, is_reserved
 from trivium.storage.base import Table
-
-logger = logging.getLogger(__name__)
 
 #: The exchange whose messages can be retained: the one that MQTT clients publish to.
 RETAINING_EXCHANGE: Final = "amq.topic"
@@ -77,21 +75,30 @@ def _put_in_order(keys: list[bytes]) -> None:
 class RetainedMessages:
     """Retained messages of one virtual host. ``table`` may already hold rows: they are loaded."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, refused: Callable[[int], object] = lambda what: None) -> None:
         #: how many messages were kept since the start; each knows its number
         self.sequence = 0
         self._table = table
-        #: how many there may be; 0 for any number
-        self.most = 0
-        self._is_told_full = False
+        #: how many there may be, and bytes of their records; -1 for any number
+        self.most = -1
+        self.most_bytes = -1
+        #: bytes of their records
+        self.bytes = 0
+        # Told which of these limits a message would have passed.
+        self._refused = refused
         self._decoded: dict[bytes, Message] = {}
         self._decoded_bytes = 0
-        keys = [key for key, _ in table.items()]
+        keys: list[bytes] = []
+        for key, record in table.items():
+            keys.append(key)
+            self.bytes += len(record)
         _put_in_order(keys)
         whole = _Run(keys, [], array("q"))
         # Of a broker that let clients publish there.
         reserved = RESERVED.translate(_ORDER)
-        del keys[whole.find(reserved) : whole.find(reserved + _BEHIND)]
+        first, end = whole.find(reserved), whole.find(reserved + _BEHIND)
+        self.bytes -= sum(self._size_of(key) for key in keys[first:end])
+        del keys[first:end]
         self._count = len(keys)
         #: the keys in order, in runs; no key is before where its run begins, nor at or behind where
         #: the next one does
@@ -109,8 +116,8 @@ class RetainedMessages:
     def keep(self, message: Message) -> None:
         """Make ``message`` the retained one of its key; an empty payload clears (MQTT-3.3.1-6).
 
-        Nothing is kept for an address that is the broker's own, nor for a new one when there are as
-        many as there may be.
+        Nothing is kept for an address that is the broker's own, nor beyond a limit: what is there
+        of the address stays then.
         """
         key = message.address.key
         if is_reserved(key):
@@ -123,10 +130,16 @@ class RetainedMessages:
         run = self._runs[number]
         index = run.find(place)
         is_known = index < len(run.keys) and run.keys[index] == key
-        if not is_known and 0 < self.most <= self._count:
-            self._tell_full()
+        if not is_known and 0 <= self.most <= self._count:
+            self._refused(RETAINED_MESSAGES)
             return
-        self._table.put(key, message.record())
+        record = message.record()
+        size = self.bytes + len(record) - (self._size_of(key) if is_known else 0)
+        if 0 <= self.most_bytes < size:
+            self._refused(RETAINED_BYTES)
+            return
+        self.bytes = size
+        self._table.put(key, record)
         self._decoded.pop(key, None)
         self.sequence += 1
         if is_known:
@@ -146,11 +159,9 @@ class RetainedMessages:
             self._runs.insert(number + 1, behind)
             self._begins.insert(number + 1, _place_of(behind.keys[0]))
 
-    def _tell_full(self) -> None:
-        """Say once that messages of further addresses are not retained."""
-        if not self._is_told_full:
-            self._is_told_full = True
-            logger.warning("%d messages are retained, as many as may be: no more are", self.most)
+    def _size_of(self, key: bytes) -> int:
+        record = self._table.get(key)
+        return 0 if record is None else len(record)
 
     def clear(self, key: bytes) -> None:
         """Forget the retained message of ``key``, if there is one."""
@@ -160,6 +171,7 @@ class RetainedMessages:
         index = run.find(place)
         if index == len(run.keys) or run.keys[index] != key:
             return
+        self.bytes -= self._size_of(key)
         self._table.delete(key)
         self._decoded.pop(key, None)
         self._count -= 1

@@ -17,6 +17,7 @@ from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
 from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
+from trivium.runtime.usage import Usage
 from trivium.security.attempts import Attempt, Login
 from trivium.security.identity import NOBODY, Identity
 from trivium.security.permissions import Access
@@ -140,6 +141,8 @@ class Connection(DurabilityWaiter):
         self.login: Login | None = None
         #: what it may do in the virtual host that it has entered
         self.access: Access = broker.permissions.nobody
+        #: what it counts for its user, its virtual host and its listener
+        self.usage = Usage(broker.quotas, peer.listener.name)
         #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``
         self.output = BytesWriter()
         #: bytes of output that the driver has not taken
@@ -327,6 +330,7 @@ class Connection(DurabilityWaiter):
         """Write the output, then close the connection. ``lost`` follows, later than this call."""
         if not self.is_closed:
             self.is_closed = True
+            self.usage.leave()
             if self.output_size:
                 self.mark_dirty()
             self.transport.close()

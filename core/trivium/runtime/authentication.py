@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.events import Events
+from trivium.common.quotas import VHOST
 from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
 from trivium.host import Host
-from trivium.runtime.grants import configure_permissions
+from trivium.runtime.grants import configure_permissions, configure_quotas
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Login, Method
 from trivium.security.authenticator import Authenticator, Clock
@@ -30,6 +31,7 @@ from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users
 from trivium.security.web import Fetch, WebAnswer, WebRequest
 from trivium.storage.base import Storage, Table
+from trivium.vhost.limits import apply_limits
 
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Connection
@@ -236,6 +238,9 @@ class Logins(Timed):
         self._broker = broker
         #: those that came with something that expires
         self.expiring: set[Connection] = set()
+        #: quotas that commands set
+        self.limits = configure_quotas(broker.quotas, broker.config)
+        broker.quotas.changed = self._limits_changed
         # Those that have shown nothing of themselves yet, and since when, oldest first.
         self._silent: dict[Connection, int] = {}
 
@@ -253,6 +258,15 @@ class Logins(Timed):
     def spoke(self, connection: Connection) -> None:
         """A client has shown who it is, rightly or not; or it is gone."""
         self._silent.pop(connection, None)
+
+    def _limits_changed(self, scope: str, name: str) -> None:
+        """Quotas have changed, of one user, virtual host or listener."""
+        broker = self._broker
+        if scope == VHOST and name in broker.vhosts:
+            apply_limits(broker.vhosts[name])
+        for connection in list(broker.connections):
+            if not connection.is_closed:
+                connection.usage.rates_changed()
 
     def changed(self) -> None:
         """Users or passwords have changed: look at all clients at the end of this turn."""

@@ -181,6 +181,7 @@ class Broker(Host):
             limits.disk_free_bytes,
         )
         self.authentication.open(storage)
+        self.logins.limits.open(storage.table("limits"))
         self.virtual_hosts.open()
         for name, given in self.config.policies.items():
             policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
@@ -307,6 +308,7 @@ class Broker(Host):
         self.storage.tidy()
         self.authenticator.look(self.now_ms)
         self.logins.tick()
+        self.quotas.tick()
         for connection in list(self.connections):
             if not connection.is_closed:
                 connection.tick(now)
@@ -332,6 +334,7 @@ class Broker(Host):
         self.connections.discard(connection)
         self.logins.expiring.discard(connection)
         self.logins.spoke(connection)
+        connection.usage.leave()
         connection.end_slowdown()
 
     def check_alarms(self) -> float:

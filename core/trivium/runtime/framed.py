@@ -10,6 +10,7 @@ from trivium.common.pieces import Pieces
 from trivium.messages.large import LARGE_PAYLOAD
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Connection, Peer, Transport
+from trivium.runtime.usage import Throttle
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 FOR_TURN: Final = 1
 FOR_SUBSCRIBERS: Final = 2
 
-#: The first bit that protocols may use.
-FOR_PROTOCOL: Final = 4
+#: The first bit that protocols may use; the one before is ``trivium.runtime.usage.FOR_QUOTA``.
+FOR_PROTOCOL: Final = 8
 
 #: Frames that are taken between two looks at the clock, and bytes after which it is looked at in
 #: any case (16 KiB).
@@ -50,6 +51,9 @@ class FramedConnection(Connection):
         self.held_for = 0
         #: bytes without which there is no whole frame in what waits
         self.needed = 0
+        self.usage.input = self
+        #: what lets its input through where it may publish so fast only
+        self.throttle: Throttle | None = None
         self._pieces = Pieces()
         # What was read, and how much of it was taken, while only the turn holds input.
         self._read: bytes = b""
@@ -93,6 +97,8 @@ class FramedConnection(Connection):
             self.broker.driver.next_turn(self)
 
     def feed(self, data: bytes) -> None:
+        if self.throttle is not None and self.throttle.takes(data):
+            return
         self.heard_at = self.broker.elapsed_ms
         self.metrics.bytes_received += len(data)
         pieces = self._pieces
@@ -121,7 +127,10 @@ class FramedConnection(Connection):
         """
         pieces = self._pieces
         pieces.add_part(data, 0, end)
+        before = self.metrics.messages_received
         is_taken = self.take_large(pieces)
+        if self.throttle is not None:
+            self.throttle.count(self.metrics.messages_received - before)
         if is_taken:
             pieces.clear()
         return is_taken
@@ -130,7 +139,10 @@ class FramedConnection(Connection):
         size = len(data)
         self.needed = 0
         if at < size:
+            before = self.metrics.messages_received
             at = self.take_frames(data, at)
+            if self.throttle is not None:
+                self.throttle.count(self.metrics.messages_received - before)
         if not self.is_closed:
             if at < size:
                 self._read = data
@@ -180,6 +192,14 @@ class FramedConnection(Connection):
             self._take(data, self._taken)
         elif self._pieces.size and self._pieces.size >= self.needed:
             self._take(self._pieces.take(), 0)
+        if self.throttle is not None:
+            self.throttle.go_on()
+
+    def take_back(self) -> bytes:
+        """What was read and is not taken: it does not wait here any more."""
+        self._set_aside()
+        self.needed = 0
+        return self._pieces.take()
 
     def put_back(self, data: bytes) -> None:
         """What waits begins with ``data``: whole frames that were left for later."""

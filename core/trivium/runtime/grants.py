@@ -1,8 +1,12 @@
-"""Permissions as the configuration says them: of users, roles, and clients without credentials."""
+"""Permissions as the configuration says them, of users, roles, and clients without credentials; and
+quotas.
+"""
 
 from __future__ import annotations
 
+from trivium.common.quotas import LISTENER, USER, VHOST, Quotas
 from trivium.config import EVERYTHING, Config
+from trivium.security.limits import UserLimits
 from trivium.security.permissions import (
     AclFile,
     Grants,
@@ -40,3 +44,14 @@ def configure_permissions(permissions: Permissions, config: Config) -> None:
         found = permissions.user(name) or Grants()
         found.acl += lines
         permissions.set_user(name, found)
+
+
+def configure_quotas(quotas: Quotas, config: Config) -> UserLimits:
+    """Set the quotas of `config`, which has checked itself; beside them users have others."""
+    quotas.set_defaults(USER, config.limits.user)
+    quotas.set_defaults(VHOST, config.limits.vhost)
+    # All clients without credentials are one user, without a name.
+    quotas.set_limits(USER, "", config.auth.anonymous_limits)
+    for listener in config.all_listeners():
+        quotas.set_limits(LISTENER, listener.name, listener.limits)
+    return UserLimits(quotas, {name: user.limits for name, user in config.users.items()})

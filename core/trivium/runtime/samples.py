@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from trivium.common.quotas import (
+    COUNTED,
+    MESSAGE_RATE,
+    NAMES,
+    QUEUED_BYTES,
+    RETAINED_BYTES,
+    RETAINED_MESSAGES,
+    VHOST,
+    Account,
+)
 from trivium.observability.metrics import Sample
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
 
 
+#: Limits that are shown with what there is of each, at most: a scrape is to stay small.
+MAX_LIMITS: Final = 1000
+
+
 def broker_samples(broker: Broker) -> list[Sample]:
     """All of them."""
-    return [*_pauses(broker), *_messages(broker), *_contents(broker)]
+    return [*_pauses(broker), *_messages(broker), *_contents(broker), *_quotas(broker)]
+
+
+def _quotas(broker: Broker) -> list[Sample]:
+    """What was refused, and of each limit how much there is."""
+    refused = [
+        Sample(
+            "quota_refusals_total",
+            "counter",
+            "What was refused since as much was there as may be",
+            count,
+            f'scope="{scope}",limit="{NAMES[what]}"',
+        )
+        for (scope, what), count in sorted(broker.quotas.refusals.items())
+    ]
+    waits = Sample(
+        "quota_waits_total",
+        "counter",
+        "Times that a publisher waited since it was too fast",
+        broker.quotas.waits,
+    )
+    limits: list[Sample] = []
+    used: list[Sample] = []
+    for account in broker.quotas.accounts():
+        for what in range(MESSAGE_RATE):
+            if account.limits[what] < 0:
+                continue
+            if len(limits) == MAX_LIMITS:
+                break
+            name = account.name.replace("\\", "\\\\").replace('"', '\\"')
+            labels = f'scope="{account.scope}",name="{name}",limit="{NAMES[what]}"'
+            text = "Limits, by whose they are"
+            limits.append(Sample("quota_limit", "gauge", text, account.limits[what], labels))
+            count = _used(broker, account, what)
+            used.append(Sample("quota_used", "gauge", "How much there is of it", count, labels))
+    return [*refused, waits, *limits, *used]
+
+
+def _used(broker: Broker, account: Account, what: int) -> int:
+    if what < COUNTED:
+        return account.used[what]
+    vhost = broker.vhosts.get(account.name) if account.scope == VHOST else None
+    if vhost is None:
+        return 0
+    counts = {
+        RETAINED_MESSAGES: len(vhost.retained),
+        RETAINED_BYTES: vhost.retained.bytes,
+        QUEUED_BYTES: vhost.queued_bytes,
+    }
+    return counts[what]
 
 
 def _contents(broker: Broker) -> list[Sample]:

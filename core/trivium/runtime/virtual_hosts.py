@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.quotas import VHOST
 from trivium.errors import LimitExceeded, NotFound
 from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settings_of_row
 from trivium.vhost.virtual_host import VirtualHost
@@ -76,16 +77,17 @@ class VirtualHosts:
             return found
         else:
             found.settings = settings
+            self._broker.quotas.set_limits(VHOST, name, settings.limits)
             found.tell("vhost.set")
         self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
         return found
 
     def _open(self, name: str, settings: VirtualHostSettings) -> VirtualHost:
         broker = self._broker
+        broker.quotas.set_limits(VHOST, name, settings.limits)
         opened = VirtualHost(
             broker, name, broker.dead_letters, broker.recovered_joins, broker.default_delivery
         )
         opened.settings = settings
-        opened.retained.most = broker.config.limits.max_retained_messages
         self.by_name[name] = opened
         return opened

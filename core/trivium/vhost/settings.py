@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.common.quotas import VHOST, check_limits
 from trivium.common.values import pack, unpack
 from trivium.errors import PreconditionFailed
 from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, QUORUM, STREAM, queue_type
@@ -28,6 +30,8 @@ class VirtualHostSettings:
     tags: tuple[str, ...] = ()
     #: of queues that are declared without a type; "" is classic
     default_queue_type: str = ""
+    #: its quotas, beside those that every virtual host has
+    limits: Mapping[str, int] = field(default_factory=dict)
     #: whether it is on its way out: nobody may enter it
     is_being_deleted: bool = False
 
@@ -39,6 +43,7 @@ class VirtualHostSettings:
         for tag in self.tags:
             if not 0 < len(tag.encode()) <= MAX_TAG_BYTES or not tag.isprintable():
                 raise PreconditionFailed(f"a tag has 1 to {MAX_TAG_BYTES} printable bytes")
+        check_limits(VHOST, self.limits)
         if self.default_queue_type not in ("", CLASSIC, QUORUM, STREAM):
             raise PreconditionFailed(
                 f"'{self.default_queue_type}' is no type of queues: classic, quorum, stream"
@@ -53,6 +58,8 @@ class VirtualHostSettings:
             values["tags"] = list(self.tags)
         if self.default_queue_type:
             values["default_queue_type"] = self.default_queue_type
+        if self.limits:
+            values["limits"] = dict(self.limits)
         if self.is_being_deleted:
             values["deleting"] = True
         return pack(values) if values else b""
@@ -67,6 +74,7 @@ def settings_of_row(row: bytes) -> VirtualHostSettings:
         description=values.get("description", ""),
         tags=tuple(values.get("tags", ())),
         default_queue_type=values.get("default_queue_type", ""),
+        limits=values.get("limits", {}),
         is_being_deleted=values.get("deleting", False),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from trivium.common import quotas
 from trivium.common.equivalence import UnknownArguments, require_same, require_same_arguments
 from trivium.common.values import pack, unpack
 from trivium.errors import (
@@ -59,6 +60,7 @@ from trivium.streams.stream import MAX_PARTITIONS, Stream
 from trivium.vhost.bindings import Bindings
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.vhost.delays import Delays
+from trivium.vhost.limits import apply_limits
 from trivium.vhost.pending_changes import PendingChanges
 from trivium.vhost.policies import Policies, Policy
 from trivium.vhost.policy_walk import PolicyWalk
@@ -98,7 +100,10 @@ class VirtualHost(StreamNamespace):
         self._queue_rows = storage.table(f"queues/{name}")
         self._stream_rows = storage.table(f"streams/{name}")
         self._bindings = Bindings(storage.table(f"bindings/{name}"))
-        self.retained = RetainedMessages(storage.table(f"retained/{name}"))
+        self.retained = RetainedMessages(
+            storage.table(f"retained/{name}"),
+            lambda what: broker.quotas.refused(self.account, what),
+        )
         self.policies = Policies(storage.table(f"policies/{name}"))
         self.policy_walk = PolicyWalk(self, default_delivery)
         self.groups = Groups(storage.table(f"groups/{name}"))
@@ -113,6 +118,7 @@ class VirtualHost(StreamNamespace):
         self._owned: dict[int, dict[str, Queue]] = {}
         for exchange in predeclared_exchanges(self):
             self.exchanges[exchange.name] = exchange
+        apply_limits(self)
         self._restore()
         self.deduplication.keep_only({EXCHANGE: self.exchanges, QUEUE: self.queues})
         self.delays.restore()
@@ -229,12 +235,14 @@ class VirtualHost(StreamNamespace):
         arguments: dict[str, HeaderValue] | None = None,
         adapter: str = "",
         connection: object = None,
+        user: quotas.Account | None = None,
     ) -> Queue:
         """The queue with these properties, made when it is new; an empty name makes one up.
 
         ``owner`` is the connection of an exclusive queue, ``connection`` the one that asks (by
-        default the owner). Raises as ``queue`` does, PreconditionFailed for other properties, and
-        AccessRefused for a new name that starts with ``amq.``.
+        default the owner), ``user`` has the queues that it made. Raises as ``queue`` does,
+        PreconditionFailed for other properties, AccessRefused for a new name that starts with
+        ``amq.``, QuotaExceeded where there are as many as there may be.
         """
         wanted = {} if arguments is None else dict(arguments)
         if wanted.get("x-queue-type") == CLASSIC:
@@ -269,10 +277,11 @@ class VirtualHost(StreamNamespace):
             raise NameNeeded(queue_type(wanted))
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
+        self.require_room(name, adapter, user)
         if is_durable:
-            self._queue_rows.put(name.encode(), pack([auto_delete, wanted, adapter]))
+            self._queue_rows.put(name.encode(), _queue_row(auto_delete, wanted, adapter, user))
             self.changes.add(QUEUE, name)
-        made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter)
+        made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter, user)
         made.touch()
         self.topology_version += 1
         self.tell("queue.created", queue=name, durable=is_durable, exclusive=owner is not None)
@@ -286,12 +295,15 @@ class VirtualHost(StreamNamespace):
         owner: object,
         arguments: dict[str, HeaderValue],
         adapter: str,
+        user: quotas.Account | None,
     ) -> Queue:
         logs: list[Log] = []
         if durable and owner is None:
             logs = self._queue_logs.open(name, arguments)
         queue = Queue(self, name, logs, durable, auto_delete, owner, arguments, adapter)
+        queue.user = user
         self.queues[name] = queue
+        self.count_queue(queue, 1)
         if owner is not None:
             self._owned.setdefault(id(owner), {})[name] = queue
         self.policy_walk.apply_to_queue(queue)
@@ -308,6 +320,7 @@ class VirtualHost(StreamNamespace):
         if if_empty and (count or count_waiting(queue) or must_arrive):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
+        self.count_queue(queue, -1)
         if queue.owner is not None:
             owned = self._owned[id(queue.owner)]
             del owned[queue.name]
@@ -342,7 +355,7 @@ class VirtualHost(StreamNamespace):
 
         Raises PreconditionFailed when it exists with another number or other arguments, when a
         queue has the name, and for arguments that would not be honoured; AccessRefused for a new
-        name that starts with ``amq.``.
+        name that starts with ``amq.``; QuotaExceeded where there are as many as there may be.
         """
         wanted = {} if arguments is None else arguments
         what = f"{term} '{name}' in vhost '{self.name}'"
@@ -366,6 +379,7 @@ class VirtualHost(StreamNamespace):
             raise AccessRefused(f"stream name '{name}' contains reserved prefix 'amq.*'")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise PreconditionFailed(f"a stream has 1 to {MAX_PARTITIONS} partitions")
+        self.broker.quotas.require([self.account], quotas.STREAMS)
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
         self._stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
@@ -393,6 +407,7 @@ class VirtualHost(StreamNamespace):
     ) -> Stream:
         stream = Stream(self, name, partitions, incarnation, arguments)
         self.streams[name] = stream
+        self.account.add(quotas.STREAMS, 1)
         self.policy_walk.apply_to_stream(stream)
         self.policy_walk.add(stream)
         return stream
@@ -401,6 +416,7 @@ class VirtualHost(StreamNamespace):
         """Delete a stream, its records and its bindings. Raises NotFound."""
         stream = self.stream(name)
         del self.streams[name]
+        self.account.add(quotas.STREAMS, -1)
         self._stream_rows.delete(name.encode())
         self.changes.add(QUEUE, name)
         self._unbind_everywhere(stream)
@@ -557,9 +573,12 @@ class VirtualHost(StreamNamespace):
         for key, row in self._queue_rows.items():
             # There may be very many, and most are like the one before.
             if row != last:
-                auto_delete, arguments, adapter = unpack(row)
+                auto_delete, arguments, adapter, *names = unpack(row)
+                user: quotas.Account | None = None
+                if names:
+                    user = self.broker.quotas.account(quotas.USER, names[0])
                 last = row
-            self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter)
+            self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter, user)
         self._bindings.restore(self)
 
 
@@ -569,6 +588,18 @@ def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: B
     if isinstance(target, (Queue, Stream, ExchangeDestination)):
         key = binding.pattern.decode(errors="replace")
         vhost.tell(event, exchange=exchange.name, destination=target.name, key=key)
+
+
+def _queue_row(
+    auto_delete: bool,
+    arguments: dict[str, HeaderValue],
+    adapter: str,
+    user: quotas.Account | None,
+) -> bytes:
+    row = [auto_delete, arguments, adapter]
+    if user is not None:
+        row.append(user.name)
+    return pack(row)
 
 
 def _retains(message: Message) -> bool:

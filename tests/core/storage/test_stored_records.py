@@ -20,6 +20,7 @@ from tests.support.mqtt import Client, Server, publish, subscribe, text
 from tests.support.native import entry
 from tests.support.native import publish as publish_native
 from tests.support.simulated import Host
+from trivium.common.quotas import USER
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -50,6 +51,7 @@ def declare_everything(vhost: VirtualHost) -> None:
     broker.users.add("ann", f"$7$101$c2FsdA==${'A' * 86}==", ["monitoring"])
     broker.users.set_virtual_host("ann", "other")
     broker.authentication.api_keys.add("ann", ["monitoring"], broker.now_ms + 1)
+    broker.logins.limits.set("ann", {"max-queues": 5})
     broker.authentication.granted.set(
         "role", "r", grants_of({"/": {"read": "q"}}, {}, ["topic read a"], [])
     )
@@ -69,7 +71,7 @@ def declare_everything(vhost: VirtualHost) -> None:
         arguments={"x-retry-delay": 1000, "x-dead-letter-exchange": ""}
         | {"x-dead-letter-routing-key": "dead"},
     )
-    vhost.declare_queue("dead", durable=True)
+    vhost.declare_queue("dead", durable=True, user=broker.quotas.account(USER, "ann"))
     vhost.declare_queue("in memory", durable=True, arguments={"x-storage": "memory"})
     vhost.declare_queue("transient")
     vhost.declare_stream("s", 1, {"x-cleanup-policy": "compact"})
@@ -222,7 +224,7 @@ def test_every_table_that_the_source_names_is_on_the_page() -> None:
                 match = re.fullmatch(r"f?\"([a-z.]+(?:/(?=\{))?)(?:\{[a-z.]+\})?\"", argument)
                 assert match is not None, argument
                 found.add(match[1])
-    assert len(found) == 26
+    assert len(found) == 27
     assert [name for name in sorted(found) if not on_page(name.replace("/", "//"))] == []
 
 
@@ -232,6 +234,7 @@ def test_keys_and_values_that_the_examples_do_not_have(rows: Rows) -> None:
         bytes.fromhex("96a9") + b"amq.topic" + b"\xa5queue\xa1q\xc4\x06home.#" + b"\xc2\x90",
         b"",
     ) in rows
+    assert ("queues//", b"dead", b"\x94\xc2\x80\xa0\xa3ann") in rows
     assert ("queues//", b"amq.mqtt-session.c", b"\x93\xc2\x80\xa4mqtt") in rows
     assert ("mqtt.subscriptions//", b"\x00\x01c$share/g/u", b"\x01\x00\x00\x00\x00") in rows
 

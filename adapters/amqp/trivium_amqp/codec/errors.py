@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import Final
 
 from trivium.common.equivalence import show
+from trivium.common.quotas import USER, VHOST
 from trivium.errors import (
     BOOLEAN,
     INTEGER,
@@ -29,6 +30,7 @@ from trivium.errors import (
     NotFound,
     PreconditionFailed,
     QueueLocked,
+    QuotaExceeded,
     ResourceLocked,
     TopologyError,
     UnfitArgument,
@@ -132,8 +134,32 @@ def channel_exception(error: TopologyError) -> ChannelException:
     elif isinstance(error, ResourceLocked):
         code = RESOURCE_LOCKED
     else:
-        assert isinstance(error, PreconditionFailed)
+        assert isinstance(error, (PreconditionFailed, QuotaExceeded))
     return ChannelException(code, _words(error))
+
+
+def connection_refusal(error: QuotaExceeded, user: str, vhost: str) -> ConnectionException:
+    """RabbitMQ's refusal of a connection beyond a limit."""
+    text = f"connection refused: {error}"
+    if error.scope == VHOST:
+        text = (
+            f"access to vhost '{vhost}' refused for user '{user}':"
+            f" connection limit ({error.most}) is reached"
+        )
+    elif error.scope == USER:
+        text = (
+            f"connection refused for user '{user}': user connection limit ({error.most}) is reached"
+        )
+    return ConnectionException(NOT_ALLOWED, text)
+
+
+def channel_refusal(error: QuotaExceeded) -> ConnectionException:
+    """RabbitMQ's refusal of a channel beyond a limit, which costs the connection there too."""
+    return ConnectionException(
+        NOT_ALLOWED,
+        f"number of channels opened for {error.scope} '{error.name}' has reached the"
+        f" maximum allowed {error.scope} limit of ({error.most})",
+    )
 
 
 def _queue_type(kind: str) -> str:
@@ -190,6 +216,11 @@ def _words(error: TopologyError) -> str:
     if isinstance(error, UnfitProperty):
         name = "exclusive-owner" if error.name == "exclusive" else error.name
         return f"invalid property '{name}' for {error.what}"
+    if isinstance(error, QuotaExceeded) and error.wanted:
+        return (
+            f"cannot declare queue '{error.wanted}':"
+            f" queue limit in {error.scope} '{error.name}' ({error.most}) is reached"
+        )
     if isinstance(error, NameNeeded):
         return f"Cannot declare a server-named queue for type {_queue_type(error.kind)}"
     if isinstance(error, QueueLocked):

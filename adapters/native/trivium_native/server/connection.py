@@ -12,6 +12,7 @@ from trivium.common.pieces import Piece, Pieces
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Peer, Transport
 from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
+from trivium.runtime.usage import FOR_QUOTA
 from trivium_native.server import states
 from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
@@ -61,7 +62,7 @@ BEHIND_CLIENT: Final = UNDECIDED << 2
 BEHIND_ALL: Final = UNDECIDED << 3
 BEHIND_REQUEST: Final = UNDECIDED << 4
 #: those among them for which the client's silence means nothing
-UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | BEHIND_DISK | BEHIND_ALL | BEHIND_REQUEST
+UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | FOR_QUOTA | BEHIND_DISK | BEHIND_ALL | BEHIND_REQUEST
 
 #: Frames with messages: the client is not read for a moment where the disk is behind.
 _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))

@@ -23,6 +23,7 @@ from trivium_native.wire.errors import (
     NativeError,
     NotFound,
     PreconditionFailed,
+    QuotaExceeded,
     ResourceLocked,
     StaleMember,
     TooManyRequests,
@@ -124,6 +125,7 @@ class Handshake:
             vhost = broker.virtual_hosts.chosen(connection, wanted)
             connection.access = broker.permissions.access(connection.identity, vhost.name)
             connection.access.require_entry()
+            connection.usage.enter(connection.identity, vhost.name)
         except core.TopologyError as error:
             connection.refuse(correlation, of_topology(error))
             return
@@ -175,6 +177,8 @@ def of_topology(error: core.TopologyError) -> NativeError:
         return StaleMember(text)
     if isinstance(error, core.Fenced):
         return Fenced(text)
+    if isinstance(error, core.QuotaExceeded):
+        return QuotaExceeded(text, {"limit": error.limit, "most": error.most})
     if isinstance(error, core.LimitExceeded):
         return TooManyRequests(text)
     return PreconditionFailed(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.quotas import VHOST, check_limits
 from trivium.queues.arguments import CLASSIC
 from trivium.security.granted import ROLE, USER
 from trivium.security.identity import ADMINISTRATOR
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 ACTIONS: Final = (
     *("set", "clear", "list", "set-topic", "clear-topic", "list-topics"),
     *("set-role", "delete-role", "list-roles", "grant", "revoke"),
-    *("create-vhost", "describe-vhost", "list-vhosts"),
+    *("create-vhost", "describe-vhost", "list-vhosts", "set-vhost-limits"),
+    *("set-limits", "list-limits"),
 )
 #: Longest pattern in bytes; the core has a limit in characters.
 _MAX_PATTERN_BYTES: Final = 4096
@@ -52,6 +54,8 @@ class PermissionRequests:
             return
         if action == "create-vhost":
             self._create_vhost(fields)
+        elif action.endswith("limits"):
+            self._set_limits(action == "set-vhost-limits", fields)
         elif action in ("set-role", "delete-role"):
             self._change_role(action == "set-role", fields)
         elif action in ("grant", "revoke"):
@@ -77,6 +81,19 @@ class PermissionRequests:
         if kind is not None:
             settings = replace(settings, default_queue_type=kind)
         virtual_hosts.declare(name, settings)
+
+    def _set_limits(self, is_vhost: bool, fields: Fields) -> None:
+        """Give a virtual host, or a user, these quotas in place of those it has of its own."""
+        name = fields.text("name")
+        limits = fields.arguments("limits")
+        fields.finish()
+        broker = self._connection.broker
+        if is_vhost:
+            vhost = broker.vhost(name)
+            found = check_limits(VHOST, limits)
+            broker.virtual_hosts.declare(name, replace(vhost.settings, limits=found))
+        else:
+            broker.logins.limits.set(name, limits)
 
     def _described(self, vhost: VirtualHost) -> dict[str, object]:
         connections = self._connection.broker.connections
@@ -138,6 +155,9 @@ class PermissionRequests:
     def _rows(self, action: str) -> list[dict[str, object]]:
         if action == "list-vhosts":
             return [_settings(one) for _, one in sorted(self._connection.broker.vhosts.items())]
+        if action == "list-limits":
+            users = self._connection.broker.logins.limits.all()
+            return [{"name": name, "limits": limits} for name, limits in users]
         rows: list[dict[str, object]] = []
         for name, grants in self._granted.all(ROLE if action == "list-roles" else USER):
             if action == "list-topics":
@@ -163,4 +183,5 @@ def _settings(vhost: VirtualHost) -> dict[str, object]:
         "description": settings.description,
         "tags": list(settings.tags),
         "default_queue_type": settings.default_queue_type or CLASSIC,
+        "limits": dict(settings.limits),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.messages.message import HeaderValue
 from trivium.messages.topics import MAX_LEVELS
 from trivium.queues.arguments import QUORUM
@@ -25,6 +26,8 @@ from trivium_native.server.subscriptions import (
     LogSubscription,
     QueueSubscription,
     Subscription,
+    add,
+    forget,
 )
 from trivium_native.server.user_requests import UserRequests
 from trivium_native.wire import frames
@@ -103,6 +106,7 @@ class Requests:
         most = connection.options.max_subscriptions
         if len(connection.subscriptions) >= most:
             raise TooManyRequests(f"a connection has at most {most} subscriptions")
+        connection.usage.require(SUBSCRIPTIONS)
         subscription: Subscription
         credit = 0
         reply: dict[str, object] = {}
@@ -132,7 +136,7 @@ class Requests:
             subscription = LogSubscription(connection, number, partition)
             subscription.start(offset)
             reply["offset"] = offset
-        connection.subscriptions[number] = subscription
+        add(subscription)
         # The answer first, then what it is about.
         connection.reply(correlation, reply)
         if credit:
@@ -157,7 +161,7 @@ class Requests:
         self._check_searches()
         connection = self._connection
         subscription = LogSubscription(connection, number, partition)
-        connection.subscriptions[number] = subscription
+        add(subscription)
 
         def found(offset: int) -> None:
             connection.reply(correlation, {"offset": offset})
@@ -169,7 +173,7 @@ class Requests:
     def _unsubscribe(self, correlation: int, fields: Fields) -> None:
         number = fields.integer("subscription", 0, _MAX_U32)
         fields.finish()
-        subscription = self._connection.subscriptions.pop(number, None)
+        subscription = forget(self._connection, number)
         if subscription is None:
             raise NotFound(f"no subscription {number}")
         subscription.end()
@@ -356,6 +360,7 @@ class Requests:
             owner=owner,
             arguments=arguments,
             connection=self._connection,
+            user=self._connection.usage.user,
         )
         return {
             "name": queue.name,

@@ -76,7 +76,22 @@ class Subscription:
         self.connection.send(
             encode_frame(CANCELLED, 0, pack({"subscription": self.number, "reason": reason}))
         )
-        self.connection.subscriptions.pop(self.number, None)
+        forget(self.connection, self.number)
+
+
+def add(subscription: Subscription) -> None:
+    """A client has subscribed."""
+    connection = subscription.connection
+    connection.subscriptions[subscription.number] = subscription
+    connection.usage.add_subscriptions(1)
+
+
+def forget(connection: NativeConnection, number: int) -> Subscription | None:
+    """A subscription is over; None when there is none of the number."""
+    found = connection.subscriptions.pop(number, None)
+    if found is not None:
+        connection.usage.add_subscriptions(-1)
+    return found
 
 
 class _LiveDestination(Destination):

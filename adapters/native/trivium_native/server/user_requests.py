@@ -79,6 +79,7 @@ class UserRequests:
             self._users.delete(name)
             self._keys.delete_of(name)
             self._connection.broker.authentication.granted.forget_user(name)
+            self._connection.broker.logins.limits.forget(name)
         self._connection.reply_when_durable(correlation, {})
 
     def _hash(self, is_new: bool, correlation: int, fields: Fields) -> None:

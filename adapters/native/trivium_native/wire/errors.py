@@ -15,7 +15,7 @@
      |        StreamChanged, Unroutable, MessageTooLarge, UnknownDelivery, Fenced, OutOfSequence,
      |        NotSupported, StaleMember
      +-- TryLater                4xx: nothing is wrong with the request; it may work later
-     |    +-- Rejected, Blocked, ShuttingDown, TooManyRequests
+     |    +-- Rejected, Blocked, ShuttingDown, TooManyRequests, QuotaExceeded
      +-- BrokerError             5xx: the broker failed
 """
 
@@ -220,6 +220,13 @@ class TooManyRequests(TryLater):
     code = 403
 
 
+class QuotaExceeded(TryLater):
+    """The user, virtual host or listener has as many as it may; ``detail`` has ``limit``, the
+    limit's name, and ``most``, which it is."""
+
+    code = 404
+
+
 class BrokerError(NativeError):
     """The broker failed."""
 
@@ -251,6 +258,7 @@ _CLASSES: tuple[type[NativeError], ...] = (
     Blocked,
     ShuttingDown,
     TooManyRequests,
+    QuotaExceeded,
     BrokerError,
 )
 _BY_CODE: dict[int, type[NativeError]] = {kind.code: kind for kind in _CLASSES}

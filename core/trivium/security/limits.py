@@ -1,0 +1,66 @@
+"""Quotas of users that commands set: a row for each user who has any.
+
+A row is written in the write batch of the command's answer. What the configuration says of a user
+is not changed by commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from trivium.common.quotas import USER, Quotas, check_limits
+from trivium.common.values import pack, unpack
+from trivium.errors import AccessRefused, LimitExceeded
+from trivium.security.users import check_name
+from trivium.storage.base import Table
+
+#: Rows of the table, all of which are in memory.
+MAX_ROWS: Final = 100_000
+
+
+class UserLimits:
+    """The table of one broker. ``configured`` has the users of the configuration."""
+
+    def __init__(self, quotas: Quotas, configured: Mapping[str, Mapping[str, int]]) -> None:
+        self._quotas = quotas
+        self._configured = configured
+        self._table: Table | None = None
+        for name, limits in configured.items():
+            quotas.set_limits(USER, name, limits)
+
+    def open(self, table: Table) -> None:
+        """Load what commands have set, and keep it there from now on."""
+        self._table = table
+        for key, row in table.items():
+            name = key.decode()
+            if name not in self._configured:
+                self._quotas.set_limits(USER, name, unpack(row))
+
+    def set(self, name: str, limits: Mapping[str, object]) -> None:
+        """Give a user these quotas, and no others of its own. Raises TopologyError.
+
+        The user need not be one of the broker's own.
+        """
+        check_name(name)
+        if name in self._configured:
+            raise AccessRefused(f"user '{name}' stands in the configuration: change it there")
+        found = check_limits(USER, limits)
+        assert self._table is not None
+        key = name.encode()
+        if not found:
+            self._table.delete(key)
+        elif len(self._table) >= MAX_ROWS and self._table.get(key) is None:
+            raise LimitExceeded(f"there are {MAX_ROWS} users with limits")
+        else:
+            self._table.put(key, pack(found))
+        self._quotas.set_limits(USER, name, found)
+
+    def forget(self, name: str) -> None:
+        """A user is deleted: another of its name begins with none."""
+        if name not in self._configured and self._quotas.limits(USER, name):
+            self.set(name, {})
+
+    def all(self) -> list[tuple[str, dict[str, int]]]:
+        """The users who have quotas of their own, by name."""
+        return [(name, limits) for name, limits in self._quotas.own_limits(USER) if name]
