@@ -575,6 +575,38 @@ def test_a_kept_session_has_its_scopes_after_a_restart(tmp_path: Path) -> None:
     assert [body[-3:] for first, body in again.take() if first >> 4 == 3] == [b"a/x"]
 
 
+def test_a_kept_session_has_the_scopes_of_a_renewal_after_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(SECRET, encoding="utf-8")
+    tokens = JwtConfig(key_file=str(tmp_path / "key"), scopes_claim="scope")
+    host = Host()
+    server = TokenServer(config=Config(jwt=tokens), host=host)
+
+    def shown(*scopes: str) -> bytes:
+        server.show("ann", list(scopes))
+        return b"\x15" + mqtt.text("OAUTH2-JWT") + b"\x16" + mqtt.text(server.shown)
+
+    kept = b"\x11" + (600).to_bytes(4, "big")
+    client = mqtt.Client(server)
+    client.open("c", 5, False, properties=kept + shown("read:%2F/amq.topic/a"))
+    client.feed(mqtt.packet(0xF0, b"\x19" + mqtt.block(shown("read:%2F/amq.topic/b"))))
+    assert client.take_bytes() == b""
+    # It holds once it survives.
+    server.sync()
+    assert client.take_one()[0] == 0xF0
+    client.feed(mqtt.subscribe("a", 1, 1, 5) + mqtt.subscribe("b", 1, 2, 5))
+    server.sync()
+    assert [body[-1] for _, body in client.take()] == [0x87, 1]
+    password = server.shown
+    server.crash()
+    server = TokenServer(config=Config(jwt=tokens), host=host)
+    root = mqtt.Client(server).open("root", 5)
+    root.feed(mqtt.publish("b", b"kept", 1, 7, 5))
+    server.sync()
+    again = mqtt.Client(server)
+    again.open("c", 5, False, username="ann", password=password)
+    assert [body[-4:] for first, body in again.take() if first >> 4 == 3] == [b"kept"]
+
+
 def test_a_wildcard_delivers_only_what_may_be_read() -> None:
     server = make_server()
     server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/+"], []))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trivium.errors import PreconditionFailed
 from trivium.security.identity import Identity
@@ -18,6 +22,7 @@ from trivium.security.permissions import (
 from trivium.security.scopes import (
     MAX_SCOPE_BYTES,
     MAX_SCOPES,
+    Glob,
     Scope,
     ScopePatterns,
     check_scopes,
@@ -54,6 +59,10 @@ def test_what_is_no_scope(word: str) -> None:
         ("read:v*/q-*-x", "v1", "q--x", True),
         ("read:v*/q-*-x", "v1", "q-x", False),
         ("read:v/*q", "v", "a.q", True),
+        ("read:v/a*a", "v", "a", False),
+        ("read:v/a*b*b*c", "v", "abc", False),
+        ("read:v/a*b*b*c", "v", "axbxbxc", True),
+        ("read:v/**", "v", "", True),
         ("read:v/*q", "v", "q.a", False),
         # What has a meaning in other patterns has none here
         ("read:v/q.", "v", "qx", False),
@@ -73,6 +82,12 @@ def test_scopes_are_rabbitmqs(word: str, vhost: str, name: str, is_for: bool) ->
     assert found.allow(READ, name) is is_for
     assert not found.allow(WRITE, name)
     assert found.allow_topic(READ, name, "any key") is is_for
+
+
+@given(st.text("ab*", max_size=8), st.text("ab\n", max_size=8))
+def test_a_star_stands_for_any_characters(text: str, name: str) -> None:
+    expected = re.fullmatch(".*".join(text.split("*")), name, re.DOTALL) is not None
+    assert Glob(text).matches(name) is expected
 
 
 def test_a_routing_key_belongs_to_its_own_name() -> None:

@@ -286,7 +286,7 @@ class MqttConnection(Reader):
         if session is None:
             return
         if session.access.identity.scopes != self.identity.scopes:
-            session.permissions_changed(self.access)
+            self.sessions.renewed(session, self.access)
         self.access = session.access
         if not self.access.may_enter:
             self.end(NOT_AUTHORIZED)

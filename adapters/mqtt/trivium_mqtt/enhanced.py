@@ -106,5 +106,7 @@ class Enhanced:
             connection.end(NOT_AUTHORIZED)
             return
         connection.admit(login)
-        if len(packet) <= connection.maximum_output:
-            connection.send(packet)
+        if len(packet) <= connection.maximum_output and not connection.is_closed:
+            # What it may do from now on is in the row of a kept session.
+            write_batch = connection.sessions.write_batch_of(connection.attached())
+            connection.answer(write_batch, packet, 0)

@@ -230,13 +230,15 @@ class Sessions:
             self._write_clock()
         if session.is_stored:
             # With expiry 0 too: after a crash its rows must not be those of a persistent session.
-            self.store.put_session(session.client_id, self._row(session, 0, []))
+            self.store.put_session(session.client_id, _row_of(session, 0, []))
         if session.will is not None:
             self.withdraw_will(session)
 
-    def _row(self, session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:
-        owner = session.access.identity
-        return SessionRow(session.expiry, last_seen, inflight, owner, session.mount_point)
+    def renewed(self, session: Session, access: Access) -> None:
+        """Its client has other scopes now; after a crash it must have them too."""
+        session.permissions_changed(access)
+        if session.is_stored:
+            self.store.put_session(session.client_id, _row_of(session, 0, []))
 
     def set_will(self, session: Session, will: Will) -> None:
         """The connected client leaves this will."""
@@ -275,7 +277,7 @@ class Sessions:
             for replay in session.replays.values():
                 replay.suspend()
         unacknowledged = [] if outgoing is None else outgoing.unacknowledged()
-        self.store.put_session(session.client_id, self._row(session, now_ms, unacknowledged))
+        self.store.put_session(session.client_id, _row_of(session, now_ms, unacknowledged))
         self.deadlines.end_later(session, now_ms)
 
     def end(self, session: Session) -> None:
@@ -477,6 +479,11 @@ class Sessions:
             client_id,
         )
         self.vhost.publish(message, route.resolve(message))
+
+
+def _row_of(session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:
+    owner = session.access.identity
+    return SessionRow(session.expiry, last_seen, inflight, owner, session.mount_point)
 
 
 def _by_offset(item: tuple[Session, int, int, bool]) -> int:

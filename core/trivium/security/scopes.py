@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote
 
-from trivium.common.patterns import Pattern, PatternError, literal
 from trivium.errors import PreconditionFailed
 
 CONFIGURE: Final = "configure"
@@ -28,6 +27,28 @@ MAX_SCOPE_BYTES: Final = 512
 _ANY: Final = "*"
 
 
+class Glob:
+    """A percent-encoded text in which ``*`` stands for any characters."""
+
+    def __init__(self, text: str) -> None:
+        self._first, *self._others = (unquote(part) for part in text.split(_ANY))
+
+    def matches(self, name: str) -> bool:
+        """Whether it stands for ``name``, all of it."""
+        if not self._others:
+            return name == self._first
+        *middle, last = self._others
+        at, end = len(self._first), len(name) - len(last)
+        if at > end or not (name.startswith(self._first) and name.endswith(last)):
+            return False
+        for part in middle:
+            found = name.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
+
+
 class Scope:
     """One word that permits something. Raises ValueError for another."""
 
@@ -38,25 +59,12 @@ class Scope:
             raise ValueError(f"{word!r} is no scope: configure|write|read:VHOST/NAME[/KEY]")
         if len(word.encode(errors="surrogatepass")) > MAX_SCOPE_BYTES:
             raise ValueError(f"a scope has at most {MAX_SCOPE_BYTES} bytes")
-        try:
-            self.vhost = _glob(parts[0])
-            self.name = _glob(parts[1])
-            #: None: every one
-            self.key = None if len(parts) == 2 or parts[2] == _ANY else _glob(parts[2])
-        except PatternError as error:
-            raise ValueError(f"{word!r} is no scope: {error}") from None
+        self.vhost = Glob(parts[0])
+        self.name = Glob(parts[1])
+        #: None: every one
+        self.key = None if len(parts) == 2 or parts[2] == _ANY else Glob(parts[2])
         #: whether it is for everything that a virtual host has
         self.is_everything = parts[1] == _ANY and self.key is None
-
-
-def _glob(text: str) -> Pattern:
-    """A pattern of which ``*`` alone has a meaning, percent-encoded."""
-    parts = [literal(unquote(part)) for part in text.split(_ANY)]
-    return Pattern(f"^{_EVERYTHING.join(parts)}$")
-
-
-#: Any characters, also those that ``.`` does not match.
-_EVERYTHING: Final = "(.|\\n)*"
 
 
 class ScopePatterns:
