@@ -29,16 +29,17 @@ from trivium.config import (
     TlsConfig,
 )
 from trivium.errors import ConfigError
-from trivium.runtime.adapter import ClientCertificate, Connection
+from trivium.runtime.adapter import ClientCertificate, Connection, Listener
 from trivium.runtime.broker import Broker
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.framed import FramedConnection
-from trivium.runtime.tls import RECORD_BYTES
+from trivium.runtime.tls import RECORD_BYTES, TlsLayer
 
 CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
 CONNACK = b"\x20\x02\x00\x00"
 PING = b"\xc0\x00"
 PONG = b"\xd0\x00"
+TIMEOUT = 20.0
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -624,6 +625,76 @@ def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) ->
         client.sendall(CONNECT)
         assert client.recv(4) == CONNACK
         return client.session, client.session_reused
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def write(self, data: bytes) -> None:
+        self.pieces.put_nowait(data)
+
+    async def piece(self) -> bytes:
+        async with asyncio.timeout(TIMEOUT):
+            return await self.pieces.get()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+
+class Answering:
+    """Speaks a protocol that answers at once."""
+
+    def __init__(self) -> None:
+        self.layer: Any = None
+
+    def connection_made(self, layer: Any) -> None:
+        self.layer = layer
+
+    def data_received(self, data: bytes) -> None:
+        self.layer.write(b"answer to " + data)
+
+
+@pytest.mark.parametrize("comes_with_the_handshake", [True, False])
+async def test_ticket_goes_with_the_answer_to_what_came_with_the_handshake(
+    authority: Authority, server_pair: Pair, comes_with_the_handshake: bool
+) -> None:
+    async with Broker(config(tls_of(server_pair))) as broker:
+        assert broker.server is not None
+        transport = Written()
+        layer = TlsLayer(
+            broker.server,
+            Listener(broker.config.listeners[0]),
+            Certificates("in", tls_of(server_pair), ("mqtt",)),
+            Answering(),
+            False,
+        )
+        layer.connection_made(transport)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = client_context(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        layer.data_received(outgoing.read())
+        incoming.write(await transport.piece())
+        client.do_handshake()
+        finished = outgoing.read()
+        client.write(b"hello")
+        if comes_with_the_handshake:
+            layer.data_received(finished + outgoing.read())
+        else:
+            layer.data_received(finished)
+            incoming.write(await transport.piece())
+            layer.data_received(outgoing.read())
+        incoming.write(await transport.piece())
+        assert transport.pieces.empty()
+        assert client.read() == b"answer to hello"
+        assert client.session is not None
+        assert client.session.has_ticket
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

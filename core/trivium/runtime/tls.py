@@ -152,6 +152,7 @@ class TlsLayer:
                 if self._is_open:
                     self._read(parts)
             if self._is_open:
+                self._flush()
                 self._deliver(parts)
             else:
                 self._go_on()
@@ -159,7 +160,8 @@ class TlsLayer:
             self._fail(error)
 
     def _go_on(self) -> None:
-        if not self._is_open:
+        was_open = self._is_open
+        if not was_open:
             if self._waits_for_turn:
                 return
             self._loop.begin_turn()
@@ -172,6 +174,9 @@ class TlsLayer:
                 return
         parts: list[bytes] = []
         self._read(parts)
+        # The end of the handshake, a ticket of TLS 1.3, goes with the answer to what came with it.
+        if was_open or not parts:
+            self._flush()
         self._deliver(parts)
 
     def _begin_step(self) -> None:
@@ -190,7 +195,6 @@ class TlsLayer:
         except ssl.SSLWantReadError:
             self._flush()
             return False
-        self._flush()
         self._end_handshake()
         self._certificate = self._certificates.client_certificate(self._object)
         self._is_open = True
@@ -218,8 +222,6 @@ class TlsLayer:
         except ssl.SSLZeroReturnError:
             # close_notify: the peer sends no more (RFC 8446, 6.1).
             self._has_ended = True
-        if self._outgoing.pending:
-            self._flush()
 
     def _deliver(self, parts: list[bytes]) -> None:
         if parts:
@@ -324,9 +326,8 @@ class TlsLayer:
 
     def _flush(self) -> None:
         """Send what OpenSSL has for the peer."""
-        data = self._outgoing.read()
-        if data:
-            self._transport.write(data)
+        if self._outgoing.pending:
+            self._transport.write(self._outgoing.read())
 
     def _notify_close(self) -> None:
         """Say that nothing more comes (RFC 8446, 6.1)."""
