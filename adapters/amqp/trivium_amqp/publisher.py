@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 #: Targets that a connection remembers; emptied when full, so that a client which publishes to ever
 #: new routing keys does not make it grow.
 MAX_TARGETS: Final = 1024
+#: Bytes of properties that a channel remembers of its last publish.
+MAX_REMEMBERED: Final = 4096
 
 
 class _Pending:
@@ -234,7 +236,8 @@ class Publisher:
             connection.repeats.expect_publish(
                 self, target, header, self._arguments, self._body_size
             )
-        self._last_header = header
+        # A connection may have very many channels.
+        self._last_header = header if len(header.received) <= MAX_REMEMBERED else None
         self._last_arguments = self._arguments
         self.publish(target, header, body)
 

@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 LONGEST_RUN: Final = 1 << 20
 LONGEST_PUBLISHED_RUN: Final = 64
 
+#: Bytes of the topics that have an alias, for each alias that there may be.
+MAX_ALIAS_BYTES: Final = 4096
+
 _TOO_MANY: Final = "receive maximum exceeded (MQTT-3.3.4-9)"
 
 
@@ -113,6 +116,7 @@ class Incoming:
         self._topic = b""
         self._route = Route(Address("", b""), [], 0)
         self._aliases: dict[int, bytes] | None = None
+        self._alias_bytes = 0
 
     def permissions_changed(self) -> None:
         """Find the routes anew, by what the client may publish now."""
@@ -242,6 +246,9 @@ class Incoming:
             if aliases is None:
                 aliases = {}
                 self._aliases = aliases
+            self._alias_bytes += len(topic) - len(aliases.get(alias, b""))
+            if self._alias_bytes > MAX_ALIAS_BYTES * self._connection.options.topic_alias_maximum:
+                raise RemoteError(QUOTA_EXCEEDED, "topics that are too long have aliases")
             aliases[alias] = topic
             return topic
         known = None if aliases is None else aliases.get(alias)

@@ -13,8 +13,11 @@ from trivium_mqtt.codec.wire import check_text, check_topic_name
 
 EXCHANGE: Final = "amq.topic"
 
-#: Topics that are remembered; the cache is emptied when full.
+#: Topics that are remembered, and what they and their routes may take of memory (``Route.cost``):
+#: of those who may publish everything, and of each who may not. The cache is emptied when full.
 MAX_TOPICS: Final = 65_536
+MAX_COST: Final = 128 << 20
+MAX_RESTRICTED_COST: Final = 1 << 20
 
 
 class TopicCache:
@@ -28,6 +31,9 @@ class TopicCache:
         self._access = access
         self.exchange: Exchange = vhost.exchange(EXCHANGE)
         self._routes: dict[bytes, Route] = {}
+        #: what it takes of memory, about
+        self.cost = 0
+        self._most = MAX_COST if access is None else MAX_RESTRICTED_COST
 
     def route(self, topic: bytes) -> Route:
         """The route of ``topic``. Raises RemoteError when it is not a topic name."""
@@ -40,16 +46,23 @@ class TopicCache:
             )
         check_text(topic)
         check_topic_name(topic)
-        if len(self._routes) >= MAX_TOPICS:
-            self._routes.clear()
         found = self._route(key_of(topic))
-        self._routes[topic] = found
+        self._remember(topic, found)
         return found
+
+    def _remember(self, topic: bytes, route: Route) -> None:
+        cost = route.cost
+        before = self._routes.get(topic)
+        self.cost += cost if before is None else cost - before.cost
+        if len(self._routes) >= MAX_TOPICS or self.cost > self._most:
+            self._routes.clear()
+            self.cost = cost
+        self._routes[topic] = route
 
     def renew(self, topic: bytes, stale: Route) -> Route:
         """The route of ``topic`` after the topology changed."""
         found = self._route(stale.address.key)
-        self._routes[topic] = found
+        self._remember(topic, found)
         return found
 
     def _route(self, key: bytes) -> Route:

@@ -9,7 +9,7 @@ makes the output grow without bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trivium.common.pieces import Piece
 from trivium.messages.large import Content
@@ -23,6 +23,9 @@ from trivium_mqtt.encoder import RETAIN
 if TYPE_CHECKING:
     from trivium_mqtt.session import Session
     from trivium_mqtt.sessions import Sessions
+
+#: Bytes of the longest topic for which an alias is set.
+MAX_ALIASED: Final = 4096
 
 
 class _Waiting:
@@ -191,7 +194,7 @@ class Writer(FramedConnection):
         alias = aliases.get(topic, 0)
         if alias:
             return encoder.aliased_front(message, first, packet_id, identifiers, alias, True)
-        if len(aliases) >= self.alias_maximum:
+        if len(aliases) >= self.alias_maximum or len(topic) > MAX_ALIASED:
             return encoder.front(message, first, packet_id, True, identifiers)
         alias = len(aliases) + 1
         front = encoder.aliased_front(message, first, packet_id, identifiers, alias, False)

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 #: Names that are told of: clients can make up any number of them.
 MAX_TOLD: Final = 100
+#: Characters that are told of each.
+MAX_TOLD_LENGTH: Final = 255
 
 
 def require_same(what: str, fields: list[tuple[str, object, object]]) -> None:
@@ -47,9 +49,12 @@ class UnknownArguments:
     def tell(self, what: str, arguments: Mapping[str, HeaderValue], known: Collection[str]) -> None:
         """Tell of what is not ``known``."""
         for name in arguments:
-            if name not in known and name not in self._told and len(self._told) < MAX_TOLD:
-                self._told.add(name)
-                logger.warning("argument %r of %s is unknown and ignored", name, what)
+            if name in known:
+                continue
+            told = name[:MAX_TOLD_LENGTH]
+            if told not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(told)
+                logger.warning("argument %r of %s is unknown and ignored", told, what)
 
 
 def _inequivalent(what: str, name: str, current: object, received: object) -> PreconditionFailed:

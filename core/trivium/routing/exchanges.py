@@ -164,6 +164,12 @@ class Route:
         #: whether ``resolve`` must be asked, with the message, for the route to publish by
         self.depends_on_message = False
 
+    @property
+    def cost(self) -> int:
+        """Bytes that it takes to remember it, about: itself, its address, as it came and as it is
+        kept, and its destinations."""
+        return 256 + 2 * len(self.address.key) + 128 * len(self.destinations)
+
     def resolve(self, message: Message) -> Route:
         """The route of this very message; the route itself unless it depends on the message."""
         return self

@@ -239,7 +239,7 @@ class Logins(Timed):
         #: those that came with something that expires
         self.expiring: set[Connection] = set()
         #: quotas that commands set
-        self.limits = configure_quotas(broker.quotas, broker.config)
+        self.limits = configure_quotas(broker.quotas, broker.config, broker.events)
         broker.quotas.changed = self._limits_changed
         # Those that have shown nothing of themselves yet, and since when, oldest first.
         self._silent: dict[Connection, int] = {}

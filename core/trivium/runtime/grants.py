@@ -4,6 +4,7 @@ quotas.
 
 from __future__ import annotations
 
+from trivium.common.events import Events
 from trivium.common.quotas import LISTENER, USER, VHOST, Quotas
 from trivium.config import EVERYTHING, Config
 from trivium.security.limits import UserLimits
@@ -46,7 +47,7 @@ def configure_permissions(permissions: Permissions, config: Config) -> None:
         permissions.set_user(name, found)
 
 
-def configure_quotas(quotas: Quotas, config: Config) -> UserLimits:
+def configure_quotas(quotas: Quotas, config: Config, events: Events) -> UserLimits:
     """Set the quotas of `config`, which has checked itself; beside them users have others."""
     quotas.set_defaults(USER, config.limits.user)
     quotas.set_defaults(VHOST, config.limits.vhost)
@@ -54,4 +55,5 @@ def configure_quotas(quotas: Quotas, config: Config) -> UserLimits:
     quotas.set_limits(USER, "", config.auth.anonymous_limits)
     for listener in config.all_listeners():
         quotas.set_limits(LISTENER, listener.name, listener.limits)
-    return UserLimits(quotas, {name: user.limits for name, user in config.users.items()})
+    limits = {name: user.limits for name, user in config.users.items()}
+    return UserLimits(quotas, limits, events)

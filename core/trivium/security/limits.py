@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from trivium.common.events import Events
 from trivium.common.quotas import USER, Quotas, check_limits
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded
@@ -22,8 +23,11 @@ MAX_ROWS: Final = 100_000
 class UserLimits:
     """The table of one broker. ``configured`` has the users of the configuration."""
 
-    def __init__(self, quotas: Quotas, configured: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self, quotas: Quotas, configured: Mapping[str, Mapping[str, int]], events: Events
+    ) -> None:
         self._quotas = quotas
+        self._events = events
         self._configured = configured
         self._table: Table | None = None
         for name, limits in configured.items():
@@ -55,6 +59,7 @@ class UserLimits:
         else:
             self._table.put(key, pack(found))
         self._quotas.set_limits(USER, name, found)
+        self._events.tell("user.limits.set", name=name, limits=found)
 
     def forget(self, name: str) -> None:
         """A user is deleted: another of its name begins with none."""

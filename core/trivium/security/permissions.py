@@ -51,8 +51,12 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 
 #: Decisions that one ``Access`` remembers; emptied when full, since clients choose the names.
 MAX_DECISIONS: Final = 4096
-#: Identities in virtual hosts that are kept for those who come; emptied when full likewise.
+#: Bytes of names in the decisions that are remembered by all; beyond them all are forgotten.
+MAX_DECISION_BYTES: Final = 16 << 20
+#: Identities in virtual hosts that are kept for those who come, and bytes of the clients'
+#: identifiers among them; emptied when full likewise.
 MAX_ACCESSES: Final = 10_000
+MAX_ACCESS_BYTES: Final = 4 << 20
 #: Bytes of a name (user, role, virtual host), and lines of one ACL or roles of one user: what a
 #: command can make the broker keep in one row.
 MAX_NAME_BYTES: Final = 255
@@ -318,6 +322,11 @@ class Access(Guard):
         self._acl.granted = {READ: [], WRITE: []}
         return None
 
+    def forget(self) -> None:
+        """Forget what was decided."""
+        self._names = {}
+        self._topics = {}
+
     def _with_topics(self, patterns: _Patterns, grants: Grants) -> _Patterns:
         for (vhost, exchange), (write, read) in grants.topics.items():
             if vhost == self.vhost or vhost == EVERY_VHOST:
@@ -379,6 +388,7 @@ class Access(Guard):
             if len(self._names) >= MAX_DECISIONS:
                 self._names.clear()
             self._names[place] = known
+            self._permissions.decided(len(name))
         return known
 
     def _decide(self, kind: str, name: str) -> bool:
@@ -406,6 +416,7 @@ class Access(Guard):
             if len(self._topics) >= MAX_DECISIONS:
                 self._topics.clear()
             self._topics[place] = known
+            self._permissions.decided(len(key))
         return known
 
     def admits(self, exchange: str, key: bytes) -> bool:
@@ -595,6 +606,9 @@ class Permissions:
         self._common = Grants()
         self._anonymous = Grants()
         self._accesses: dict[tuple[Identity, str, str], Access] = {}
+        self._access_bytes = 0
+        #: bytes of names in decisions that are remembered
+        self.decision_bytes = 0
         #: the virtual host in which the ACL lines of a user hold
         self.home_of: Callable[[str], str] = lambda _: "/"
         #: what those may do who have not authenticated
@@ -670,10 +684,22 @@ class Permissions:
         found = self._accesses.get(place)
         if found is None:
             found = Access(self, identity, vhost, client_id)
-            if len(self._accesses) >= MAX_ACCESSES:
+            self._access_bytes += len(client_id)
+            if len(self._accesses) >= MAX_ACCESSES or self._access_bytes > MAX_ACCESS_BYTES:
                 self._accesses.clear()
+                self._access_bytes = len(client_id)
             self._accesses[place] = found
         return found
+
+    def decided(self, size: int) -> None:
+        """A decision about a name of this length is remembered: if they are too many by now, all
+        are forgotten, as by a change."""
+        self.decision_bytes += size
+        if self.decision_bytes > MAX_DECISION_BYTES:
+            self.decision_bytes = size
+            self.generation += 1
+            for access in self._accesses.values():
+                access.forget()
 
     def depends_on_client_id(self, identity: Identity) -> bool:
         """Whether what it may do depends on the client identifier too."""

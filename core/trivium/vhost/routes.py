@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
 
 #: Routes kept per virtual host; the cache is emptied when full. Bounds the memory that a client
-#: which publishes to ever new addresses can take.
+#: which publishes to ever new addresses can take, with what they take of it (``Route.cost``).
 MAX_ROUTES: Final = 65_536
+MAX_COST: Final = 128 << 20
 
 
 class MessageRoute(Route):
@@ -48,6 +49,8 @@ class Routes:
     def __init__(self, vhost: VirtualHost) -> None:
         self._vhost = vhost
         self._routes: dict[tuple[str, bytes], Route] = {}
+        #: what they take of memory, about
+        self.cost = 0
 
     def of_key(self, exchange: Exchange, key: bytes) -> Route:
         """The route of ``key`` through ``exchange``, remembered until the topology changes."""
@@ -56,14 +59,16 @@ class Routes:
         found = self._routes.get(place)
         if found is not None and found.topology_version == version:
             return found
-        if len(self._routes) >= MAX_ROUTES:
-            self._routes.clear()
         address = Address(exchange.name, key) if found is None else found.address
         walked: Route | None = None
         if "x-message-deduplication" not in exchange.arguments:
             walked = self._walk(exchange, [address], None)
         if walked is None:
             walked = MessageRoute(self, version, exchange, address)
+        self.cost += walked.cost if found is None else walked.cost - found.cost
+        if len(self._routes) >= MAX_ROUTES or self.cost > MAX_COST:
+            self._routes.clear()
+            self.cost = walked.cost
         self._routes[place] = walked
         return walked
 
