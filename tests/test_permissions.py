@@ -513,6 +513,28 @@ def test_a_renewal_with_other_scopes_takes_effect_at_once() -> None:
     assert by_mqtt.take_one()[1][2:] != b"\x87"
 
 
+def test_a_key_in_the_place_of_a_token_gives_no_more_than_its_user_has(tmp_path: Path) -> None:
+    server = make_server("/", TokenServer, tmp_path)
+    assert isinstance(server, TokenServer)
+    server.show("ann", ["read:*/q"])
+    client = server.amqp("ann")
+    client.consume("q", no_ack=True)
+    client.take()
+    by_native = server.native("ann")
+    properties = b"\x15" + mqtt.text("OAUTH2-JWT") + b"\x16"
+    by_mqtt = mqtt.Client(server).open("c", 5, properties=properties + mqtt.text(server.shown))
+    key = server.broker.authentication.api_keys.add("ann", ["read:*/q"])[1]
+    client.send(Connection.UpdateSecret(key, "a key"), channel=0)
+    (closed,) = client.take()
+    assert (closed.name, closed.reply_code) == ("Connection.Close", 530)
+    ((kind, _, body),) = by_native.send(frames.AUTH, 5, {"password": key.encode()})
+    assert (kind, msgpack.unpackb(body)[0]) == (frames.CLOSE, 201)
+    server.show("ann", [])
+    data = b"\x19" + mqtt.block(properties + mqtt.text(server.shown))
+    by_mqtt.feed(mqtt.packet(0xF0, data))
+    assert by_mqtt.take_bytes() == b"\xe0\x01\x87"
+
+
 def test_a_renewal_with_other_scopes_forgets_routes() -> None:
     """Where nothing is subscribed to, whose end would change the topology."""
     server = make_server("/", ScopedServer)

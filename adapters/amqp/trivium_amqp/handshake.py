@@ -284,7 +284,9 @@ class Renewal:
             )
             return
         connection.admit(login)
-        connection.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
+        if connection.state is states.RUNNING:
+            # By what it shows now it may be in no virtual host.
+            connection.send(method_frame(0, methods.CONNECTION_UPDATE_SECRET_OK))
         if self._is_held:
             connection.continue_input(FOR_ANSWERS)
 

@@ -285,7 +285,7 @@ class MqttConnection(Reader):
         session = self.session
         if session is None:
             return
-        if session.access.identity.scopes != self.identity.scopes:
+        if not self.identity.has_scopes_of(session.access.identity):
             self.sessions.renewed(session, self.access)
         self.access = session.access
         if not self.access.may_enter:

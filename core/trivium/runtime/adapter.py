@@ -173,7 +173,7 @@ class Connection(DurabilityWaiter):
             expiring.discard(self)
         permissions = self.broker.permissions
         access = self.access
-        if access is not permissions.nobody and former.scopes != login.identity.scopes:
+        if access is not permissions.nobody and not login.identity.has_scopes_of(former):
             # It has renewed what it came with, by what is for something else.
             self.access = permissions.access(login.identity, access.vhost, access.client_id)
             self.broker.vhost(access.vhost).topology_version += 1

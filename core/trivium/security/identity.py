@@ -26,6 +26,10 @@ class Identity:
     #: whether they narrow what the user may do; else they alone say it
     is_narrowed: bool = False
 
+    def has_scopes_of(self, other: Identity) -> bool:
+        """Whether both came with what is for the same."""
+        return (self.scopes, self.is_narrowed) == (other.scopes, other.is_narrowed)
+
 
 #: Whom a connection has before it has authenticated: nothing is permitted.
 NOBODY: Final = Identity("")

@@ -151,8 +151,9 @@ def renew(connection: NativeConnection, correlation: int, fields: Fields) -> Non
             connection.refuse(correlation, AuthenticationFailed("the new credential is refused"))
             return
         connection.admit(found)
-        connection.reply(correlation, {})
-        connection.request_done()
+        if not connection.is_closed:
+            connection.reply(correlation, {})
+            connection.request_done()
 
     connection.wait_for_request()
     attempt = make_attempt(connection, login.identity.name, password, vhost=connection.vhost.name)
