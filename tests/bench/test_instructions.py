@@ -49,6 +49,7 @@ def test_instructions_of_a_real_process_are_counted(tmp_path: Path) -> None:
 
 
 @needs_valgrind
+@pytest.mark.long
 @pytest.mark.parametrize("row", [STORAGE_APPEND, STORAGE_RECOVERY])
 def test_instructions_of_the_storage_alone_are_counted(row: str) -> None:
     found = instructions.count_instructions(row, "trivium-interpreted", 2000)

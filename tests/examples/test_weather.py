@@ -46,6 +46,7 @@ def test_readings_are_those_of_the_files() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_table_is_what_pandas_says() -> None:
     if shutil.which("java") is None:

@@ -364,6 +364,7 @@ SCRIPTS = (
 
 
 # On a busy machine the longest script takes minutes.
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_crash_at_any_operation(script: Callable[[Scenario], None]) -> None:

@@ -28,6 +28,7 @@ def test_a_seed_reproduces_a_run() -> None:
     assert len(traces[0]) > 400
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SECONDS + 300)
 def test_seeds_for_a_while() -> None:
     first = FIRST if IS_SHORT else random.SystemRandom().getrandbits(32)

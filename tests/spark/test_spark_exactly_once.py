@@ -28,7 +28,7 @@ from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication
 
 #: Spark starts slowly on a busy machine; each round waits for events, which may take that long.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(3600)]
 
 ROUNDS = int(os.environ.get("TRIVIUM_SPARK_ROUNDS", "3"))
 SEED = int(os.environ.get("TRIVIUM_SPARK_SEED", "1"))
