@@ -208,10 +208,14 @@ class TlsLayer:
             self._timer = None
 
     def _read(self, parts: list[bytes]) -> None:
-        """Decrypt what has come, one record at a time."""
-        read = self._object.read
+        """Decrypt what has come, one record at a time.
+
+        OpenSSL is asked only while there is something: that there is nothing is an exception, which
+        costs as much as a record.
+        """
+        incoming, read = self._incoming, self._object.read
         try:
-            while True:
+            while incoming.pending:
                 part = read(RECORD_BYTES)
                 if not part:
                     self._has_ended = True
