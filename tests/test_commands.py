@@ -415,6 +415,12 @@ def test_virtual_hosts_are_made_and_described(broker: Running) -> None:
     assert user(broker, "vhost", "cat", "farm") == ["0", "", ""]
     assert json.loads(user(broker, "list")[1].splitlines()[0])["vhost"] == "farm"
     assert user(broker, "delete", "cat") == ["0", "", ""]
+    assert manage(broker, "vhost", "delete", "farm") == ["0", "", ""]
+    assert manage(broker, "vhost", "describe", "farm") == [
+        "1",
+        "",
+        "trivium vhost: vhost farm not found\n",
+    ]
 
 
 async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:

@@ -139,7 +139,7 @@ class Faulty(Connection):
         if self.adapter.fails == "lost":
             raise ERROR
 
-    def shutdown(self, is_revoked: bool = False) -> None:
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
         if self.adapter.fails == "shutdown":
             raise ERROR
         self.close()

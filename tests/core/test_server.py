@@ -75,7 +75,7 @@ class LineConnection(FramedConnection):
         self.losses += 1
         self.is_lost.set()
 
-    def shutdown(self, is_revoked: bool = False) -> None:
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
         self.send(b"stopping")
         self.close()
 

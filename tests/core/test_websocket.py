@@ -56,7 +56,7 @@ class EchoConnection(Connection):
     def lost(self) -> None:
         self.is_lost.set()
 
-    def shutdown(self, is_revoked: bool = False) -> None:
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
         self.send(b"stopping")
         self.close()
 

@@ -486,8 +486,10 @@ class AmqpConnection(FramedConnection):
         self.fail(ConnectionException(INTERNAL_ERROR, "internal error"), 0)
         self._discarded.is_garbled = True
 
-    def shutdown(self, is_revoked: bool = False) -> None:
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
         text = "broker forced connection closure"
+        if deleted_vhost:
+            text = f"vhost '{deleted_vhost}' is deleted"
         if is_revoked:
             text = "the credentials do not hold any more"
         if self.state is states.GREETING:

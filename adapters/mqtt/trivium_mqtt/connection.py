@@ -25,6 +25,7 @@ from trivium_mqtt.codec.packets import (
     Unsubscribe,
 )
 from trivium_mqtt.codec.reasons import (
+    ADMINISTRATIVE_ACTION,
     BAD_CREDENTIALS,
     CLIENT_ID_NOT_VALID,
     KEEP_ALIVE_TIMEOUT,
@@ -443,8 +444,11 @@ class MqttConnection(Reader):
         else:
             self._refuse_connect(SERVER_UNAVAILABLE)
 
-    def shutdown(self, is_revoked: bool = False) -> None:
-        self.end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
+        if deleted_vhost:
+            self.end(ADMINISTRATIVE_ACTION)
+        else:
+            self.end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1

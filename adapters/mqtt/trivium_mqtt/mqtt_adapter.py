@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
 from trivium.runtime.broker import Broker
+from trivium.runtime.vhost_deletion import delete_rows
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.properties import MqttCodec
@@ -15,6 +17,7 @@ from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.sessions import Sessions
+from trivium_mqtt.store import SessionStore
 
 
 class MqttAdapter(Adapter):
@@ -69,6 +72,19 @@ class MqttAdapter(Adapter):
     def permissions_changed(self, name: str | None) -> None:
         for sessions in self._sessions.values():
             sessions.permissions_changed(name)
+
+    def forget_vhost(self, vhost: VirtualHost) -> Iterable[int]:
+        # After a start there are no sessions but in the storage. Their queues go with the others.
+        sessions = self._sessions.pop(vhost.name, None)
+        if sessions is not None:
+            for session in list(sessions.by_client.values()):
+                # Nothing is published any more.
+                sessions.withdraw_will(session)
+                sessions.end(session)
+                yield 1
+        assert self._broker is not None
+        for table in SessionStore(self._broker.storage, vhost.name).tables():
+            yield from delete_rows(table)
 
     def tick(self, now: float) -> None:
         for sessions in self._sessions.values():

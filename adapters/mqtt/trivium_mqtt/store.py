@@ -12,7 +12,7 @@ from typing import Final
 
 from trivium.common.values import pack, unpack
 from trivium.security.identity import Identity
-from trivium.storage.base import Storage
+from trivium.storage.base import Storage, Table
 from trivium_mqtt.codec.packets import Will
 from trivium_mqtt.codec.wire import PACKET_IDS
 
@@ -73,6 +73,17 @@ class SessionStore:
         self._outgoing = storage.table(f"mqtt.outgoing/{vhost}")
         self._wills = storage.table(f"mqtt.wills/{vhost}")
         self._clock = storage.table(f"mqtt.clock/{vhost}")
+
+    def tables(self) -> list[Table]:
+        """All of them."""
+        return [
+            self._sessions,
+            self._subscriptions,
+            self._incoming,
+            self._outgoing,
+            self._wills,
+            self._clock,
+        ]
 
     # Sessions
 

@@ -118,7 +118,7 @@ _PERMISSION_COMMANDS: Final = {
     "permission": "Set, clear and list what users of a running broker may do.",
     "topic-permission": "The same for the routing keys of an exchange.",
     "role": "Manage roles of a running broker, and who has them.",
-    "vhost": "Create, describe, limit and list virtual hosts of a running broker.",
+    "vhost": "Create, delete, describe, limit and list virtual hosts of a running broker.",
 }
 
 

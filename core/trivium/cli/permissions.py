@@ -23,6 +23,7 @@ ACTIONS: Final[dict[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("role", "grant"): ("grant", ("role", "user")),
     ("role", "revoke"): ("revoke", ("role", "user")),
     ("vhost", "create"): ("create-vhost", ("name",)),
+    ("vhost", "delete"): ("delete-vhost", ("name",)),
     ("vhost", "describe"): ("describe-vhost", ("name",)),
     ("vhost", "limits"): ("set-vhost-limits", ("name",)),
     ("vhost", "list"): ("list-vhosts", ()),

@@ -256,6 +256,11 @@ class Quotas:
             self._apply(account)
         self.changed(scope, name)
 
+    def forget(self, scope: str, name: str) -> None:
+        """It is deleted, and everything that counted for it: another of its name begins anew."""
+        self._own.pop((scope, name), None)
+        self._accounts.pop((scope, name), None)
+
     def limits(self, scope: str, name: str) -> dict[str, int]:
         """The limits of its own that one has."""
         return dict(self._own.get((scope, name), {}))

@@ -597,6 +597,14 @@ class Memberships(EndOfTurn):
         if not groups:
             del self._readers[stream]
 
+    def close(self) -> None:
+        """The virtual host is deleted, and nobody is connected there: members are forgotten."""
+        for group in self._groups.values():
+            self.vhost.broker.timeouts.stop(group)
+        self._groups.clear()
+        self._readers.clear()
+        self._changed.clear()
+
     def delete(self, group: str) -> bool:
         """The group is deleted; a holder is fenced. Whether there was anything here.
 

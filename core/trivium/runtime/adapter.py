@@ -8,6 +8,7 @@ writes the output once per turn of the loop. Adapters are found through the entr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from librt.strings import BytesWriter
@@ -26,6 +27,7 @@ from trivium.storage.base import DurabilityWaiter
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
     from trivium.runtime.pacing import Slowdown
+    from trivium.vhost.virtual_host import VirtualHost
 
 #: Output that a connection may hold before queues stop delivering to it (1 MiB): enough for one
 #: turn at full speed, small enough for thousands of slow readers.
@@ -251,9 +253,9 @@ class Connection(DurabilityWaiter):
         """``feed`` has raised: say in the protocol's terms that it is our fault, and ``close``."""
         self.close()
 
-    def shutdown(self, is_revoked: bool = False) -> None:
-        """The broker stops, or what the client came with does not hold any more: say so in the
-        protocol's terms and ``close``.
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
+        """The broker stops, what the client came with does not hold any more, or the virtual host
+        is deleted that it has entered: say so in the protocol's terms and ``close``.
         """
         self.close()
 
@@ -378,6 +380,12 @@ class Adapter:
 
         Connections are told next. This is for what outlives them.
         """
+
+    def forget_vhost(self, vhost: VirtualHost) -> Iterable[int]:
+        """A virtual host is deleted, and nobody is connected there: let go of what this protocol
+        keeps of it, in memory and in the storage, a part for each 1. There may be the storage's
+        alone, after a start."""
+        return ()
 
     def tick(self, now: float) -> None:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""

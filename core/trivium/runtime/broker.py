@@ -185,7 +185,10 @@ class Broker(Host):
         self.virtual_hosts.open()
         for name, given in self.config.policies.items():
             policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
-            vhost = self.virtual_hosts.declare(given.vhost)
+            vhost = self.vhosts.get(given.vhost)
+            if vhost is None:
+                # It is on its way out, and comes again without the policy.
+                continue
             known = vhost.policies.get(name)
             if known is None or not known.is_same(policy):
                 vhost.set_policy(policy)
@@ -194,6 +197,7 @@ class Broker(Host):
             self.adapters[adapter.name] = adapter
         for adapter in adapters:
             adapter.start(self)
+        self.virtual_hosts.go_on()
         self.end_turn()
 
     def vhost(self, name: str) -> VirtualHost:

@@ -6,10 +6,13 @@ the configuration names are made at the start.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import VHOST
-from trivium.errors import LimitExceeded, NotFound
+from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.runtime.vhost_deletion import VhostDeletion
 from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settings_of_row
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -31,16 +34,36 @@ class VirtualHosts:
         self._broker = broker
         #: those that clients may enter
         self.by_name: dict[str, VirtualHost] = {}
+        # Those on their way out.
+        self._leaving: dict[str, VhostDeletion] = {}
 
     def open(self) -> None:
         """Bring back those that the storage has."""
         rows = {key.decode(): row for key, row in self._broker.storage.table("vhosts").items()}
         rows.setdefault(DEFAULT_VHOST, b"")
         for name, row in sorted(rows.items()):
-            self._open(name, settings_of_row(row))
-        for listener in self._broker.config.all_listeners():
-            if listener.virtual_host:
-                self.declare(listener.virtual_host)
+            settings = settings_of_row(row)
+            opened = self._open(name, settings)
+            if settings.is_being_deleted:
+                self._leaving[name] = self._deletion(opened)
+            else:
+                self.by_name[name] = opened
+        for name in self._configured:
+            if name not in self._leaving:
+                self.declare(name)
+
+    @property
+    def _configured(self) -> set[str]:
+        """Those that the configuration names."""
+        config = self._broker.config
+        named = {listener.virtual_host for listener in config.all_listeners()}
+        named |= {policy.vhost for policy in config.policies.values()}
+        return named - {""}
+
+    def go_on(self) -> None:
+        """The adapters have started: go on with deletions that the last stop cut off."""
+        for deletion in self._leaving.values():
+            deletion.begin()
 
     def get(self, name: str) -> VirtualHost:
         """The virtual host called ``name``. Raises NotFound."""
@@ -69,9 +92,12 @@ class VirtualHosts:
         found = self.by_name.get(name)
         if found is None:
             check_vhost_name(name)
+            if name in self._leaving:
+                raise PreconditionFailed(f"virtual host '{name}' is being deleted")
             if len(self.by_name) >= MAX_VHOSTS:
                 raise LimitExceeded(f"there are {MAX_VHOSTS} virtual hosts")
             found = self._open(name, settings or VirtualHostSettings())
+            self.by_name[name] = found
             found.tell("vhost.created")
         elif settings is None or settings == found.settings:
             return found
@@ -89,5 +115,38 @@ class VirtualHosts:
             broker, name, broker.dead_letters, broker.recovered_joins, broker.default_delivery
         )
         opened.settings = settings
-        self.by_name[name] = opened
         return opened
+
+    def delete(self, name: str, done: Callable[[], None]) -> None:
+        """Delete a virtual host with everything in it; its clients are sent away.
+
+        It is gone for clients at once, as of the current write batch. ``done`` is called, later,
+        in the turn in which the last of it goes. Raises NotFound; AccessRefused for one that the
+        configuration names; PreconditionFailed for ``/``.
+        """
+        found = self.get(name)
+        if name == DEFAULT_VHOST:
+            raise PreconditionFailed(f"virtual host '{name}' cannot be deleted")
+        if name in self._configured:
+            raise AccessRefused(f"virtual host '{name}' stands in the configuration")
+        found.settings = replace(found.settings, is_being_deleted=True)
+        self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
+        found.tell("vhost.deleted")
+        del self.by_name[name]
+        deletion = self._leaving[name] = self._deletion(found)
+        deletion.waiting.append(done)
+        deletion.begin()
+
+    def _deletion(self, vhost: VirtualHost) -> VhostDeletion:
+        return VhostDeletion(self._broker, vhost, lambda: self._deleted(vhost.name))
+
+    def _deleted(self, name: str) -> None:
+        """The last part of a virtual host goes."""
+        self._broker.storage.table("vhosts").delete(name.encode())
+        self._broker.quotas.forget(VHOST, name)
+        deletion = self._leaving.pop(name)
+        if name in self._configured:
+            # Since a start that found it on its way out.
+            self.declare(name)
+        for done in deletion.waiting:
+            done()

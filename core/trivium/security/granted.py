@@ -6,7 +6,7 @@ are as that has them: commands do not change them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trivium.common.events import Events
@@ -112,6 +112,21 @@ class Granted:
         """A user is deleted: another of its name begins with nothing."""
         if (USER, name) in self._rows and (USER, name) not in self._configured:
             self.delete(USER, name)
+
+    def forget_vhost(self, vhost: str) -> Iterator[int]:
+        """A virtual host is deleted: take back what is granted there, 1 for each user or role."""
+        for kind, name in list(self._rows):
+            known = self._rows.get((kind, name))
+            if known is None or (kind, name) in self._configured:
+                continue
+            topics = [place for place in known.topics if place[0] == vhost]
+            if vhost in known.permissions or topics:
+                grants = self.copy(kind, name)
+                grants.permissions.pop(vhost, None)
+                for place in topics:
+                    del grants.topics[place]
+                self.set(kind, name, grants)
+                yield 1
 
     def _put(self, kind: str, name: str, grants: Grants | None) -> None:
         if kind == USER:

@@ -129,8 +129,16 @@ class Delays(Consumer):
             vhost.keep_retained(message)
         return route.offer(message, earlier)
 
+    def close(self) -> None:
+        """The virtual host is deleted."""
+        queue = self._queue
+        if queue is not None:
+            self._queue = None
+            self._broker.timeouts.stop(self._resume)
+            queue.deleted()
+
     def cancelled(self) -> None:
-        """Never, for nobody can delete the queue."""
+        """The queue goes with its virtual host, for nobody else can delete it."""
 
 
 class _Resume(Timed):

@@ -15,7 +15,7 @@ class QueueLogs:
 
     def __init__(self, storage: Storage, vhost: str) -> None:
         self._storage = storage
-        self._prefix = _prefix(vhost)
+        self._prefix = queue_logs_prefix(vhost)
         self._redelivered = RedeliveredOffsets(storage.table(f"doubts/{vhost}"))
 
     def open(self, queue: str, arguments: Mapping[str, HeaderValue]) -> list[Log]:
@@ -47,9 +47,10 @@ class QueueLogs:
 
 def queue_log_name(vhost: str, queue: str, priority: int = 0) -> str:
     """The name of the log that keeps a queue's messages of one priority; never that of another."""
-    return f"{_prefix(vhost)}{priority}/{queue}"
+    return f"{queue_logs_prefix(vhost)}{priority}/{queue}"
 
 
-def _prefix(vhost: str) -> str:
+def queue_logs_prefix(vhost: str) -> str:
+    """What the names of all these logs begin with, and no others."""
     # Both names may hold any character, so the first one says how long it is.
     return f"queue/{len(vhost)}:{vhost}/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from trivium.messages.message import PROTOCOL_NATIVE, register_codec
@@ -44,6 +45,12 @@ class NativeAdapter(Adapter):
             found = Parts(self._broker, vhost, self.metrics)
             self._parts[vhost.name] = found
         return found
+
+    def forget_vhost(self, vhost: VirtualHost) -> Iterable[int]:
+        # After a start it is made of what the storage has.
+        parts = self.parts_of(vhost)
+        yield from parts.forget_all()
+        del self._parts[vhost.name]
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None

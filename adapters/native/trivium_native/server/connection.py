@@ -31,6 +31,7 @@ from trivium_native.wire.errors import (
     BrokerError,
     Malformed,
     NativeError,
+    NotFound,
     ProtocolError,
     Rejected,
     ShuttingDown,
@@ -206,8 +207,10 @@ class NativeConnection(FramedConnection):
     def internal_error(self) -> None:
         self.fail(0, BrokerError("internal error"))
 
-    def shutdown(self, is_revoked: bool = False) -> None:
-        if is_revoked:
+    def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
+        if deleted_vhost:
+            self._send_close(NotFound(f"vhost '{deleted_vhost}' is deleted"))
+        elif is_revoked:
             self._send_close(AuthenticationFailed("the credentials do not hold any more"))
         else:
             self._send_close(ShuttingDown("the broker stops"))

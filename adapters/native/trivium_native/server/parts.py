@@ -13,6 +13,7 @@ A part that is not decided on is forgotten when nobody has added to it for ``STA
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -168,6 +169,17 @@ class Parts(Timed):
         parts.remove(part)
         if not parts.by_name:
             del self._parts[producer]
+
+    def forget_all(self) -> Iterator[int]:
+        """The virtual host is deleted: drop part after part; 1 for each."""
+        self._broker.timeouts.stop(self)
+        for application in self._applications.values():
+            application.stop()
+        self._applications.clear()
+        for producer, staged in list(self._parts.items()):
+            for part in list(staged.by_name.values()):
+                self._drop(producer, part)
+                yield 1
 
     def discard(self, producer: bytes, name: str) -> None:
         """Forget a part, if there is one of that name. Raises PreconditionFailed once decided."""
@@ -337,10 +349,18 @@ class Application(DurabilityWaiter):
         """Go on or try again at ``at`` (see ``Broker.elapsed_ms``)."""
         self._broker.timeouts.call_at(at, self._timer)
 
+    def stop(self) -> None:
+        """Publish nothing any more."""
+        self._decided.clear()
+        self._broker.timeouts.stop(self._timer)
+
     def write_batch_durable(self, write_batch: int) -> None:
         self._go_on()
 
     def _go_on(self) -> None:
+        if not self._decided:
+            # Nothing is left to be published, since it was stopped.
+            return
         # In a turn of its own, for all that it does must be in one write batch.
         self._state = _SCHEDULED
         self.resume_at(self._broker.elapsed_ms)

@@ -12,6 +12,7 @@ from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
 from trivium.vhost.settings import MAX_TAGS, VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.wire.errors import PreconditionFailed
 from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ACTIONS: Final = (
     *("set", "clear", "list", "set-topic", "clear-topic", "list-topics"),
     *("set-role", "delete-role", "list-roles", "grant", "revoke"),
-    *("create-vhost", "describe-vhost", "list-vhosts", "set-vhost-limits"),
+    *("create-vhost", "delete-vhost", "describe-vhost", "list-vhosts", "set-vhost-limits"),
     *("set-limits", "list-limits"),
 )
 #: Longest pattern in bytes; the core has a limit in characters.
@@ -51,6 +52,9 @@ class PermissionRequests:
             vhost = self._connection.broker.vhost(fields.text("name"))
             fields.finish()
             self._connection.reply(correlation, {"rows": [self._described(vhost)]})
+            return
+        if action == "delete-vhost":
+            self._delete_vhost(correlation, fields)
             return
         if action == "create-vhost":
             self._create_vhost(fields)
@@ -94,6 +98,22 @@ class PermissionRequests:
             broker.virtual_hosts.declare(name, replace(vhost.settings, limits=found))
         else:
             broker.logins.limits.set(name, limits)
+
+    def _delete_vhost(self, correlation: int, fields: Fields) -> None:
+        """Answer once nothing is left of it."""
+        name = fields.text("name")
+        fields.finish()
+        connection = self._connection
+        if name == connection.vhost.name:
+            raise PreconditionFailed("this connection is in that virtual host")
+
+        def done() -> None:
+            connection.request_done()
+            if not connection.is_closed:
+                connection.reply_when_durable(correlation, {})
+
+        connection.broker.virtual_hosts.delete(name, done)
+        connection.wait_for_request()
 
     def _described(self, vhost: VirtualHost) -> dict[str, object]:
         connections = self._connection.broker.connections
