@@ -347,6 +347,30 @@ def test_streams_of_a_virtual_host_are_limited() -> None:
     assert used(server, STREAMS, VHOST, "/") == 0
 
 
+def test_what_was_in_a_virtual_host_that_is_deleted_does_not_count_any_more() -> None:
+    server = make_server()
+    server.broker.virtual_hosts.declare("v")
+    server.home = "v"
+    server.amqp("ann").declare("q")
+    server.native("ann").ask(frames.DECLARE, kind="stream", name="s")
+    client = server.mqtt("ann", clean=False, properties=mqtt.KEPT)
+    assert suback(client, "a") == 1
+    server.home = "/"
+    kept = server.amqp("ann")
+    kept.declare("kept")
+    order = {"action": "delete-vhost", "name": "v"}
+    server.administrator().send(frames.MANAGE_PERMISSIONS, 9, order)
+    for connection in list(server.broker.connections):
+        if connection.is_closed or connection.access.vhost == "v":
+            connection.is_closed = True
+            server.broker.remove_connection(connection)
+            connection.lost()
+    server.advance(30)
+    assert "v" not in server.broker.vhosts
+    assert server.broker.quotas.account(USER, "ann").used == [1, 1, 0, 1, 0, 0]
+    assert not any(server.broker.quotas.account(VHOST, "v").used)
+
+
 # Sessions
 
 
