@@ -84,8 +84,10 @@ class VhostDeletion(Timed):
         storage = broker.storage
         for adapter in broker.adapters.values():
             yield from adapter.forget_vhost(vhost)
-        for queue in list(vhost.queues.values()):
-            vhost.delete_queue(queue)
+        # Each is let go of in its turn: to free a hundred thousand at once takes long.
+        queues = list(vhost.queues.values())
+        while queues:
+            vhost.delete_queue(queues.pop())
             yield 1
         for name in list(vhost.streams):
             vhost.delete_stream(name)
