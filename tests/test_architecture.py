@@ -54,6 +54,7 @@ FOLDERS: dict[str, set[str]] = {
 LOOP_MODULES = {
     "trivium.runtime.driver",
     "trivium.runtime.fetching",
+    "trivium.runtime.handshakes",
     "trivium.runtime.listeners",
     "trivium.runtime.server",
     "trivium.runtime.sockets",

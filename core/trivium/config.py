@@ -101,7 +101,7 @@ class LimitsConfig:
     max_connections_per_address: int = 0
     #: new connections of one address in a second, further ones are closed at once; 0 is no limit
     connection_rate_per_address: int = 0
-    #: TLS handshakes under way; for one more the oldest gives way
+    #: handshakes under way, and clients that have not said who they are; the oldest gives way
     max_handshakes: int = 1000
     #: bytes of one message's payload, and so of the largest frame or packet that is accepted
     max_message_bytes: int = 16 * 1024 * 1024

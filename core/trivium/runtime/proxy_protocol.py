@@ -13,11 +13,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from trivium.runtime.handshakes import Handshake
 from trivium.runtime.sockets import (
     CAME_AT,
     address_of,
-    came_at,
-    handshake_seconds_left,
     host_of,
 )
 
@@ -196,19 +195,14 @@ class ProxyLayer(asyncio.Protocol):
         self._take = take
         self._reader = HeaderReader()
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._came_at = 0
+        self._handshake: Handshake | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        server = self._server
         if not self._is_named():
             self._refuse("is no proxy of this listener")
             return
-        server.handshakes.begin(self)
-        self._came_at = came_at(transport)
-        seconds = handshake_seconds_left(server, self._came_at)
-        self._timer = server.driver.call_later(seconds, self._too_late)
+        self._handshake = Handshake(self._server, transport, self._too_late)
 
     def _is_named(self) -> bool:
         assert self._transport is not None
@@ -227,16 +221,6 @@ class ProxyLayer(asyncio.Protocol):
     def _too_late(self) -> None:
         self._refuse("has sent no header of the PROXY protocol in time")
 
-    def give_way(self) -> None:
-        """End, so that another one can begin."""
-        self._leave()
-        self.abort()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
     def data_received(self, data: bytes) -> None:
         transport = self._transport
         assert transport is not None
@@ -248,27 +232,25 @@ class ProxyLayer(asyncio.Protocol):
             self._refuse(f"has sent a wrong header of the PROXY protocol: {error}")
             return
         if self._reader.is_done:
-            self._leave()
-            self._server.driver.call(lambda: self._hand_on(transport, data[taken:]))
+            handshake = self._handshake
+            assert handshake is not None
+            handshake.end()
+            rest = data[taken:]
+            self._server.driver.call(lambda: self._hand_on(transport, rest, handshake.came_at))
 
-    def _hand_on(self, transport: asyncio.Transport, rest: bytes) -> None:
+    def _hand_on(self, transport: asyncio.Transport, rest: bytes, came_at: int) -> None:
         inner = self._take()
         if inner is None:
             transport.close()
             return
         source = self._reader.source
         transport.set_protocol(inner)
-        peer = transport if source is None else Proxied(transport, source, self._came_at)
+        peer = transport if source is None else Proxied(transport, source, came_at)
         inner.connection_made(peer)
         if rest and not transport.is_closing():
             inner.data_received(rest)
 
-    def _leave(self) -> None:
-        self._server.handshakes.end(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def connection_lost(self, error: Exception | None) -> None:
-        self._leave()
+        if self._handshake is not None:
+            self._handshake.end()
         self._transport = None

@@ -13,9 +13,9 @@ from trivium.runtime.admission import Admission
 from trivium.runtime.auditing import Auditing
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
+from trivium.runtime.handshakes import Handshakes
 from trivium.runtime.listeners import Listeners, connection_limit, load_adapters
 from trivium.runtime.sockets import SocketDriver
-from trivium.runtime.tls import Handshakes
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageError
 from trivium.storage.memory import MemoryStorage

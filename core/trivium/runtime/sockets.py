@@ -49,12 +49,6 @@ def came_at(transport: asyncio.BaseTransport) -> int:
     return int(transport.get_extra_info(CAME_AT) or time.monotonic_ns() // 1_000_000)
 
 
-def handshake_seconds_left(server: Server, began_at: int) -> float:
-    """The time that a client has who came then, for all that comes before it is let in."""
-    spent = time.monotonic_ns() // 1_000_000 - began_at
-    return max(server.broker.config.limits.handshake_seconds - spent / 1000, 0.0)
-
-
 class Refused(asyncio.Protocol):
     """A socket that is closed at once."""
 

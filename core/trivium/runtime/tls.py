@@ -8,19 +8,17 @@ handshakes, and needs the socket for itself, before which nothing else could be 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from trivium.common.pieces import Piece
 from trivium.runtime.adapter import Listener
 from trivium.runtime.certificates import Certificates
+from trivium.runtime.handshakes import Handshake
 from trivium.runtime.sockets import (
     CAME_AT,
     address_of,
-    came_at,
-    handshake_seconds_left,
     host_of,
 )
 
@@ -35,46 +33,6 @@ RECORD_BYTES: Final = 16 * 1024
 
 #: Name of what a client has shown, among the extra information of a transport.
 CLIENT_CERTIFICATE: Final = "client_certificate"
-
-
-class Handshake(Protocol):
-    """What stands before a protocol: TLS, the change to WebSocket, the header of a proxy."""
-
-    def give_way(self) -> None:
-        """End, so that another one can begin."""
-
-    def abort(self) -> None:
-        """End at once."""
-
-
-class Handshakes:
-    """Handshakes under way, oldest first.
-
-    Whoever is the oldest gives way to one more than there may be. Clients that mean it are done
-    long before that; those who open thousands and say nothing keep nobody out.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._under_way: dict[Handshake, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def begin(self, layer: Handshake) -> None:
-        """One begins."""
-        if len(self._under_way) >= self._limit:
-            next(iter(self._under_way)).give_way()
-        self._under_way[layer] = None
-
-    def end(self, layer: Handshake) -> None:
-        """It is over, in whatever way."""
-        self._under_way.pop(layer, None)
-
-    def abort(self) -> None:
-        """Nobody is served any more."""
-        for layer in list(self._under_way):
-            layer.abort()
 
 
 class TlsLayer:
@@ -107,7 +65,6 @@ class TlsLayer:
         )
         self._is_outermost = is_outermost
         self._host = ""
-        self._came_at = 0
         self._is_open = False
         # Whether the peer sends no more that is for us; whether we do not, and what it sends is
         # only counted.
@@ -115,7 +72,7 @@ class TlsLayer:
         self._drains = False
         self._waits_for_turn = False
         self._certificate: object = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._handshake: Handshake | None = None
 
     # Protocol
 
@@ -130,10 +87,7 @@ class TlsLayer:
         if transport.is_closing() or server.broker.is_stopping:
             transport.abort()
             return
-        server.handshakes.begin(self)
-        self._came_at = came_at(transport)
-        seconds = handshake_seconds_left(server, self._came_at)
-        self._timer = self._loop.call_later(seconds, self._timed_out)
+        self._handshake = Handshake(server, transport, self._timed_out)
 
     def data_received(self, data: bytes) -> None:
         if self._drains or self._has_ended:
@@ -202,10 +156,8 @@ class TlsLayer:
         return not self._transport.is_closing()
 
     def _end_handshake(self) -> None:
-        self._server.handshakes.end(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._handshake is not None:
+            self._handshake.end()
 
     def _read(self, parts: list[bytes]) -> None:
         """Decrypt what has come, one record at a time.
@@ -248,17 +200,8 @@ class TlsLayer:
             self._transport.close()
 
     def _timed_out(self) -> None:
-        self._timer = None
         logger.info(
             "%s: %s: TLS handshake took too long", self._listener.name, address_of(self._transport)
-        )
-        self._transport.abort()
-
-    def give_way(self) -> None:
-        """The handshake ends for another one to begin."""
-        self._end_handshake()
-        logger.debug(
-            "%s: %s: too many TLS handshakes", self._listener.name, address_of(self._transport)
         )
         self._transport.abort()
 
@@ -299,7 +242,7 @@ class TlsLayer:
         if name == CLIENT_CERTIFICATE:
             return self._certificate
         if name == CAME_AT:
-            return self._came_at
+            return None if self._handshake is None else self._handshake.came_at
         if name == "ssl_object":
             return self._object
         if name == "sslcontext":

@@ -27,12 +27,11 @@ from websockets.typing import Subprotocol
 
 from trivium.common.pieces import Piece
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
+from trivium.runtime.handshakes import Handshake
 from trivium.runtime.sockets import (
     CAME_AT,
     SocketDriver,
     address_of,
-    came_at,
-    handshake_seconds_left,
     host_of,
 )
 from trivium.runtime.websocket_frames import TEXT, FrameReader, framed
@@ -202,8 +201,7 @@ class Upgrade(asyncio.Protocol):
         self._head = b""
         self._is_over = False
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._came_at = 0
+        self._handshake: Handshake | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -211,20 +209,11 @@ class Upgrade(asyncio.Protocol):
         self._host = host_of(transport)
         if self._is_outermost and not server.admission.enter(self._listener, self._host):
             self._is_outermost = False
-            self.abort()
+            self._abort()
             return
-        server.handshakes.begin(self)
-        self._came_at = came_at(transport)
-        seconds = handshake_seconds_left(server, self._came_at)
-        self._timer = server.driver.call_later(seconds, self.abort)
+        self._handshake = Handshake(server, transport, self._abort)
 
-    def give_way(self) -> None:
-        """End, so that another one can begin."""
-        self._end_handshake()
-        self.abort()
-
-    def abort(self) -> None:
-        """Close at once."""
+    def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -238,7 +227,7 @@ class Upgrade(asyncio.Protocol):
             self._end(rejected.answer, str(rejected))
         except Exception:
             logger.exception("internal error in the change to WebSocket, the socket is closed")
-            self.abort()
+            self._abort()
 
     def _take(self, data: bytes) -> None:
         self._head += data
@@ -251,13 +240,16 @@ class Upgrade(asyncio.Protocol):
         end += len(_HEAD_END)
         protocol, answer = negotiate(self._head[:end], self._terms)
         rest = self._head[end:]
-        transport = self._transport
+        transport, handshake = self._transport, self._handshake
         assert transport is not None
-        self._end_handshake()
+        assert handshake is not None
+        handshake.end()
         transport.write(answer)
         server = self._server
         inner = SocketDriver(server, self._adapter, self._listener, False)
-        websocket = WebSocket(server.driver, protocol, inner, transport, self._leave, self._came_at)
+        websocket = WebSocket(
+            server.driver, protocol, inner, transport, self._leave, handshake.came_at
+        )
         transport.set_protocol(cast("asyncio.Protocol", websocket))
         websocket.open(server.broker.config.limits.max_message_bytes + FRAME_OVERHEAD)
         if rest:
@@ -272,12 +264,6 @@ class Upgrade(asyncio.Protocol):
         transport.write(answer)
         transport.write_eof()
 
-    def _end_handshake(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._server.handshakes.end(self)
-
     def _leave(self) -> None:
         if self._is_outermost:
             self._is_outermost = False
@@ -287,7 +273,8 @@ class Upgrade(asyncio.Protocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end_handshake()
+        if self._handshake is not None:
+            self._handshake.end()
         self._leave()
         self._transport = None
 
