@@ -77,7 +77,9 @@ class MqttAdapter(Adapter):
         # After a start there are no sessions but in the storage. Their queues go with the others.
         sessions = self._sessions.pop(vhost.name, None)
         if sessions is not None:
-            for session in list(sessions.by_client.values()):
+            left = list(sessions.by_client.values())
+            while left:
+                session = left.pop()
                 # Nothing is published any more.
                 sessions.withdraw_will(session)
                 sessions.end(session)
