@@ -16,7 +16,7 @@ from urllib.parse import quote
 import jwt
 import msgpack
 import pytest
-from pamqp.commands import Basic, Connection, Exchange, Queue
+from pamqp.commands import Basic, Connection, Exchange, Queue, Tx
 
 from tests.support import amqp, mqtt, native
 from tests.support.roads import Server as BaseServer
@@ -807,3 +807,47 @@ def test_a_command_takes_effect_on_a_live_consumer() -> None:
         403,
         "ACCESS_REFUSED - read access to queue 'q' in vhost '/' refused for user 'dan'",
     )
+
+
+COPIES = [pytest.param([], "a.b", id="its key"), pytest.param(["z"], "z", id="a copy's key")]
+
+
+def ann_without(server: Server, key: str) -> None:
+    """Ann may publish to two topics, but for one."""
+    keys = [found for found in ("a.b", "z") if found != key]
+    server.permit("ann", [(WRITE, "amq.topic"), *((TOPIC + WRITE, found) for found in keys)])
+
+
+@pytest.mark.parametrize(("copies", "lost"), COPIES)
+def test_a_transaction_is_committed_by_who_may_publish_all_of_it_then(
+    copies: list[str], lost: str
+) -> None:
+    server = make_server()
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("#")
+    ann_without(server, "")
+    client = server.amqp("ann")
+    client.ask(Tx.Select())
+    client.publish("a.b", exchange="amq.topic", headers={"CC": copies})
+    ann_without(server, lost)
+    (closed,) = client.call(Tx.Commit())
+    amqp.assert_channel_closed(closed, 403, closed.reply_text)
+    assert watcher.take() == []
+
+
+@pytest.mark.parametrize(("copies", "lost"), COPIES)
+def test_a_message_is_published_by_who_may_when_its_last_frame_comes(
+    copies: list[str], lost: str
+) -> None:
+    server = make_server()
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("#")
+    ann_without(server, "")
+    client = server.amqp("ann")
+    data = amqp.publish_frames("a.b", b"message", "amq.topic", headers={"CC": copies})
+    client.feed(data[:-1])
+    ann_without(server, lost)
+    client.feed(data[-1:])
+    (closed,) = client.take()
+    amqp.assert_channel_closed(closed, 403, closed.reply_text)
+    assert watcher.take() == []

@@ -329,8 +329,10 @@ def _transaction(channel: Channel) -> Transaction:
 def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     """tx.commit: all of it in one turn; the answer waits until its write batch is durable."""
     transaction = _transaction(channel)
-    # Before anything is applied: this raises where an exchange is gone.
-    targets = [channel.publisher.current(target) for target, _, _ in transaction.publishes]
+    # Before anything is applied: this raises where an exchange is gone, or a permission.
+    targets = [
+        channel.publisher.current(target, header) for target, header, _ in transaction.publishes
+    ]
     demand = Demand()
     for index, (_, header, body) in enumerate(transaction.publishes):
         route = channel.publisher.route_of(targets[index], header, body)

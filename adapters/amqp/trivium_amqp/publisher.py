@@ -171,12 +171,17 @@ class Publisher:
         body.add(data, start, end)
         self._connection.bodies.touch(body)
 
-    def current(self, target: Target) -> Target:
-        """``target`` as the topology is now. Raises NotFound when its exchange is gone."""
+    def current(self, target: Target, header: ContentHeader) -> Target:
+        """``target`` of a message as the topology is now.
+
+        Raises NotFound when its exchange is gone, and AccessRefused where the client may not
+        publish to one of the message's keys any more.
+        """
         if target.route.topology_version == self._vhost.topology_version:
             return target
         exchange = self._vhost.exchange(target.exchange.name)
-        self._connection.access.require_publish(exchange, target.key)
+        for key in (target.key, *header.copies):
+            self._connection.access.require_publish(exchange, key)
         return Target(
             exchange, target.key, target.mandatory, self._vhost.route(exchange, target.key)
         )
@@ -247,7 +252,7 @@ class Publisher:
         if transaction is None and target.route.topology_version != self._vhost.topology_version:
             # The topology has changed since the method frame came.
             try:
-                target = self.current(target)
+                target = self.current(target, header)
             except TopologyError as error:
                 raise channel_exception(error) from None
         self._metrics.messages_received += 1
