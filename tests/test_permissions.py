@@ -234,9 +234,40 @@ def mqtt_retained(server: Server) -> bool:
     return len(client.take()) > 1
 
 
+def native_member(request: int) -> Callable[[Server], bool]:
+    """What a member of a group asks for, by another connection than it came by."""
+
+    def act(server: Server) -> bool:
+        joined = server.native("root").ask(frames.JOIN, group="g", streams=["s"])
+        fields = {"group": "g", "member": joined["member"], "generation": joined["generation"]}
+        return by_native(request, **fields)(server)
+
+    return act
+
+
+def native_group_deletion(server: Server) -> bool:
+    server.native("root").ask(frames.COMMIT, stream="s", group="g", offsets=[[0, 0]])
+    return by_native(frames.DELETE, kind="group", name="g")(server)
+
+
+def native_transaction(request: int, *entries: bytes, **fields: Any) -> Callable[[Server], bool]:
+    """TX or STAGE of the producer ``p``, which is there."""
+
+    def act(server: Server) -> bool:
+        server.native("root").ask(frames.PRODUCER, producer="p", transactional=True)
+        body = native.tx(*entries, producer="p", sequence=0, **fields)
+        ((reply, _, answer),) = server.native("ann").send(request, 7, body)
+        if reply == frames.ERROR:
+            assert msgpack.unpackb(answer)[1].endswith("refused for user 'ann'")
+        return reply == frames.OK
+
+    return act
+
+
 TOPIC_WRITE: list[Need] = [(WRITE, "amq.topic"), (TOPIC + WRITE, "a.b")]
 TOPIC_READ: list[Need] = [(READ, "amq.topic"), (TOPIC + READ, "a.b")]
 BIND: list[Need] = [(WRITE, "q"), (READ, "x"), (TOPIC + READ, "k")]
+MADE_UP: list[Need] = [(CONFIGURE, "amq.gen-"), (READ, "amq.gen-"), (WRITE, "x")]
 DLX: dict[str, Any] = {"x-dead-letter-exchange": "x"}
 AE: dict[str, Any] = {"alternate-exchange": "x"}
 
@@ -377,6 +408,53 @@ ROWS = [
         by_native(frames.UNBIND, exchange="x", kind="queue", name="q", pattern=b"k"),
     ),
     Row("native PURGE", [(READ, "q")], by_native(frames.PURGE, name="q")),
+    Row(
+        "native SUBSCRIBE pubsub fanout",
+        [(READ, "amq.fanout")],
+        by_native(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.fanout"),
+    ),
+    Row("native METADATA of a writer", [(WRITE, "s")], by_native(frames.METADATA, streams=["s"])),
+    Row("native HEARTBEAT", [(READ, "g")], native_member(frames.HEARTBEAT)),
+    Row("native LEAVE", [(READ, "g")], native_member(frames.LEAVE)),
+    Row(
+        "native TX",
+        [(WRITE, "p"), (READ, "s"), (READ, "g")],
+        native_transaction(
+            frames.TX, epoch=0, commits=[{"group": "g", "stream": "s", "offsets": [[0, 0]]}]
+        ),
+    ),
+    Row(
+        "native STAGE",
+        [(WRITE, "p"), (WRITE, "amq.default")],
+        native_transaction(frames.STAGE, native.into(b"s", b"1"), part="a", index=0),
+    ),
+    Row(
+        "native DECLARE exchange alternate",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        by_native(frames.DECLARE, kind="exchange", name="n", arguments=AE),
+    ),
+    Row(
+        "native DELETE exchange",
+        [(CONFIGURE, "x")],
+        by_native(frames.DELETE, kind="exchange", name="x"),
+    ),
+    Row(
+        "native DELETE part",
+        [(CONFIGURE, "a"), (WRITE, "p")],
+        by_native(frames.DELETE, kind="part", name="a", producer="p"),
+    ),
+    Row("native DELETE group", [(CONFIGURE, "g")], native_group_deletion),
+    Row(
+        "native DELETE producer",
+        [(CONFIGURE, "p")],
+        by_native(frames.DELETE, kind="producer", name="p"),
+    ),
+    Row("amqp queue.declare made up", MADE_UP, by_amqp(Queue.Declare(queue="", arguments=DLX))),
+    Row(
+        "native DECLARE queue made up",
+        MADE_UP,
+        by_native(frames.DECLARE, kind="queue", arguments=DLX),
+    ),
 ]
 CASES = [
     pytest.param(
@@ -423,6 +501,67 @@ def test_what_is_refused_changes_nothing(row: Row) -> None:
     assert not row.act(server)
     assert topology(server) == before
     assert server.broker.permissions.denials > 0
+
+
+def test_what_is_there_is_declared_again_by_who_may_configure_it() -> None:
+    """What it passes on was permitted to who made it."""
+    server = make_server()
+    server.permit("ann", [(CONFIGURE, "n")])
+    for kind, arguments in (("exchange", AE), ("queue", DLX)):
+        declaration = {"kind": kind, "name": "n", "arguments": arguments}
+        server.native("root").ask(frames.DECLARE, **declaration)
+        assert by_native(frames.DECLARE, **declaration)(server)
+    assert by_amqp(
+        Exchange.Declare(exchange="n", exchange_type="topic", durable=True, arguments=AE)
+    )(server)
+    assert by_amqp(Queue.Declare(queue="n", durable=True, arguments=DLX))(server)
+
+
+PUBSUB = {"subscription": 1, "mode": "pubsub"}
+NO_SUCH: dict[str, Callable[[Server], bool]] = {
+    "amqp exchange.delete": by_amqp(Exchange.Delete(exchange="no")),
+    "amqp exchange.bind": by_amqp(Exchange.Bind(destination="no", source="x", routing_key="k")),
+    "amqp queue.bind": by_amqp(Queue.Bind(queue="q", exchange="no", routing_key="k")),
+    "amqp queue.unbind": by_amqp(Queue.Unbind(queue="q", exchange="no", routing_key="k")),
+    "amqp queue.purge": by_amqp(Queue.Purge(queue="no")),
+    "amqp queue.delete": by_amqp(Queue.Delete(queue="no")),
+    "amqp basic.get": by_amqp(Basic.Get(queue="no")),
+    "amqp basic.consume": by_amqp(Basic.Consume(queue="no")),
+    "amqp basic.publish": amqp_publish("no", "k"),
+    "native PUBLISH": native_publish(b"no", b"k"),
+    "native SUBSCRIBE pubsub": by_native(frames.SUBSCRIBE, **PUBSUB, exchange="no"),
+    "native SUBSCRIBE queue": by_native(
+        frames.SUBSCRIBE, subscription=1, mode="queue", queue="no", credit=1
+    ),
+    "native FETCH": by_native(frames.FETCH, stream="no", partition=0, offset="first", min_bytes=0),
+    "native METADATA": by_native(frames.METADATA, streams=["no"]),
+    "native COMMIT": by_native(frames.COMMIT, stream="no", group="g", offsets=[[0, 0]]),
+    "native JOIN": by_native(frames.JOIN, group="g", streams=["no"]),
+    "native BIND source": by_native(
+        frames.BIND, exchange="no", kind="queue", name="q", pattern=b"k"
+    ),
+    "native BIND": by_native(frames.BIND, exchange="x", kind="queue", name="no", pattern=b"k"),
+    "native PURGE": by_native(frames.PURGE, name="no"),
+    "native DELETE": by_native(frames.DELETE, kind="queue", name="no"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SUCH)
+def test_who_may_not_use_a_name_is_not_told_whether_it_is_there(name: str) -> None:
+    server = make_server()
+    given: list[Need] = [(WRITE, "q"), (READ, "q"), (READ, "x"), (WRITE, "x"), (READ, "g")]
+    server.permit("ann", [*given, (TOPIC + READ, "k"), (TOPIC + WRITE, "k")])
+    assert not NO_SUCH[name](server)
+
+
+def test_whoever_lists_streams_gets_those_that_it_may_use() -> None:
+    server = make_server()
+    root = server.native("root")
+    for name in ("r", "w"):
+        root.ask(frames.DECLARE, kind="stream", name=name)
+    server.permit("ann", [(READ, "r"), (WRITE, "w")])
+    found = server.native("ann").ask(frames.METADATA)["streams"]
+    assert [stream["name"] for stream in found] == ["r", "w"]
 
 
 def everybody(server: Server) -> tuple[Client, Client, Client, Client]:
@@ -851,3 +990,13 @@ def test_a_message_is_published_by_who_may_when_its_last_frame_comes(
     (closed,) = client.take()
     amqp.assert_channel_closed(closed, 403, closed.reply_text)
     assert watcher.take() == []
+
+
+def test_a_requester_keeps_its_replies_when_permissions_change() -> None:
+    server = make_server()
+    server.permit("ann", [(WRITE, "amq.default")])
+    client = server.amqp("ann")
+    client.consume("amq.rabbitmq.reply-to", "r", no_ack=True)
+    client.take()
+    server.permit("ann", [])
+    assert client.take() == []

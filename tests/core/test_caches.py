@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +15,9 @@ from trivium.security.identity import Identity
 from trivium.security.permissions import (
     MAX_ACCESS_BYTES,
     MAX_DECISION_BYTES,
+    MAX_DECISIONS,
     READ,
+    Access,
     Permissions,
     grants_of,
 )
@@ -66,17 +69,41 @@ def test_routes_are_remembered_up_to_so_many_bytes() -> None:
     assert vhost.route(exchange, b"a") is not first
 
 
-def test_decisions_are_remembered_up_to_so_many_bytes() -> None:
+def asks_for_name(access: Access, name: str) -> bool:
+    return access.may(READ, name)
+
+
+def asks_for_topic(access: Access, name: str) -> bool:
+    return access.may_topic(READ, "x", name.encode())
+
+
+ASKS = pytest.mark.parametrize("asks", [asks_for_name, asks_for_topic])
+
+
+@ASKS
+def test_decisions_are_remembered_up_to_so_many_bytes(asks: Callable[[Access, str], bool]) -> None:
     permissions = Permissions()
     accesses = [permissions.access(Identity("ann"), "/", f"c{number}") for number in range(3)]
     sizes: list[int] = []
     for number in range(MAX_DECISION_BYTES // LONG + 10):
-        name = f"x{number}" + "y" * LONG
-        assert not accesses[number % 3].may(READ, name)
-        assert not accesses[number % 3].may_topic(READ, "x", name.encode())
+        assert not asks(accesses[number % 3], f"x{number}" + "y" * LONG)
         sizes.append(permissions.decision_bytes)
     assert max(sizes) <= MAX_DECISION_BYTES
     assert sizes != sorted(sizes), "they were forgotten"
+
+
+@ASKS
+def test_so_many_decisions_are_remembered(asks: Callable[[Access, str], bool]) -> None:
+    permissions = Permissions()
+    access = permissions.access(Identity("ann"), "/")
+    for number in range(MAX_DECISIONS):
+        asks(access, str(number))
+    full = permissions.decision_bytes
+    asks(access, "0")
+    assert permissions.decision_bytes == full
+    for name in ("another", "0"):
+        asks(access, name)
+    assert permissions.decision_bytes == full + len("another") + len("0")
 
 
 def test_clients_with_long_identifiers_are_not_remembered_by_the_thousand() -> None:

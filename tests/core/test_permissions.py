@@ -114,6 +114,16 @@ def test_acl_lines_read_write_and_deny() -> None:
     assert not access.may_topic(READ, "other", b"d")
 
 
+def test_a_wildcard_grants_no_dollar_topic_and_denies_each() -> None:
+    """MQTT-4.7.2-1: `#` and `+/x` stand for no topic that begins with `$`."""
+    access = access_with(["topic read #", "topic read +/x"])
+    assert access.may_topic(READ, "amq.topic", b"a.x")
+    assert not access.may_topic(READ, "amq.topic", b"$SYS.x")
+    for denied in ("topic deny #", "topic deny +/x"):
+        access = access_with([denied], names=(".*",) * 3)
+        assert not access.may_topic(READ, "amq.topic", b"$SYS.x")
+
+
 def test_an_acl_denies_what_a_pattern_grants() -> None:
     access = access_with(["topic deny a/#"], names=(".*", ".*", ".*"))
     assert not access.is_open
@@ -127,6 +137,42 @@ def test_names_with_wildcards_gain_nothing_by_a_pattern_line(name: str) -> None:
         access = access_with([line], user=name, client_id=name)
         for key in (b"a.x", b"a.b.x", b"x", name.encode() + b".x", b"%c.x"):
             assert not access.may_topic(READ, "amq.topic", key)
+
+
+@pytest.mark.parametrize("name", ["+", "#", "a/b", ""])
+def test_what_a_pattern_line_was_to_deny_is_everything_where_that_is_not_known(name: str) -> None:
+    access = access_with(["pattern deny %c/x"], names=(".*",) * 3, client_id=name)
+    assert not access.is_open
+    for key in (b"a", b"a.b.x", b".x"):
+        assert not access.may_topic(READ, "amq.topic", key)
+    assert access.may_topic(READ, "other", b"a")
+
+
+def test_a_pattern_line_grants_nothing_to_a_client_without_the_name() -> None:
+    access = access_with(["pattern read u/%c"])
+    assert not access.may_topic(READ, "amq.topic", b"u.")
+
+
+def test_an_acl_holds_in_the_home_of_its_user_alone() -> None:
+    permissions = Permissions()
+    permissions.set_user("ann", grants_of({"*": {"read": ".*"}}, {}, ["topic deny a"], []))
+    permissions.home_of = {"ann": "farm"}.__getitem__
+    assert not permissions.access(ANN, "farm").may_topic(READ, "amq.topic", b"a")
+    assert permissions.access(ANN, "/").may_topic(READ, "amq.topic", b"a")
+
+
+def test_a_topic_permission_of_every_virtual_host_holds_in_each_and_that_of_one_there() -> None:
+    permissions = Permissions()
+    topics = {
+        "*": {"x": {"write": "^a", "read": "^a"}},
+        "farm": {"y": {"write": "^a", "read": "^a"}},
+    }
+    permissions.set_user("ann", grants_of({"*": {"read": ".*"}}, topics, [], []))
+    found = [
+        [permissions.access(ANN, vhost).may_topic(READ, exchange, b"b") for exchange in "xyz"]
+        for vhost in ("farm", "/")
+    ]
+    assert found == [[False, False, True], [False, True, True]]
 
 
 def test_a_pattern_line_is_for_this_user_and_client() -> None:
@@ -143,6 +189,17 @@ def test_a_filter_is_admitted_once_anything_of_it_may_be_read() -> None:
         assert access.may_subscribe("amq.topic", allowed, True), allowed
     for refused in (b"a/b", b"b/#", b"+/+", b"a/b/c/d", b"+/+/d", b"x/#", b"x/y"):
         assert not access.may_subscribe("amq.topic", refused, True), refused
+
+
+def test_a_filter_that_is_denied_as_a_whole_is_not_admitted() -> None:
+    for access in (
+        access_with(["topic deny a/#"], names=(".*",) * 3),
+        access_with(["topic deny a/#", "topic read #"]),
+    ):
+        for allowed in (b"#", b"+/b", b"b/+"):
+            assert access.may_subscribe("amq.topic", allowed, True), allowed
+        for refused in (b"a/#", b"a/+", b"a/b/+"):
+            assert not access.may_subscribe("amq.topic", refused, True), refused
 
 
 def test_a_binding_must_be_covered_as_a_whole() -> None:
@@ -175,6 +232,17 @@ def test_a_decision_ends_with_the_permissions_that_it_was_made_by() -> None:
     assert access.may_topic(READ, "amq.topic", b"a")
     permissions.set_user("ann", Grants())
     assert not access.may(READ, "q")
+    assert not access.may_topic(READ, "amq.topic", b"a")
+
+
+def test_a_decision_ends_with_what_is_granted_to_nobody_or_to_everybody() -> None:
+    permissions = Permissions()
+    access = permissions.access(ANONYMOUS, "/")
+    assert not access.may(READ, "q")
+    permissions.set_anonymous(grants_of({"/": {"read": ".*"}}, {}, [], []))
+    assert access.may(READ, "q")
+    assert access.may_topic(READ, "amq.topic", b"a")
+    permissions.set_common([AclLine("pattern deny a")])
     assert not access.may_topic(READ, "amq.topic", b"a")
 
 
