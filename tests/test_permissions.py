@@ -24,7 +24,7 @@ from tests.support.server import NOW_MS, Client
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, JwtConfig, StorageConfig, UserConfig
 from trivium.security.identity import Identity
-from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
+from trivium.security.permissions import CONFIGURE, READ, WRITE, Grants, grants_of
 from trivium_native.wire import frames
 
 SECRET = "a secret of more than thirty-two bytes"
@@ -1000,3 +1000,32 @@ def test_a_requester_keeps_its_replies_when_permissions_change() -> None:
     client.take()
     server.permit("ann", [])
     assert client.take() == []
+
+
+OWN_TOPIC = [
+    pytest.param(grants_of({}, {}, ["pattern write d/%c"], []), id="an ACL line"),
+    pytest.param(
+        grants_of(
+            {"/": {WRITE: "^amq.topic$"}},
+            {"/": {"amq.topic": {WRITE: r"^d\.{client_id}$"}}},
+            [],
+            [],
+        ),
+        id="a topic permission",
+    ),
+]
+
+
+@pytest.mark.parametrize("grants", OWN_TOPIC)
+def test_clients_of_one_user_have_what_is_for_their_identifiers(grants: Grants) -> None:
+    server = make_server()
+    server.broker.permissions.set_user("ann", grants)
+    watcher = server.mqtt("root", "watcher")
+    watcher.subscribe("#")
+    for client_id, other in (("one", "two"), ("two", "one")):
+        client = server.mqtt("ann", client_id)
+        client.feed(mqtt.publish(f"d/{client_id}", b"m", 1, 1, 5))
+        assert client.take_one()[1][2:] != b"\x87"
+        client.feed(mqtt.publish(f"d/{other}", b"m", 1, 2, 5))
+        assert client.take_one()[1][2:] == b"\x87"
+    assert len(watcher.take()) == 2

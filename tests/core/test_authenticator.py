@@ -153,6 +153,20 @@ def test_a_refusal_does_not_tell_by_its_cost_which_users_there_are(hashing: Hash
     assert seen == {"argon2id", "scrypt"}
 
 
+def test_a_refusal_takes_the_work_of_the_users_that_there_are_by_now() -> None:
+    pool = Pool()
+    found = Authentication(Config(), pool)
+    found.users.open(MemoryStorage().table("users"))
+    assert not attempt(found.authenticator, pool, "nobody", b"wrong")
+    assert pool.done == 0
+    found.users.add("ann", CHEAP)
+    assert not attempt(found.authenticator, pool, "nobody", b"wrong")
+    assert pool.done == 1
+    found.users.delete("ann")
+    assert not attempt(found.authenticator, pool, "nobody", b"wrong")
+    assert pool.done == 1
+
+
 def test_the_password_of_another_user_is_wrong_for_an_unknown_one() -> None:
     pool = Pool()
     authenticator = make_authenticator(mixed(), pool)

@@ -106,6 +106,23 @@ def test_so_many_decisions_are_remembered(asks: Callable[[Access, str], bool]) -
     assert permissions.decision_bytes == full + len("another") + len("0")
 
 
+@ASKS
+def test_decisions_are_forgotten_also_of_who_is_not_remembered(
+    asks: Callable[[Access, str], bool],
+) -> None:
+    permissions = Permissions()
+    held = permissions.access(Identity("ann"), "/", "held")
+    asks(held, "q")
+    other = permissions.access(Identity("ann"), "/", "x" * MAX_ACCESS_BYTES)
+    assert permissions.access(Identity("ann"), "/", "held") is not held
+    for number in range(MAX_DECISION_BYTES // LONG + 1):
+        asks(other, f"x{number}" + "y" * LONG)
+    before = permissions.decision_bytes
+    assert before < MAX_DECISION_BYTES // 2
+    asks(held, "q")
+    assert permissions.decision_bytes == before + len("q")
+
+
 def test_clients_with_long_identifiers_are_not_remembered_by_the_thousand() -> None:
     permissions = Permissions()
     first = permissions.access(Identity("ann"), "/", "a")

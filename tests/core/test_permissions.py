@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from trivium.common.events import Events
 from trivium.config import AuthConfig, Config, RoleConfig, UserConfig
-from trivium.errors import ConfigError, PreconditionFailed
+from trivium.errors import AccessRefused, ConfigError, PreconditionFailed
 from trivium.runtime.grants import configure_permissions
+from trivium.security.granted import Granted
 from trivium.security.identity import NOBODY, Identity
 from trivium.security.permissions import (
     CONFIGURE,
@@ -18,6 +20,7 @@ from trivium.security.permissions import (
     Permissions,
     grants_of,
 )
+from trivium.storage.memory import MemoryStorage
 
 ANN = Identity("ann")
 ANONYMOUS = Identity("", is_anonymous=True)
@@ -284,3 +287,42 @@ def test_the_configuration_names_what_is_wrong(tmp_path: Path) -> None:
     file.write_text("user ann\ntopic nonsense#\n")
     with pytest.raises(ConfigError, match="line 2"):
         AuthConfig(acl_file=str(file))
+
+
+def test_one_of_the_tags_is_enough() -> None:
+    permissions = Permissions()
+    tags = frozenset(["administrator", "policymaker"])
+    permissions.require_tag(Identity("ann", frozenset(["policymaker", "x"])), tags, "policies")
+    for others in ([], ["x"]):
+        with pytest.raises(AccessRefused, match="administrator or policymaker is needed"):
+            permissions.require_tag(Identity("ann", frozenset(others)), tags, "policies")
+    assert permissions.denials == 2
+
+
+def test_the_configuration_holds_before_what_commands_granted_earlier() -> None:
+    table = MemoryStorage().table("permissions")
+
+    def opened(permissions: Permissions) -> Granted:
+        granted = Granted(permissions, lambda _: None, Events())
+        granted.open(table)
+        return granted
+
+    everything = grants_of({"/": {"read": ".*"}}, {}, [], [])
+    granted = opened(Permissions())
+    granted.set("user", "ann", everything)
+    granted.set("role", "all", everything)
+    configured = Permissions()
+    configured.set_user("ann", grants_of({}, {}, [], ["all"]))
+    configured.set_role("all", grants_of({"/": {"read": "^q$"}}, {}, [], []))
+    granted = opened(configured)
+    access = configured.access(ANN, "/")
+    assert access.may(READ, "q")
+    assert not access.may(READ, "r")
+    # Where a user is deleted, or a virtual host, it stays.
+    granted.forget_user("ann")
+    assert list(granted.forget_vhost("/")) == []
+    assert access.may(READ, "q")
+    # What commands granted holds again without it.
+    again = Permissions()
+    opened(again)
+    assert again.access(ANN, "/").may(READ, "r")

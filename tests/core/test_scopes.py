@@ -61,6 +61,7 @@ def test_what_is_no_scope(word: str) -> None:
         ("read:v/*q", "v", "a.q", True),
         ("read:v/a*a", "v", "a", False),
         ("read:v/a*b*b*c", "v", "abc", False),
+        ("read:v/a*b*b", "v", "ab", False),
         ("read:v/a*b*b*c", "v", "axbxbxc", True),
         ("read:v/**", "v", "", True),
         ("read:v/*q", "v", "q.a", False),

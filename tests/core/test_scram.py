@@ -324,6 +324,19 @@ def test_without_keys_it_looks_as_with_a_wrong_password(name: str) -> None:
     assert first.data.endswith(b",i=4096")
 
 
+def test_who_has_no_keys_has_the_iterations_of_those_who_do_by_now() -> None:
+    world = World()
+
+    def seen() -> set[bytes]:
+        clients = [ScramClient(f"nobody{number}", "x") for number in range(50)]
+        return {world.begin(client)[1][0].data.partition(b",i=")[2] for client in clients}
+
+    assert seen() == {b"4096"}
+    keys = make_keys(b"secret", 4097)
+    world.found.users.add("ann", hash_password(b"secret"), (), keys)
+    assert seen() == {b"4096", b"4097"}
+
+
 def test_keys_survive_a_restart_and_go_with_the_password() -> None:
     world = World()
     world.add("ann", b"secret")
