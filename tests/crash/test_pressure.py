@@ -251,8 +251,10 @@ def consume_large(opened: BlockingChannel, queue: str) -> None:
             left -= 1
             if left == 0:
                 break
-    # Whatever was acknowledged is so before this is answered.
-    opened.queue_declare(queue, passive=True)
+    # The acknowledgements are durable once this is.
+    opened.queue_declare("done", durable=True)
+    opened.confirm_delivery()
+    opened.basic_publish("", "done", b"", PERSISTENT)
 
 
 def test_a_full_disk_ends_the_broker_with_74_and_loses_nothing_acknowledged(
