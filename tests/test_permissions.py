@@ -1029,3 +1029,18 @@ def test_clients_of_one_user_have_what_is_for_their_identifiers(grants: Grants) 
         client.feed(mqtt.publish(f"d/{other}", b"m", 1, 2, 5))
         assert client.take_one()[1][2:] == b"\x87"
     assert len(watcher.take()) == 2
+
+
+def test_a_fetch_that_waits_ends_with_the_permission() -> None:
+    server = make_server()
+    server.permit("ann", [(READ, "s")])
+    client = server.native("ann")
+    fields = {"stream": "s", "partition": 0, "offset": "first", "max_wait_ms": 60_000}
+    assert client.send(frames.FETCH, 7, fields) == []
+    server.permit("ann", [])
+    ((kind, correlation, body),) = client.take()
+    assert (kind, correlation) == (frames.ERROR, 7)
+    assert msgpack.unpackb(body)[1] == "read access to stream 's' refused for user 'ann'"
+    root = server.native("root")
+    assert root.send(frames.PUBLISH, 5, native.publish(native.into(b"s", b"1")))
+    assert client.take() == []

@@ -150,3 +150,11 @@ def test_there_are_so_many_keys_at_most(opened: Opened, monkeypatch: pytest.Monk
     opened.keys.add("ann")
     with pytest.raises(LimitExceeded):
         opened.keys.add("ann")
+
+
+def test_a_key_that_is_taken_back_does_not_come_back_with_a_restart(opened: Opened) -> None:
+    key, text = opened.keys.add("ann")
+    opened.keys.delete(key.id)
+    again = Opened(opened.storage)
+    assert again.keys.all() == []
+    assert again.login(text) is None

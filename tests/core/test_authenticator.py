@@ -1,6 +1,7 @@
 """Who may connect."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,11 @@ from tests.support.authentication import MOSQUITTO_7, Pool, attempt
 from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.runtime.authentication import Authentication, make_authenticator
-from trivium.security.attempts import Attempt, Login
-from trivium.security.authenticator import Authenticator
+from trivium.security.attempts import REFUSED, Attempt, Decided, Login, Method
+from trivium.security.authenticator import MAX_CREDENTIAL_BYTES, Authenticator, Clock
 from trivium.security.identity import Identity
 from trivium.security.passwords import hash_password
-from trivium.security.stored import StoredUser
+from trivium.security.stored import Remembered, StoredUser
 from trivium.storage.memory import MemoryStorage
 
 
@@ -262,3 +263,65 @@ def test_a_login_and_a_user_do_not_show_what_is_stored() -> None:
     user = StoredUser(name="ann", stored="secret")
     assert "secret" not in repr(user)
     assert "secret" not in repr(Login(identity=user.identity, credential=user.stored))
+
+
+class Asked(Method):
+    """Tells how long the credentials are that it is asked about."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def check(self, attempt: Attempt, decided: Decided) -> None:
+        self.sizes.append(len(attempt.password))
+        decided(REFUSED)
+
+
+def test_no_method_is_asked_about_a_credential_that_is_too_long() -> None:
+    asked = Asked()
+    pool = Pool()
+    authenticator = Authenticator([asked], ("asked",), "never", Remembered(), pool, Clock())
+    for size in (MAX_CREDENTIAL_BYTES, MAX_CREDENTIAL_BYTES + 1):
+        assert attempt(authenticator, pool, "ann", b"x" * size) is None
+    assert asked.sizes == [MAX_CREDENTIAL_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"admits_anonymous": True}, None),
+        ({"admits_anonymous": True, "ignores_unknown": True}, ""),
+        ({"ignores_unknown": True}, None),
+    ],
+)
+def test_credentials_that_nobody_knows_count_as_none_where_that_is_said(
+    fields: dict[str, Any], name: str | None
+) -> None:
+    pool = Pool()
+    answers: list[Login | None] = []
+    shown = Attempt(username="nobody", password=b"x", **fields)
+    make_authenticator(Config(), pool).authenticate(shown, answers.append)
+    pool.run()
+    assert [None if login is None else login.identity.name for login in answers] == [name]
+
+
+@pytest.mark.parametrize(
+    ("methods", "only", "is_admitted"),
+    [
+        ((), "internal", True),
+        ((), "certificate", False),
+        ((), "", False),
+        (("certificate",), "internal", False),
+    ],
+)
+def test_a_client_chooses_among_the_methods_of_its_listener(
+    methods: tuple[str, ...], only: str, is_admitted: bool
+) -> None:
+    pool = Pool()
+    config = Config(users={"ann": UserConfig(password="x")})
+    answers: list[Login | None] = []
+    shown = Attempt(username="ann", password=b"x", methods=methods, only=only)
+    make_authenticator(config, pool).authenticate(shown, answers.append)
+    pool.run()
+    assert [login is not None for login in answers] == [is_admitted]

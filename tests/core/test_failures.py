@@ -161,3 +161,16 @@ def test_long_names_take_no_more_memory_than_short_ones() -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 1_000_000
+
+
+def test_who_was_right_may_fail_as_often_again() -> None:
+    pool, clock = Pool(), Moved()
+    found = Authentication(Config(), pool, clock=clock)
+    found.open(MemoryStorage())
+    found.users.add("ann", MOSQUITTO_7)
+    answers: list[Login | None] = []
+    for password in (b"wrong", b"wrong", b"right", b"wrong", b"wrong", b"right"):
+        found.authenticator.authenticate(shown(password=password), answers.append)
+        pool.run()
+    assert [answer is not None for answer in answers] == [False, False, True] * 2
+    assert not clock.waiting

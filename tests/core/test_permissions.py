@@ -326,3 +326,26 @@ def test_the_configuration_holds_before_what_commands_granted_earlier() -> None:
     again = Permissions()
     opened(again)
     assert again.access(ANN, "/").may(READ, "r")
+
+
+def test_who_is_told_whose_permissions_have_changed() -> None:
+    """Those of a role are anybody's."""
+    told: list[str | None] = []
+    granted = Granted(Permissions(), told.append, Events())
+    granted.open(MemoryStorage().table("permissions"))
+    granted.set("user", "ann", Grants())
+    granted.set("role", "reader", Grants())
+    granted.delete("user", "ann")
+    granted.delete("role", "reader")
+    assert told == ["ann", None, "ann", None]
+
+
+def test_what_is_taken_back_does_not_come_back_with_a_restart() -> None:
+    table = MemoryStorage().table("permissions")
+    granted = Granted(Permissions(), lambda _: None, Events())
+    granted.open(table)
+    granted.set("user", "ann", grants_of({"/": {"read": ".*"}}, {}, [], []))
+    granted.delete("user", "ann")
+    again = Permissions()
+    Granted(again, lambda _: None, Events()).open(table)
+    assert again.users() == []

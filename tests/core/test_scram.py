@@ -403,3 +403,14 @@ def test_where_there_is_no_scram(config: Config, methods: tuple[str, ...]) -> No
 def test_iterations_have_bounds(iterations: int) -> None:
     with pytest.raises(ConfigError, match="scram_iterations"):
         AuthConfig(scram_iterations=iterations)
+
+
+@pytest.mark.parametrize("shown", [b"", b"a password", b"trivium_"])
+def test_a_token_that_no_method_knows_is_not_taken_for_none(shown: bytes) -> None:
+    """Whoever names a method comes in by that, or not at all."""
+    attempt = Attempt(username=None, admits_anonymous=True, ignores_unknown=True)
+    exchange = World().found.authenticator.exchange("API-KEY", attempt)
+    assert exchange is not None
+    steps: list[Step] = []
+    exchange.take(shown, steps.append)
+    assert steps == [Step()]

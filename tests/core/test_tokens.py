@@ -25,6 +25,7 @@ from tests.support.authentication import Pool
 from trivium.config import Config, JwtConfig
 from trivium.errors import ConfigError
 from trivium.runtime.authentication import Authentication
+from trivium.security import tokens as module
 from trivium.security.attempts import Attempt, Login
 from trivium.security.web import WebAnswer, WebRequest
 
@@ -409,3 +410,13 @@ def test_a_set_that_everybody_can_read_has_no_secrets() -> None:
     tokens.answers.pop()(WebAnswer(200, key_set({"kty": "oct", "k": secret}, row(EC))))
     assert tokens.login(sign("HS256")) is None
     assert tokens.login(sign("ES256")) is not None
+
+
+def test_so_many_tokens_wait_for_a_key_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    tokens = Tokens(URL)
+    tokens.authenticator.look(tokens.now_ms)
+    waiting = [tokens.start(sign(kid="1")) for _ in range(2)]
+    assert tokens.start(sign(kid="1")) == [None]
+    tokens.answers.pop()(WebAnswer(200, key_set(row(RSA, "1"))))
+    assert [found[0] is not None for found in waiting] == [True, True]
