@@ -184,7 +184,9 @@ def by_native(request: int, /, **fields: Any) -> Callable[[Server], bool]:
 def native_publish(exchange: bytes, key: bytes) -> Callable[[Server], bool]:
     def act(server: Server) -> bool:
         body = native.publish(native.entry(key=key, exchange=exchange))
-        ((reply, _, _),) = server.native("ann").send(frames.PUBLISH, 7, body)
+        ((reply, _, answer),) = server.native("ann").send(frames.PUBLISH, 7, body)
+        if reply == frames.ERROR:
+            assert msgpack.unpackb(answer)[1].endswith("refused for user 'ann'")
         return reply == frames.CONFIRM
 
     return act

@@ -56,6 +56,13 @@ def test_who_takes_more_than_there_is_waits_for_it() -> None:
     assert bucket.wait(2600) == 1
 
 
+def test_what_was_saved_up_at_a_higher_rate_is_not_kept() -> None:
+    bucket = Bucket(1000, 0)
+    bucket.set_rate(10, 0)
+    bucket.take(10, 0)
+    assert bucket.wait(0) == 100
+
+
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 5000)), max_size=50),

@@ -259,6 +259,12 @@ def test_a_token_has_a_bound_of_scopes_and_of_tags(tmp_path: Path) -> None:
     assert tokens.login(sign(scope=[f"read:v/{n}" for n in range(256)])) is not None
     assert tokens.login(sign(scope=[f"read:v/{n}" for n in range(257)])) is None
     assert tokens.login(sign(scope=[f"tag:{n}" for n in range(33)])) is None
+    # A claim may name groups that are no tags.
+    login = configured(tmp_path, tags_claim="groups").login(
+        sign(groups=[f"{n}" for n in range(33)])
+    )
+    assert login is not None
+    assert login.identity.tags == {f"{n}" for n in range(32)}
 
 
 @pytest.mark.parametrize(("value", "vhost"), [("farm", "farm"), (5, ""), (["farm"], "")])
@@ -420,3 +426,14 @@ def test_so_many_tokens_wait_for_a_key_at_most(monkeypatch: pytest.MonkeyPatch) 
     assert tokens.start(sign(kid="1")) == [None]
     tokens.answers.pop()(WebAnswer(200, key_set(row(RSA, "1"))))
     assert [found[0] is not None for found in waiting] == [True, True]
+
+
+def test_rfc_7515_4_1_11_what_must_be_understood_and_is_not_refuses(tmp_path: Path) -> None:
+    claims = {"sub": "ann", "exp": NOW + 60}
+    for headers, is_taken in (
+        ({"x": 1}, True),
+        ({"x": 1, "crit": ["x"]}, False),
+        ({"crit": []}, False),
+    ):
+        token = jwt.encode(claims, RSA, "RS256", headers)
+        assert (configured(tmp_path).login(token) is not None) is is_taken
