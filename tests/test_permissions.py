@@ -1046,3 +1046,33 @@ def test_a_fetch_that_waits_ends_with_the_permission() -> None:
     root = server.native("root")
     assert root.send(frames.PUBLISH, 5, native.publish(native.into(b"s", b"1")))
     assert client.take() == []
+
+
+def test_a_reader_of_a_stream_ends_with_the_permission() -> None:
+    server = make_server()
+    server.permit("ann", [(READ, "s")])
+    client = server.native("ann")
+    where = {"stream": "s", "partition": 0, "offset": "first"}
+    client.ask(frames.SUBSCRIBE, subscription=1, mode="log", credit=1 << 20, **where)
+    server.permit("ann", [])
+    assert [kind for kind, _, _ in client.take()] == [frames.CANCELLED]
+    server.native("root").send(frames.PUBLISH, 5, native.publish(native.into(b"s", b"1")))
+    assert client.take() == []
+
+
+def test_a_live_subscription_that_may_stay_delivers_what_may_be_read_by_now() -> None:
+    server = make_server("/", ScopedServer)
+    assert isinstance(server, ScopedServer)
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    expires_ms = server.broker.now_ms + 60_000
+    add = server.broker.authentication.api_keys.add
+    server.shown = add("ann", ["read:*/*"], expires_ms)[1].encode()
+    client = server.native("ann")
+    client.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="amq.topic", pattern=b"*")
+    # The first is for the subscription, whose pattern has no other meaning there.
+    less = add("ann", ["read:*/amq.topic/%2A", "read:*/amq.topic/b"], expires_ms)[1]
+    assert client.send(frames.AUTH, 6, {"password": less.encode()}) == [(frames.OK, 6, b"\x80")]
+    root = server.mqtt("root", "sender")
+    for topic in ("a", "b"):
+        root.feed(mqtt.publish(topic, topic.encode(), 0, 0, 5))
+    assert native.payloads(client.take()) == [b"b"]

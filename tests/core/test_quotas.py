@@ -169,3 +169,17 @@ def test_a_user_of_whom_nothing_is_left_is_forgotten() -> None:
     clock.now += 100_000
     quotas.tick()
     assert {account.name for account in quotas.accounts()} == {"there", "/"}
+
+
+def test_defaults_hold_for_who_is_there_and_nothing_for_what_is_deleted() -> None:
+    quotas = Quotas(Clock())
+    ann = quotas.account(USER, "ann")
+    farm = quotas.account(VHOST, "farm")
+    quotas.set_defaults(USER, {"max-queues": 3})
+    assert (ann.limit_of(QUEUES), farm.limit_of(QUEUES)) == (3, -1)
+    quotas.set_limits(VHOST, "farm", {"max-queues": 1})
+    farm.add(QUEUES, 1)
+    quotas.forget(VHOST, "farm")
+    again = quotas.account(VHOST, "farm")
+    assert (again.limit_of(QUEUES), again.used[QUEUES]) == (-1, 0)
+    assert quotas.own_limits(VHOST) == []
