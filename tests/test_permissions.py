@@ -1076,3 +1076,49 @@ def test_a_live_subscription_that_may_stay_delivers_what_may_be_read_by_now() ->
     for topic in ("a", "b"):
         root.feed(mqtt.publish(topic, topic.encode(), 0, 0, 5))
     assert native.payloads(client.take()) == [b"b"]
+
+
+def test_a_shared_message_goes_to_a_member_that_may_read_it() -> None:
+    server = make_server()
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/+"], []))
+    members = [server.mqtt("ann", "one"), server.mqtt("root", "two")]
+    for client in members:
+        client.feed(mqtt.subscribe("$share/g/#", 1, 1, 5))
+        assert client.take_first()[1][-1] == 1
+    sender = server.mqtt("root", "sender")
+    for number in range(1, 5):
+        sender.feed(mqtt.publish("secret", b"m", number % 2, number, 5))
+    assert [len(client.take()) for client in members] == [0, 4]
+    for number in range(1, 5):
+        sender.feed(mqtt.publish("a/b", b"m", 1, number, 5))
+    assert [len(client.take()) for client in members] == [2, 2]
+
+
+def test_what_waits_for_a_client_is_sent_while_it_may_read_it() -> None:
+    server = make_server()
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read #"], []))
+    client = server.mqtt("ann", "c", clean=False, properties=mqtt.KEPT)
+    client.subscribe("#", 1)
+    client.lose()
+    sender = server.mqtt("root", "sender")
+    for number, topic in enumerate(("secret", "a/b"), 1):
+        sender.feed(mqtt.publish(topic, topic.encode(), 1, number, 5))
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/#"], []))
+    server.broker.logins.permissions_changed("ann")
+    server.settle()
+    client = server.mqtt("ann", "c", clean=False, properties=mqtt.KEPT)
+    assert [body[-3:] for first, body in client.take() if first >> 4 == 3] == [b"a/b"]
+
+
+@pytest.mark.parametrize("tag", ["monitoring", "management", "policymaker"])
+def test_who_may_look_at_policies_may_not_set_them(tag: str) -> None:
+    users = {"ann": UserConfig(password="p", permissions=EVERYTHING, tags=(tag,))}
+    client = Server(config=Config(storage=StorageConfig(mode="memory"), users=users)).native("ann")
+    assert client.ask(frames.LIST_POLICIES)["policies"] == []
+    policy = {"name": "p", "pattern": "^q$", "apply_to": "queues", "definition": {"max-length": 1}}
+    if tag == "policymaker":
+        client.ask(frames.SET_POLICY, **policy)
+        client.ask(frames.DELETE_POLICY, name="p")
+    else:
+        assert client.refused(frames.SET_POLICY, **policy) == 201
+        assert client.refused(frames.DELETE_POLICY, name="p") == 201

@@ -917,3 +917,13 @@ def test_counts_are_those_of_a_walk_over_everything(steps: list[tuple[Any, ...]]
     for step in steps:
         clients.step(*step)
         check_counts(clients.server)
+
+
+def test_the_lowest_rate_bounds_what_is_let_through_at_once() -> None:
+    server = make_server(
+        {"publish-messages-per-second": 10},
+        {"publish-messages-per-second": 100_000, "publish-bytes-per-second": 1_000_000},
+    )
+    watcher = watch(server)
+    server.mqtt("ann", version=4).feed(b"".join(mqtt.publish("t", b"x") for _ in range(1000)))
+    assert 10 <= arrived(watcher) <= 10 + 64 // 6

@@ -261,3 +261,15 @@ async def test_a_server_that_is_not_there_answers_none() -> None:
     async with WebServer(web.Response()) as server:
         url = server.url
     assert await fetched(post(url)) is None
+
+
+@pytest.mark.parametrize("said", [1, "false", "true", [0], {}])
+def test_a_superuser_is_said_by_true_alone(said: Any) -> None:
+    login = Asked().login(answer(result="allow", is_superuser=said))
+    assert login is not None
+    assert login.identity.tags == set()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 256, "\ud800"])
+def test_what_no_user_may_be_called_is_refused_whatever_is_answered(name: str) -> None:
+    assert Asked().login(answer(result="allow"), username=name) is None
