@@ -1122,3 +1122,17 @@ def test_who_may_look_at_policies_may_not_set_them(tag: str) -> None:
     else:
         assert client.refused(frames.SET_POLICY, **policy) == 201
         assert client.refused(frames.DELETE_POLICY, name="p") == 201
+
+
+def test_a_pattern_for_client_identifiers_that_stands_for_nothing_admits_nobody() -> None:
+    from trivium.config import AuthConfig
+
+    auth = AuthConfig(client_id_pattern="^{username}-{vhost}", anonymous="always")
+    users = {"ann": UserConfig(password="p", acl=("topic read t",))}
+    server = Server(config=Config(storage=StorageConfig(mode="memory"), users=users, auth=auth))
+    client = mqtt.Client(server)
+    client.feed(mqtt.connect("ann-/", 5, username="ann", password=b"p"))
+    assert client.take_first()[1][1] == 0x85
+    assert client.is_closed
+    # Whoever is no user is tied to none.
+    mqtt.Client(server).open("c", 5)

@@ -113,6 +113,21 @@ def test_a_connection_ends_when_its_key_expires(road: Road) -> None:
     road.assert_stays(other)
 
 
+def test_a_key_holds_before_its_time_and_not_at_it(road: Road) -> None:
+    broker = road.server.broker
+    ends = broker.now_ms + 30_000
+    _, text = road.keys.add("ann", expires_ms=ends)
+    client = road.open("ann", text)
+    broker.now_ms = ends - 1
+    broker.logins.tick()
+    road.end_turn()
+    road.assert_stays(client)
+    broker.now_ms = ends
+    broker.logins.tick()
+    road.end_turn()
+    road.assert_ended(client)
+
+
 def test_only_what_expires_is_looked_at_and_nothing_of_who_has_left(road: Road) -> None:
     logins = road.server.broker.logins
     _, text = road.keys.add("ann", expires_ms=road.server.broker.now_ms + 30_000)

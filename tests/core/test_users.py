@@ -9,6 +9,8 @@ from trivium.config import Config, UserConfig
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.runtime.authentication import Authentication
 from trivium.security import users as module
+from trivium.security.identity import Identity
+from trivium.security.permissions import READ, grants_of
 from trivium.security.users import Users
 from trivium.storage.memory import MemoryStorage
 
@@ -97,3 +99,16 @@ def test_there_are_so_many_users_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     users.add("b", MOSQUITTO_7)
     with pytest.raises(LimitExceeded):
         users.add("c", MOSQUITTO_7)
+
+
+def test_the_acl_of_a_user_moves_with_its_virtual_host() -> None:
+    told: list[str | None] = []
+    found = Authentication(Config(), Pool(), permissions_changed=told.append)
+    found.open(MemoryStorage())
+    found.users.add("ann", MOSQUITTO_7)
+    found.permissions.set_user("ann", grants_of({}, {}, ["topic read t"], []))
+    accesses = [found.permissions.access(Identity("ann"), vhost) for vhost in ("/", "farm")]
+    assert [access.may_topic(READ, "amq.topic", b"t") for access in accesses] == [True, False]
+    found.set_virtual_host("ann", "farm")
+    assert [access.may_topic(READ, "amq.topic", b"t") for access in accesses] == [False, True]
+    assert told == ["ann"]
