@@ -181,6 +181,7 @@ async def test_changes_name_who_made_them_and_from_where(tmp_path: Path) -> None
             await root.manage_permissions("set", {"user": "bob", "vhost": "/", **patterns})
             await root.delete_user("bob")
             await root.delete("queue", "q")
+            await root.manage_permissions("create-vhost", {"name": "farm"})
     found = lines(file)
     assert all(line["address"].startswith("127.0.0.1:") for line in found[1:])
     assert {(line["user"], line["protocol"], line["listener"]) for line in found[1:]} == {
@@ -199,6 +200,8 @@ async def test_changes_name_who_made_them_and_from_where(tmp_path: Path) -> None
         ("user.deleted", "/", "bob"),
         ("permission.deleted", "/", "bob"),
         ("queue.deleted", "/", "q"),
+        # It is that which is told of, not that of who did it.
+        ("vhost.created", "farm"),
     ]
     assert "secret" not in file.read_text()
 
