@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trivium.common.events import Events
 from trivium.common.quotas import (
     CONNECTIONS,
     LISTENER,
@@ -22,6 +23,8 @@ from trivium.common.quotas import (
     check_limits,
 )
 from trivium.errors import PreconditionFailed, QuotaExceeded
+from trivium.security.limits import UserLimits
+from trivium.storage.memory import MemoryStorage
 
 
 class Clock:
@@ -183,3 +186,13 @@ def test_defaults_hold_for_who_is_there_and_nothing_for_what_is_deleted() -> Non
     again = quotas.account(VHOST, "farm")
     assert (again.limit_of(QUEUES), again.used[QUEUES]) == (-1, 0)
     assert quotas.own_limits(VHOST) == []
+
+
+def test_limits_of_the_configuration_hold_before_what_commands_set_earlier() -> None:
+    table = MemoryStorage().table("limits")
+    limits = UserLimits(Quotas(Clock()), {}, Events())
+    limits.open(table)
+    limits.set("ann", {"max-queues": 1})
+    quotas = Quotas(Clock())
+    UserLimits(quotas, {"ann": {"max-queues": 5}}, Events()).open(table)
+    assert quotas.limits(USER, "ann") == {"max-queues": 5}
