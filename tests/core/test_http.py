@@ -189,6 +189,7 @@ async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> Non
     users = {
         "ann": UserConfig(password="plain", tags=("monitoring",)),
         "bob": UserConfig(password=hash_password("pa:ß".encode()), tags=("monitoring",)),
+        "cid": UserConfig(password="plain", tags=("policymaker",)),
     }
     config = Config(listen={"http": Listen(0, "0.0.0.0")}, users=users)
     async with serve(config) as site:
@@ -196,6 +197,7 @@ async def test_metrics_want_credentials_where_anonymous_is_not_admitted() -> Non
         assert (status, headers["WWW-Authenticate"][:5]) == (401, "Basic")
         assert (await site.ask("/metrics", basic("ann:plain")))[0] == 200
         assert (await site.ask("/metrics", basic("bob:pa:ß")))[0] == 200
+        assert (await site.ask("/metrics", basic("cid:plain")))[0] == 403
         assert (await site.ask("/metrics", basic("ann:wrong")))[0] == 401
         assert (await site.ask("/metrics", "Authorization: Basic ???"))[0] == 401
         assert (await site.ask("/metrics", "Authorization: Bearer x"))[0] == 401

@@ -349,3 +349,16 @@ def test_what_is_taken_back_does_not_come_back_with_a_restart() -> None:
     again = Permissions()
     Granted(again, lambda _: None, Events()).open(table)
     assert again.users() == []
+
+
+def test_a_virtual_host_that_is_deleted_leaves_no_permission_for_topics() -> None:
+    permissions = Permissions()
+    granted = Granted(permissions, lambda _: None, Events())
+    granted.open(MemoryStorage().table("permissions"))
+    topics = {"x": {"write": "^a", "read": ""}}
+    granted.set("user", "ann", grants_of({}, {"farm": topics, "/": topics}, [], []))
+    assert list(granted.forget_vhost("farm")) == [1]
+    found = permissions.user("ann")
+    assert found is not None
+    assert list(found.topics) == [("/", "x")]
+    assert list(granted.forget_vhost("farm")) == []
