@@ -59,6 +59,14 @@ MODULES = dict(module_names())
 PACKAGES = {name.split(".")[0] for name in MODULES}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees() -> Iterator[None]:
+    """The trees are millions of objects, which would be walked by each collection from then on."""
+    yield
+    for cached in (tree, members, classes):
+        cached.cache_clear()
+
+
 @cache
 def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
