@@ -14,7 +14,7 @@ import pytest
 from trivium import Broker, Config
 from trivium.config import AUDIT_EVENTS, EVERYTHING, AuditConfig, Listen, StorageConfig, UserConfig
 from trivium.errors import ConfigError
-from trivium.observability.audit import KINDS, MAX_REFUSALS, MINUTE_MS, AuditLog
+from trivium.observability.audit import KINDS, MAX_OF_HOST, MAX_REFUSALS, MINUTE_MS, AuditLog
 from trivium_native import connect
 from trivium_native.errors import AccessRefused, AuthenticationFailed
 
@@ -94,11 +94,25 @@ def test_different_refusals_are_bounded(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     with audit_log(file) as log:
         for number in range(MAX_REFUSALS + 5):
-            log.write(1, "user.authentication.failure", {"user": str(number)})
+            host = f"192.0.2.{number // MAX_OF_HOST}"
+            log.write(1, "user.authentication.failure", {"user": str(number)}, host)
         log.begin_minute(MINUTE_MS)
     found = lines(file)
     assert len(found) == MAX_REFUSALS + 1
     assert found[-1]["refusals"] == 5
+
+
+def test_a_host_does_not_silence_what_another_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    with audit_log(file) as log:
+        for number in range(2 * MAX_OF_HOST):
+            log.write(1, "permission.denied", {"reason": str(number)}, "192.0.2.1")
+        log.write(1, "user.authentication.failure", {"user": "root"}, "192.0.2.2")
+        log.begin_minute(MINUTE_MS)
+    found = lines(file)
+    assert len(found) == MAX_OF_HOST + 2
+    assert found[-2]["user"] == "root"
+    assert found[-1]["refusals"] == MAX_OF_HOST
 
 
 def test_a_full_file_is_numbered(tmp_path: Path) -> None:

@@ -267,11 +267,15 @@ def test_a_token_has_a_bound_of_scopes_and_of_tags(tmp_path: Path) -> None:
     assert login.identity.tags == {f"{n}" for n in range(32)}
 
 
-@pytest.mark.parametrize(("value", "vhost"), [("farm", "farm"), (5, ""), (["farm"], "")])
-def test_a_claim_names_the_virtual_host(tmp_path: Path, value: Any, vhost: str) -> None:
+@pytest.mark.parametrize("value", ["farm", 5, ["farm"], None])
+def test_a_claim_names_the_virtual_host(tmp_path: Path, value: Any) -> None:
     login = configured(tmp_path, vhost_claim="vh").login(sign(vh=value))
-    assert login is not None
-    assert login.virtual_host == vhost
+    if isinstance(value, str):
+        assert login is not None
+        assert login.virtual_host == value
+    else:
+        # Not the one that it would have without the claim.
+        assert login is None
     unasked = configured(tmp_path).login(sign(vh=value))
     assert unasked is not None
     assert unasked.virtual_host == ""

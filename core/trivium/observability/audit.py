@@ -35,8 +35,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
 #: Events that clients can cause as often as they like without any right.
 REFUSALS: Final = ("user.authentication.failure", "permission.denied")
 
-#: Refusals of different kinds that are written in a minute.
+#: Different refusals that are written in a minute, in all and of one host: a single one silences
+#: nobody else's.
 MAX_REFUSALS: Final = 10_000
+MAX_OF_HOST: Final = 200
 MINUTE_MS: Final = 60_000
 #: Lines that may wait for the thread, and characters of a text in them.
 MAX_WAITING: Final = 20_000
@@ -53,6 +55,7 @@ class AuditLog:
         #: refusals that were not written: they repeated one, or were too many
         self._left_out = 0
         self._seen: set[str] = set()
+        self._by_host: dict[str, int] = {}
         self._minute = 0
         # Lines that came faster than they could be written.
         self._dropped = 0
@@ -86,19 +89,27 @@ class AuditLog:
         if self._file is not None:
             self._file.reopen()
 
-    def write(self, now_ms: int, event: str, about: dict[str, object]) -> None:
-        """Write a line, unless the event is none that is wanted."""
+    def write(self, now_ms: int, event: str, about: dict[str, object], host: str = "") -> None:
+        """Write a line, unless the event is none that is wanted; ``host`` is where it came from."""
         if not event.startswith(self._kinds):
             return
         if now_ms // MINUTE_MS != self._minute:
             self.begin_minute(now_ms)
-        if event in REFUSALS:
-            what = json.dumps([event, about], default=str)
-            if what in self._seen or len(self._seen) >= MAX_REFUSALS:
-                self._left_out += 1
-                return
-            self._seen.add(what)
+        if event in REFUSALS and not self._is_new(event, about, host):
+            self._left_out += 1
+            return
         self._put(now_ms, event, about)
+
+    def _is_new(self, event: str, about: dict[str, object], host: str) -> bool:
+        """Whether a refusal is neither the same as one of this minute nor one too many."""
+        # The address has a port, another one for each connection.
+        what = json.dumps([event, {**about, "address": host}], default=str)
+        count = self._by_host.get(host, 0)
+        if what in self._seen or count >= MAX_OF_HOST or len(self._seen) >= MAX_REFUSALS:
+            return False
+        self._seen.add(what)
+        self._by_host[host] = count + 1
+        return True
 
     def begin_minute(self, now_ms: int) -> None:
         """Say what was left out in the minute before, if that is over."""
@@ -106,6 +117,7 @@ class AuditLog:
             return
         self._minute = now_ms // MINUTE_MS
         self._seen.clear()
+        self._by_host.clear()
         if self._left_out:
             self._put(now_ms, "audit.left_out", {"refusals": self._left_out})
             self._left_out = 0

@@ -49,14 +49,19 @@ class Auditing:
         if self._log is None:
             return
         who: dict[str, object] = {}
+        host = str(about.get("address", ""))
         connection = self._broker.events.serving
         if isinstance(connection, Connection):
             listener = connection.peer.listener
-            who["address"] = connection.peer.address
+            address = connection.peer.address
+            host = address.rpartition(":")[0]
+            # With its port, which an attempt to come in does not have.
+            about = {**about, "address": address}
+            who["address"] = address
             who["protocol"] = listener.config.protocol
             who["listener"] = listener.name
             if connection.login is not None:
                 who["user"] = connection.identity.name
                 who["client_id"] = connection.client_id.decode(errors="replace")
                 who["vhost"] = connection.access.vhost
-        self._log.write(self._broker.now_ms, event, {**who, **about})
+        self._log.write(self._broker.now_ms, event, {**who, **about}, host)

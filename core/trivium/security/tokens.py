@@ -187,12 +187,14 @@ class Tokens(Method):
         except PreconditionFailed:
             return REFUSED
         vhost = claims.get(rules.vhost_claim, "") if rules.vhost_claim else ""
+        if not isinstance(vhost, str):
+            return REFUSED
         return Verdict(
             Login(
                 identity=identity,
                 method=self.name,
                 expires_ms=expires_ms,
-                virtual_host=vhost if isinstance(vhost, str) else "",
+                virtual_host=vhost,
             )
         )
 
