@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 import trivium.security.passwords
-from tests.support.authentication import MOSQUITTO_7, Pool, attempt
+from tests.support.authentication import MOSQUITTO_6, MOSQUITTO_7, Pool, attempt
 from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.runtime.authentication import Authentication, make_authenticator
 from trivium.security.attempts import REFUSED, Attempt, Decided, Login, Method
 from trivium.security.authenticator import MAX_CREDENTIAL_BYTES, Authenticator, Clock
 from trivium.security.identity import Identity
-from trivium.security.passwords import hash_password
+from trivium.security.passwords import hash_password, work_of
 from trivium.security.stored import Remembered, StoredUser
 from trivium.storage.memory import MemoryStorage
 
@@ -138,20 +138,43 @@ def test_a_refusal_takes_the_same_work_whoever_is_refused(
     assert hashing.costs == [("argon2id", (19456, 2, 1))] * 2
 
 
-def test_a_refusal_does_not_tell_by_its_cost_which_users_there_are(hashing: Hashing) -> None:
-    """An unknown user is refused like one of those that there are, and always like the same."""
+def test_a_refusal_takes_a_hash_of_each_kind_whoever_is_refused(hashing: Hashing) -> None:
+    """The work of a user with a cheap hash is not less than that of one who does not exist."""
     pool = Pool()
-    users = {"ann": UserConfig(password=CHEAP), "bob": UserConfig(password=hash_password(b"x"))}
+    users = {
+        "ann": UserConfig(password=CHEAP),
+        "eve": UserConfig(password=MOSQUITTO_7),
+        "bob": UserConfig(password=hash_password(b"x")),
+        "joe": UserConfig(password=hash_password(b"x")),
+        "tim": UserConfig(password="plain"),
+    }
     authenticator = make_authenticator(Config(users=users), pool)
-    seen: set[str] = set()
-    for number in range(20):
+    for name in ("ann", "eve", "bob", "joe", "tim", "guest", "nobody", "nobody2"):
         hashing.costs.clear()
-        for _ in range(2):
-            assert not attempt(authenticator, pool, f"nobody{number}", b"right")
-        first, second = hashing.costs
-        assert first == second
-        seen.add(first[0])
-    assert seen == {"argon2id", "scrypt"}
+        assert not attempt(authenticator, pool, name, b"wrong")
+        kinds = sorted(scheme for scheme, _ in hashing.costs)
+        assert kinds == ["argon2id", "pbkdf2-sha512", "scrypt"], name
+
+
+def test_a_refusal_takes_the_costliest_kinds_where_there_are_many(hashing: Hashing) -> None:
+    pool = Pool()
+    users = {
+        f"user{rounds}": UserConfig(password=MOSQUITTO_7.replace("$101$", f"${rounds}$"))
+        for rounds in (1, 2, 3, 4, 5, 6)
+    }
+    authenticator = make_authenticator(Config(users=users), pool)
+    for name, own in (("nobody", []), ("user6", []), ("user3", []), ("user1", [1])):
+        hashing.costs.clear()
+        assert not attempt(authenticator, pool, name, b"wrong")
+        assert sorted(cost[0] for _, cost in hashing.costs) == [*own, 3, 4, 5, 6], name
+
+
+def test_the_costliest_kind_is_told_by_its_work() -> None:
+    argon2 = hash_password(b"x")
+    scrypt = CHEAP.replace("ln=4", "ln=14")
+    longer = MOSQUITTO_7.replace("$101$", "$60000$")
+    assert work_of(longer) > work_of(scrypt) > work_of(argon2) > work_of(MOSQUITTO_7)
+    assert work_of(MOSQUITTO_7) > work_of(CHEAP) > work_of(MOSQUITTO_6)
 
 
 def test_a_refusal_takes_the_work_of_the_users_that_there_are_by_now() -> None:

@@ -63,13 +63,12 @@ class Verdict:
     login: Login | None = None
     #: whether the method decides; else the next one is asked
     is_known: bool = True
-    #: whether a hash was computed for it
-    has_hashed: bool = False
+    #: the hash that its password was checked against; "" for none
+    hashed: str = field(default="", repr=False)
 
 
 UNKNOWN = Verdict(is_known=False)
 REFUSED = Verdict()
-REFUSED_BY_HASH = Verdict(has_hashed=True)
 
 #: Called with a verdict, at once or later.
 Decided = Callable[[Verdict], None]

@@ -2,8 +2,8 @@
 
 A listener has a chain of methods. The first one that knows the user decides.
 
-Once any password is hashed every refusal takes a hash's work, of a user that does not exist too:
-the time until the answer does not tell who exists.
+Once any password is hashed every refusal takes the same work, of a user that does not exist too: a
+hash of each kind that there is. So the time until the answer does not tell who exists.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from trivium.security.attempts import Attempt, Login, Method, Verdict
 from trivium.security.exchanges import TOKEN_METHODS, Exchange, ScramSteps, TokenExchange
 from trivium.security.failures import Failures
 from trivium.security.identity import Identity
-from trivium.security.passwords import verify_password
+from trivium.security.passwords import kind_of, verify_password, work_of
 from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod, Remembered, RunInPool
 
 #: longest password or token that is looked at; what some issuers sign has several KiB
 MAX_CREDENTIAL_BYTES: Final = 16 * 1024
+
+#: kinds of hashes whose work a refusal takes, the costliest ones: more would make refusals too dear
+MAX_KINDS: Final = 4
 
 #: Called with who the client is, None when it may not connect.
 Done = Callable[[Login | None], None]
@@ -65,8 +68,9 @@ class Authenticator:
         self._clock = clock
         self._events = events or Events()
         self._failures = Failures()
-        # By chain, what an unknown user's password is compared with, for the work alone.
-        self._decoys: dict[tuple[str, ...], list[str]] = {}
+        # By chain a hash of each kind, the costliest first: what a password that is refused is
+        # compared with, for the work alone.
+        self._decoys: dict[tuple[str, ...], dict[str, str]] = {}
         #: the SCRAM keys of users who have none; None: SCRAM is off
         self.made_up: MadeUpKeys | None = None
         # By chain, the iterations that users have, for those who have none.
@@ -213,10 +217,10 @@ class Authenticator:
         def decided(verdict: Verdict) -> None:
             if not verdict.is_known:
                 self._ask(chain, at + 1, attempt, done)
-            elif verdict.login is not None or verdict.has_hashed:
+            elif verdict.login is not None:
                 done(verdict.login)
             else:
-                self._refuse(chain, attempt, done)
+                self._refuse(chain, attempt, verdict.hashed, done)
 
         self._methods[chain[at]].check(attempt, decided)
 
@@ -228,19 +232,35 @@ class Authenticator:
         elif has_none:
             done(None)
         else:
-            self._refuse(chain, attempt, done)
+            self._refuse(chain, attempt, "", done)
 
-    def _refuse(self, chain: tuple[str, ...], attempt: Attempt, done: Done) -> None:
-        """Answer no, after the work of checking the hashed password of one of the users.
-
-        It is the same one each time, since hashes may differ in what they cost.
-        """
-        decoys = self._decoys.get(chain)
-        if decoys is None:
-            decoys = [stored for name in chain for stored in self._methods[name].hashes()]
-            self._decoys[chain] = decoys
-        if not decoys or len(attempt.password) > MAX_PASSWORD_BYTES:
+    def _refuse(self, chain: tuple[str, ...], attempt: Attempt, hashed: str, done: Done) -> None:
+        """Answer no, after the work of checking a hash of each kind that ``hashed`` is not of."""
+        decoys = self._decoys_of(chain)
+        if hashed:
+            kind = kind_of(hashed)
+            left = [stored for each, stored in decoys.items() if each != kind]
+        else:
+            left = list(decoys.values())
+        if not left or len(attempt.password) > MAX_PASSWORD_BYTES:
             done(None)
             return
-        decoy = decoys[self._remembered.choose(attempt.username or "", len(decoys))]
-        self._run_in_pool(lambda: verify_password(decoy, attempt.password), lambda _: done(None))
+
+        def work() -> bool:
+            for stored in left:
+                verify_password(stored, attempt.password)
+            return False
+
+        self._run_in_pool(work, lambda _: done(None))
+
+    def _decoys_of(self, chain: tuple[str, ...]) -> dict[str, str]:
+        decoys = self._decoys.get(chain)
+        if decoys is None:
+            found: dict[str, str] = {}
+            for name in chain:
+                for stored in self._methods[name].hashes():
+                    found.setdefault(kind_of(stored), stored)
+            costliest = sorted(found, key=lambda kind: work_of(found[kind]), reverse=True)
+            decoys = {kind: found[kind] for kind in costliest[:MAX_KINDS]}
+            self._decoys[chain] = decoys
+        return decoys

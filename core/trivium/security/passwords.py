@@ -85,6 +85,26 @@ def hash_password(password: bytes) -> str:
     return f"$argon2id$v=19$m={memory},t={passes},p={lanes}${_encode(salt)}${_encode(digest)}"
 
 
+def kind_of(stored: str) -> str:
+    """What hashes that take the same work have in common: all but the salt and the digest."""
+    cost, _, digest = stored.rsplit("$", 2)
+    return f"{cost}${len(digest)}"
+
+
+def work_of(stored: str) -> int:
+    """About how many microseconds the check of a hash takes. Raises PasswordFormatError."""
+    found = parse_hash(stored)
+    if found.scheme == ARGON2ID:
+        memory, passes, _ = found.cost
+        return memory * passes
+    if found.scheme == SCRYPT:
+        log_cost, block_size, lanes = found.cost
+        return (block_size * lanes << log_cost) // 3
+    if found.scheme == PBKDF2:
+        return found.cost[0] * -(-len(found.digest) // hashlib.sha512().digest_size)
+    return 1
+
+
 def is_hashed(stored: str) -> bool:
     """Whether the stored password is a hash, whose check takes tens of milliseconds."""
     return stored.startswith("$")

@@ -17,7 +17,6 @@ from typing import Final
 
 from trivium.security.attempts import (
     REFUSED,
-    REFUSED_BY_HASH,
     UNKNOWN,
     Attempt,
     Decided,
@@ -80,11 +79,6 @@ class Remembered:
         if len(self._digests) > MEMORY_SIZE:
             self._digests.popitem(last=False)
 
-    def choose(self, name: str, count: int) -> int:
-        """A number below ``count``, always the same for a name and not to be foreseen."""
-        data = name.encode(errors="surrogatepass")
-        return int.from_bytes(hmac.digest(self._key, data, hashlib.sha256)) % count
-
 
 class PasswordMethod(Method):
     """Compares passwords; subclasses know the users."""
@@ -120,9 +114,9 @@ class PasswordMethod(Method):
             # Meanwhile the user may have got another password, or may be gone.
             if is_right and self.current(login) is not None:
                 self._remembered.put(place, digest)
-                decided(Verdict(login, has_hashed=True))
+                decided(Verdict(login))
             else:
-                decided(REFUSED_BY_HASH)
+                decided(Verdict(hashed=stored))
 
         self._run_in_pool(lambda: verify_password(stored, password), finish)
 
