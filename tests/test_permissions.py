@@ -32,6 +32,8 @@ SECRET = "a secret of more than thirty-two bytes"
 Need = tuple[str, str]
 #: at a topic exchange: a permission for the key
 TOPIC = "topic-"
+#: one for all of them
+EVERY = ".*"
 
 
 class Server(BaseServer):
@@ -97,7 +99,11 @@ def scopes_for(home: str, needs: list[Need]) -> list[str]:
     found = []
     vhost = quote(home, safe="")
     for kind, name in needs:
-        keys = [quote(key, safe="") for each, key in needs if each == TOPIC + kind] or ["none"]
+        keys = [
+            "*" if key == EVERY else quote(key, safe="")
+            for each, key in needs
+            if each == TOPIC + kind
+        ] or ["none"]
         if kind.startswith(TOPIC):
             continue
         if name in ("amq.topic", "x") and kind != CONFIGURE:
@@ -108,6 +114,8 @@ def scopes_for(home: str, needs: list[Need]) -> list[str]:
 
 
 def _any_of(names: list[str]) -> str:
+    if EVERY in names:
+        return EVERY
     return f"^({'|'.join(re.escape(name) for name in names)})$" if names else ""
 
 
@@ -269,15 +277,17 @@ def native_transaction(request: int, *entries: bytes, **fields: Any) -> Callable
 TOPIC_WRITE: list[Need] = [(WRITE, "amq.topic"), (TOPIC + WRITE, "a.b")]
 TOPIC_READ: list[Need] = [(READ, "amq.topic"), (TOPIC + READ, "a.b")]
 BIND: list[Need] = [(WRITE, "q"), (READ, "x"), (TOPIC + READ, "k")]
-MADE_UP: list[Need] = [(CONFIGURE, "amq.gen-"), (READ, "amq.gen-"), (WRITE, "x")]
+WRITE_ALL: list[Need] = [(WRITE, "x"), (TOPIC + WRITE, EVERY)]
+MADE_UP: list[Need] = [(CONFIGURE, "amq.gen-"), (READ, "amq.gen-"), *WRITE_ALL]
 DLX: dict[str, Any] = {"x-dead-letter-exchange": "x"}
+DLX_KEY: dict[str, Any] = {**DLX, "x-dead-letter-routing-key": "k"}
 AE: dict[str, Any] = {"alternate-exchange": "x"}
 
 ROWS = [
     Row("amqp exchange.declare", [(CONFIGURE, "n")], by_amqp(Exchange.Declare(exchange="n"))),
     Row(
         "amqp exchange.declare alternate",
-        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        [(CONFIGURE, "n"), (READ, "n"), *WRITE_ALL],
         by_amqp(Exchange.Declare(exchange="n", arguments=AE)),
     ),
     Row("amqp exchange.delete", [(CONFIGURE, "x")], by_amqp(Exchange.Delete(exchange="x"))),
@@ -287,6 +297,11 @@ ROWS = [
         by_amqp(Exchange.Bind(destination="y", source="x", routing_key="k")),
     ),
     Row(
+        "amqp exchange.bind to topics",
+        [(READ, "amq.fanout"), *WRITE_ALL],
+        by_amqp(Exchange.Bind(destination="x", source="amq.fanout")),
+    ),
+    Row(
         "amqp exchange.unbind",
         [(WRITE, "y"), (READ, "x"), (TOPIC + READ, "k")],
         by_amqp(Exchange.Unbind(destination="y", source="x", routing_key="k")),
@@ -294,8 +309,13 @@ ROWS = [
     Row("amqp queue.declare", [(CONFIGURE, "n")], by_amqp(Queue.Declare(queue="n"))),
     Row(
         "amqp queue.declare dead letters",
-        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        [(CONFIGURE, "n"), (READ, "n"), *WRITE_ALL],
         by_amqp(Queue.Declare(queue="n", arguments=DLX)),
+    ),
+    Row(
+        "amqp queue.declare dead letters with a key",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x"), (TOPIC + WRITE, "k")],
+        by_amqp(Queue.Declare(queue="n", arguments=DLX_KEY)),
     ),
     Row(
         "amqp queue.declare stream",
@@ -383,8 +403,13 @@ ROWS = [
     ),
     Row(
         "native DECLARE queue dead letters",
-        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        [(CONFIGURE, "n"), (READ, "n"), *WRITE_ALL],
         by_native(frames.DECLARE, kind="queue", name="n", arguments=DLX),
+    ),
+    Row(
+        "native DECLARE queue dead letters with a key",
+        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x"), (TOPIC + WRITE, "k")],
+        by_native(frames.DECLARE, kind="queue", name="n", arguments=DLX_KEY),
     ),
     Row(
         "native DECLARE stream",
@@ -403,6 +428,11 @@ ROWS = [
         "native BIND",
         BIND,
         by_native(frames.BIND, exchange="x", kind="queue", name="q", pattern=b"k"),
+    ),
+    Row(
+        "native BIND to topics",
+        [(READ, "amq.fanout"), *WRITE_ALL],
+        by_native(frames.BIND, exchange="amq.fanout", kind="exchange", name="x"),
     ),
     Row(
         "native UNBIND",
@@ -432,7 +462,7 @@ ROWS = [
     ),
     Row(
         "native DECLARE exchange alternate",
-        [(CONFIGURE, "n"), (READ, "n"), (WRITE, "x")],
+        [(CONFIGURE, "n"), (READ, "n"), *WRITE_ALL],
         by_native(frames.DECLARE, kind="exchange", name="n", arguments=AE),
     ),
     Row(

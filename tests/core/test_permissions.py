@@ -213,6 +213,41 @@ def test_a_binding_must_be_covered_as_a_whole() -> None:
             access.require_binding("amq.topic", refused)
 
 
+def may_write_every_topic(access: Access, exchange: str = "amq.topic") -> bool:
+    try:
+        access.require_every_topic(exchange)
+    except AccessRefused:
+        return False
+    return True
+
+
+def test_every_topic_is_written_by_who_is_not_narrowed_at_all() -> None:
+    everything = (".*",) * 3
+    assert may_write_every_topic(access_with([], names=everything))
+    assert not may_write_every_topic(access_with(["topic write #"]))
+    assert may_write_every_topic(access_with(["topic write a/#"], names=everything))
+    denied = access_with(["topic deny a"], names=everything)
+    assert not may_write_every_topic(denied)
+    # ACL lines are about the exchange of MQTT's topics.
+    assert may_write_every_topic(denied, "x")
+
+
+def test_a_topic_permission_for_everything_does_not_narrow() -> None:
+    for write, expected in ((".*", True), ("^a", False), ("", False)):
+        permissions = Permissions()
+        topics = {"/": {"amq.topic": {"write": write, "read": "^a"}}}
+        permissions.set_user("ann", grants_of({"/": {"write": ".*"}}, topics, [], []))
+        assert may_write_every_topic(permissions.access(ANN, "/")) is expected
+        assert may_write_every_topic(permissions.access(ANN, "/"), "other")
+
+
+def test_the_default_exchange_has_no_topics() -> None:
+    permissions = Permissions()
+    topics = {"/": {"amq.default": {"write": "^a", "read": ""}}}
+    permissions.set_user("ann", grants_of({"/": {"write": "^amq.default$"}}, topics, [], []))
+    assert may_write_every_topic(permissions.access(ANN, "/"), "")
+
+
 def test_roles_add_to_each_other_and_end_with_their_deletion() -> None:
     permissions = Permissions()
     permissions.set_role("reader", grants_of({"/": {"read": "^a$"}}, {}, [], []))

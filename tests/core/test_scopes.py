@@ -181,6 +181,14 @@ def test_scopes_of_a_key_narrow_topics() -> None:
             access.require_binding("amq.topic", pattern)
 
 
+def test_scopes_with_a_key_are_not_for_every_topic() -> None:
+    narrowed("write:*/*").require_every_topic("w1")
+    alone("write:%2F/x/*").require_every_topic("x")
+    for access in (narrowed("write:*/w1/a"), alone("write:*/w1/a*"), alone("read:*/*")):
+        with pytest.raises(Exception, match="refused for user 'ann'"):
+            access.require_every_topic("w1")
+
+
 def test_a_key_of_a_user_with_nothing_has_nothing() -> None:
     assert not narrowed("read:*/*", user="bob").may_enter
     assert not narrowed("read:other/*").may_enter

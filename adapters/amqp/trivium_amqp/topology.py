@@ -63,6 +63,7 @@ def exchange_bind(channel: Channel, arguments: list[Any]) -> None:
     """exchange.bind: from the exchange ``source`` to the exchange ``destination``."""
     destination, source, key, nowait, options = arguments
     _check_binding(channel, "exchange", destination, source)
+    channel.access.require_every_topic(destination)
     exchange = _source(channel, source)
     write_batch = _bind(
         channel, exchange, _exchange_destination(channel, destination), key, options

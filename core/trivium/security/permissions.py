@@ -65,6 +65,8 @@ MAX_LINES: Final = 1024
 logger = logging.getLogger(__name__)
 
 _VARIABLE: Final = re.compile(r"\{(username|client_id|vhost)\}")
+#: The pattern of everything, which narrows nothing.
+_ANYTHING: Final = ".*"
 _PLACE: Final = re.compile(rb"%[uc]")
 _ACL_ACCESS: Final = {
     "read": (READ,),
@@ -222,7 +224,7 @@ class _Patterns:
             self.names[kind] = _matcher(texts[index])
         #: by exchange and kind; None matches nothing
         self.topics: dict[tuple[str, str], Pattern | None] = {}
-        self._is_everything = texts == (".*", ".*", ".*")
+        self._is_everything = texts == (_ANYTHING, _ANYTHING, _ANYTHING)
 
     @property
     def is_everything(self) -> bool:
@@ -239,6 +241,10 @@ class _Patterns:
             return True
         pattern = self.topics[place]
         return pattern is not None and pattern.matches(key)
+
+    def allow_every_topic(self, kind: str, exchange: str) -> bool:
+        """Whether they allow a name and no topic permission narrows it."""
+        return self.allow(kind, exchange) and (exchange, kind) not in self.topics
 
 
 class _Acl:
@@ -330,8 +336,13 @@ class Access(Guard):
     def _with_topics(self, patterns: _Patterns, grants: Grants) -> _Patterns:
         for (vhost, exchange), (write, read) in grants.topics.items():
             if vhost == self.vhost or vhost == EVERY_VHOST:
-                patterns.topics[(exchange, WRITE)] = self._expanded(write)
-                patterns.topics[(exchange, READ)] = self._expanded(read)
+                for kind, text in ((WRITE, write), (READ, read)):
+                    place = (exchange, kind)
+                    if text != _ANYTHING:
+                        patterns.topics[place] = self._expanded(text)
+                    elif place in patterns.topics:
+                        # Those of every virtual host do not narrow what is said later.
+                        del patterns.topics[place]
         return patterns
 
     def _expanded(self, text: str) -> Pattern | None:
@@ -501,6 +512,24 @@ class Access(Guard):
             self.require(READ, "exchange", exchange)
             raise self._topic_refused(READ, exchange, pattern)
 
+    def require_every_topic(self, exchange: str) -> None:
+        """Raise AccessRefused unless every topic of an exchange may be written: what leads messages
+        on to it by itself is not asked again, and others choose their routing keys.
+
+        The exchange need not be there yet, so its type makes no difference.
+        """
+        self.require(WRITE, "exchange", exchange)
+        # The default exchange has no topics.
+        if self._is_open or not exchange:
+            return
+        limit = self._limit
+        if (
+            (exchange == TOPIC_EXCHANGE and self._acl.denied)
+            or (limit is not None and not limit.allow_every_topic(WRITE, exchange))
+            or not any(each.allow_every_topic(WRITE, exchange) for each in self._patterns)
+        ):
+            raise self._topic_refused(WRITE, exchange, b"#")
+
     # What the operations of all protocols need
 
     def require_publish(self, exchange: Exchange, key: bytes) -> None:
@@ -537,13 +566,19 @@ class Access(Guard):
         self, what: str, name: str, is_new: bool, arguments: Mapping[str, HeaderValue]
     ) -> None:
         """Raise AccessRefused unless an exchange or queue may be declared: what a new one passes on
-        (``alternate-exchange``, ``x-dead-letter-exchange``) is read here and written there."""
+        (``alternate-exchange``, ``x-dead-letter-exchange``) is read here and written there, by
+        every routing key or, with an ``x-dead-letter-routing-key``, by that one."""
         self.require(CONFIGURE, what, name)
         argument = "alternate-exchange" if what == "exchange" else "x-dead-letter-exchange"
         target = arguments.get(argument)
         if is_new and isinstance(target, str):
             self.require(READ, what, name)
             self.require(WRITE, "exchange", target)
+            key = arguments.get("x-dead-letter-routing-key")
+            if what == "exchange" or not isinstance(key, str):
+                self.require_every_topic(target)
+            elif target:
+                self.require_topic(WRITE, target, key.encode())
 
 
 def _as_key(levels: list[bytes]) -> bytes:

@@ -94,6 +94,12 @@ class ScopePatterns:
             for scope in self._scopes[kind]
         )
 
+    def allow_every_topic(self, kind: str, exchange: str) -> bool:
+        """Whether every routing key at an exchange may be written or read."""
+        return any(
+            scope.key is None and scope.name.matches(exchange) for scope in self._scopes[kind]
+        )
+
 
 def read_scopes(words: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     """The scopes and the tags among words of a token; others are for somebody else.

@@ -410,6 +410,8 @@ class Requests:
         arguments = fields.arguments("arguments")
         fields.finish()
         access.require(WRITE, kind, name)
+        if kind == "exchange" and is_bind:
+            access.require_every_topic(name)
         access.require_source(exchange, pattern)
         if kind == "exchange":
             destination = vhost.destination(name, is_exchange=True)
