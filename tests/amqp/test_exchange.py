@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
-from pamqp.commands import Basic, Channel, Exchange, Queue
+from pamqp.commands import Basic, Channel, Exchange, Queue, Tx
 
 from tests.support.amqp import Client, Server, assert_channel_closed, names, publish_frames
 from tests.support.steps import calls
@@ -182,6 +182,18 @@ def test_publish_to_internal_exchange_is_403(client: Client) -> None:
         403,
         "ACCESS_REFUSED - cannot publish to internal exchange 'inner' in vhost '/'",
     )
+
+
+def test_commit_to_an_exchange_that_is_internal_by_then_is_403(client: Client) -> None:
+    client.exchange("e", "fanout")
+    client.ask(Tx.Select())
+    client.publish("k", exchange="e")
+    other = client.server.open()
+    other.ask(Exchange.Delete(exchange="e"))
+    other.exchange("e", "fanout", internal=True)
+    (closed,) = client.call(Tx.Commit())
+    reason = "ACCESS_REFUSED - cannot publish to internal exchange 'e' in vhost '/'"
+    assert_channel_closed(closed, 403, reason)
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from trivium.errors import TopologyError
+from trivium.errors import AccessRefused, TopologyError
 from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_AMQP, Message
-from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Route
+from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Exchange, Route
 from trivium.security.permissions import WRITE
 from trivium_amqp.bodies import Body
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
-    ACCESS_REFUSED,
     NO_ROUTE,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
@@ -179,12 +178,22 @@ class Publisher:
         """
         if target.route.topology_version == self._vhost.topology_version:
             return target
-        exchange = self._vhost.exchange(target.exchange.name)
-        for key in (target.key, *header.copies):
-            self._connection.access.require_publish(exchange, key)
+        exchange = self._exchange(target.exchange.name, [target.key, *header.copies])
         return Target(
             exchange, target.key, target.mandatory, self._vhost.route(exchange, target.key)
         )
+
+    def _exchange(self, name: str, keys: list[bytes]) -> Exchange:
+        """An exchange to which the client may publish with each of ``keys``. Raises NotFound, and
+        AccessRefused."""
+        exchange = self._vhost.exchange(name)
+        for key in keys:
+            self._connection.access.require_publish(exchange, key)
+        if exchange.internal:
+            raise AccessRefused(
+                f"cannot publish to internal exchange '{name}' in vhost '{self._vhost.name}'"
+            )
+        return exchange
 
     def _find_target(self, arguments: bytes) -> Target:
         exchange_name, key, mandatory, immediate = methods.decode(
@@ -195,16 +204,9 @@ class Publisher:
         access = self._connection.access
         try:
             access.require_exchange(WRITE, exchange_name)
-            exchange = self._vhost.exchange(exchange_name)
-            access.require_publish(exchange, key)
+            exchange = self._exchange(exchange_name, [key])
         except TopologyError as error:
             raise channel_exception(error) from None
-        if exchange.internal:
-            raise ChannelException(
-                ACCESS_REFUSED,
-                f"cannot publish to internal exchange '{exchange_name}'"
-                f" in vhost '{self._vhost.name}'",
-            )
         target = Target(exchange, key, mandatory, self._vhost.route(exchange, key))
         if len(self._connection.targets) >= MAX_TARGETS:
             self._connection.targets.clear()
