@@ -167,18 +167,65 @@ async def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
         writer.close()
 
 
-async def test_connections_beyond_the_limit_are_closed_at_once(
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: test\r\n"
+
+
+async def open_another(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One that has been answered, and is kept alive."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(LIVE + b"\r\n")
+    assert await reader.readuntil(b"}") != b""
+    return reader, writer
+
+
+@pytest.mark.parametrize("begun", ["", "nothing more", "half a request", "a body"])
+async def test_the_oldest_idle_connection_gives_way_to_a_new_one(
+    begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 2)
+    async with serve(Config()) as site:
+        if begun:
+            reader, writer = await open_another(site)
+            if begun == "half a request":
+                writer.write(LIVE)
+            elif begun == "a body":
+                writer.write(LIVE + b"Content-Length: 9\r\n\r\n1")
+                assert await reader.readuntil(b"}") != b""
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        other = await open_another(site)
+        for _ in range(2):
+            # As many as there may be, so that the first goes, and then the one that came after it.
+            assert not other[0].at_eof()
+            newer = await open_another(site)
+            assert await closed(reader) == b""
+            writer.close()
+            (reader, writer), other = other, newer
+        writer.close()
+        other[1].close()
+
+
+async def test_a_connection_that_is_being_answered_does_not_give_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
-    async with serve(Config()) as site:
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        writer.write(b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n")
-        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    hashing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def run(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        hashing.set()
+        await go_on.wait()
+        done(work())
+
+    monkeypatch.setitem(globals(), "run_in_pool", run)
+    user = UserConfig(password=hash_password(b"x"), tags=("monitoring",))
+    async with serve(Config(users={"ann": user})) as site:
+        asking = asyncio.create_task(site.ask("/metrics", basic("ann:x")))
+        await hashing.wait()
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", site.port)
         assert await closed(other_reader) == b""
         other_writer.close()
-        writer.close()
+        go_on.set()
+        assert (await asking)[0] == 200
 
 
 def basic(text: str) -> str:

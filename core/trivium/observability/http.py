@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 #: seconds that requests in progress get when the broker stops
 SHUTDOWN_SECONDS: Final = 1.0
-#: connections at a time; further ones are closed at once
+#: connections at a time; beyond them idle ones give way to new ones
 MAX_CONNECTIONS: Final = 128
+#: seconds that a connection is kept between two requests
+KEEP_ALIVE_SECONDS: Final = 5.0
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -100,6 +102,8 @@ class HttpServer:
         self._max_connections = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
         #: connections that have not asked for anything yet
         self._silent: set[asyncio.Protocol] = set()
+        #: connections whose request is being answered
+        self._busy: set[web.RequestHandler] = set()
         application = web.Application(middlewares=[self._has_asked])
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
@@ -113,6 +117,7 @@ class HttpServer:
             access_log=None,
             logger=_aiohttp_logger,
             shutdown_timeout=SHUTDOWN_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
         )
 
     async def start(self) -> None:
@@ -124,11 +129,19 @@ class HttpServer:
         await self._runner.cleanup()
 
     def connect(self) -> asyncio.Protocol | None:
-        """What serves a new connection; None where there are too many."""
+        """What serves a new connection. Where there are too many, the oldest that is idle gives
+        way: one that has not asked, asks by halves, or is kept alive. None: all are being answered.
+        """
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= self._max_connections:
-            return None
+        connections = server.connections
+        excess = len(connections) - self._max_connections + 1
+        if excess > 0:
+            idle = [each for each in connections if each not in self._busy]
+            if len(idle) < excess:
+                return None
+            for each in idle[:excess]:
+                _drop(each)
         connection = server()
         self._silent.add(connection)
         self._driver.call_later(self._handshake_seconds, lambda: self._close_if_silent(connection))
@@ -142,8 +155,13 @@ class HttpServer:
 
     @web.middleware
     async def _has_asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._silent.discard(request.protocol)
-        return await handler(request)
+        connection = request.protocol
+        self._silent.discard(connection)
+        self._busy.add(connection)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.remove(connection)
 
     async def _get_live(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
@@ -214,6 +232,14 @@ class HttpServer:
         self._authenticator.authenticate(attempt, done)
         login = await answer
         return None if login is None else login.identity
+
+
+def _drop(connection: web.RequestHandler) -> None:
+    """Close a connection that is not being answered; it does not count from now on."""
+    transport = connection.transport
+    connection.connection_lost(None)
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
 
 
 class _Tail:
