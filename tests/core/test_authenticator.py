@@ -7,14 +7,17 @@ import pytest
 
 import trivium.security.passwords
 from tests.support.authentication import MOSQUITTO_6, MOSQUITTO_7, Pool, attempt
+from trivium.common.events import Events
 from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.runtime.authentication import Authentication, make_authenticator
 from trivium.security.attempts import REFUSED, Attempt, Decided, Login, Method
-from trivium.security.authenticator import MAX_CREDENTIAL_BYTES, Authenticator, Clock
+from trivium.security.authenticator import MAX_CREDENTIAL_BYTES, Authenticator
+from trivium.security.clock import Clock
+from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import Identity
 from trivium.security.passwords import hash_password, work_of
-from trivium.security.stored import Remembered, StoredUser
+from trivium.security.stored import StoredUser
 from trivium.storage.memory import MemoryStorage
 
 
@@ -304,7 +307,8 @@ class Asked(Method):
 def test_no_method_is_asked_about_a_credential_that_is_too_long() -> None:
     asked = Asked()
     pool = Pool()
-    authenticator = Authenticator([asked], ("asked",), "never", Remembered(), pool, Clock())
+    hashes = HashQueue(pool, Clock(), Events(), 10_000)
+    authenticator = Authenticator([asked], ("asked",), "never", hashes, Clock())
     for size in (MAX_CREDENTIAL_BYTES, MAX_CREDENTIAL_BYTES + 1):
         assert attempt(authenticator, pool, "ann", b"x" * size) is None
     assert asked.sizes == [MAX_CREDENTIAL_BYTES]

@@ -13,7 +13,7 @@ from trivium.config import Config
 from trivium.runtime.authentication import Authentication
 from trivium.security import failures as module
 from trivium.security.attempts import Attempt, Login
-from trivium.security.authenticator import Clock
+from trivium.security.clock import Clock
 from trivium.security.failures import Counts, Failures
 from trivium.storage.memory import MemoryStorage
 

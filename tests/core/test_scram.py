@@ -17,7 +17,7 @@ from trivium.config import AuthConfig, Config, UserConfig
 from trivium.errors import ConfigError, PreconditionFailed
 from trivium.runtime.authentication import Authentication
 from trivium.security.attempts import Attempt
-from trivium.security.authenticator import Clock
+from trivium.security.clock import Clock
 from trivium.security.exchanges import Step
 from trivium.security.passwords import PasswordFormatError, hash_password
 from trivium.security.scram import (

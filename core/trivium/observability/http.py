@@ -222,6 +222,7 @@ class HttpServer:
             methods=self._listener.methods,
             admits_anonymous=self._authenticator.admits_anonymous(self._listener),
             protocol=self._listener.protocol,
+            is_gone=lambda: request.transport is None,
         )
         answer: asyncio.Future[Login | None] = asyncio.get_running_loop().create_future()
 

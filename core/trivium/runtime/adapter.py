@@ -415,4 +415,5 @@ def make_attempt(
         client_id=client_id,
         vhost=vhost or listener.virtual_host,
         certificate_user="" if peer.certificate is None else peer.certificate.user_name,
+        is_gone=lambda: connection.is_closed,
     )

@@ -19,14 +19,16 @@ from trivium.host import Host
 from trivium.runtime.grants import configure_permissions, configure_quotas
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Login, Method
-from trivium.security.authenticator import Authenticator, Clock
+from trivium.security.authenticator import Authenticator
 from trivium.security.certificates import CERTIFICATE, Certificates
+from trivium.security.clock import Clock
 from trivium.security.granted import Granted
+from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
 from trivium.security.scram import KEY_BYTES, MadeUpKeys, parse_keys
-from trivium.security.stored import Remembered, RunInPool, StoredUser
+from trivium.security.stored import Remembered, StoredUser
 from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users
 from trivium.security.web import Fetch, WebAnswer, WebRequest
@@ -77,12 +79,15 @@ class Authentication:
         #: what commands grant
         self.granted = Granted(self.permissions, permissions_changed, events)
         remembered = Remembered()
+        clock = clock or Clock()
+        patience_ms = int(config.limits.handshake_seconds * 1000)
+        hashes = HashQueue(run_in_pool, clock, events, patience_ms)
         auth = config.auth
         self.users = Users(
             configured_users(config),
             auth.guest,
             remembered,
-            run_in_pool,
+            hashes,
             self._changed,
             events,
             auth.scram_iterations if auth.scram else 0,
@@ -93,7 +98,7 @@ class Authentication:
         methods: list[Method] = [self.users, Certificates(self.users)]
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
-            methods.append(PasswordFiles(paths, remembered, run_in_pool, self._changed))
+            methods.append(PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed))
         methods.append(self.api_keys)
         if config.jwt.is_set_up:
             methods.append(Tokens(token_rules(config.jwt), run_in_pool, fetch, now_ms))
@@ -109,9 +114,8 @@ class Authentication:
             methods,
             auth.methods or tuple(name for name in METHODS if name in known),
             auth.anonymous,
-            remembered,
-            run_in_pool,
-            clock or Clock(),
+            hashes,
+            clock,
             anonymous_tags=frozenset(auth.anonymous_tags),
             events=events,
         )
@@ -221,6 +225,8 @@ class HostClock(Clock):
     def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
         work = self._host.events.for_served(work)
         self._host.timeouts.call_at(self._host.elapsed_ms + milliseconds, _Later(work))
+        # A request over HTTP comes outside of turns, which set the time of the next one.
+        self._host.request_turn()
 
 
 class _Later(Timed):

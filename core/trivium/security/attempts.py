@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from trivium.security.identity import Identity
 
 
+def _stays() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A client that wants to come in."""
@@ -33,6 +37,8 @@ class Attempt:
     certificate_user: str = ""
     #: the user who is in and renews what it came with; None: it comes in
     renews: str | None = None
+    #: whether the client has left, so that nobody waits for an answer
+    is_gone: Callable[[], bool] = field(default=_stays, repr=False, compare=False)
 
     @property
     def shows_nothing(self) -> bool:
@@ -65,10 +71,13 @@ class Verdict:
     is_known: bool = True
     #: the hash that its password was checked against; "" for none
     hashed: str = field(default="", repr=False)
+    #: whether its password was not looked at: too many others wait, or its own time is over
+    is_busy: bool = False
 
 
 UNKNOWN = Verdict(is_known=False)
 REFUSED = Verdict()
+BUSY = Verdict(is_busy=True)
 
 #: Called with a verdict, at once or later.
 Decided = Callable[[Verdict], None]

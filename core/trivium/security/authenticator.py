@@ -14,13 +14,15 @@ from typing import Final, Literal
 
 from trivium.common.events import Events
 from trivium.listen import ListenerConfig
-from trivium.security.attempts import Attempt, Login, Method, Verdict
+from trivium.security.attempts import BUSY, REFUSED, Attempt, Decided, Login, Method, Verdict
+from trivium.security.clock import Clock
 from trivium.security.exchanges import TOKEN_METHODS, Exchange, ScramSteps, TokenExchange
 from trivium.security.failures import Failures
+from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import Identity
 from trivium.security.passwords import kind_of, verify_password, work_of
 from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
-from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod, Remembered, RunInPool
+from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod
 
 #: longest password or token that is looked at; what some issuers sign has several KiB
 MAX_CREDENTIAL_BYTES: Final = 16 * 1024
@@ -32,18 +34,6 @@ MAX_KINDS: Final = 4
 Done = Callable[[Login | None], None]
 
 
-class Clock:
-    """The time that the authenticator goes by."""
-
-    def now(self) -> int:
-        """Milliseconds on a clock that is never set."""
-        return 0
-
-    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
-        """Call `work` after some time."""
-        work()
-
-
 class Authenticator:
     """The methods of one broker; `chain` names those of listeners that name none, in order."""
 
@@ -52,8 +42,7 @@ class Authenticator:
         methods: Iterable[Method],
         chain: tuple[str, ...],
         anonymous: Literal["loopback", "always", "never"],
-        remembered: Remembered,
-        run_in_pool: RunInPool,
+        hashes: HashQueue,
         clock: Clock,
         anonymous_tags: frozenset[str] = frozenset(),
         events: Events | None = None,
@@ -61,8 +50,7 @@ class Authenticator:
         self._methods = {method.name: method for method in methods}
         self._chain = chain
         self._anonymous = anonymous
-        self._remembered = remembered
-        self._run_in_pool = run_in_pool
+        self._hashes = hashes
         #: who clients without credentials are
         self.anonymous = Identity("", anonymous_tags, is_anonymous=True)
         self._clock = clock
@@ -115,7 +103,7 @@ class Authenticator:
 
     def prove(self, attempt: Attempt, check: Callable[[], Login | None], done: Done) -> None:
         """Call `done` with what `check` says of a client that has proved who it is, or has not."""
-        self._decide(attempt, lambda decided: decided(self._still(check())), done)
+        self._decide(attempt, lambda decided: decided(Verdict(self._still(check()))), done)
 
     def scram_keys(self, attempt: Attempt) -> tuple[ScramKeys, Login | None]:
         """The keys of a user, and what holds once it has proved that it knows the password.
@@ -171,11 +159,11 @@ class Authenticator:
             return chain
         return tuple(name for name in chain if name == attempt.only)
 
-    def _decide(self, attempt: Attempt, ask: Callable[[Done], None], done: Done) -> None:
+    def _decide(self, attempt: Attempt, ask: Callable[[Decided], None], done: Done) -> None:
         """Have `ask` decide, after the wait of those who have failed too often."""
 
-        def decided(login: Login | None) -> None:
-            self._ended(attempt, login, done)
+        def decided(verdict: Verdict) -> None:
+            self._ended(attempt, verdict.login, done)
 
         wait = 0 if attempt.shows_nothing else self._failures.wait(attempt, self._clock.now())
         if wait:
@@ -184,7 +172,10 @@ class Authenticator:
             ask(decided)
 
     def _ended(self, attempt: Attempt, login: Login | None, done: Done) -> None:
-        """An attempt has ended, well or badly: each one does here."""
+        """An attempt has ended, well or badly: each one does here.
+
+        One whose password was not looked at has failed too: what counts must not tell who exists.
+        """
         if login is not None and attempt.renews not in (None, login.identity.name):
             # What somebody else came with is not renewed by it.
             login = None
@@ -208,7 +199,7 @@ class Authenticator:
         """What still holds: between two messages the user may have got another password."""
         return None if login is None else self.current(login)
 
-    def _ask(self, chain: tuple[str, ...], at: int, attempt: Attempt, done: Done) -> None:
+    def _ask(self, chain: tuple[str, ...], at: int, attempt: Attempt, done: Decided) -> None:
         """Ask the method at a place of the chain, and those behind it."""
         if at == len(chain):
             self._nobody(chain, attempt, done)
@@ -217,24 +208,24 @@ class Authenticator:
         def decided(verdict: Verdict) -> None:
             if not verdict.is_known:
                 self._ask(chain, at + 1, attempt, done)
-            elif verdict.login is not None:
-                done(verdict.login)
+            elif verdict.login is not None or verdict.is_busy:
+                done(verdict)
             else:
                 self._refuse(chain, attempt, verdict.hashed, done)
 
         self._methods[chain[at]].check(attempt, decided)
 
-    def _nobody(self, chain: tuple[str, ...], attempt: Attempt, done: Done) -> None:
+    def _nobody(self, chain: tuple[str, ...], attempt: Attempt, done: Decided) -> None:
         """No method knows who this is."""
         has_none = attempt.shows_nothing
         if attempt.admits_anonymous and (has_none or attempt.ignores_unknown):
-            done(Login(identity=self.anonymous))
+            done(Verdict(Login(identity=self.anonymous)))
         elif has_none:
-            done(None)
+            done(REFUSED)
         else:
             self._refuse(chain, attempt, "", done)
 
-    def _refuse(self, chain: tuple[str, ...], attempt: Attempt, hashed: str, done: Done) -> None:
+    def _refuse(self, chain: tuple[str, ...], attempt: Attempt, hashed: str, done: Decided) -> None:
         """Answer no, after the work of checking a hash of each kind that ``hashed`` is not of."""
         decoys = self._decoys_of(chain)
         if hashed:
@@ -243,7 +234,7 @@ class Authenticator:
         else:
             left = list(decoys.values())
         if not left or len(attempt.password) > MAX_PASSWORD_BYTES:
-            done(None)
+            done(REFUSED)
             return
 
         def work() -> bool:
@@ -251,7 +242,7 @@ class Authenticator:
                 verify_password(stored, attempt.password)
             return False
 
-        self._run_in_pool(work, lambda _: done(None))
+        self._hashes.run(attempt, work, lambda result: done(BUSY if result is None else REFUSED))
 
     def _decoys_of(self, chain: tuple[str, ...]) -> dict[str, str]:
         decoys = self._decoys.get(chain)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from trivium.errors import ConfigError
+from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.passwords import PasswordFormatError, is_hashed, parse_hash
-from trivium.security.stored import PasswordMethod, Remembered, RunInPool, StoredUser
+from trivium.security.stored import PasswordMethod, Remembered, StoredUser
 from trivium.security.watched_files import WatchedFiles, read_bytes
 
 PASSWORD_FILE: Final = "password-file"  # noqa: S105
@@ -27,10 +28,11 @@ class PasswordFiles(PasswordMethod):
         self,
         paths: Iterable[Path],
         remembered: Remembered,
+        hashes: HashQueue,
         run_in_pool: RunInPool,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(remembered, run_in_pool)
+        super().__init__(remembered, hashes)
         files = list(paths)
         self._files = WatchedFiles(files, lambda: _read_all(files), run_in_pool, changed)
 

@@ -1,8 +1,8 @@
 """Methods that compare a password with a stored one.
 
-A hashed password takes some 30 ms of CPU to check. That runs in a thread pool, which comes in as a
-function; credentials that were right before are remembered under a key that dies with the process,
-so that reconnecting clients cost nothing.
+A hashed password takes some 30 ms of CPU to check, when it is its turn. Credentials that were right
+before are remembered under a key that dies with the process, so that reconnecting clients cost
+nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from trivium.security.attempts import (
+    BUSY,
     REFUSED,
     UNKNOWN,
     Attempt,
@@ -24,6 +24,7 @@ from trivium.security.attempts import (
     Method,
     Verdict,
 )
+from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import Identity
 from trivium.security.passwords import is_hashed, verify_password
 from trivium.security.scram import ScramKeys
@@ -32,9 +33,6 @@ from trivium.security.scram import ScramKeys
 MEMORY_SIZE: Final = 10_000
 #: longest password that is looked at: a hash's cost must not depend on the client's input
 MAX_PASSWORD_BYTES: Final = 1024
-
-#: Runs the first function in a thread, then calls the second with its result on the loop.
-RunInPool = Callable[[Callable[[], bool], Callable[[bool], None]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +81,9 @@ class Remembered:
 class PasswordMethod(Method):
     """Compares passwords; subclasses know the users."""
 
-    def __init__(self, remembered: Remembered, run_in_pool: RunInPool) -> None:
+    def __init__(self, remembered: Remembered, hashes: HashQueue) -> None:
         self._remembered = remembered
-        self._run_in_pool = run_in_pool
+        self._hashes = hashes
 
     def find(self, username: str) -> StoredUser | None:
         """The user of this name."""
@@ -110,7 +108,10 @@ class PasswordMethod(Method):
             decided(Verdict(login))
             return
 
-        def finish(is_right: bool) -> None:
+        def finish(is_right: bool | None) -> None:
+            if is_right is None:
+                decided(BUSY)
+                return
             # Meanwhile the user may have got another password, or may be gone.
             if is_right and self.current(login) is not None:
                 self._remembered.put(place, digest)
@@ -118,7 +119,7 @@ class PasswordMethod(Method):
             else:
                 decided(Verdict(hashed=stored))
 
-        self._run_in_pool(lambda: verify_password(stored, password), finish)
+        self._hashes.run(attempt, lambda: verify_password(stored, password), finish)
 
     def current(self, login: Login) -> Login | None:
         user = self.find(login.key)

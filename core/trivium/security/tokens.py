@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from trivium.errors import ConfigError, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
+from trivium.security.hash_queue import RunInPool
 from trivium.security.identity import Identity
 from trivium.security.scopes import read_scopes
-from trivium.security.stored import RunInPool
 from trivium.security.token_keys import (
     ALGORITHMS,
     TokenKey,

@@ -12,6 +12,7 @@ from typing import Final
 from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import ADMINISTRATOR
 from trivium.security.passwords import (
     PasswordFormatError,
@@ -23,7 +24,6 @@ from trivium.security.stored import (
     MAX_PASSWORD_BYTES,
     PasswordMethod,
     Remembered,
-    RunInPool,
     StoredUser,
 )
 from trivium.storage.base import Table
@@ -51,12 +51,12 @@ class Users(PasswordMethod):
         configured: Iterable[StoredUser],
         has_guest: bool,
         remembered: Remembered,
-        run_in_pool: RunInPool,
+        hashes: HashQueue,
         changed: Callable[[], None],
         events: Events,
         scram_iterations: int = 0,
     ) -> None:
-        super().__init__(remembered, run_in_pool)
+        super().__init__(remembered, hashes)
         # Of the SCRAM keys of new passwords; 0: they get none.
         self._scram_iterations = scram_iterations
         self._configured = {user.name: user for user in configured}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from trivium.errors import ConfigError
-from trivium.security.stored import RunInPool
+from trivium.security.hash_queue import RunInPool
 
 logger = logging.getLogger(__name__)
 
