@@ -22,55 +22,59 @@ def shown(address: str = "10.0.0.1", user: str = "ann", password: bytes = b"wron
     return Attempt(username=user, password=password, address=address)
 
 
+def wait(failures: Failures, attempt: Attempt, now: int) -> int:
+    return max(failures.wait_of_both(attempt, now), failures.wait_of_each(attempt, now))
+
+
 def test_the_wait_doubles_and_is_bounded() -> None:
     failures = Failures()
     waits: list[int] = []
     for _ in range(12):
-        waits.append(failures.wait(shown(), 0))
+        waits.append(wait(failures, shown(), 0))
         failures.failed(shown(), 0)
     assert waits == [0, 0, 0, 250, 500, 1000, 2000, 4000, 8000, 8000, 8000, 8000]
     for _ in range(10_000):
         failures.failed(shown(), 0)
-    assert failures.wait(shown(), 0) == 8000
+    assert wait(failures, shown(), 0) == 8000
 
 
 def test_failures_are_forgotten_after_a_time_and_by_success() -> None:
     failures = Failures()
     for _ in range(5):
         failures.failed(shown(), 0)
-    assert failures.wait(shown(), 59_999) == 1000
-    assert failures.wait(shown(), 60_000) == 0
+    assert wait(failures, shown(), 59_999) == 1000
+    assert wait(failures, shown(), 60_000) == 0
     failures.failed(shown(), 60_000)
-    assert failures.wait(shown(), 60_000) == 0, "counted anew"
+    assert wait(failures, shown(), 60_000) == 0, "counted anew"
     for _ in range(5):
         failures.failed(shown(), 60_000)
     failures.succeeded(shown())
-    assert failures.wait(shown(), 60_000) == 0
+    assert wait(failures, shown(), 60_000) == 0
 
 
 def test_others_at_the_address_and_the_user_elsewhere_do_not_wait() -> None:
     failures = Failures()
     for _ in range(15):
         failures.failed(shown(), 0)
-    assert failures.wait(shown(), 0) == 8000
-    assert failures.wait(shown(user="bob"), 0) == 0
-    assert failures.wait(shown(address="10.0.0.2"), 0) == 0
+    assert wait(failures, shown(), 0) == 8000
+    assert wait(failures, shown(user="bob"), 0) == 0
+    assert wait(failures, shown(address="10.0.0.2"), 0) == 0
 
 
 def test_many_names_of_one_address_wait_shortly() -> None:
     failures = Failures()
     for number in range(100):
         failures.failed(shown(user=f"user{number}"), 0)
-    assert failures.wait(shown(user="another"), 0) == 1000
-    assert failures.wait(shown("10.0.0.2", "another"), 0) == 0
+    assert wait(failures, shown(user="another"), 0) == 1000
+    assert wait(failures, shown("10.0.0.2", "another"), 0) == 0
 
 
 def test_one_name_from_many_addresses_waits_shortly() -> None:
     failures = Failures()
     for number in range(100):
         failures.failed(shown(f"10.0.1.{number}"), 0)
-    assert failures.wait(shown("10.0.0.2"), 0) == 1000
-    assert failures.wait(shown("10.0.0.2", "bob"), 0) == 0
+    assert wait(failures, shown("10.0.0.2"), 0) == 1000
+    assert wait(failures, shown("10.0.0.2", "bob"), 0) == 0
 
 
 def test_so_many_counts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support import mqtt
-from tests.support.authentication import MOSQUITTO_7, Pool, permit
+from tests.support.authentication import MOSQUITTO_7, Pool
 from trivium.common.events import Events
 from trivium.config import Config
 from trivium.runtime.authentication import Authentication
@@ -206,12 +206,11 @@ def test_an_attempt_that_is_not_looked_at_is_refused_without_a_hash(
 
 def test_a_client_that_has_left_is_not_hashed() -> None:
     server = mqtt.Server()
-    server.broker.users.add("ann", MOSQUITTO_7)
-    permit(server.broker, "ann")
     server.driver.is_pool_busy = True
     clients = [server.connect() for _ in range(module.AT_ONCE + 2)]
-    for client in clients:
-        client.feed(mqtt.connect("c", 5, username="ann", password=b"right"))
+    for number, client in enumerate(clients):
+        server.broker.users.add(f"user{number}", MOSQUITTO_7)
+        client.feed(mqtt.connect("c", 5, username=f"user{number}", password=b"wrong"))
     clients[-2].lose()
     for _ in range(module.AT_ONCE):
         server.driver.blocking.pop(0)()

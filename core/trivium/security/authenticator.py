@@ -20,6 +20,7 @@ from trivium.security.exchanges import TOKEN_METHODS, Exchange, ScramSteps, Toke
 from trivium.security.failures import Failures
 from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import Identity
+from trivium.security.lines import Turns
 from trivium.security.passwords import kind_of, verify_password, work_of
 from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod
@@ -56,6 +57,7 @@ class Authenticator:
         self._clock = clock
         self._events = events or Events()
         self._failures = Failures()
+        self._turns = Turns(self._failures, clock, self._events, hashes.patience_ms)
         # By chain a hash of each kind, the costliest first: what a password that is refused is
         # compared with, for the work alone.
         self._decoys: dict[tuple[str, ...], dict[str, str]] = {}
@@ -160,30 +162,42 @@ class Authenticator:
         return tuple(name for name in chain if name == attempt.only)
 
     def _decide(self, attempt: Attempt, ask: Callable[[Decided], None], done: Done) -> None:
-        """Have `ask` decide, after the wait of those who have failed too often."""
+        """Have `ask` decide when it is the attempt's turn."""
+        if attempt.shows_nothing:
+            ask(lambda verdict: self._answer(attempt, verdict.login, done))
+            return
 
         def decided(verdict: Verdict) -> None:
-            self._ended(attempt, verdict.login, done)
+            try:
+                self._ended(attempt, verdict.login, done)
+            finally:
+                self._turns.end(attempt, _is_own(attempt, verdict.login))
 
-        wait = 0 if attempt.shows_nothing else self._failures.wait(attempt, self._clock.now())
-        if wait:
-            self._clock.call_later(wait, lambda: ask(decided))
-        else:
-            ask(decided)
+        def begin(may_begin: bool) -> None:
+            if may_begin:
+                ask(decided)
+            else:
+                # Nobody looked at it, whoever it is: it is no failure.
+                self._answer(attempt, None, done)
+
+        self._turns.take(attempt, begin)
 
     def _ended(self, attempt: Attempt, login: Login | None, done: Done) -> None:
-        """An attempt has ended, well or badly: each one does here.
+        """An attempt to show who one is has ended, well or badly.
 
         One whose password was not looked at has failed too: what counts must not tell who exists.
         """
         if login is not None and attempt.renews not in (None, login.identity.name):
             # What somebody else came with is not renewed by it.
             login = None
-        if not attempt.shows_nothing:
-            if login is None:
-                self._failures.failed(attempt, self._clock.now())
-            else:
-                self._failures.succeeded(attempt)
+        if login is None:
+            self._failures.failed(attempt, self._clock.now())
+        elif _is_own(attempt, login):
+            self._failures.succeeded(attempt)
+        self._answer(attempt, login, done)
+
+    def _answer(self, attempt: Attempt, login: Login | None, done: Done) -> None:
+        """Tell what came of an attempt: of each one here."""
         self._events.tell(
             "user.authentication.failure" if login is None else "user.authentication.success",
             user=attempt.username if login is None else login.identity.name,
@@ -255,3 +269,8 @@ class Authenticator:
             decoys = {kind: found[kind] for kind in costliest[:MAX_KINDS]}
             self._decoys[chain] = decoys
         return decoys
+
+
+def _is_own(attempt: Attempt, login: Login | None) -> bool:
+    """Whether an attempt was right for the user whom it names: beside a token may stand any."""
+    return login is not None and attempt.username in (None, "", login.identity.name)

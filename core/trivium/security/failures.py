@@ -32,6 +32,11 @@ def _digest(name: str) -> bytes:
     return blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
+def both(attempt: Attempt) -> str:
+    """The name of an attempt's address and user together."""
+    return f"{attempt.address} {attempt.username or ''}"
+
+
 class Counts:
     """Failures by some name."""
 
@@ -58,11 +63,15 @@ class Counts:
         """It was right this time."""
         self._counts.pop(_digest(name), None)
 
+    def left(self, name: str, now: int) -> int:
+        """Failures that cost nothing yet; below 0 it has had more."""
+        count, at = self._counts.get(_digest(name), (0, now))
+        return self._free if now - at >= FORGOTTEN_MS else self._free - count
+
     def wait(self, name: str, now: int) -> int:
         """Milliseconds to wait before the next attempt."""
-        count, at = self._counts.get(_digest(name), (0, now))
-        beyond = count - self._free
-        if beyond < 0 or now - at >= FORGOTTEN_MS:
+        beyond = -self.left(name, now)
+        if beyond < 0:
             return 0
         # The shift is bounded, since the number would be as long as the count is large.
         return min(FIRST_WAIT_MS << min(beyond, 16), self._longest_ms)
@@ -76,23 +85,28 @@ class Failures:
         self._by_address = Counts(*BY_ADDRESS)
         self._by_user = Counts(*BY_USER)
 
-    def wait(self, attempt: Attempt, now: int) -> int:
-        """Milliseconds before the attempt may be looked at."""
-        address, user = attempt.address, attempt.username or ""
-        return max(
-            self._by_both.wait(f"{address} {user}", now),
-            self._by_address.wait(address, now),
-            self._by_user.wait(user, now) if user else 0,
-        )
+    def at_once(self, name: str, now: int) -> int:
+        """How many attempts of a name of ``both`` may be looked at together."""
+        return max(self._by_both.left(name, now), 1)
+
+    def wait_of_both(self, attempt: Attempt, now: int) -> int:
+        """Milliseconds before the attempt may be looked at, by address and user together."""
+        return self._by_both.wait(both(attempt), now)
+
+    def wait_of_each(self, attempt: Attempt, now: int) -> int:
+        """Milliseconds before the attempt may be looked at, by address and by user."""
+        user = attempt.username or ""
+        by_user = self._by_user.wait(user, now) if user else 0
+        return max(self._by_address.wait(attempt.address, now), by_user)
 
     def failed(self, attempt: Attempt, now: int) -> None:
         """An attempt was refused."""
-        address, user = attempt.address, attempt.username or ""
-        self._by_both.failed(f"{address} {user}", now)
-        self._by_address.failed(address, now)
+        user = attempt.username or ""
+        self._by_both.failed(both(attempt), now)
+        self._by_address.failed(attempt.address, now)
         if user:
             self._by_user.failed(user, now)
 
     def succeeded(self, attempt: Attempt) -> None:
         """An attempt was right."""
-        self._by_both.forget(f"{attempt.address} {attempt.username or ''}")
+        self._by_both.forget(both(attempt))

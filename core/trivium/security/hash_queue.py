@@ -52,7 +52,8 @@ class HashQueue:
         self._run_in_pool = run_in_pool
         self._clock = clock
         self._events = events
-        self._patience_ms = patience_ms
+        #: how long an attempt waits
+        self.patience_ms = patience_ms
         self._under_way = 0
         self._waiting = 0
         # By address, that one first whose turn it is. None of them is empty.
@@ -95,7 +96,7 @@ class HashQueue:
         return True
 
     def _is_over(self, waiting: _Waiting, now: int) -> bool:
-        return now - waiting.since > self._patience_ms or waiting.attempt.is_gone()
+        return now - waiting.since > self.patience_ms or waiting.attempt.is_gone()
 
     def _give_up(self, address: str, waiting: _Waiting) -> None:
         queue = self._queues[address]
