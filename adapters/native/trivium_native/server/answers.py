@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from mypy_extensions import i64
+
 
 class Run:
     """Publishes with neighbouring correlation ids that wait for one write batch, or for none."""
@@ -17,9 +19,11 @@ class Run:
 class Answers:
     """The confirms and answers of one connection that have not left yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        #: publishes that may wait for the disk; above it the client is not read
+        self.most: i64 = most
         #: publishes that wait for the disk
-        self.unconfirmed = 0
+        self.unconfirmed: i64 = 0
         # Publishes confirmed in this turn; what waits for its write batch: publishes, the last run
         # of which may grow, and other replies as frames.
         self._confirmed: list[Run] = []

@@ -108,7 +108,7 @@ class NativeConnection(FramedConnection):
         self._blocked: str | None = None
         self._is_slowed = False
         self._heartbeat = 0
-        self._answers = Answers()
+        self._answers = Answers(options.max_unconfirmed)
         # Something waits for room in the output.
         self._is_held = False
 
@@ -162,7 +162,7 @@ class NativeConnection(FramedConnection):
         answers = self._answers
         answers.write_batch_durable(write_batch)
         self._send_confirms()
-        if answers.unconfirmed <= self.options.max_unconfirmed // 2:
+        if answers.unconfirmed <= answers.most // 2:
             self.continue_input(BEHIND_DISK)
         for frame in answers.take_answers(write_batch):
             self.send(frame)
@@ -380,7 +380,7 @@ class NativeConnection(FramedConnection):
         if write_batch > self.broker.storage.durable:
             answers.confirm_after(write_batch, correlation)
             self._await_write_batch(write_batch)
-            if answers.unconfirmed > self.options.max_unconfirmed:
+            if answers.unconfirmed > answers.most:
                 self.hold_input(BEHIND_DISK)
         else:
             answers.confirm(correlation)
