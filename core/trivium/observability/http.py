@@ -5,6 +5,9 @@ broker. It runs on the broker's own loop.
 
 - `GET /health/live` answers 200 while the loop turns.
 - `GET /health/ready` answers 200 while clients can connect and publish, else 503 with the reason.
+- `/api/...` is for whoever `api` asks (see `trivium.observability.api`), by users with a password,
+  token or key. Pages of other sites gain nothing: they would need leave for PUT, DELETE or JSON,
+  which nobody gives (CORS).
 - `GET /metrics` is the Prometheus text format. Where anonymous access is not admitted (see
   `Authenticator.admits_anonymous`), it wants a user's name and password by HTTP Basic.
 """
@@ -12,9 +15,11 @@ broker. It runs on the broker's own loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, cast
+from urllib.parse import unquote
 
 from aiohttp import BasicAuth, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -22,6 +27,7 @@ from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
 from trivium.listen import ListenerConfig, is_loopback
+from trivium.observability.api import Api, ApiAnswer, ApiRequest, refusal
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import ADMINISTRATOR, MONITORING, Identity
@@ -36,6 +42,8 @@ SHUTDOWN_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 128
 #: seconds that a connection is kept between two requests
 KEEP_ALIVE_SECONDS: Final = 5.0
+#: bytes of the body of a request
+MAX_BODY_BYTES: Final = 64 * 1024
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -91,6 +99,7 @@ class HttpServer:
         listener: ListenerConfig,
         handshake_seconds: float = 10.0,
         upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
+        api: Api | None = None,
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
@@ -104,10 +113,13 @@ class HttpServer:
         self._silent: set[asyncio.Protocol] = set()
         #: connections whose request is being answered
         self._busy: set[web.RequestHandler] = set()
-        application = web.Application(middlewares=[self._has_asked])
+        application = web.Application(middlewares=[self._has_asked], client_max_size=MAX_BODY_BYTES)
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
+        self._api = api
+        if api is not None:
+            application.router.add_route("*", r"/api/{path:[\s\S]*}", self._ask_api)
         self._upgrades = upgrades or {}
         for path in self._upgrades:
             application.router.add_get(path, self._get_upgrade, allow_head=False)
@@ -191,14 +203,46 @@ class HttpServer:
             except AccessRefused as error:
                 return web.Response(status=403, text=f"{error}\n")
         if identity is None:
-            return web.Response(
-                status=401,
-                headers={hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'},
-                text="user name and password are needed\n",
-            )
+            return web.Response(status=401, headers=_CHALLENGE, text=f"{_CREDENTIALS_NEEDED}\n")
         response = web.Response(text=self._metrics_text())
         response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
         return response
+
+    async def _ask_api(self, request: web.Request) -> web.Response:
+        identity = await self._identify(request)
+        if identity is None or identity.is_anonymous:
+            return _api_response(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+        try:
+            path = _segments(request.raw_path)
+            async with asyncio.timeout(self._handshake_seconds):
+                body = await _read_object(request)
+        except TimeoutError:
+            return _api_response(refusal(408, "request_timeout", "the body does not come"))
+        except web.HTTPRequestEntityTooLarge:
+            text = f"a body has at most {MAX_BODY_BYTES} bytes"
+            return _api_response(refusal(413, "payload_too_large", text))
+        except web.HTTPUnsupportedMediaType:
+            text = "a body is application/json"
+            return _api_response(refusal(415, "unsupported_media_type", text))
+        except (ValueError, RecursionError, OSError, web.RequestPayloadError):
+            return _api_response(refusal(400, "bad_request", "a body is a JSON object, in UTF-8"))
+        asked = ApiRequest(
+            method=request.method,
+            path=path,
+            body=body,
+            identity=identity,
+            address=request.remote or "",
+            listener=self._listener,
+        )
+        answer: asyncio.Future[ApiAnswer] = asyncio.get_running_loop().create_future()
+
+        def done(found: ApiAnswer) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        assert self._api is not None
+        self._api(asked, done)
+        return _api_response(await answer)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         """Who asks; None when they may not."""
@@ -233,6 +277,36 @@ class HttpServer:
         self._authenticator.authenticate(attempt, done)
         login = await answer
         return None if login is None else login.identity
+
+
+_CREDENTIALS_NEEDED: Final = "user name and password are needed"
+_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
+
+
+def _segments(raw_path: str) -> tuple[str, ...]:
+    """Those of a path behind ``/api``; ``%2F`` is part of one. Raises ValueError."""
+    names = raw_path.partition("?")[0].split("/")[2:]
+    return tuple(unquote(name, errors="strict") for name in names)
+
+
+async def _read_object(request: web.Request) -> dict[str, object] | None:
+    """The JSON object of a body. Raises ValueError, RecursionError, web.HTTPException."""
+    data = await request.read()
+    if not data:
+        return None
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType
+    found = json.loads(data.decode())
+    if not isinstance(found, dict):
+        raise ValueError
+    return found
+
+
+def _api_response(answer: ApiAnswer) -> web.Response:
+    headers = _CHALLENGE if answer.status == 401 else None
+    if answer.body is None:
+        return web.Response(status=answer.status, headers=headers)
+    return web.json_response(answer.body, status=answer.status, headers=headers)
 
 
 def _drop(connection: web.RequestHandler) -> None:

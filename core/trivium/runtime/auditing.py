@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.observability.api import ApiRequest
 from trivium.observability.audit import AuditLog
 from trivium.runtime.adapter import Connection
 
@@ -64,4 +65,9 @@ class Auditing:
                 who["user"] = connection.identity.name
                 who["client_id"] = connection.client_id.decode(errors="replace")
                 who["vhost"] = connection.access.vhost
+        elif isinstance(connection, ApiRequest):
+            who["address"] = connection.address
+            who["protocol"] = connection.listener.protocol
+            who["listener"] = connection.listener.name
+            who["user"] = connection.identity.name
         self._log.write(self._broker.now_ms, event, {**who, **about}, host)

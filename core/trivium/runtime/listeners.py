@@ -199,6 +199,7 @@ class Listeners:
         if config.websocket:
             raise ConfigError(f"{config.name}: WebSockets are served over HTTP without `websocket`")
         from trivium.observability.http import HttpServer
+        from trivium.runtime.management import Management
 
         server = self._server
         broker = self._broker
@@ -217,6 +218,7 @@ class Listeners:
                 for adapter in adapters
                 if (found := adapter.websocket) is not None
             },
+            Management(broker, server.driver.call).ask,
         )
         self._http.append(http)
         await http.start()
