@@ -1166,3 +1166,94 @@ def test_a_pattern_for_client_identifiers_that_stands_for_nothing_admits_nobody(
     assert client.is_closed
     # Whoever is no user is tied to none.
     mqtt.Client(server).open("c", 5)
+
+
+def _has_in_flight(server: BaseServer, qos: int) -> Client:
+    """A kept session of ann's to which ``secret`` and ``a/b`` were sent and are on their way."""
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read #"], []))
+    client = mqtt.Client(server).open(
+        "c", 5, False, properties=mqtt.KEPT, username="ann", password=b"p"
+    )
+    client.feed(mqtt.subscribe("#", qos, 1, 5))
+    server.sync()
+    sender = mqtt.Client(server).open("sender", 5, username="root", password=b"p")
+    for number, topic in enumerate(("secret", "a/b"), 1):
+        sender.feed(mqtt.publish(topic, topic.encode(), qos, number, 5))
+        if qos == 2:
+            server.sync()
+            sender.feed(mqtt.packet(0x62, number.to_bytes(2, "big")))
+    server.sync()
+    assert [body[-3:] for first, body in client.take() if first >> 4 == 3] == [b"ret", b"a/b"]
+    return client
+
+
+def _narrow(server: BaseServer) -> None:
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/#"], []))
+    server.broker.logins.permissions_changed("ann")
+    server.settle()
+
+
+def _returns(server: BaseServer) -> mqtt.Client:
+    client = mqtt.Client(server)
+    client.feed(mqtt.connect("c", 5, False, properties=mqtt.KEPT, username="ann", password=b"p"))
+    server.sync()
+    return client
+
+
+def _on_disk(host: Host) -> Server:
+    users = {
+        name: UserConfig(password="p", permissions=EVERYTHING if name == "root" else {})
+        for name in ("root", "ann")
+    }
+    return Server(config=Config(users=users), host=host)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_under_way_is_sent_again_while_it_may_be_read(qos: int) -> None:
+    server = _on_disk(Host())
+    client = _has_in_flight(server, qos)
+    client.lose()
+    _narrow(server)
+    client = _returns(server)
+    connack, *found = client.take()
+    assert connack[1][:2] == b"\x01\x00"
+    # Its identifier is free, at QoS 2 once the client knows.
+    again = (0x38 | qos << 1, mqtt.text("a/b") + b"\x00\x02\x00a/b")
+    assert found == ([again] if qos == 1 else [(0x62, b"\x00\x01"), again])
+    if qos == 2:
+        client.feed(mqtt.packet(0x70, b"\x00\x01"))
+        client.feed(mqtt.packet(0x50, b"\x00\x02"))
+        server.sync()
+        assert client.take() == [(0x62, b"\x00\x02")]
+        client.feed(mqtt.packet(0x70, b"\x00\x02"))
+    else:
+        client.feed(mqtt.packet(0x40, b"\x00\x02"))
+    client.lose()
+    server.sync()
+    assert len(_returns(server).take()) == 1
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_was_under_way_before_a_crash_is_sent_again_while_it_may_be_read(
+    is_told: bool,
+) -> None:
+    host = Host()
+    server = _on_disk(host)
+    client = _has_in_flight(server, 2)
+    if is_told:
+        client.lose()
+        _narrow(server)
+        _returns(server)
+    server.crash()
+    server = _on_disk(host)
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read a/#"], []))
+    client = _returns(server)
+    again = (0x3C, mqtt.text("a/b") + b"\x00\x02\x00a/b")
+    assert client.take()[1:] == [(0x62, b"\x00\x01"), again]
+    client.feed(mqtt.packet(0x70, b"\x00\x01") + mqtt.packet(0x50, b"\x00\x02"))
+    client.feed(mqtt.packet(0x70, b"\x00\x02"))
+    server.sync()
+    server.crash()
+    server = _on_disk(host)
+    server.broker.permissions.set_user("ann", grants_of({}, {}, ["topic read #"], []))
+    assert len(_returns(server).take()) == 1

@@ -242,9 +242,13 @@ class Outgoing(Consumer):
         if resend is not None:
             while resend and self._credit > 0 and connection.takes_output:
                 packet_id, entry = resend.popleft()
-                if self._inflight.get(packet_id) is entry:
-                    self._metrics.messages_redelivered += 1
-                    self._send(entry, packet_id, DUP, connection)
+                if self._inflight.get(packet_id) is not entry:
+                    continue
+                if not self.session.may_get(entry.message):
+                    self._withdraw(packet_id, entry)
+                    continue
+                self._metrics.messages_redelivered += 1
+                self._send(entry, packet_id, DUP, connection)
             if resend:
                 return
             self._resend = None
@@ -312,6 +316,8 @@ class Outgoing(Consumer):
                 return
         if message.address.topic is None or (self.rechecks and not self.session.may_get(message)):
             self._metrics.messages_dropped += 1
+            if self._assigned is not None:
+                self._take_assigned(entry.offset, is_gone=True)
             self.queue.settle(entry)
             return
         dup = DUP if entry.is_redelivered else 0
@@ -497,34 +503,48 @@ class Outgoing(Consumer):
                 self._last_packet_id = packet_id
                 return packet_id
 
-    def _take_assigned(self, offset: int) -> int:
+    def _take_assigned(self, offset: int, is_gone: bool = False) -> int:
         """The identifier that the message at ``offset`` had before a restart; 0 for none.
 
-        Messages before it that had one are gone (expired). If the client has such a message it
-        waits for PUBREL, and until then would take a new one for a repetition: so it gets PUBREL.
+        Messages before it that had one are gone (expired), and with ``is_gone`` it is, too.
         """
         assigned = self._assigned
         reserved = self._reserved
-        connection = self._connection
         assert assigned is not None
         assert reserved is not None
-        assert connection is not None
         found = 0
         while assigned and assigned[0][0] <= offset:
             known, packet_id = assigned.popleft()
-            if known == offset:
+            if known == offset and not is_gone:
                 found = packet_id & 0xFFFF
             elif packet_id >= _EXACTLY_ONCE:
-                packet_id &= 0xFFFF
-                self._released[packet_id] = None
-                self._credit -= 1
-                self._store.put_outgoing(self.session.client_id, packet_id, known, True)
-                connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
+                self._give_up(packet_id & 0xFFFF, known)
             reserved.discard(packet_id & 0xFFFF)
         if not assigned:
             self._assigned = None
             self._reserved = None
         return found
+
+    def _give_up(self, packet_id: int, offset: int) -> None:
+        """What was sent at QoS 2 under this identifier is gone.
+
+        If the client has it, it waits for PUBREL, and until then would take a new message for a
+        repetition: so it gets PUBREL.
+        """
+        connection = self._connection
+        assert connection is not None
+        self._released[packet_id] = None
+        self._credit -= 1
+        self._store.put_outgoing(self.session.client_id, packet_id, offset, True)
+        connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
+
+    def _withdraw(self, packet_id: int, entry: QueueEntry) -> None:
+        """It is not sent again, since the client may not read it any more."""
+        self._metrics.messages_dropped += 1
+        self._inflight.pop(packet_id)
+        self.queue.settle(entry)
+        if effective_qos(entry) == 2:
+            self._give_up(packet_id, entry.offset)
 
 
 def _by_delivery(item: tuple[int, QueueEntry]) -> int:
