@@ -629,7 +629,8 @@ def test_a_change_takes_effect_on_live_subscriptions_and_consumers() -> None:
     )
     for client in (live, queue):
         assert isinstance(client, native.Client)
-        assert [kind for kind, _, _ in client.take()] == [frames.CANCELLED]
+        ((kind, _, body),) = client.take()
+        assert (kind, msgpack.unpackb(body)["code"]) == (frames.CANCELLED, 201)
     for topic in ("a/b", "a/c"):
         root.feed(mqtt.publish(topic, b"after", 1, 7, 5))
     server.amqp("root").publish("q", b"after")
@@ -841,7 +842,7 @@ def test_another_users_session_is_not_taken_over() -> None:
 
 
 @pytest.mark.parametrize("setting", ["acknowledge", "disconnect"])
-def test_mqtt_3_is_told_by_setting(setting: Any) -> None:
+def test_mqtt_3_is_told_by_setting(setting: Any, caplog: pytest.LogCaptureFixture) -> None:
     from trivium.config import AuthConfig
 
     users = {"ann": UserConfig(password="p", acl=("topic read t",))}
@@ -849,8 +850,11 @@ def test_mqtt_3_is_told_by_setting(setting: Any) -> None:
         storage=StorageConfig(mode="memory"), users=users, auth=AuthConfig(refused_publish=setting)
     )
     client = Server(config=config).mqtt("ann", "c", 4)
-    client.feed(mqtt.publish("t", b"m", 1, 1))
+    with caplog.at_level("INFO", "trivium_mqtt"):
+        client.feed(mqtt.publish("t", b"m", 1, 1))
     assert client.is_closed is (setting == "disconnect")
+    assert client.is_closed is ("it may not publish to the topic" in caplog.text)
+    assert "a queue is full" not in caplog.text
     assert client.take_bytes() == (b"" if client.is_closed else b"\x40\x02\x00\x01")
 
 

@@ -12,9 +12,11 @@ import pytest
 from tests.native.vectors import fields_of
 from tests.support.live import TIMEOUT, FakeBroker, running, running_broker
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
+from trivium.security.permissions import grants_of
 from trivium_native import connect, errors
 from trivium_native.client import Client, receiving
-from trivium_native.client.protocol import ClientProtocol
+from trivium_native.client.protocol import Cancelled, ClientProtocol
+from trivium_native.client.url import parse_url
 from trivium_native.transaction import Transaction
 from trivium_native.values import Part, PolicyInfo, Producer, Publication, Record
 from trivium_native.wire import frames
@@ -393,6 +395,44 @@ async def test_a_subscription_ends_with_its_queue(client: Client) -> None:
         await client.delete("queue", "q")
         with pytest.raises(errors.NotFound):
             await anext(deliveries)
+
+
+async def test_what_may_not_be_read_any_more_ends_with_that_error() -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        running_broker(users=True) as (broker, url),
+        connect(url.replace("//", "//u:p@")) as client,
+    ):
+        await make_stream(client)
+        await client.declare_queue("q")
+        async with (
+            client.consume("q") as deliveries,
+            client.subscribe("a") as messages,
+            client.read("s", 0) as batches,
+            client.join("g", ["s"]) as member,
+        ):
+            await client.publish(b"0", routing_key="k")
+            await anext(batches)
+            await anext(member)
+            group_alone = {"configure": ".*", "write": ".*", "read": "^g$"}
+            broker.permissions.set_user("u", grants_of({"/": group_alone}, {}, [], []))
+            broker.logins.permissions_changed("u")
+            for source in (deliveries, messages, batches, member):
+                with pytest.raises(errors.AccessRefused):
+                    await anext(source)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"), [({}, errors.NotFound), ({"code": 201}, errors.AccessRefused)]
+)
+def test_brokers_that_do_not_say_why_a_subscription_ends_have_lost_its_source(
+    more: dict[str, int], kind: type[errors.NativeError]
+) -> None:
+    protocol = ClientProtocol(parse_url("trivium://localhost"))
+    body = pack({"subscription": 1, "reason": "why", **more})
+    (event,) = protocol.receive(encode_frame(frames.CANCELLED, 0, body))
+    assert isinstance(event, Cancelled)
+    assert (type(event.error), event.error.text) == (kind, "why")
 
 
 async def test_a_cancelled_call_leaves_the_connection_usable(client: Client) -> None:

@@ -418,7 +418,11 @@ def test_a_deleted_queue_cancels_its_consumers(server: Server, client: Client) -
     server.open().ask(frames.DELETE, kind="queue", name="q")
     ((kind, correlation, body),) = client.take()
     assert (kind, correlation) == (frames.CANCELLED, 0)
-    assert msgpack.unpackb(body)["subscription"] == 1
+    assert msgpack.unpackb(body) == {
+        "subscription": 1,
+        "reason": "the queue was deleted",
+        "code": 301,
+    }
     assert client.refused(frames.UNSUBSCRIBE, subscription=1) == 301
 
 

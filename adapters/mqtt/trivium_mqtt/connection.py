@@ -461,7 +461,8 @@ class MqttConnection(Reader):
             limit = self.broker.config.limits.handshake_seconds * 1000
             # While its answer is up to us, it need not hurry.
             if not self.held_for and elapsed - self.came_at > limit:
-                self.close()
+                # It is told nothing, so there is nothing that it must get.
+                self.transport.abort()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
             self.end(KEEP_ALIVE_TIMEOUT)
 

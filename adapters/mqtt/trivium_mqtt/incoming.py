@@ -221,7 +221,7 @@ class Incoming:
         """Publish what came with ``qos``, and answer it."""
         write_batch, reason = self._publish(message, route)
         if reason >= 0x80 and qos > 0 and self._ends_connection(reason):
-            raise Refused
+            raise Refused(reason)
         if reason < 0x80 and qos == EXACTLY_ONCE:
             write_batch = self._keep_packet_id(packet_id, write_batch)
         self._acknowledge(qos, packet_id, write_batch, reason)
@@ -356,7 +356,7 @@ class Incoming:
             taken = (after - at) // size
             if reason >= 0x80 and self._ends_connection(reason):
                 at = after
-                error = Refused()
+                error = Refused(reason)
                 break
             last = max(last, write_batch)
             count += taken

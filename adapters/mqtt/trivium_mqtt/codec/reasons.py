@@ -85,10 +85,13 @@ class ProtocolError(RemoteError):
 
 
 class Refused(RemoteError):
-    """A queue refused a message of an MQTT 3 client, which has no negative acknowledgement.
+    """A message of an MQTT 3 client is refused, for which there is no negative acknowledgement.
 
     The connection ends, so that the client knows: it sends the message again when it is back.
     """
 
-    def __init__(self) -> None:
-        super().__init__(QUOTA_EXCEEDED, "a queue is full")
+    def __init__(self, reason: int) -> None:
+        is_full = reason == QUOTA_EXCEEDED
+        super().__init__(
+            reason, "a queue is full" if is_full else "it may not publish to the topic"
+        )

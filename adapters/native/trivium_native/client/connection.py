@@ -29,7 +29,6 @@ from trivium_native.wire.errors import (
     Blocked,
     ConnectionFailed,
     NativeError,
-    NotFound,
     RemoteProtocolError,
 )
 
@@ -285,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
         elif isinstance(event, Cancelled):
             sink = self.sinks.pop(event.subscription, None)
             if sink is not None:
-                sink.end(NotFound(event.reason))
+                sink.end(event.error)
         elif isinstance(event, HeartbeatWanted):
             member = self.members.get((event.group, event.member))
             if member is not None:

@@ -22,6 +22,7 @@ from trivium_native.client.values import (
     StoredBatch,
 )
 from trivium_native.wire.errors import (
+    AccessRefused,
     Fenced,
     NativeError,
     NotFound,
@@ -166,7 +167,7 @@ class GroupConsumer:
 
     def ended(self, error: NativeError) -> None:
         """A subscription, or the connection, is over."""
-        if self._connection.error is not None:
+        if self._connection.error is not None or isinstance(error, AccessRefused):
             self._fail(error)
         else:
             # The stream was deleted: the next answer says what to read instead.

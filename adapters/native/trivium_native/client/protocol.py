@@ -20,6 +20,7 @@ from trivium_native.wire.errors import (
     InvalidArgument,
     Malformed,
     NativeError,
+    NotFound,
     ProtocolError,
     RemoteProtocolError,
     error_of,
@@ -70,10 +71,10 @@ class BatchArrived:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The broker ended a subscription: its queue or stream is gone."""
+    """The broker ended a subscription: its queue or stream is gone, or may not be read any more."""
 
     subscription: int
-    reason: str
+    error: NativeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,10 @@ class ClientProtocol:
             self.max_frame = int(reply["max_frame"])
         elif kind == frames.CANCELLED:
             fields = unpack(frame.body)
-            events.append(Cancelled(int(fields["subscription"]), str(fields["reason"])))
+            # Older brokers send no code.
+            code = int(fields.get("code", NotFound.code))
+            error = error_of(code, str(fields["reason"]))
+            events.append(Cancelled(int(fields["subscription"]), error))
         elif kind == frames.REBALANCE:
             fields = unpack(frame.body)
             events.append(HeartbeatWanted(str(fields["group"]), str(fields["member"])))

@@ -201,7 +201,7 @@ class NativeConnection(FramedConnection):
                 subscription.check_permissions()
             except core.AccessRefused as error:
                 subscription.end()
-                subscription.send_cancelled(str(error))
+                subscription.send_cancelled(of_topology(error))
         self.fetches.check_permissions()
 
     def internal_error(self) -> None:

@@ -14,7 +14,7 @@ from trivium.security.permissions import READ
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
 from trivium_native.server.deliveries import write_delivery
-from trivium_native.wire.errors import UnknownDelivery
+from trivium_native.wire.errors import NativeError, NotFound, UnknownDelivery
 from trivium_native.wire.frames import (
     BATCH,
     CANCELLED,
@@ -71,11 +71,10 @@ class Subscription:
         """The client, or its connection, leaves: release everything."""
         raise NotImplementedError
 
-    def send_cancelled(self, reason: str) -> None:
-        """Its source is gone: tell the client."""
-        self.connection.send(
-            encode_frame(CANCELLED, 0, pack({"subscription": self.number, "reason": reason}))
-        )
+    def send_cancelled(self, error: NativeError) -> None:
+        """It is over, for the reason ``error``: tell the client."""
+        told = {"subscription": self.number, "reason": error.text, "code": error.code}
+        self.connection.send(encode_frame(CANCELLED, 0, pack(told)))
         forget(self.connection, self.number)
 
 
@@ -235,7 +234,7 @@ class QueueSubscription(Subscription):
         """The queue is gone."""
         self._unsettled.clear()
         self._consumer = None
-        self.send_cancelled("the queue was deleted")
+        self.send_cancelled(NotFound("the queue was deleted"))
 
     def add_credit(self, amount: int) -> None:
         self._credit += amount
@@ -393,7 +392,7 @@ class LogSubscription(Subscription):
         """The stream is gone."""
         self._is_ended = True
         self._reader = None
-        self.send_cancelled("the stream was deleted")
+        self.send_cancelled(NotFound("the stream was deleted"))
 
     def add_credit(self, amount: int) -> None:
         self._credit += amount
