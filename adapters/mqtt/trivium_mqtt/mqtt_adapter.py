@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
@@ -16,6 +16,7 @@ from trivium_mqtt.codec.properties import MqttCodec
 from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection
 from trivium_mqtt.options import MqttOptions
+from trivium_mqtt.session import Session
 from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.store import SessionStore
 
@@ -77,17 +78,36 @@ class MqttAdapter(Adapter):
         # After a start there are no sessions but in the storage. Their queues go with the others.
         sessions = self._sessions.pop(vhost.name, None)
         if sessions is not None:
-            left = list(sessions.by_client.values())
-            while left:
-                session = left.pop()
-                # Nothing is published any more.
-                sessions.withdraw_will(session)
-                sessions.end(session)
-                yield 1
+            yield from _end_all(sessions, list(sessions.by_client.values()))
         assert self._broker is not None
         for table in SessionStore(self._broker.storage, vhost.name).tables():
             yield from delete_rows(table)
 
+    def forget_user(self, name: str) -> Iterable[int]:
+        for sessions in list(self._sessions.values()):
+            yield from _end_all(sessions, _kept_for(sessions, name))
+
     def tick(self, now: float) -> None:
         for sessions in self._sessions.values():
             sessions.tick()
+
+
+def _kept_for(sessions: Sessions, name: str) -> list[Session]:
+    """The sessions of a user whose clients are away."""
+    found: list[Session] = []
+    for session in sessions.by_client.values():
+        owner = session.access.identity
+        if owner.name == name and not owner.is_anonymous and session.connection is None:
+            found.append(session)
+    return found
+
+
+def _end_all(sessions: Sessions, left: list[Session]) -> Iterator[int]:
+    """End these sessions, 1 for each, without publishing their wills."""
+    while left:
+        session = left.pop()
+        # It may have ended meanwhile, or its client may be back.
+        if session.connection is None and sessions.by_client.get(session.client_id) is session:
+            sessions.withdraw_will(session)
+            sessions.end(session)
+            yield 1

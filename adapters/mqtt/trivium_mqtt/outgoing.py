@@ -245,7 +245,11 @@ class Outgoing(Consumer):
                 if self._inflight.get(packet_id) is not entry:
                     continue
                 if not self.session.may_get(entry.message):
-                    self._withdraw(packet_id, entry)
+                    self._metrics.messages_dropped += 1
+                    self._inflight.pop(packet_id)
+                    self.queue.settle(entry)
+                    if effective_qos(entry) == 2:
+                        self._give_up(packet_id, entry.offset)
                     continue
                 self._metrics.messages_redelivered += 1
                 self._send(entry, packet_id, DUP, connection)
@@ -314,18 +318,15 @@ class Outgoing(Consumer):
                 connection.output_size += size
                 connection.mark_dirty()
                 return
-        if message.address.topic is None or (self.rechecks and not self.session.may_get(message)):
+        is_gone = message.address.topic is None or (
+            self.rechecks and not self.session.may_get(message)
+        )
+        packet_id = 0 if self._assigned is None else self._take_assigned(entry.offset, is_gone)
+        if is_gone:
             self._metrics.messages_dropped += 1
-            if self._assigned is not None:
-                self._take_assigned(entry.offset, is_gone=True)
             self.queue.settle(entry)
             return
-        dup = DUP if entry.is_redelivered else 0
-        packet_id = 0
-        if self._assigned is not None:
-            packet_id = self._take_assigned(entry.offset)
-            if packet_id:
-                dup = DUP
+        dup = DUP if packet_id or entry.is_redelivered else 0
         if packet_id:
             self._add(packet_id, entry)
         else:
@@ -503,7 +504,7 @@ class Outgoing(Consumer):
                 self._last_packet_id = packet_id
                 return packet_id
 
-    def _take_assigned(self, offset: int, is_gone: bool = False) -> int:
+    def _take_assigned(self, offset: int, is_gone: bool) -> int:
         """The identifier that the message at ``offset`` had before a restart; 0 for none.
 
         Messages before it that had one are gone (expired), and with ``is_gone`` it is, too.
@@ -537,14 +538,6 @@ class Outgoing(Consumer):
         self._credit -= 1
         self._store.put_outgoing(self.session.client_id, packet_id, offset, True)
         connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
-
-    def _withdraw(self, packet_id: int, entry: QueueEntry) -> None:
-        """It is not sent again, since the client may not read it any more."""
-        self._metrics.messages_dropped += 1
-        self._inflight.pop(packet_id)
-        self.queue.settle(entry)
-        if effective_qos(entry) == 2:
-            self._give_up(packet_id, entry.offset)
 
 
 def _by_delivery(item: tuple[int, QueueEntry]) -> int:

@@ -387,6 +387,12 @@ class Adapter:
         alone, after a start."""
         return ()
 
+    def forget_user(self, name: str) -> Iterable[int]:
+        """A user is deleted, and its clients are sent away: let go of what this protocol keeps for
+        it, in memory and in the storage, a part for each 1. Whoever is still connected in its name
+        came with something else that holds."""
+        return ()
+
     def tick(self, now: float) -> None:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""
 

@@ -23,6 +23,7 @@ from trivium.messages.delivery import delivery_mode
 from trivium.observability.metrics import ProtocolMetrics, render
 from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
+from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
@@ -198,6 +199,7 @@ class Broker(Host):
         for adapter in adapters:
             adapter.start(self)
         self.virtual_hosts.go_on()
+        user_deletion.go_on(self)
         self.end_turn()
 
     def vhost(self, name: str) -> VirtualHost:

@@ -65,6 +65,8 @@ class Users(PasswordMethod):
             tags = frozenset([ADMINISTRATOR])
             self._configured[GUEST] = StoredUser(name=GUEST, stored=GUEST, tags=tags, is_local=True)
         self._rows: dict[str, StoredUser] = {}
+        #: those that are being deleted
+        self.leaving: set[str] = set()
         self._table: Table | None = None
         self._changed = changed
         self._events = events
@@ -76,6 +78,9 @@ class Users(PasswordMethod):
             stored, tags, *more = unpack(row)
             name = key.decode()
             settings = more[0] if more else {}
+            if "deleting" in settings:
+                self.leaving.add(name)
+                continue
             self._rows[name] = StoredUser(
                 name=name,
                 stored=stored,
@@ -113,7 +118,9 @@ class Users(PasswordMethod):
         check_name(name)
         if self.find(name) is not None:
             raise PreconditionFailed(f"user '{name}' exists")
-        if len(self._rows) >= MAX_USERS:
+        if name in self.leaving:
+            raise PreconditionFailed(f"user '{name}' is being deleted")
+        if len(self._rows) + len(self.leaving) >= MAX_USERS:
             raise LimitExceeded(f"there are {MAX_USERS} users")
 
     def check_password(self, password: bytes) -> None:
@@ -155,13 +162,20 @@ class Users(PasswordMethod):
         self._events.tell("user.vhost.set", name=name, vhost=vhost)
 
     def delete(self, name: str) -> None:
-        """Remove a user. Raises TopologyError."""
+        """Remove a user; its name is free once it is ``deleted``. Raises TopologyError."""
         self.changeable(name)
         assert self._table is not None
         del self._rows[name]
-        self._table.delete(name.encode())
+        self.leaving.add(name)
+        self._table.put(name.encode(), pack(["", [], {"deleting": True}]))
         self._changed()
         self._events.tell("user.deleted", name=name)
+
+    def deleted(self, name: str) -> None:
+        """Nothing is left of a user that was removed."""
+        assert self._table is not None
+        self.leaving.discard(name)
+        self._table.delete(name.encode())
 
     def changeable(self, name: str) -> StoredUser:
         """The user of the table. Raises NotFound; AccessRefused for one of the configuration."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
+from trivium.runtime.user_deletion import delete_user
 from trivium.security.api_keys import ApiKey
 from trivium.security.identity import ADMINISTRATOR
 from trivium.security.scopes import MAX_SCOPES
@@ -44,8 +45,14 @@ class UserRequests:
         action = fields.choice("action", ACTIONS)
         if action in ("add", "passwd"):
             self._hash(action == "add", correlation, fields)
-        elif action in ("tags", "delete"):
-            self._change(action == "tags", correlation, fields)
+        elif action == "tags":
+            name = fields.text("name")
+            tags = fields.texts("tags", MAX_TAGS) or []
+            fields.finish()
+            self._users.set_tags(name, tags)
+            self._connection.reply_when_durable(correlation, {})
+        elif action == "delete":
+            self._delete(correlation, fields)
         elif action == "vhost":
             name = fields.text("name")
             vhost = self._connection.broker.vhost(fields.text("vhost"))
@@ -68,19 +75,19 @@ class UserRequests:
         else:
             self._manage_keys(action, correlation, fields)
 
-    def _change(self, is_tags: bool, correlation: int, fields: Fields) -> None:
+    def _delete(self, correlation: int, fields: Fields) -> None:
+        """Answer once nothing is left of the user."""
         name = fields.text("name")
-        if is_tags:
-            tags = fields.texts("tags", MAX_TAGS) or []
-            fields.finish()
-            self._users.set_tags(name, tags)
-        else:
-            fields.finish()
-            self._users.delete(name)
-            self._keys.delete_of(name)
-            self._connection.broker.authentication.granted.forget_user(name)
-            self._connection.broker.logins.limits.forget(name)
-        self._connection.reply_when_durable(correlation, {})
+        fields.finish()
+        connection = self._connection
+
+        def done() -> None:
+            connection.request_done()
+            if not connection.is_closed:
+                connection.reply_when_durable(correlation, {})
+
+        delete_user(connection.broker, name, done)
+        connection.wait_for_request()
 
     def _hash(self, is_new: bool, correlation: int, fields: Fields) -> None:
         """Add a user, or change its password: a thread hashes it first."""

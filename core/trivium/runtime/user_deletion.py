@@ -1,0 +1,69 @@
+"""The deletion of a user: what protocols keep for it goes, a part in each turn.
+
+Its row is marked first: from that write batch on the user is gone for clients, and a start after a
+crash goes on with what is left. The row goes with the last part; until then there cannot be another
+user of that name, who would get what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from trivium.common.timers import Timed
+from trivium.runtime.vhost_deletion import LOOK_AGAIN_MS, MAX_PER_TURN
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+
+class UserDeletion(Timed):
+    """That of one user; ``done`` is called in the turn of its last part."""
+
+    def __init__(self, broker: Broker, name: str, done: Callable[[], None]) -> None:
+        self._broker = broker
+        self._name = name
+        self._done = done
+        self._parts = self._all_parts()
+
+    def begin(self) -> None:
+        """Take away part after part, once its clients are sent away at the end of this turn."""
+        self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
+
+    def due(self) -> None:
+        broker = self._broker
+        if broker.is_behind:
+            broker.timeouts.call_at(broker.elapsed_ms + LOOK_AGAIN_MS, self)
+            return
+        for _ in range(MAX_PER_TURN):
+            if next(self._parts, 0) == 0:
+                broker.users.deleted(self._name)
+                self._done()
+                return
+            if broker.driver.is_turn_long():
+                break
+        broker.timeouts.call_at(broker.elapsed_ms + 1, self)
+
+    def _all_parts(self) -> Iterator[int]:
+        """Take the next part away; 1 for each."""
+        for adapter in self._broker.adapters.values():
+            yield from adapter.forget_user(self._name)
+
+
+def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
+    """Delete a user with its keys, permissions and limits, and with what protocols keep for it.
+
+    It is gone for clients at once, as of the current write batch. ``done`` is called in the turn in
+    which the last of it goes. Raises NotFound; AccessRefused for one of the configuration.
+    """
+    broker.users.delete(name)
+    broker.authentication.api_keys.delete_of(name)
+    broker.authentication.granted.forget_user(name)
+    broker.logins.limits.forget(name)
+    UserDeletion(broker, name, done).begin()
+
+
+def go_on(broker: Broker) -> None:
+    """The adapters have started: go on with deletions that the last stop cut off."""
+    for name in broker.users.leaving:
+        UserDeletion(broker, name, lambda: None).begin()

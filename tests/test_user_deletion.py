@@ -1,0 +1,160 @@
+"""The deletion of a user: nothing that was kept for it goes to another one of its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from tests.support import mqtt, native
+from tests.support.server import NOW_MS
+from tests.support.server import Server as BaseServer
+from tests.support.simulated import Host
+from trivium.config import EVERYTHING, Config, JwtConfig, UserConfig
+from trivium.runtime import user_deletion
+from trivium.runtime.adapter import Adapter
+from trivium.security.permissions import grants_of
+from trivium_mqtt.mqtt_adapter import MqttAdapter
+from trivium_mqtt.options import MqttOptions
+from trivium_native.server.adapter import NativeAdapter
+from trivium_native.wire import frames
+
+SECRET = "a secret of more than thirty-two bytes"
+#: what sessions of MQTT have in the storage
+KINDS = ("sessions", "subscriptions", "incoming", "outgoing", "wills")
+#: a will delay of some minutes
+LATE = b"\x18\x00\x00\x01\x00"
+
+
+class Server(BaseServer):
+    """MQTT and the native protocol over one broker."""
+
+    def make_adapters(self) -> list[Adapter]:
+        return [MqttAdapter(MqttOptions()), NativeAdapter(None)]
+
+    def administrator(self) -> native.Client:
+        client = native.Client(self).greet()
+        fields = {"username": "guest", "password": b"guest"}
+        assert client.send(frames.AUTH, 2, fields) == [(frames.OK, 2, b"\x80")]
+        return client
+
+    def order(self, action: str, **fields: Any) -> list[int]:
+        """Have an administrator manage users; the kinds of frames that answer."""
+        client = self.administrator()
+        found = client.send(frames.MANAGE_USERS, 5, {"action": action, **fields})
+        self.sync()
+        return [kind for kind, _, _ in found + client.take()]
+
+    def add(self, name: str) -> None:
+        self.broker.users.add(name, "p")
+        self.broker.permissions.set_user(name, grants_of(EVERYTHING, {}, [], []))
+
+    def keep(self, name: str, client_id: str, **fields: Any) -> mqtt.Client:
+        """A client with a session that is kept."""
+        client = mqtt.Client(self)
+        fields = {"password": b"p", **fields}
+        client.feed(
+            mqtt.connect(client_id, 5, False, properties=mqtt.KEPT, username=name, **fields)
+        )
+        self.sync()
+        return client
+
+    def left_over(self) -> list[str]:
+        storage = self.host.storage
+        found = [kind for kind in KINDS if len(storage.table(f"mqtt.{kind}//"))]
+        return found + [name for name in self.broker.vhosts["/"].queues if "session" in name]
+
+
+def make_server(host: Host, **config: Any) -> Server:
+    users = {"bob": UserConfig(password="p", permissions=EVERYTHING)}
+    return Server(config=Config(users=users, **config), host=host)
+
+
+def publish(server: Server, number: int) -> None:
+    """Something for ann, at QoS 2."""
+    bob = server.keep("bob", "bob")
+    bob.feed(mqtt.publish(f"private/{number}", b"for ann", 2, number, 5))
+    server.sync()
+    bob.feed(mqtt.packet(0x62, number.to_bytes(2, "big")))
+    bob.feed(mqtt.packet(0xE0, b"\x00\x05\x11\x00\x00\x00\x00"))
+    server.sync()
+
+
+def fill(server: Server, *client_ids: str) -> None:
+    """Ann has sessions, of which each has what a session can have, and goes."""
+    server.add("ann")
+    clients = []
+    for client_id in client_ids:
+        fields = {"will": ("will", b"w", 1, False), "will_properties": LATE}
+        client = server.keep("ann", client_id, **fields)
+        client.feed(mqtt.subscribe("private/#", 2, 1, 5), mqtt.publish("x", b"m", 2, 2, 5))
+        server.sync()
+        clients.append(client)
+    publish(server, 1)
+    for client in clients:
+        assert [first for first, _ in client.take()] == [0x20, 0x90, 0x50, 0x34]
+        client.lose()
+    publish(server, 2)
+    assert len(server.left_over()) == len(KINDS) + len(clients)
+
+
+def test_another_user_of_the_name_gets_nothing_of_one_that_was_deleted() -> None:
+    server = make_server(Host())
+    fill(server, "c", "d")
+    here = server.keep("ann", "e")
+    here.take()
+    assert server.order("delete", name="ann") == [frames.OK]
+    assert here.take_bytes() == b"\xe0\x01\x87"
+    assert server.left_over() == []
+    watcher = server.keep("bob", "watcher")
+    watcher.feed(mqtt.subscribe("will", 1, 1, 5))
+    server.add("ann")
+    for client_id in "cde":
+        client = server.keep("ann", client_id)
+        assert [body[:2] for _, body in client.take()] == [b"\x00\x00"]
+    # Its wills do not come any more.
+    server.advance(600)
+    server.sync()
+    assert [first for first, _ in watcher.take()] == [0x20, 0x90]
+
+
+def test_a_deletion_is_done_in_parts_and_goes_on_after_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_deletion, "MAX_PER_TURN", 1)
+    host = Host()
+    server = make_server(host)
+    fill(server, "c", "d", "e")
+    # Its first part goes in this turn.
+    assert server.order("delete", name="ann") == []
+    again = {"name": "ann", "password": b"p"}
+    assert server.order("add", **again) == [frames.ERROR]
+    assert server.order("delete", name="ann") == [frames.ERROR]
+    server = server.crash()
+    assert len(server.broker.users.leaving) == 1
+    assert any("session" in name for name in server.broker.vhosts["/"].queues)
+    server.advance(1)
+    server.sync()
+    assert server.left_over() == []
+    assert not server.broker.users.leaving
+    server = server.crash()
+    assert not server.broker.users.leaving
+    fill(server, "c")
+
+
+def test_sessions_of_others_and_of_clients_that_may_stay_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(SECRET, encoding="utf-8")
+    tokens = JwtConfig(key_file=str(tmp_path / "key"), scopes_claim="scope")
+    server = make_server(Host(), jwt=tokens)
+    server.add("ann")
+    claims = {"sub": "ann", "exp": NOW_MS // 1000 + 600, "scope": ["read:*/*", "write:*/*"]}
+    token = jwt.encode(claims, SECRET, "HS256").encode()
+    here = server.keep("ann", "c", password=token)
+    server.keep("bob", "d").lose()
+    assert server.order("delete", name="ann") == [frames.OK]
+    here.feed(mqtt.subscribe("t", 1, 1, 5))
+    server.sync()
+    assert [first for first, _ in here.take()] == [0x20, 0x90]
+    assert server.keep("bob", "d").take_one()[1][:2] == b"\x01\x00"
