@@ -12,6 +12,7 @@ from tests.support import mqtt, native
 from tests.support.server import NOW_MS
 from tests.support.server import Server as BaseServer
 from tests.support.simulated import Host
+from trivium.common.quotas import QUEUES, USER
 from trivium.config import EVERYTHING, Config, JwtConfig, UserConfig
 from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter
@@ -142,6 +143,29 @@ def test_a_deletion_is_done_in_parts_and_goes_on_after_a_crash(
     server = server.crash()
     assert not server.broker.users.leaving
     fill(server, "c")
+
+
+def test_queues_stay_and_do_not_count_for_the_next_user_of_the_name() -> None:
+    server = make_server(Host())
+    server.add("ann")
+    client = native.Client(server).greet()
+    client.send(frames.AUTH, 2, {"username": "ann", "password": b"p"})
+    client.send(frames.DECLARE, 5, {"kind": "queue", "name": "q"})
+    server.sync()
+
+    def counted() -> tuple[int, int]:
+        account = server.broker.quotas.account(USER, "ann")
+        vhost = server.broker.vhosts["/"]
+        assert vhost.queues["q"].name == "q"
+        return account.used[QUEUES], vhost.account.used[QUEUES]
+
+    assert counted() == (1, 1)
+    assert server.order("delete", name="ann") == [frames.OK]
+    assert counted() == (0, 1)
+    server = server.crash()
+    assert counted() == (0, 1)
+    server.broker.vhosts["/"].delete_queue(server.broker.vhosts["/"].queues["q"])
+    assert server.broker.vhosts["/"].account.used[QUEUES] == 0
 
 
 def test_sessions_of_others_and_of_clients_that_may_stay_are_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The deletion of a user: what protocols keep for it goes, a part in each turn.
+"""The deletion of a user: what protocols keep for it goes, and its queues become nobody's, a part
+in each turn.
 
 Its row is marked first: from that write batch on the user is gone for clients, and a start after a
 crash goes on with what is left. The row goes with the last part; until then there cannot be another
@@ -10,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from trivium.common.quotas import USER
 from trivium.common.timers import Timed
+from trivium.common.values import pack, unpack
 from trivium.runtime.vhost_deletion import LOOK_AGAIN_MS, MAX_PER_TURN
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
+    from trivium.vhost.virtual_host import VirtualHost
 
 
 class UserDeletion(Timed):
@@ -48,6 +52,24 @@ class UserDeletion(Timed):
         """Take the next part away; 1 for each."""
         for adapter in self._broker.adapters.values():
             yield from adapter.forget_user(self._name)
+        for vhost in list(self._broker.vhosts.values()):
+            yield from self._disown(vhost)
+
+    def _disown(self, vhost: VirtualHost) -> Iterator[int]:
+        """Its queues stay and are nobody's, so they do not count for the next of its name."""
+        rows = self._broker.storage.table(f"queues/{vhost.name}")
+        account = self._broker.quotas.account(USER, self._name)
+        for queue in [queue for queue in vhost.queues.values() if queue.user is account]:
+            if queue.is_deleted:
+                continue
+            vhost.count_queue(queue, -1)
+            queue.user = None
+            vhost.count_queue(queue, 1)
+            row = rows.get(queue.name.encode())
+            if row is not None:
+                # Without the user, which comes last.
+                rows.put(queue.name.encode(), pack(unpack(row)[:3]))
+            yield 1
 
 
 def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
