@@ -69,6 +69,16 @@ def test_many_names_of_one_address_wait_shortly() -> None:
     assert wait(failures, shown("10.0.0.2", "another"), 0) == 0
 
 
+def test_addresses_of_one_network_of_ipv6_count_as_one() -> None:
+    failures = Failures()
+    for number in range(4):
+        failures.failed(shown(f"2001:db8::{number}"), 0)
+        failures.failed(shown(f"::ffff:10.0.0.{number}", "bob"), 0)
+    assert wait(failures, shown("2001:db8::5:6"), 0) == 500
+    assert wait(failures, shown("2001:db8:0:1::1"), 0) == 0
+    assert wait(failures, shown("10.0.0.1", "bob"), 0) == 0, "IPv4 in the form of IPv6"
+
+
 def test_one_name_from_many_addresses_waits_shortly() -> None:
     failures = Failures()
     for number in range(100):

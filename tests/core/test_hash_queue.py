@@ -78,6 +78,15 @@ def test_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.hashed == ["a0", "a1", "b0", "c0", "a2", "b1", "a3", "a4"]
 
 
+def test_a_network_of_ipv6_has_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch, at_once=1)
+    for number in range(4):
+        queue.put(f"a{number}", f"2001:db8::{number}")
+    queue.put("b0", "10.0.0.2")
+    queue.pool.run()
+    assert queue.hashed == ["a0", "a1", "b0", "a2", "a3"]
+
+
 def test_so_many_of_an_address_wait_and_further_ones_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from trivium.common.addresses import subscriber_address
 from trivium.config import AuthConfig, Config, LimitsConfig, ListenerConfig, StorageConfig
 from trivium.errors import TriviumError
 from trivium.runtime.adapter import Listener
-from trivium.runtime.admission import Admission, subscriber_address
+from trivium.runtime.admission import Admission
 from trivium.runtime.broker import Broker
 from trivium.runtime.unix_sockets import bind_unix
 

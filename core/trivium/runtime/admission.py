@@ -5,9 +5,9 @@ Whoever first knows where a client comes from asks: its socket, or the layer tha
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 
+from trivium.common.addresses import subscriber_address
 from trivium.config import LimitsConfig
 from trivium.runtime.adapter import Listener
 
@@ -74,13 +74,3 @@ class Admission:
     def tick(self) -> None:
         """Another second begins."""
         self._came.clear()
-
-
-def subscriber_address(host: str) -> str:
-    """What one subscriber of a network has: an IPv4 address, or the 64 bits of an IPv6 network."""
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False))

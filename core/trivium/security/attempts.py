@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trivium.common.addresses import subscriber_address
 from trivium.security.identity import Identity
 
 
@@ -39,6 +40,11 @@ class Attempt:
     renews: str | None = None
     #: whether the client has left, so that nobody waits for an answer
     is_gone: Callable[[], bool] = field(default=_stays, repr=False, compare=False)
+
+    @property
+    def source(self) -> str:
+        """What its address is counted by: of IPv6 a network of 64 bits, which one client has."""
+        return subscriber_address(self.address)
 
     @property
     def shows_nothing(self) -> bool:

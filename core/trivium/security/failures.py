@@ -34,7 +34,7 @@ def _digest(name: str) -> bytes:
 
 def both(attempt: Attempt) -> str:
     """The name of an attempt's address and user together."""
-    return f"{attempt.address} {attempt.username or ''}"
+    return f"{attempt.source} {attempt.username or ''}"
 
 
 class Counts:
@@ -97,13 +97,13 @@ class Failures:
         """Milliseconds before the attempt may be looked at, by address and by user."""
         user = attempt.username or ""
         by_user = self._by_user.wait(user, now) if user else 0
-        return max(self._by_address.wait(attempt.address, now), by_user)
+        return max(self._by_address.wait(attempt.source, now), by_user)
 
     def failed(self, attempt: Attempt, now: int) -> None:
         """An attempt was refused."""
         user = attempt.username or ""
         self._by_both.failed(both(attempt), now)
-        self._by_address.failed(attempt.address, now)
+        self._by_address.failed(attempt.source, now)
         if user:
             self._by_user.failed(user, now)
 

@@ -69,12 +69,12 @@ class HashQueue:
         gone, or its place was needed for an address with fewer of them.
         """
         now = self._clock.now()
-        if not self._make_room(attempt.address, now):
+        if not self._make_room(attempt.source, now):
             hashed(None)
             return
-        queue = self._queues.get(attempt.address)
+        queue = self._queues.get(attempt.source)
         if queue is None:
-            queue = self._queues[attempt.address] = deque()
+            queue = self._queues[attempt.source] = deque()
         queue.append(_Waiting(attempt, work, hashed, self._events, now))
         self._waiting += 1
         self._go_on()

@@ -135,7 +135,7 @@ class Turns:
             self._after(
                 wait,
                 lambda: self._by_address.enter(
-                    attempt.address, attempt, lambda may_begin: wait_again(may_begin, wait)
+                    attempt.source, attempt, lambda may_begin: wait_again(may_begin, wait)
                 ),
             )
 
@@ -157,7 +157,7 @@ class Turns:
 
     def end(self, attempt: Attempt, is_right: bool) -> None:
         """An attempt has been decided. If it was right, those of its address and user begin."""
-        self._by_address.leave(attempt.address)
+        self._by_address.leave(attempt.source)
         self._by_both.leave(both(attempt), lets_all=is_right)
 
     def _after(self, milliseconds: int, work: Callable[[], None]) -> None:
