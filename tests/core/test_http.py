@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import pytest
 
@@ -33,6 +34,7 @@ class Site:
         #: what asking for it raises
         self.fault: Exception | None = None
         self.port = 0
+        self.server: HttpServer | None = None
         #: passwords that were hashed
         self.hashed = 0
 
@@ -79,6 +81,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         config.all_listeners()[-1],
         handshake_seconds,
     )
+    site.server = server
     with socket.create_server(("127.0.0.1", 0)) as bound:
         site.port = bound.getsockname()[1]
         await server.start()
@@ -203,6 +206,39 @@ async def test_the_oldest_idle_connection_gives_way_to_a_new_one(
             (reader, writer), other = other, newer
         writer.close()
         other[1].close()
+
+
+class Layer:
+    """Stands between a socket and HTTP, as that of TLS does, with a client that reads nothing."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def close(self) -> None:
+        """What was written is to be read first."""
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_an_idle_connection_gives_way_though_its_client_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
+    async with serve(Config()) as site:
+        assert site.server is not None
+        connection = site.server.connect()
+        assert connection is not None
+        layer = Layer()
+        connection.connection_made(cast("asyncio.Transport", layer))
+        assert site.server.connect() is not None
+        assert layer.is_aborted
 
 
 async def test_a_connection_that_is_being_answered_does_not_give_way(

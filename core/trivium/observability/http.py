@@ -313,7 +313,7 @@ def _drop(connection: web.RequestHandler) -> None:
     """Close a connection that is not being answered; it does not count from now on."""
     transport = connection.transport
     connection.connection_lost(None)
-    if isinstance(transport, asyncio.Transport):
+    if transport is not None:
         transport.abort()
 
 
