@@ -139,6 +139,7 @@ def test_a_key_goes_with_its_user(opened: Opened) -> None:
     opened.users.delete("ann")
     assert opened.authenticator.current(login) is None
     assert opened.login(text) is None
+    opened.users.deleted("ann")
     opened.users.add("ann", MOSQUITTO_7)
     assert opened.login(text) is None, "of one who was called the same"
     with pytest.raises(NotFound):
