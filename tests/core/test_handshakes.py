@@ -15,6 +15,8 @@ from trivium.runtime.handshakes import Handshake, Handshakes
 from trivium.runtime.sockets import CAME_AT
 
 
+# The compiled one takes a real server only.
+@pytest.mark.pure
 @pytest.mark.parametrize(("spent_ms", "left"), [(0, 10.0), (4000, 6.0), (60_000, 0.0)])
 def test_a_handshake_has_what_those_before_it_have_left(
     monkeypatch: pytest.MonkeyPatch, spent_ms: int, left: float
