@@ -70,8 +70,14 @@ async def serve(directory: Path, **keys: Any) -> AsyncIterator[Site]:
         yield Site(broker, client)
 
 
-FARM = {"name": "farm", "description": "d", "tags": ["a", "b"], "default_queue_type": "quorum"}
-ROOT = {"name": "/", "description": "", "tags": [], "default_queue_type": "classic"}
+FARM = {
+    "name": "farm",
+    "description": "d",
+    "tags": ["a", "b"],
+    "default_queue_type": "quorum",
+    "limits": {},
+}
+ROOT = {"name": "/", "description": "", "tags": [], "default_queue_type": "classic", "limits": {}}
 NOT_FOUND = "Object Not Found"
 
 
@@ -79,7 +85,7 @@ async def test_a_virtual_host_is_made_described_changed_and_deleted_and_stays_so
     tmp_path: Path,
 ) -> None:
     async with serve(tmp_path) as site:
-        body = {key: value for key, value in FARM.items() if key != "name"}
+        body = {key: value for key, value in FARM.items() if key not in ("name", "limits")}
         assert await site.ask("PUT", "vhosts/farm", json=body) == (201, None)
         assert await site.ask("PUT", "vhosts/farm") == (204, None)
         assert await site.ask("GET", "vhosts") == (200, [ROOT, FARM])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.errors import AccessRefused, NotFound, TopologyError
 from trivium.observability.api import ApiAnswer, ApiRequest, refusal
-from trivium.queues.arguments import CLASSIC
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 from trivium.vhost.settings import VirtualHostSettings
@@ -133,13 +132,7 @@ class VhostResource:
 
 
 def _fields(vhost: VirtualHost) -> dict[str, object]:
-    settings = vhost.settings
-    return {
-        "name": vhost.name,
-        "description": settings.description,
-        "tags": list(settings.tags),
-        "default_queue_type": settings.default_queue_type or CLASSIC,
-    }
+    return {"name": vhost.name, **vhost.settings.described()}
 
 
 def _text(key: str, value: object) -> str:

@@ -104,13 +104,7 @@ class VirtualHosts:
         else:
             found.settings = settings
             self._broker.quotas.set_limits(VHOST, name, settings.limits)
-            found.tell(
-                "vhost.set",
-                description=settings.description,
-                tags=settings.tags,
-                default_queue_type=settings.default_queue_type,
-                limits=settings.limits,
-            )
+            found.tell("vhost.set", **settings.described())
         self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
         return found
 

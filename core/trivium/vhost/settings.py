@@ -49,6 +49,15 @@ class VirtualHostSettings:
                 f"'{self.default_queue_type}' is no type of queues: classic, quorum, stream"
             )
 
+    def described(self) -> dict[str, object]:
+        """What is set, for those who ask."""
+        return {
+            "description": self.description,
+            "tags": list(self.tags),
+            "default_queue_type": self.default_queue_type or CLASSIC,
+            "limits": dict(self.limits),
+        }
+
     def row(self) -> bytes:
         """The row: a map of what is set, empty where nothing is."""
         values: dict[str, Any] = {}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import VHOST, check_limits
-from trivium.queues.arguments import CLASSIC
 from trivium.security.granted import ROLE, USER
 from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
@@ -197,11 +196,4 @@ class PermissionRequests:
 
 
 def _settings(vhost: VirtualHost) -> dict[str, object]:
-    settings = vhost.settings
-    return {
-        "name": vhost.name,
-        "description": settings.description,
-        "tags": list(settings.tags),
-        "default_queue_type": settings.default_queue_type or CLASSIC,
-        "limits": dict(settings.limits),
-    }
+    return {"name": vhost.name, **vhost.settings.described()}
