@@ -15,7 +15,7 @@ from interop.mqtt import Mqtt, eventually
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 
 #: ports of a listener without a mount point, and of one with ``in/a/``; what clients behind that
-#: are sent before each topic: Mosquitto 2.0.11 does not take the prefix away (its issue 2244)
+#: are sent before each topic: Mosquitto 2.0.11 does not take the prefix away
 Ports = tuple[int, int, str]
 
 

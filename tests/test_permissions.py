@@ -748,6 +748,20 @@ def test_identities_with_other_scopes_share_no_decision() -> None:
     assert b"\x87" not in {body[2:3] for _, body in clients[0].take()}
 
 
+def kept_over_a_crash(server: TokenServer, tokens: JwtConfig, topic: str) -> list[bytes]:
+    """The ends of the PUBLISH packets that Ann's session has for her, of one to ``topic`` that came
+    after a crash and before she was back."""
+    password = server.shown
+    server.crash()
+    server = TokenServer(config=Config(jwt=tokens), host=server.host)
+    root = mqtt.Client(server).open("root", 5)
+    root.feed(mqtt.publish(topic, b"kept", 1, 7, 5))
+    server.sync()
+    again = mqtt.Client(server)
+    again.open("c", 5, False, username="ann", password=password)
+    return [body[-4:] for first, body in again.take() if first >> 4 == 3]
+
+
 def test_a_kept_session_has_its_scopes_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(SECRET, encoding="utf-8")
     tokens = JwtConfig(key_file=str(tmp_path / "key"), scopes_claim="scope")
@@ -758,15 +772,7 @@ def test_a_kept_session_has_its_scopes_after_a_restart(tmp_path: Path) -> None:
     client.feed(mqtt.subscribe("a/#", 1, 1, 5))
     server.sync()
     assert client.take()[-1][1][-1] == 1
-    shown = server.shown
-    server.crash()
-    server = TokenServer(config=Config(jwt=tokens), host=host)
-    root = mqtt.Client(server).open("root", 5)
-    root.feed(mqtt.publish("a/x", b"a/x", 1, 7, 5))
-    server.sync()
-    again = mqtt.Client(server)
-    again.open("c", 5, False, username="ann", password=shown)
-    assert [body[-3:] for first, body in again.take() if first >> 4 == 3] == [b"a/x"]
+    assert kept_over_a_crash(server, tokens, "a/x") == [b"kept"]
 
 
 def test_a_kept_session_has_the_scopes_of_a_renewal_after_a_crash(tmp_path: Path) -> None:
@@ -790,15 +796,7 @@ def test_a_kept_session_has_the_scopes_of_a_renewal_after_a_crash(tmp_path: Path
     client.feed(mqtt.subscribe("a", 1, 1, 5) + mqtt.subscribe("b", 1, 2, 5))
     server.sync()
     assert [body[-1] for _, body in client.take()] == [0x87, 1]
-    password = server.shown
-    server.crash()
-    server = TokenServer(config=Config(jwt=tokens), host=host)
-    root = mqtt.Client(server).open("root", 5)
-    root.feed(mqtt.publish("b", b"kept", 1, 7, 5))
-    server.sync()
-    again = mqtt.Client(server)
-    again.open("c", 5, False, username="ann", password=password)
-    assert [body[-4:] for first, body in again.take() if first >> 4 == 3] == [b"kept"]
+    assert kept_over_a_crash(server, tokens, "b") == [b"kept"]
 
 
 def test_a_wildcard_delivers_only_what_may_be_read() -> None:
