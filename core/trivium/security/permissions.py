@@ -540,11 +540,12 @@ class Access(Guard):
             self.require(WRITE, "exchange", exchange.name)
 
     def require_exchange(self, kind: str, name: str) -> None:
-        """``require`` for an exchange that is yet to be found: it is not said whether it is there.
+        """``require`` (WRITE, READ) for an exchange that is yet to be found: it is not said whether
+        it is there.
 
         At the exchange of topics each of them is looked at instead.
         """
-        if name != TOPIC_EXCHANGE or kind == CONFIGURE:
+        if name != TOPIC_EXCHANGE:
             self.require(kind, "exchange", name)
 
     def require_source(self, exchange: Exchange, pattern: bytes) -> None:
