@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,8 @@ from bench.storage import measure_storage, storage_table
 
 T = TypeVar("T")
 
+COUNTS: Final = 3
+"""Times that a row above its record is counted before it is said to be."""
 QUICK: Final = Settings(servers=(), repetitions=1, warm_up=0.3, measure=1.0, latency=0.4)
 
 
@@ -247,13 +249,14 @@ def _instructions(arguments: argparse.Namespace) -> int:
     if record.platform != this_platform():
         print(f"not compared: the record is of {record.platform}, this is {this_platform()}")
     pool = ThreadPoolExecutor(arguments.jobs)
+    count = partial(count_instructions, most=arguments.messages, keep=arguments.keep)
     counts = [
-        pool.submit(count_instructions, row, server, arguments.messages, arguments.keep)
+        pool.submit(_least, partial(count, row, server), record)
         for row in rows
         for server in servers
     ]
     try:
-        compared, status = _each(partial(_compared, count, record) for count in counts)
+        compared, status = _each(one.result for one in counts)
     finally:
         # However it ends, what has begun ends its server.
         pool.shutdown(cancel_futures=True)
@@ -266,8 +269,19 @@ def _instructions(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _compared(count: Future[Instructions], record: Record) -> Comparison:
-    return compare(count.result(), record)
+def _least(count: Callable[[], Instructions], record: Record) -> Comparison:
+    """Count a row, again while it is above its record; the least of :data:`COUNTS` is compared.
+
+    What the machine does besides only ever adds to a count, what the code does is in each.
+    """
+    found = compare(count(), record)
+    for _ in range(COUNTS - 1):
+        if not found.is_above:
+            break
+        again = compare(count(), record)
+        if again.counted.per_message < found.counted.per_message:
+            found = again
+    return found
 
 
 def _latency(arguments: argparse.Namespace) -> int:

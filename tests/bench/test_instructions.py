@@ -135,7 +135,7 @@ def test_the_command_compares_all_rows_and_fails_above_the_record(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def count(row: str, server: str, *_: object) -> Instructions:
+    def count(row: str, server: str, **_: object) -> Instructions:
         return counted(row, now if row == OTHER else 1000, server)
 
     monkeypatch.setattr(commands, "count_instructions", count)
@@ -147,10 +147,30 @@ def test_the_command_compares_all_rows_and_fails_above_the_record(
     assert sum("above" in line for line in lines) == status
 
 
+@pytest.mark.parametrize(
+    ("counts", "least"), [([1000], 1000), ([1200, 1010], 1010), ([1200, 1100, 1300], 1100)]
+)
+def test_a_row_above_its_record_is_counted_again_and_the_least_counts(
+    counts: list[int],
+    least: int,
+    document: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = iter(counts)
+    monkeypatch.setattr(
+        commands, "count_instructions", lambda row, server, **_: counted(row, next(found), server)
+    )
+    write_record([counted(ROW, 1000)], "abc123")
+    assert commands.main(["--instructions", "--scenario", ROW]) == (least > 1050)
+    assert f"{least:,} instructions/message" in capsys.readouterr().out
+    assert not list(found)
+
+
 def test_the_command_records_what_it_counted(
     document: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count(row: str, server: str, *_: object) -> Instructions:
+    def count(row: str, server: str, **_: object) -> Instructions:
         return counted(row, 7, server)
 
     monkeypatch.setattr(commands, "count_instructions", count)
@@ -163,7 +183,7 @@ def test_the_command_records_what_it_counted(
 def test_a_row_that_cannot_be_counted_fails_the_command(
     document: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def count(row: str, server: str, *_: object) -> Instructions:
+    def count(row: str, server: str, **_: object) -> Instructions:
         if row == OTHER:
             raise ServerError("not today")
         return counted(row, 1)
