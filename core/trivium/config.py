@@ -30,6 +30,7 @@ from trivium.security.passwords import (
 from trivium.security.permissions import check_pattern, grants_of, read_acl_file
 from trivium.security.scram import DEFAULT_ITERATIONS, MIN_ITERATIONS, parse_keys
 from trivium.security.token_keys import ALGORITHMS
+from trivium.vhost.settings import check_vhost_name
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
 DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
@@ -309,7 +310,8 @@ class UserConfig:
     acl: tuple[str, ...] = ()
     #: roles whose permissions the user has too
     roles: tuple[str, ...] = ()
-    #: where MQTT connections go that name no virtual host, and where its ACL lines hold
+    #: where MQTT connections go that name no virtual host, and where its ACL lines hold; it is made
+    #: when it is missing
     virtual_host: str = "/"
     #: its quotas, beside those that `[limits]` has for every user
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -317,6 +319,8 @@ class UserConfig:
     def __post_init__(self) -> None:
         _check_grants(self.permissions, self.topic_permissions, self.acl)
         _check_quotas("limits", USER, self.limits)
+        if self.virtual_host:
+            _check_vhost("virtual_host", self.virtual_host)
         try:
             check_stored_password(self.password)
         except PasswordFormatError as error:
@@ -338,6 +342,14 @@ class RoleConfig:
 
     def __post_init__(self) -> None:
         _check_grants(self.permissions, self.topic_permissions, self.acl)
+
+
+def _check_vhost(key: str, name: str) -> None:
+    """Raise ConfigError unless a virtual host may be called so."""
+    try:
+        check_vhost_name(name)
+    except PreconditionFailed as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _check_grants(
@@ -362,6 +374,9 @@ class PolicyConfig:
     priority: int = 0
     #: the virtual host, made when it is missing
     vhost: str = "/"
+
+    def __post_init__(self) -> None:
+        _check_vhost("vhost", self.vhost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

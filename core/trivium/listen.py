@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from trivium.common.quotas import LISTENER, check_limits
 from trivium.errors import ConfigError, PreconditionFailed
+from trivium.vhost.settings import check_vhost_name
 
 #: The protocol that `ws` and `wss` in `[listen]` mean, and the path that its clients ask for.
 WEBSOCKET_PROTOCOL: Final = "mqtt"
@@ -234,6 +235,11 @@ class ListenerConfig:
             check_limits(LISTENER, self.limits)
         except PreconditionFailed as error:
             raise ConfigError(f"limits: {error}") from None
+        try:
+            if self.virtual_host:
+                check_vhost_name(self.virtual_host)
+        except PreconditionFailed as error:
+            raise ConfigError(f"virtual_host: {error}") from None
         if self.tls is not None:
             self.tls.check()
 

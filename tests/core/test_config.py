@@ -303,6 +303,7 @@ def test_a_listener_may_be_in_the_environment_alone() -> None:
         ("[[listeners]]\nprotocol = 'mqtt'\naddress = 'unix:'", "has no path"),
         ("[[listeners]]\nprotocol = 'mqtt'\naddress = '1'\nmode = '9'", "'9' is not octal"),
         ("[[listeners]]\nname='a b'\nprotocol='mqtt'\naddress='1'", "'a b' is not a name"),
+        ("[[listeners]]\nprotocol='mqtt'\naddress='1'\nvirtual_host='*'", "virtual_host: a virt"),
         ("[[listeners]]\nname='a'\n[[listeners]]\nname='a'", "two of [[listeners]] have the name"),
         ("[[listeners]]\nname='amqp'\nprotocol='mqtt'\naddress='1'", "the name 'amqp'"),
         ("[[listeners]]\nanonymous='no'", "anonymous = 'no': not one of"),
@@ -333,6 +334,8 @@ def test_user_merges_from_file_and_environment(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[storge]\n", "unknown section [storge]"),
+        ("[users.a]\npassword = 'p'\nvirtual_host = '*'\n", "[users.a] virtual_host: a virtual"),
+        ("[policies.p]\npattern = 'q'\ndefinition = {}\nvhost = ''\n", "[policies.p] vhost: a"),
         ("storage = 1\n", "storage must be a section"),
         ("[storage]\nfsink = 1\n", "[storage] has no key 'fsink'"),
         ("[storage]\nfsync = 'often'\n", "[storage] fsync = 'often': 'often' is not always"),

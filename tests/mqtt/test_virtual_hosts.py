@@ -16,6 +16,7 @@ from trivium.config import (
     StorageConfig,
     UserConfig,
 )
+from trivium.errors import AccessRefused
 from trivium_mqtt.options import MqttOptions
 
 IN_FARM = {"farm": EVERYTHING["*"]}
@@ -30,7 +31,6 @@ def make_server(
         "bea": UserConfig(password="p", permissions=EVERYTHING, virtual_host="barn"),
         "fay": UserConfig(password="p", permissions=IN_FARM, virtual_host="barn"),
         "urn:root": UserConfig(password="p", permissions=EVERYTHING),
-        "lost": UserConfig(password="p", permissions=EVERYTHING, virtual_host="nowhere"),
     }
     config = Config(
         listen={},
@@ -91,12 +91,43 @@ def test_a_listeners_virtual_host_is_made_at_the_start() -> None:
     assert "field" in make_server("field").broker.vhosts
 
 
+def test_that_of_a_user_of_the_configuration_is_made_at_the_start_and_stays() -> None:
+    config = Config(users={"bea": UserConfig(password="p", virtual_host="barn")})
+    server = Server(config=config)
+    assert "barn" in server.broker.vhosts
+    with pytest.raises(AccessRefused):
+        server.broker.virtual_hosts.delete("barn", lambda: None)
+    client = server.connect()
+    client.feed(connect("c", 5, username="nowhere:bea", password=b"p"))
+    assert client.take() == [(0x20, b"\x00\x86\x1a\x1f\x00\x17vhost nowhere not found")]
+
+
+def test_a_user_whose_own_virtual_host_was_deleted_is_told_so() -> None:
+    server = make_server()
+    authentication = server.broker.authentication
+    authentication.users.add("lost", "p")
+    authentication.set_virtual_host("lost", "farm")
+    server.broker.virtual_hosts.delete("farm", lambda: None)
+    server.advance(1)
+    assert refused(server, "lost", 4) == 5
+    client = server.connect()
+    client.feed(connect("c", 5, username="lost", password=b"p"))
+    text = b"vhost farm not found: it is where user 'lost' goes"
+    expected = b"\x00\x87" + bytes((len(text) + 3, 0x1F, 0, len(text))) + text
+    assert client.take() == [(0x20, expected)]
+    # It is not sent elsewhere, where its ACL lines would hold then.
+    assert server.broker.users.virtual_host_of("lost") == "farm"
+    client = server.connect()
+    most = b"\x27" + (20).to_bytes(4, "big")
+    client.feed(connect("c", 5, username="lost", password=b"p", properties=most))
+    assert client.take() == [(0x20, b"\x00\x87\x00")]
+
+
 @pytest.mark.parametrize(
     ("listener", "username", "v5", "v4"),
     [
-        # None such: as a wrong password.
+        # None such: the user name is wrong.
         ("", "nowhere:root", 0x86, 4),
-        ("", "lost", 0x86, 4),
         # It may do nothing there.
         ("", "barn:fay", 0x87, 5),
         ("", "fay", 0x87, 5),

@@ -211,19 +211,20 @@ class MqttConnection(Reader):
             self._connect_session(connect)
         except QuotaExceeded as error:
             logger.info("%s: %s", self.peer.address, error)
-            self._refuse_connect(QUOTA_EXCEEDED)
+            self._refuse_connect(QUOTA_EXCEEDED, str(error))
+        except RemoteError as error:
+            logger.info("%s: %s", self.peer.address, error)
+            self._refuse_connect(error.reason, str(error))
 
     def _connect_session(self, connect: Connect) -> None:
-        """Find or make the client's session, answer, go on where it was. Raises QuotaExceeded."""
+        """Find or make the client's session, answer, go on where it was. Raises QuotaExceeded,
+        RemoteError."""
         enhanced = self._enhanced
         granted = _Granted(connect, self.options, b"" if enhanced is None else enhanced.answer)
         entry = self._entry
         assert entry is not None
-        reason = entry.enter(granted.client_id)
+        entry.enter(granted.client_id)
         sessions = self.sessions
-        if reason:
-            self._refuse_connect(reason)
-            return
         self.maximum_packet = self.options.maximum_packet_bytes
         if self.is_v5 and packets.connack_size(granted.answers) > self.maximum_output:
             logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
@@ -318,13 +319,19 @@ class MqttConnection(Reader):
             if self.is_connected:
                 self.continue_input(FOR_SESSION)
 
-    def _refuse_connect(self, reason: int) -> None:
-        """Answer CONNECT with a refusal, where its version has a code for it, and close."""
+    def _refuse_connect(self, reason: int, text: str = "") -> None:
+        """Answer CONNECT with a refusal, where its version has a code for it, and close.
+
+        ``text`` says why to MQTT 5 clients, where it fits in what they take (MQTT-3.2.2-19).
+        """
         connect = self._connect
         if connect is not None and connect.version == packets.V5:
-            size = connect.maximum_packet_size
-            if not 0 < size < packets.connack_size(b""):
-                self.send(packets.connack(packets.V5, False, reason))
+            most = connect.maximum_packet_size
+            block = packets.reason_string(text) if text else b""
+            if 0 < most < packets.connack_size(block):
+                block = b""
+            if not 0 < most < packets.connack_size(block):
+                self.send(packets.connack(packets.V5, False, reason, block))
         elif connect is not None and connect.version and reason in RETURN_CODES:
             self.send(packets.connack(connect.version, False, RETURN_CODES[reason]))
         self.close()

@@ -6,20 +6,22 @@ name begins with, what the client came with says, the user's own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trivium.errors import NotFound, TopologyError
 from trivium.security.permissions import expand_pattern
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_mqtt.codec.reasons import BAD_CREDENTIALS, CLIENT_ID_NOT_VALID, NOT_AUTHORIZED
+from trivium_mqtt.codec.reasons import (
+    BAD_CREDENTIALS,
+    CLIENT_ID_NOT_VALID,
+    NOT_AUTHORIZED,
+    RemoteError,
+)
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
     from trivium_mqtt.sessions import Sessions
-
-logger = logging.getLogger(__name__)
 
 
 class Entry:
@@ -52,9 +54,9 @@ class Entry:
         own = self._connection.peer.listener.config.virtual_host
         return own or self._named or self._connection.broker.users.virtual_host_of(username)
 
-    def enter(self, client_id: bytes) -> int:
-        """Give the connection the sessions of its virtual host, and what it may do there; the
-        reason to refuse it, 0 for none."""
+    def enter(self, client_id: bytes) -> None:
+        """Give the connection the sessions of its virtual host, and what it may do there. Raises
+        RemoteError where it may not enter."""
         connection = self._connection
         broker = connection.broker
         identity = connection.identity
@@ -62,7 +64,7 @@ class Entry:
         if pattern and not identity.is_anonymous:
             allowed = expand_pattern(pattern, {"username": identity.name})
             if allowed is None or not allowed.matches(client_id.decode()):
-                return CLIENT_ID_NOT_VALID
+                raise RemoteError(CLIENT_ID_NOT_VALID, "client identifier is not the user's")
         login = connection.login
         assert login is not None
         own = connection.peer.listener.config.virtual_host
@@ -72,9 +74,14 @@ class Entry:
             connection.access = sessions.access_of(identity, client_id)
             connection.access.require_entry()
         except TopologyError as error:
-            logger.info("%s: %s", connection.peer.address, error)
-            # As a wrong password, where there is no such virtual host.
-            return BAD_CREDENTIALS if isinstance(error, NotFound) else NOT_AUTHORIZED
+            text = str(error)
+            reason = NOT_AUTHORIZED
+            if isinstance(error, NotFound):
+                if self._named:
+                    # The user name is wrong, as in RabbitMQ.
+                    reason = BAD_CREDENTIALS
+                else:
+                    text += f": it is where user '{identity.name}' goes"
+            raise RemoteError(reason, text) from None
         connection.sessions = sessions
         connection.encoder = sessions.encoders.of(connection.mount_point)
-        return 0

@@ -6,6 +6,7 @@ the configuration names are made at the start.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,8 @@ from trivium.vhost.virtual_host import VirtualHost
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
+
+logger = logging.getLogger(__name__)
 
 #: Where clients are that name no other.
 DEFAULT_VHOST: Final = "/"
@@ -58,6 +61,7 @@ class VirtualHosts:
         config = self._broker.config
         named = {listener.virtual_host for listener in config.all_listeners()}
         named |= {policy.vhost for policy in config.policies.values()}
+        named |= {user.virtual_host for user in config.users.values()}
         return named - {""}
 
     def go_on(self) -> None:
@@ -136,6 +140,9 @@ class VirtualHosts:
         deletion = self._leaving[name] = self._deletion(found)
         deletion.waiting.append(done)
         deletion.begin()
+        homeless = sum(user.virtual_host == name for user in self._broker.users.all())
+        if homeless:
+            logger.warning("vhost %s was the own one of %d users", name, homeless)
 
     def _deletion(self, vhost: VirtualHost) -> VhostDeletion:
         return VhostDeletion(self._broker, vhost, lambda: self._deleted(vhost.name))

@@ -64,6 +64,9 @@ _FOR_DISCONNECT: Final = frozenset(
 #: Session expiry interval that stands for "never" (3.1.2.11.2).
 NEVER: Final = 0xFFFF_FFFF
 
+#: bytes of a reason string: it has names in it, which may be long
+MAX_REASON_STRING: Final = 512
+
 
 class Will:
     """The message that a client leaves behind (3.1.2.5)."""
@@ -386,6 +389,12 @@ def suback(first: int, version: int, packet_id: int, codes: bytes) -> bytes:
 def suback_size(codes: int) -> int:
     """Bytes of an MQTT 5 SUBACK or UNSUBACK with so many codes."""
     return 1 + varint_size(3 + codes) + 3 + codes
+
+
+def reason_string(text: str) -> bytes:
+    """Encode the property that says in words what a reason code means, cut where it is long."""
+    encoded = text.replace("\0", "").encode(errors="replace")[:MAX_REASON_STRING]
+    return bytes((properties.REASON_STRING,)) + binary(encoded.decode(errors="ignore").encode())
 
 
 def connack_answers(
