@@ -104,6 +104,9 @@ class LimitsConfig:
     connection_rate_per_address: int = 0
     #: handshakes under way, and clients that have not said who they are; the oldest gives way
     max_handshakes: int = 1000
+    #: bytes that all clients together may have sent before they have authenticated; whoever sent
+    #: most gives way
+    max_unauthenticated_bytes: int = 64 << 20
     #: bytes of one message's payload, and so of the largest frame or packet that is accepted
     max_message_bytes: int = 16 * 1024 * 1024
     #: seconds in which a new connection must have authenticated
@@ -139,6 +142,7 @@ class LimitsConfig:
         for name in (
             "max_connections",
             "max_handshakes",
+            "max_unauthenticated_bytes",
             "max_message_bytes",
             "handshake_seconds",
         ):

@@ -153,6 +153,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "max_connections_per_address": "9",
             "connection_rate_per_address": "9",
             "max_handshakes": "9",
+            "max_unauthenticated_bytes": "9",
             "max_message_bytes": "9",
             "handshake_seconds": "0.5",
             "turn_milliseconds": "0.5",

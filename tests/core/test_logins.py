@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -162,3 +163,88 @@ def test_clients_that_come_all_at_once_are_not_taken_for_silent(protocol: str) -
     road = Road(protocol, LimitsConfig(max_handshakes=2))
     clients = [road.server.connect() for _ in range(10)]
     assert not any(client.transport.is_aborted for client in clients)
+
+
+def connect_sending(road: Road, size: int) -> Any:
+    """A client that has sent so many bytes of what would let it in, and not all of them."""
+    client = road.server.connect()
+    client.take_bytes()
+    begin = {
+        "mqtt": b"\x10\xff\xff\x0e",
+        "amqp": b"AMQP\x00\x00\x09\x01" + b"\x01\x00\x00\x00\x00\x0f\xff",
+        "native": (4096).to_bytes(4, "little"),
+    }[road.protocol]
+    client.feed(begin)
+    for _ in range(size - len(begin)):
+        client.feed(b"\x01")
+    return client
+
+
+def closed(*clients: Any) -> list[bool]:
+    return [client.transport.is_aborted for client in clients]
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
+def test_of_those_who_are_not_in_whoever_sent_most_gives_way(protocol: str) -> None:
+    road = Road(protocol, LimitsConfig(max_unauthenticated_bytes=1000))
+    inside = road.open("guest", "guest")
+    small, large = connect_sending(road, 300), connect_sending(road, 600)
+    assert closed(inside, small, large) == [False, False, False]
+    other = connect_sending(road, 200)
+    assert closed(inside, small, large, other) == [False, False, True, False]
+    large.lose()
+    # What it had sent does not count any more, and that of who is in never did.
+    again = connect_sending(road, 500)
+    road.assert_stays(inside)
+    assert closed(small, other, again) == [False, False, False]
+    connect_sending(road, 1)
+    again.feed(b"\x01" * 400)
+    assert closed(small, other, again) == [False, False, True]
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
+def test_what_came_before_counts_no_more_for_a_client_that_is_in_or_gone(protocol: str) -> None:
+    road = Road(protocol, LimitsConfig(max_unauthenticated_bytes=1000))
+    for _ in range(20):
+        road.open("guest", "guest")
+        connect_sending(road, 100).lose()
+    waiting = connect_sending(road, 1000)
+    assert closed(waiting) == [False]
+
+
+def test_of_one_who_is_refused_nothing_is_kept() -> None:
+    road = Road("mqtt")
+    client = road.server.connect()
+    # Passwords and names are bounded by themselves.
+    will = ("w", b"x" * 50_000, 0, False)
+    packet = mqtt.connect("c", 5, username="ann", password=b"wrong", will=will)
+    tracemalloc.start()
+    try:
+        client.feed(packet)
+        assert client.is_closed
+        client.lose()
+        assert tracemalloc.get_traced_memory()[0] < 25_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
+def test_who_waits_for_us_to_decide_need_not_hurry(protocol: str) -> None:
+    road = Road(protocol, LimitsConfig(handshake_seconds=5))
+    road.server.driver.is_pool_busy = True
+    client = road.server.connect()
+    if protocol == "mqtt":
+        client.feed(mqtt.connect("c", 5, username="ann", password=b"right"))
+    elif protocol == "amqp":
+        client.take()
+        client.feed(amqp.PROTOCOL_HEADER)
+        client.take()
+        client.send(amqp.start_ok(user=b"ann", password=b"right"), channel=0)
+    else:
+        client.greet().send(frames.AUTH, 2, {"username": "ann", "password": b"right"})
+    road.server.advance(6)
+    assert closed(client) == [False]
+    for each in road.server.driver.blocking:
+        each()
+    road.end_turn()
+    assert client.connection.login is not None

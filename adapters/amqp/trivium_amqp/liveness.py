@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Milliseconds that a client gets to answer connection.close before its socket is closed.
 CLOSE_MS: Final = 3000
+#: Milliseconds until one is looked at again whose credentials are still being looked at.
+LOOK_AGAIN_MS: Final = 1000
 
 
 class Liveness(Timed):
@@ -53,6 +55,9 @@ class Liveness(Timed):
             limit = int(connection.broker.config.limits.handshake_seconds * 1000)
             if now < self.began_at + limit:
                 return self.began_at + limit
+            if connection.held_for:
+                # Its answer is up to us, so it need not hurry.
+                return now + LOOK_AGAIN_MS
             connection.metrics.protocol_errors += 1
             connection.transport.abort()
             return 0

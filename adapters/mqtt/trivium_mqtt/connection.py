@@ -430,6 +430,8 @@ class MqttConnection(Reader):
         if session is not None:
             self._leave(session.expiry)
         self._entry = None
+        self._connect = None
+        self.drop_input()
         self.close()
 
     def fail(self, error: RemoteError) -> None:

@@ -168,6 +168,7 @@ class Connection(DurabilityWaiter):
         former = self.identity
         self.login = login
         self.identity = login.identity
+        self.broker.logins.came_in(self)
         expiring = self.broker.logins.expiring
         if login.expires_ms:
             expiring.add(self)

@@ -249,6 +249,9 @@ class Logins(Timed):
         broker.quotas.changed = self._limits_changed
         # Those that have shown nothing of themselves yet, and since when, oldest first.
         self._silent: dict[Connection, int] = {}
+        # Of those that are not in yet the bytes that they have sent, and the sum of these.
+        self._sent: dict[Connection, int] = {}
+        self._sent_bytes = 0
 
     def came(self, connection: Connection) -> None:
         """A client has connected. Where too many are silent the oldest gives way."""
@@ -264,6 +267,27 @@ class Logins(Timed):
     def spoke(self, connection: Connection) -> None:
         """A client has shown who it is, rightly or not; or it is gone."""
         self._silent.pop(connection, None)
+
+    def received(self, connection: Connection, size: int) -> bool:
+        """A client that is not in yet has sent so much, which may be held until it is.
+
+        Where all of them together have sent too much, whoever sent most gives way, as who means it
+        sends little. False where that is this one: it is cut off.
+        """
+        self._sent[connection] = self._sent.get(connection, 0) + size
+        self._sent_bytes += size
+        while self._sent_bytes > self._broker.config.limits.max_unauthenticated_bytes:
+            most = max(self._sent, key=self._sent.__getitem__)
+            logger.debug("%s: too much before authentication, it is closed", most.peer.address)
+            self.came_in(most)
+            most.transport.abort()
+            if most is connection:
+                return False
+        return True
+
+    def came_in(self, connection: Connection) -> None:
+        """A client is in, or gone: what it has sent does not count any more."""
+        self._sent_bytes -= self._sent.pop(connection, 0)
 
     def _limits_changed(self, scope: str, name: str) -> None:
         """Quotas have changed, of one user, virtual host or listener."""

@@ -340,6 +340,7 @@ class Broker(Host):
         self.connections.discard(connection)
         self.logins.expiring.discard(connection)
         self.logins.spoke(connection)
+        self.logins.came_in(connection)
         connection.usage.leave()
         connection.end_slowdown()
 

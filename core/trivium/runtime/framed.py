@@ -97,6 +97,8 @@ class FramedConnection(Connection):
             self.broker.driver.next_turn(self)
 
     def feed(self, data: bytes) -> None:
+        if self.login is None and not self.broker.logins.received(self, len(data)):
+            return
         if self.throttle is not None and self.throttle.takes(data):
             return
         self.heard_at = self.broker.elapsed_ms

@@ -25,7 +25,7 @@ from trivium.security.passwords import kind_of, verify_password, work_of
 from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod
 
-#: longest password or token that is looked at; what some issuers sign has several KiB
+#: longest password, token or user name that is looked at; what some issuers sign has several KiB
 MAX_CREDENTIAL_BYTES: Final = 16 * 1024
 
 #: kinds of hashes whose work a refusal takes, the costliest ones: more would make refusals too dear
@@ -76,7 +76,7 @@ class Authenticator:
 
         It is later where a hash must be computed or somebody else must be asked.
         """
-        if len(attempt.password) > MAX_CREDENTIAL_BYTES:
+        if max(len(attempt.password), len(attempt.username or "")) > MAX_CREDENTIAL_BYTES:
             self._ended(attempt, None, done)
             return
         chain = self._chain_of(attempt)

@@ -116,6 +116,7 @@ class NativeConnection(FramedConnection):
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1
+        self.drop_input()
         for subscription in list(self.subscriptions.values()):
             subscription.end()
         self.subscriptions.clear()
@@ -130,8 +131,12 @@ class NativeConnection(FramedConnection):
     def tick(self, now: float) -> None:
         elapsed = self.broker.elapsed_ms
         if self.state is not states.OPEN:
-            if elapsed - self.came_at >= self.broker.config.limits.handshake_seconds * 1000:
-                self.fail(0, TimedOut("no authentication in time"))
+            limit = self.broker.config.limits.handshake_seconds * 1000
+            # While its answer is up to us, it need not hurry.
+            if not self.held_for and elapsed - self.came_at >= limit:
+                self.metrics.protocol_errors += 1
+                # It is told nothing, so there is nothing that it must get.
+                self.transport.abort()
             return
         is_timed = self._heartbeat and not self.held_for & UNHEARD
         if is_timed and elapsed - self.heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:

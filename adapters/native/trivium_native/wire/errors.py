@@ -83,7 +83,7 @@ class UnexpectedFrame(ProtocolError):
 
 
 class TimedOut(ProtocolError):
-    """No handshake, or no sign of life, in time."""
+    """No sign of life in time."""
 
     code = 104
 
