@@ -247,6 +247,9 @@ class JwtConfig:
     #: the claim with its scopes, those with the prefix; "" is none: its user's permissions hold
     scopes_claim: str = ""
     scope_prefix: str = ""
+    #: word of that claim to the scopes that it stands for beside itself, with their prefix: a text
+    #: with spaces between, or a list
+    scope_aliases: Mapping[str, Any] = field(default_factory=dict)
     #: the claim with the virtual host of clients that name none; "" is none
     vhost_claim: str = ""
 

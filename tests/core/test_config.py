@@ -195,7 +195,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "tags_claim": "t",
             "tag_prefix": "p",
             "scopes_claim": "sc",
-            "scope_prefix": "sp",
+            "scope_prefix": "sp.",
+            "scope_aliases": '{"a": ["sp.read:*/*"]}',
             "vhost_claim": "v",
         },
         "http_auth": {

@@ -255,7 +255,9 @@ class Waits(Clock):
 class World:
     """Who may come in by SCRAM."""
 
-    def __init__(self, storage: MemoryStorage | None = None, **auth: Any) -> None:
+    def __init__(
+        self, storage: MemoryStorage | None = None, makes_keys: bool = True, **auth: Any
+    ) -> None:
         self.storage = storage or MemoryStorage()
         self.pool = Pool()
         config = Config(
@@ -264,28 +266,41 @@ class World:
                 "file": UserConfig(
                     password=hash_password(b"pencil"), scram=KEYS.text(), tags=("monitoring",)
                 ),
-                "bare": UserConfig(password="pencil"),
+                "bare": UserConfig(password=hash_password(b"pencil")),
+                "plain": UserConfig(password="pencil"),
+                "odd": UserConfig(password="a\x07b"),
             },
         )
         self.clock = Waits()
         self.found = Authentication(config, self.pool, clock=self.clock)
         self.found.open(self.storage)
+        if makes_keys:
+            self.pool.run()
 
     def add(self, name: str, password: bytes) -> None:
         stored, scram = self.found.users.hash(password)
         self.found.users.add(name, stored, (), scram)
 
-    def begin(self, client: ScramClient, username: str | None = None) -> tuple[Any, list[Step]]:
+    def begin(
+        self, client: ScramClient, username: str | None = None, is_loopback: bool = False
+    ) -> tuple[Any, list[Step]]:
         steps: list[Step] = []
-        attempt = Attempt(username=username, admits_anonymous=True, ignores_unknown=True)
+        attempt = Attempt(
+            username=username,
+            is_loopback=is_loopback,
+            admits_anonymous=True,
+            ignores_unknown=True,
+        )
         exchange = self.found.authenticator.exchange("SCRAM-SHA-256", attempt)
         assert exchange is not None
         exchange.take(client.first, steps.append)
         return exchange, steps
 
-    def login(self, name: str, password: str, username: str | None = None) -> str | None:
+    def login(
+        self, name: str, password: str, username: str | None = None, is_loopback: bool = False
+    ) -> str | None:
         client = ScramClient(name, password)
-        exchange, steps = self.begin(client, username)
+        exchange, steps = self.begin(client, username, is_loopback)
         step = steps.pop()
         if step.goes_on:
             exchange.take(client.final(step.data), steps.append)
@@ -312,7 +327,34 @@ def test_the_packet_may_not_name_another_user() -> None:
     assert World().login("file", "pencil", "bare") is None
 
 
-@pytest.mark.parametrize("name", ["nobody", "bare", "guest"])
+def test_a_plain_password_of_the_configuration_gets_keys_at_the_start() -> None:
+    world = World()
+    assert world.login("plain", "pencil") == "plain"
+    assert world.login("plain", "Pencil") is None
+    # What looks like a user without keys does so after a restart too.
+    (first,) = world.begin(ScramClient("plain", "x"))[1]
+    (again,) = World(world.storage).begin(ScramClient("plain", "x"))[1]
+    assert first.data.partition(b",s=")[2] == again.data.partition(b",s=")[2]
+
+
+@pytest.mark.parametrize("name", ["plain", "file", "nobody"])
+def test_everybody_waits_until_keys_are_made(name: str) -> None:
+    world = World(makes_keys=False)
+    _, steps = world.begin(ScramClient(name, "pencil"))
+    assert steps == []
+    world.pool.run()
+    assert [step.goes_on for step in steps] == [True]
+    # Those of guest and plain, a piece of work each.
+    assert world.pool.done == 2
+
+
+def test_guest_proves_its_password_from_this_machine_only() -> None:
+    world = World()
+    assert world.login("guest", "guest", is_loopback=True) == "guest"
+    assert world.login("guest", "guest") is None
+
+
+@pytest.mark.parametrize("name", ["nobody", "bare", "odd"])
 def test_without_keys_it_looks_as_with_a_wrong_password(name: str) -> None:
     world = World()
     assert world.login(name, "pencil") is None

@@ -247,6 +247,62 @@ def test_a_claim_gives_scopes(
     assert login.identity.tags == tags
 
 
+@pytest.mark.parametrize(
+    ("value", "scopes", "tags"),
+    [
+        ("openid admin", ("read:*/*",), {"administrator"}),
+        (["api://x:Read.All", "me.write:v/q"], ("read:*/a", "read:*/b", "write:v/q"), set()),
+        # An alias stands for scopes, not for aliases; and only as a whole word.
+        ("twice me.admin Admin administrator", ("configure:*/*",), {"admin"}),
+        ("me.read:*/own", ("read:*/*", "read:*/own"), set()),
+        (["admin"] * 500, ("read:*/*",), {"administrator"}),
+    ],
+)
+def test_a_scope_of_the_identity_provider_stands_for_others(
+    tmp_path: Path, value: Any, scopes: tuple[str, ...], tags: set[str]
+) -> None:
+    aliases = {
+        "admin": "me.tag:administrator me.read:*/*",
+        "api://x:Read.All": ["me.read:*/a", "me.read:*/b"],
+        "twice": "me.configure:*/* me.tag:admin",
+        "me.read:*/own": "me.read:*/*",
+    }
+    tokens = configured(tmp_path, scopes_claim="scope", scope_prefix="me.", scope_aliases=aliases)
+    login = tokens.login(sign(scope=value))
+    assert login is not None
+    assert login.identity.scopes == scopes
+    assert login.identity.tags == tags
+
+
+def test_aliases_do_not_pass_the_bound_of_scopes(tmp_path: Path) -> None:
+    aliases = {f"a{n}": [f"read:v/{n}.{m}" for m in range(129)] for n in range(2)}
+    tokens = configured(tmp_path, scopes_claim="scope", scope_aliases=aliases)
+    assert tokens.login(sign(scope="a0")) is not None
+    assert tokens.login(sign(scope="a0 a1")) is None
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ({"a": 1}, "'a' is not scopes, as a text or a list"),
+        ({"a": [1]}, "'a' is not scopes, as a text or a list"),
+        ({"a": "read:*/*"}, "'read:\\*/\\*' does not begin with 'me.'"),
+        ({"a": "me.raed:*/*"}, "'me.raed:\\*/\\*' is neither a scope nor a tag"),
+        ({"a": "me.tag:"}, "'me.tag:' is neither a scope nor a tag"),
+    ],
+)
+def test_aliases_that_would_mean_nothing_are_refused(
+    tmp_path: Path, aliases: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"\[jwt\] scope_aliases: {message}"):
+        configured(tmp_path, scopes_claim="scope", scope_prefix="me.", scope_aliases=aliases)
+
+
+def test_aliases_need_a_claim(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[jwt\] scope_aliases needs scopes_claim"):
+        configured(tmp_path, scope_aliases={"a": "read:*/*"})
+
+
 def test_scopes_count_where_they_are_asked_for(tmp_path: Path) -> None:
     login = configured(tmp_path).login(sign(scope="read:*/q tag:administrator"))
     assert login is not None

@@ -27,6 +27,7 @@ from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
+from trivium.security.scopes import read_aliases
 from trivium.security.scram import KEY_BYTES, MadeUpKeys, parse_keys
 from trivium.security.stored import Remembered, StoredUser
 from trivium.security.tokens import JWT, TokenRules, Tokens
@@ -72,6 +73,7 @@ class Authentication:
         events: Events | None = None,
     ) -> None:
         self._tell = changed
+        self._run_in_pool = run_in_pool
         self._permissions_changed = permissions_changed
         events = events or Events()
         self.permissions = Permissions(events)
@@ -127,7 +129,10 @@ class Authentication:
         self.granted.open(storage.table("permissions"))
         if self._auth.scram:
             secret = _secret(storage.table("secrets"))
-            self.authenticator.made_up = MadeUpKeys(secret, self._auth.scram_iterations)
+            made_up = MadeUpKeys(secret, self._auth.scram_iterations)
+            self.authenticator.made_up = made_up
+            # A salt that lasts tells nothing, as one would that is another after each start.
+            self.users.make_missing_keys(self._run_in_pool, lambda name: made_up.of(name, []).salt)
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""
@@ -168,7 +173,9 @@ def _secret(table: Table) -> bytes:
 
 
 def token_rules(config: JwtConfig) -> TokenRules:
-    """What `[jwt]` says of tokens."""
+    """What `[jwt]` says of tokens. Raises ConfigError."""
+    if config.scope_aliases and not config.scopes_claim:
+        raise ConfigError("[jwt] scope_aliases needs scopes_claim")
     return TokenRules(
         key_file=config.key_file,
         jwks_file=config.jwks_file,
@@ -184,6 +191,7 @@ def token_rules(config: JwtConfig) -> TokenRules:
         tag_prefix=config.tag_prefix,
         scopes_claim=config.scopes_claim,
         scope_prefix=config.scope_prefix,
+        scope_aliases=read_aliases(config.scope_aliases, config.scope_prefix),
         vhost_claim=config.vhost_claim,
     )
 

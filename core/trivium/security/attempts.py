@@ -113,5 +113,9 @@ class Method:
         """Those of the SCRAM keys that its users have."""
         return []
 
+    def when_ready(self, work: Callable[[], None]) -> None:
+        """Call `work` once all SCRAM keys are there that its users have: at once, or later."""
+        work()
+
     def look(self, now_ms: int) -> None:
         """Called about once a second: see whether something changed outside."""

@@ -107,6 +107,15 @@ class Authenticator:
         """Call `done` with what `check` says of a client that has proved who it is, or has not."""
         self._decide(attempt, lambda decided: decided(Verdict(self._still(check()))), done)
 
+    def when_ready(self, work: Callable[[], None]) -> None:
+        """Call `work` once all SCRAM keys are there, at once or later: so long everybody waits,
+        whether or not they are a user whose keys are missing."""
+        for method in self._methods.values():
+            if method.has_scram:
+                method.when_ready(work)
+                return
+        work()
+
     def scram_keys(self, attempt: Attempt) -> tuple[ScramKeys, Login | None]:
         """The keys of a user, and what holds once it has proved that it knows the password.
 
@@ -126,7 +135,9 @@ class Authenticator:
                 continue
             user = method.find(name)
             if user is not None:
-                return (made_up, None) if user.scram is None else (user.scram, method.login(user))
+                if user.scram is None or (user.is_local and not attempt.is_loopback):
+                    return made_up, None
+                return user.scram, method.login(user)
         return made_up, None
 
     def current(self, login: Login) -> Login | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.security.api_keys import API_KEY
 from trivium.security.attempts import Attempt, Login
-from trivium.security.scram import ScramError, ScramExchange, parse_first
+from trivium.security.scram import FirstMessage, ScramError, ScramExchange, parse_first
 from trivium.security.tokens import JWT
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ class ScramSteps(Exchange):
             authenticator.prove(self.attempt, lambda: None, lambda _: stepped(Step()))
             return
         self.attempt = replace(self.attempt, username=first.name)
-        keys, self._login = authenticator.scram_keys(self.attempt)
+        authenticator.when_ready(lambda: self._challenge(first, stepped))
+
+    def _challenge(self, first: FirstMessage, stepped: Stepped) -> None:
+        keys, self._login = self._authenticator.scram_keys(self.attempt)
         self._scram = ScramExchange(first, keys)
         stepped(Step(data=self._scram.challenge, goes_on=True))

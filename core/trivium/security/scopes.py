@@ -7,11 +7,11 @@ tag.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from trivium.errors import PreconditionFailed
+from trivium.errors import ConfigError, PreconditionFailed
 
 CONFIGURE: Final = "configure"
 WRITE: Final = "write"
@@ -120,6 +120,25 @@ def read_scopes(words: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     if len(scopes) > MAX_SCOPES:
         raise PreconditionFailed(f"there are more than {MAX_SCOPES} scopes")
     return tuple(sorted(scopes)), frozenset(tags)
+
+
+def read_aliases(given: Mapping[str, object], prefix: str) -> dict[str, tuple[str, ...]]:
+    """What words of an identity provider stand for: scopes and tags, each with the prefix.
+
+    Raises ConfigError for what would mean nothing.
+    """
+    aliases: dict[str, tuple[str, ...]] = {}
+    for alias, value in given.items():
+        words = value.split() if isinstance(value, str) else value
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+            raise ConfigError(f"[jwt] scope_aliases: {alias!r} is not scopes, as a text or a list")
+        for word in words:
+            if not word.startswith(prefix):
+                raise ConfigError(f"[jwt] scope_aliases: {word!r} does not begin with {prefix!r}")
+            if read_scopes([word.removeprefix(prefix)]) == ((), frozenset()):
+                raise ConfigError(f"[jwt] scope_aliases: {word!r} is neither a scope nor a tag")
+        aliases[alias] = tuple(words)
+    return aliases
 
 
 def check_scopes(words: Iterable[str]) -> frozenset[str]:

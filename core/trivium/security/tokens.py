@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +62,7 @@ class TokenRules:
     tag_prefix: str = ""
     scopes_claim: str = ""
     scope_prefix: str = ""
+    scope_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vhost_claim: str = ""
 
 
@@ -182,7 +183,8 @@ class Tokens(Method):
         try:
             check_name(name)
             scopes, tags = self._scopes(claims)
-            tags |= frozenset(_words(claims, rules.tags_claim, rules.tag_prefix)[:MAX_TAGS])
+            words = _without(rules.tag_prefix, _words(claims, rules.tags_claim))
+            tags |= frozenset(words[:MAX_TAGS])
             identity = Identity(name, check_tags(tags), scopes=scopes)
         except PreconditionFailed:
             return REFUSED
@@ -203,7 +205,10 @@ class Tokens(Method):
         rules = self._rules
         if not rules.scopes_claim:
             return None, frozenset()
-        return read_scopes(_words(claims, rules.scopes_claim, rules.scope_prefix))
+        words = dict.fromkeys(_words(claims, rules.scopes_claim))
+        for word in list(words):
+            words.update(dict.fromkeys(rules.scope_aliases.get(word, ())))
+        return read_scopes(_without(rules.scope_prefix, words))
 
     # The key set
 
@@ -237,16 +242,19 @@ class Tokens(Method):
             go_on()
 
 
-def _words(claims: dict[str, Any], claim: str, prefix: str) -> list[str]:
-    """What follows a prefix in a claim: a list, or a text with spaces between (RFC 8693, 4.2)."""
+def _words(claims: dict[str, Any], claim: str) -> list[str]:
+    """The words of a claim: a list, or a text with spaces between (RFC 8693, 4.2)."""
     value = claims.get(claim, []) if claim else []
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, list):
         return []
+    return [word for word in words if isinstance(word, str)]
+
+
+def _without(prefix: str, words: Iterable[str]) -> list[str]:
+    """What follows a prefix in those that have it."""
     return [
-        word.removeprefix(prefix)
-        for word in words
-        if isinstance(word, str) and word.startswith(prefix) and word != prefix
+        word.removeprefix(prefix) for word in words if word.startswith(prefix) and word != prefix
     ]
 
 

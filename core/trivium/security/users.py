@@ -5,6 +5,7 @@ Passwords are stored as hashes. A row is written in the write batch of the comma
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -12,12 +13,13 @@ from typing import Final
 from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
-from trivium.security.hash_queue import HashQueue
+from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.identity import ADMINISTRATOR
 from trivium.security.passwords import (
     PasswordFormatError,
     check_stored_password,
     hash_password,
+    is_hashed,
 )
 from trivium.security.scram import ScramKeys, make_keys, parse_keys, prepare
 from trivium.security.stored import (
@@ -27,6 +29,8 @@ from trivium.security.stored import (
     StoredUser,
 )
 from trivium.storage.base import Table
+
+logger = logging.getLogger(__name__)
 
 GUEST: Final = "guest"
 DEFAULT_VHOST: Final = "/"
@@ -65,6 +69,9 @@ class Users(PasswordMethod):
             tags = frozenset([ADMINISTRATOR])
             self._configured[GUEST] = StoredUser(name=GUEST, stored=GUEST, tags=tags, is_local=True)
         self._rows: dict[str, StoredUser] = {}
+        # Names of the configuration whose SCRAM keys are being made, and who waits for them.
+        self._keyless: list[str] = []
+        self._waiting: list[Callable[[], None]] = []
         #: those that are being deleted
         self.leaving: set[str] = set()
         self._table: Table | None = None
@@ -88,6 +95,51 @@ class Users(PasswordMethod):
                 tags=frozenset(tags),
                 virtual_host=settings.get("virtual_host", ""),
             )
+
+    def make_missing_keys(self, run_in_pool: RunInPool, salt_of: Callable[[str], bytes]) -> None:
+        """Begin to make SCRAM keys of the passwords that the configuration has as plain text.
+
+        Those that SCRAM cannot have get none.
+        """
+        for user in self._configured.values():
+            if user.scram is None and not is_hashed(user.stored):
+                try:
+                    prepare(user.stored.encode())
+                except PasswordFormatError as error:
+                    logger.warning("user %r cannot use SCRAM: %s", user.name, error)
+                else:
+                    self._keyless.append(user.name)
+        self._make_next_keys(run_in_pool, salt_of)
+
+    def _make_next_keys(self, run_in_pool: RunInPool, salt_of: Callable[[str], bytes]) -> None:
+        if not self._keyless:
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each()
+            return
+        name = self._keyless[-1]
+        user = self._configured[name]
+        salt = salt_of(name)
+        made: list[ScramKeys] = []
+
+        def work() -> bool:
+            made.append(make_keys(user.stored.encode(), self._scram_iterations, salt))
+            return True
+
+        def done(is_made: bool) -> None:
+            self._keyless.pop()
+            if is_made:
+                self._configured[name] = replace(user, scram=made[0])
+                self._changed()
+            self._make_next_keys(run_in_pool, salt_of)
+
+        run_in_pool(work, done)
+
+    def when_ready(self, work: Callable[[], None]) -> None:
+        if self._keyless:
+            self._waiting.append(self._events.for_served(work))
+        else:
+            work()
 
     def find(self, username: str) -> StoredUser | None:
         return self._configured.get(username) or self._rows.get(username)
