@@ -35,7 +35,7 @@ ORDER = {
     "trivium": (
         "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
         "streams", "groups", "vhost", "listen", "security", "config", "observability", "runtime",
-        "cli", "__main__",
+        "management", "cli", "__main__",
     ),
     "trivium.storage": (
         "errors", "base", "files", "journal", "segments", "contents", "catalog", "memory",

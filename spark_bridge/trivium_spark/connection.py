@@ -19,6 +19,7 @@ from trivium.common.secrets import read_secret
 from trivium.streams.records import BatchError, RecordBatch
 from trivium_native.errors import (
     Blocked,
+    ClosedByOperator,
     ConnectionFailed,
     Fenced,
     NativeError,
@@ -64,7 +65,7 @@ _FIRST_PAUSE: Final = 0.002
 _LAST_PAUSE: Final = 0.25
 
 #: The broker is away, starting, stopping or out of room: all of that passes.
-_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown)
+_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, ClosedByOperator)
 
 
 class StreamGone(Exception):

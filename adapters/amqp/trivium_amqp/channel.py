@@ -277,7 +277,7 @@ class Channel:
         (consumer_cancel_notify)."""
         if self.forget_consumer(tag) is None:
             return
-        if not self.connection.has_capability("consumer_cancel_notify"):
+        if not self.connection.client.has_capability("consumer_cancel_notify"):
             return
         if self._cancelled is None:
             self.reply(methods.BASIC_CANCEL, tag, True)

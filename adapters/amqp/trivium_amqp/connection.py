@@ -12,9 +12,8 @@ from typing import Final
 from trivium.common.pieces import Piece
 from trivium.common.quotas import CHANNELS
 from trivium.errors import AccessRefused, QuotaExceeded, TopologyError
-from trivium.messages.message import HeaderValue
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.runtime.adapter import Peer, Transport
+from trivium.runtime.adapter import ManagedConnection, Peer, Transport
 from trivium.runtime.broker import Broker
 from trivium.runtime.framed import CLOCK_FRAMES, FramedConnection
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
@@ -49,6 +48,7 @@ from trivium_amqp.codec.frames import (
 )
 from trivium_amqp.confirms import Confirms
 from trivium_amqp.content import Target
+from trivium_amqp.describing import AmqpManaged, ClientProperties
 from trivium_amqp.discarded import Discarded
 from trivium_amqp.dispatches import Dispatches
 from trivium_amqp.handshake import FOR_ANSWERS, Handshake, Renewal
@@ -91,7 +91,8 @@ class AmqpConnection(FramedConnection):
         self.state: State = states.GREETING
         self.user = ""
         self.vhost = broker.vhost(DEFAULT_VHOST)
-        self.capabilities: dict[str, HeaderValue] = {}
+        #: what the client says of itself
+        self.client = ClientProperties()
         self.channels: dict[int, Channel] = {}
         #: what the negotiated limit of a frame leaves for a payload
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
@@ -109,7 +110,7 @@ class AmqpConnection(FramedConnection):
         self.bodies = Bodies()
         self.pause = Pause()
         self._channel_max = options.channel_max
-        self._liveness = Liveness(self)
+        self.liveness = Liveness(self)
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
         self._discarded = Discarded()
@@ -119,7 +120,7 @@ class AmqpConnection(FramedConnection):
         self._unread = 0
         # Whether input was held at the last tick.
         self._was_held = False
-        self._liveness.due()
+        self.liveness.due()
 
     # Input
 
@@ -139,7 +140,7 @@ class AmqpConnection(FramedConnection):
     def hold_publishing(self) -> None:
         """The client publishes while publishers are paused: read nothing until they may go on."""
         self.hold_input(_FOR_BROKER)
-        if self.has_capability("connection.blocked"):
+        if self.client.has_capability("connection.blocked"):
             notice = self.pause.notice()
             if notice:
                 self.send(notice)
@@ -369,18 +370,17 @@ class AmqpConnection(FramedConnection):
         self._channel_max = channel_max
         self.frame_room = frame_max - OVERHEAD
         self.repeats.largest_body = min(frame_max, self.options.max_message_bytes)
-        self._liveness.heartbeat = heartbeat * 1000
+        self.liveness.heartbeat = heartbeat * 1000
 
     def opened(self, vhost: VirtualHost) -> None:
         """The client opened a virtual host."""
         self.vhost = vhost
         self.state = states.RUNNING
         self._handshake = None
-        self._liveness.due()
+        self.liveness.due()
 
-    def has_capability(self, name: str) -> bool:
-        """Whether the client announced a capability in its client-properties."""
-        return self.capabilities.get(name) is True
+    def managed(self) -> ManagedConnection:
+        return AmqpManaged(self, self.held_for & _FOR_BROKER != 0)
 
     # For channels
 
@@ -405,7 +405,7 @@ class AmqpConnection(FramedConnection):
 
     def take_output(self) -> list[Piece]:
         self.metrics.bytes_sent += self.output_size
-        self._liveness.sent_at = self.broker.elapsed_ms
+        self.liveness.sent_at = self.broker.elapsed_ms
         self._unread = 0 if self.is_writable else self._unread + self.output_size
         return super().take_output()
 
@@ -430,7 +430,7 @@ class AmqpConnection(FramedConnection):
         try:
             self.access.require_entry()
         except AccessRefused as error:
-            self._send_close(ConnectionException(NOT_ALLOWED, str(error)), 0)
+            self.send_close(ConnectionException(NOT_ALLOWED, str(error)), 0)
             return
         for channel in list(self.channels.values()):
             if channel.state is not states.CHANNEL_CLOSING:
@@ -457,15 +457,16 @@ class AmqpConnection(FramedConnection):
         self.metrics.protocol_errors += 1
         if isinstance(error, FramingError):
             self._discarded.is_garbled = True
-        self._send_close(error, method if error.method == CARRIED_OUT else error.method)
+        self.send_close(error, method if error.method == CARRIED_OUT else error.method)
 
-    def _send_close(self, error: ConnectionException, method: int) -> None:
+    def send_close(self, error: ConnectionException, method: int) -> None:
+        """Send connection.close, and release all."""
         self.confirms.flush()
         self.release()
         self.replies.drop()
         self.state = states.CLOSING
-        self._liveness.began_at = self.broker.elapsed_ms
-        self._liveness.due()
+        self.liveness.began_at = self.broker.elapsed_ms
+        self.liveness.due()
         self.pause.forget_client()
         self.send(
             method_frame(
@@ -495,7 +496,7 @@ class AmqpConnection(FramedConnection):
         if self.state is states.GREETING:
             self.close()
         elif self.state is not states.CLOSING:
-            self._send_close(ConnectionException(CONNECTION_FORCED, text), 0)
+            self.send_close(ConnectionException(CONNECTION_FORCED, text), 0)
 
     def release(self) -> None:
         """Give back everything that the client holds: deliveries, consumers, exclusive queues."""
@@ -513,7 +514,7 @@ class AmqpConnection(FramedConnection):
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1
-        self._liveness.stop()
+        self.liveness.stop()
         self.drop_input()
         self.release()
         # What may be called later, and what may be held longer, must not keep it in memory.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import write_i64_be
 
+from trivium.common.descriptions import ConsumerDescription
 from trivium.common.pieces import Piece
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
@@ -111,6 +112,17 @@ class AmqpConsumer(Consumer):
             connection.dispatches.hold(self.queue)
             return False
         return True
+
+    def describe(self) -> ConsumerDescription:
+        return ConsumerDescription(
+            tag=self.tag,
+            queue=self.queue.name,
+            connection=self._connection,
+            channel=self.channel.number,
+            acknowledges=not self.settles_on_delivery,
+            limit=self.limit,
+            arguments={"x-priority": self.priority} if self.priority else {},
+        )
 
     def deliver(self, entry: QueueEntry) -> None:
         channel = self.channel

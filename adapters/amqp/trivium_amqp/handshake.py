@@ -125,9 +125,7 @@ class Handshake:
     def _start_ok(self, arguments: list[Any]) -> None:
         client_properties, mechanism, response, _locale = arguments
         connection = self._connection
-        capabilities = client_properties.get("capabilities")
-        if isinstance(capabilities, dict):
-            connection.capabilities = capabilities
+        connection.client.said(client_properties, mechanism)
         self._mechanism = mechanism
         credentials = read_credentials(mechanism, response)
         is_spoken = mechanism != ANONYMOUS or connection.options.anonymous_mechanism
@@ -170,7 +168,7 @@ class Handshake:
         else:
             connection.metrics.authentication_failures += 1
             logger.info("%s: user %r is refused", connection.peer.address, connection.user)
-            if connection.has_capability("authentication_failure_close"):
+            if connection.client.has_capability("authentication_failure_close"):
                 connection.fail(
                     ConnectionException(
                         ACCESS_REFUSED,

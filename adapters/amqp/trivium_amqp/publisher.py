@@ -98,6 +98,11 @@ class Publisher:
         # The last of these.
         self._newest: _Pending | None = None
 
+    @property
+    def unconfirmed(self) -> int:
+        """Publishes up to the newest from the first that waits for the disk, or is told so soon."""
+        return self._publish_tag - self._confirmed if self._pending else 0
+
     def begin(self, arguments: bytes) -> None:
         """basic.publish with these arguments; its content follows."""
         target = self._connection.targets.get(arguments)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from trivium.errors import QuotaExceeded
 from trivium.routing.exchanges import ACCEPTED
-from trivium.runtime.adapter import Peer, Transport, make_attempt
+from trivium.runtime.adapter import ManagedConnection, Peer, Transport, make_attempt
 from trivium.security.attempts import Login
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec import packets
@@ -35,7 +35,6 @@ from trivium_mqtt.codec.reasons import (
     RETURN_CODES,
     SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
-    SESSION_TAKEN_OVER,
     TOPIC_NAME_INVALID,
     UNSPECIFIED_ERROR,
     MalformedPacket,
@@ -44,6 +43,7 @@ from trivium_mqtt.codec.reasons import (
     RemoteError,
 )
 from trivium_mqtt.counts import enter, lend_subscriptions
+from trivium_mqtt.describing import MqttManaged
 from trivium_mqtt.enhanced import Enhanced
 from trivium_mqtt.entry import Entry
 from trivium_mqtt.mounting import mount_will
@@ -443,10 +443,6 @@ class MqttConnection(Reader):
         else:
             self._refuse_connect(error.reason)
 
-    def taken_over(self) -> None:
-        """Another connection has this client identifier (MQTT-3.1.4-3)."""
-        self.end(SESSION_TAKEN_OVER)
-
     def internal_error(self) -> None:
         if self.is_connected:
             self.end(UNSPECIFIED_ERROR)
@@ -458,6 +454,9 @@ class MqttConnection(Reader):
             self.end(ADMINISTRATIVE_ACTION)
         else:
             self.end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)
+
+    def managed(self) -> ManagedConnection:
+        return MqttManaged(self, self._keep_alive // 1500)
 
     def lost(self) -> None:
         self.metrics.connections_closed += 1

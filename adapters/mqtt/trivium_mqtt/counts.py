@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium.common.quotas import SESSIONS, SUBSCRIPTIONS, USER, Account
+from trivium_mqtt.codec.reasons import SESSION_TAKEN_OVER
 
 if TYPE_CHECKING:
     from trivium_mqtt.connection import MqttConnection
@@ -28,7 +29,7 @@ def enter(connection: MqttConnection, client_id: bytes) -> None:
     ):
         connection.usage.enter(connection.identity, sessions.vhost.name)
     if before is not None:
-        before.taken_over()
+        before.end(SESSION_TAKEN_OVER)
     connection.usage.enter(connection.identity, sessions.vhost.name)
 
 

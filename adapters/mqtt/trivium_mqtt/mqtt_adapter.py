@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from trivium.common.descriptions import SessionDescription
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
@@ -86,6 +87,19 @@ class MqttAdapter(Adapter):
     def forget_user(self, name: str) -> Iterable[int]:
         for sessions in list(self._sessions.values()):
             yield from _end_all(sessions, _kept_for(sessions, name))
+
+    def describe_sessions(self, vhost: VirtualHost) -> Iterable[SessionDescription]:
+        sessions = self._sessions.get(vhost.name)
+        for session in [] if sessions is None else list(sessions.by_client.values()):
+            outgoing = session.outgoing
+            yield SessionDescription(
+                client_id=session.name,
+                user=session.access.identity.name,
+                is_connected=session.connection is not None,
+                expiry=session.expiry,
+                subscriptions=len(session.subscriptions or ()),
+                queue="" if outgoing is None else outgoing.queue.name,
+            )
 
     def tick(self, now: float) -> None:
         for sessions in self._sessions.values():

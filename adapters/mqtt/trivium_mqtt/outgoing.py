@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from trivium.common.descriptions import ConsumerDescription
 from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
@@ -102,6 +103,19 @@ class Outgoing(Consumer):
         #: whether what waits may have come while its user was permitted more
         self.rechecks = len(queue) > 0
         queue.add_consumer(self)
+
+    def describe(self) -> ConsumerDescription | None:
+        connection = self._connection
+        if connection is None:
+            return None
+        return ConsumerDescription(
+            tag=self.session.name,
+            queue=self.queue.name,
+            connection=connection,
+            channel=0,
+            acknowledges=True,
+            limit=self._maximum_inflight,
+        )
 
     # Publishing
 
@@ -268,7 +282,11 @@ class Outgoing(Consumer):
             connection is not None
             and self._credit > 0
             and self._resend is None
-            and (self._reserved is None or self._has_identifiers())
+            # An identifier must be free beside those kept for messages from before a restart.
+            and (
+                self._reserved is None
+                or len(self._inflight) + len(self._released) + len(self._reserved) < 65_535
+            )
             # connection.takes_output, without the call
             and connection.is_writable
             and connection.output_size < OUTPUT_HIGH_WATER
@@ -460,11 +478,6 @@ class Outgoing(Consumer):
             self._store.delete_outgoing(self.session.client_id, packet_id)
 
     # Packet identifiers
-
-    def _has_identifiers(self) -> bool:
-        """Whether one is free; others are kept for messages from before a restart."""
-        reserved = 0 if self._reserved is None else len(self._reserved)
-        return len(self._inflight) + len(self._released) + reserved < 65_535
 
     def _add(self, packet_id: i64, entry: QueueEntry) -> bool:
         """An entry is delivered, for the first time to this client; False when another one has the

@@ -236,9 +236,9 @@ def _is_number(text: str) -> bool:
 
 
 class Pattern:
-    """A pattern, ready to be matched. Raises PatternError."""
+    """A pattern, ready to be matched. Raises PatternError, also for more than ``most_states``."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, most_states: int = MAX_STATES) -> None:
         if len(text) > MAX_LENGTH:
             raise PatternError("it is too long")
         self.text = text
@@ -248,6 +248,7 @@ class Pattern:
         self._other: list[int] = []
         self._characters: list[_Characters | None] = []
         self._built = 0
+        self._most_states = most_states
         self._first = self._build(_Parser(text).parse(), self._state(_MATCH, 0))
 
     def _state(self, kind: int, follows: int, characters: _Characters | None = None) -> int:
@@ -261,7 +262,7 @@ class Pattern:
         """The first state of ``node`` when ``follows`` comes behind it."""
         # Every state is built by a call of its own, or two; empty parts have none.
         self._built += 1
-        if self._built > MAX_STATES:
+        if self._built > self._most_states:
             raise PatternError("its repetitions are too many")
         if node.kind == _SEQUENCE:
             for part in reversed(node.parts):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import unquote
 
@@ -27,10 +27,10 @@ from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
 from trivium.listen import ListenerConfig, is_loopback
-from trivium.observability.api import Api, ApiAnswer, ApiRequest, refusal
+from trivium.observability.api import Api, ApiAnswer, ApiRefused, ApiRequest, refusal
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
-from trivium.security.identity import ADMINISTRATOR, MONITORING, Identity
+from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, Identity
 from trivium.security.permissions import Permissions
 
 if TYPE_CHECKING:
@@ -42,8 +42,12 @@ SHUTDOWN_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 128
 #: seconds that a connection is kept between two requests
 KEEP_ALIVE_SECONDS: Final = 5.0
-#: bytes of the body of a request
-MAX_BODY_BYTES: Final = 64 * 1024
+#: bytes of a body that is read on the loop
+SMALL_BODY_BYTES: Final = 64 * 1024
+#: bytes of an answer in parts that are sent together, with their number; a longer one is chunked
+GATHERED_BYTES: Final = 64 * 1024
+#: seconds in which a client takes a part of an answer
+SEND_SECONDS: Final = 30.0
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -113,7 +117,7 @@ class HttpServer:
         self._silent: set[asyncio.Protocol] = set()
         #: connections whose request is being answered
         self._busy: set[web.RequestHandler] = set()
-        application = web.Application(middlewares=[self._has_asked], client_max_size=MAX_BODY_BYTES)
+        application = web.Application(middlewares=[self._has_asked])
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
@@ -208,29 +212,35 @@ class HttpServer:
         response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
         return response
 
-    async def _ask_api(self, request: web.Request) -> web.Response:
-        identity = await self._identify(request)
-        if identity is None or identity.is_anonymous:
-            return _api_response(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+    async def _ask_api(self, request: web.Request) -> web.StreamResponse:
+        assert self._api is not None
         try:
             path = _segments(request.raw_path)
+            place = self._api.place(request.method, path)
+        except ValueError:
+            return await _respond(request, refusal(400, "bad_request", "a path is UTF-8"))
+        except ApiRefused as refused:
+            return await _respond(request, refused.answer)
+        identity = NOBODY
+        if not place.is_public:
+            found = await self._identify(request)
+            if found is None or found.is_anonymous:
+                return await _respond(request, refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+            identity = found
+        try:
             async with asyncio.timeout(self._handshake_seconds):
-                body = await _read_object(request)
+                body = await _read_json(request, place.most_bytes)
         except TimeoutError:
-            return _api_response(refusal(408, "request_timeout", "the body does not come"))
-        except web.HTTPRequestEntityTooLarge:
-            text = f"a body has at most {MAX_BODY_BYTES} bytes"
-            return _api_response(refusal(413, "payload_too_large", text))
-        except web.HTTPUnsupportedMediaType:
-            text = "a body is application/json"
-            return _api_response(refusal(415, "unsupported_media_type", text))
-        except (ValueError, RecursionError, OSError, web.RequestPayloadError):
-            return _api_response(refusal(400, "bad_request", "a body is a JSON object, in UTF-8"))
+            return await _respond(request, refusal(408, "request_timeout", "the body stays away"))
+        except ApiRefused as refused:
+            return await _respond(request, refused.answer)
         asked = ApiRequest(
             method=request.method,
             path=path,
+            query=dict(request.query),
             body=body,
             identity=identity,
+            reason=request.headers.get("X-Reason", ""),
             address=request.remote or "",
             listener=self._listener,
         )
@@ -240,9 +250,8 @@ class HttpServer:
             if not answer.done():
                 answer.set_result(found)
 
-        assert self._api is not None
-        self._api(asked, done)
-        return _api_response(await answer)
+        self._api.ask(asked, done)
+        return await _respond(request, await answer)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         """Who asks; None when they may not."""
@@ -280,6 +289,9 @@ class HttpServer:
 
 
 _CREDENTIALS_NEEDED: Final = "user name and password are needed"
+_JSON: Final = "application/json"
+#: What is shown may be anything: no browser is to take it for a page.
+_API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
 
 
@@ -289,24 +301,88 @@ def _segments(raw_path: str) -> tuple[str, ...]:
     return tuple(unquote(name, errors="strict") for name in names)
 
 
-async def _read_object(request: web.Request) -> dict[str, object] | None:
-    """The JSON object of a body. Raises ValueError, RecursionError, web.HTTPException."""
-    data = await request.read()
-    if not data:
-        return None
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType
-    found = json.loads(data.decode())
-    if not isinstance(found, dict):
-        raise ValueError
-    return found
+async def _read_json(request: web.Request, most_bytes: int) -> object:
+    """The JSON of a body, None without one. Raises ApiRefused.
+
+    A large one is read in a thread: each object in it lets the loop go on.
+    """
+    too_large = refusal(413, "payload_too_large", f"a body has at most {most_bytes} bytes")
+    data = bytearray()
+    try:
+        if (request.content_length or 0) > most_bytes:
+            raise ApiRefused(too_large)
+        async for part in request.content.iter_any():
+            data += part
+            if len(data) > most_bytes:
+                raise ApiRefused(too_large)
+        if not data:
+            return None
+        if request.content_type != "application/json":
+            text = "a body is application/json"
+            raise ApiRefused(refusal(415, "unsupported_media_type", text))
+        if len(data) <= SMALL_BODY_BYTES:
+            return json.loads(data.decode())
+        return await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
+    except (ValueError, RecursionError, OSError, web.RequestPayloadError):
+        raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
 
 
-def _api_response(answer: ApiAnswer) -> web.Response:
-    headers = _CHALLENGE if answer.status == 401 else None
-    if answer.body is None:
+def _parse_large(data: bytearray) -> object:
+    # Reading text holds the interpreter; a function of ours that it calls does not.
+    return json.loads(data.decode(), object_pairs_hook=lambda pairs: dict(pairs))
+
+
+async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
+    """Send an answer; one in parts as fast as the client takes it."""
+    headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
+    if answer.status == 401:
+        headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE[hdrs.WWW_AUTHENTICATE]
+    text = b""
+    parts = answer.parts
+    if parts is not None:
+        try:
+            text, is_whole = await _gather(parts)
+        except ApiRefused as refused:
+            return await _respond(request, refused.answer)
+        if not is_whole:
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            response.content_type = _JSON
+            await response.prepare(request)
+            try:
+                await _send_parts(response, text, iter(()) if request.method == "HEAD" else parts)
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+            return response
+    elif answer.body is None:
         return web.Response(status=answer.status, headers=headers)
-    return web.json_response(answer.body, status=answer.status, headers=headers)
+    else:
+        text = json.dumps(answer.body).encode()
+    return web.Response(status=answer.status, headers=headers, body=text, content_type=_JSON)
+
+
+async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:
+    """The first parts together, and whether these are all."""
+    found = bytearray()
+    for part in parts:
+        found += part
+        if len(found) > GATHERED_BYTES:
+            return bytes(found), False
+        if not part:
+            await asyncio.sleep(0)
+    return bytes(found), True
+
+
+async def _send_parts(response: web.StreamResponse, first: bytes, parts: Iterator[bytes]) -> None:
+    """Make and send one part after the other. A client that takes none for long is dropped."""
+    await response.write(first)
+    for part in parts:
+        if part:
+            async with asyncio.timeout(SEND_SECONDS):
+                await response.write(part)
+        # To write waits only where the client is behind.
+        await asyncio.sleep(0)
+    await response.write_eof()
 
 
 def _drop(connection: web.RequestHandler) -> None:

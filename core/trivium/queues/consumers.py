@@ -13,6 +13,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from trivium.common.descriptions import ConsumerDescription
 from trivium.queues.sub_queues import QueueEntry
 
 
@@ -39,6 +40,10 @@ class Consumer:
 
     def cancelled(self) -> None:
         """The queue is gone; entries still held need not be settled any more."""
+
+    def describe(self) -> ConsumerDescription | None:
+        """What operators see of it; None for one that has no client."""
+        return None
 
 
 class Place:

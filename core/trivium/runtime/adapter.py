@@ -8,12 +8,19 @@ writes the output once per turn of the loop. Adapters are found through the entr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
+from trivium.common.descriptions import (
+    ChannelDescription,
+    ConnectionDescription,
+    ConsumerDescription,
+    SessionDescription,
+)
 from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
 from trivium.messages.large import Content
@@ -41,6 +48,9 @@ _KEPT_OUTPUT: Final = 256
 #: Bytes that a client may yet send once its connection is over; they are read and dropped, so that
 #: it gets the last answer (64 MiB). Some clients send what they had buffered behind their goodbye.
 DISCARDED_BYTES: Final = 64 << 20
+
+
+_numbers: Final[Iterator[int]] = count(1)
 
 
 class Listener:
@@ -118,7 +128,45 @@ class Transport(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Connection(DurabilityWaiter):
+class ManagedConnection:
+    """What operators see of a connection, and do to it; made when they ask. Protocols have their
+    own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def describe(self) -> ConnectionDescription:
+        """The connection."""
+        return ConnectionDescription(
+            protocol=self.connection.peer.listener.config.protocol,
+            state="closing" if self.connection.is_closed else "running",
+        )
+
+    def channels(self) -> list[ChannelDescription]:
+        """Its channels, in protocols that have some."""
+        return []
+
+    def consumers(self) -> list[ConsumerDescription]:
+        """Its consumers of queues and streams."""
+        return []
+
+    def close(self, reason: str) -> None:
+        """Tell the client, in the protocol's terms, that an operator closes the connection."""
+        self.connection.shutdown()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Managed(DurabilityWaiter):
+    """Something that operators see."""
+
+    def managed(self) -> ManagedConnection:
+        """What they see of it, and do to it."""
+        assert isinstance(self, Connection)
+        return ManagedConnection(self)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Connection(Managed):
     """One client's connection. Subclasses implement ``feed``, ``lost`` and, as needed, the rest.
 
     Rules for subclasses:
@@ -135,6 +183,10 @@ class Connection(DurabilityWaiter):
         self.broker = broker
         self.transport = transport
         self.peer = peer
+        #: tells it from all others of this process
+        self.number = next(_numbers)
+        #: when it came, in milliseconds since the epoch
+        self.connected_ms = broker.now_ms
         #: who the client is, once it has authenticated
         self.identity: Identity = NOBODY
         #: what it calls itself, in protocols with client identifiers
@@ -392,6 +444,11 @@ class Adapter:
         """A user is deleted, and its clients are sent away: let go of what this protocol keeps for
         it, in memory and in the storage, a part for each 1. Whoever is still connected in its name
         came with something else that holds."""
+        return ()
+
+    def describe_sessions(self, vhost: VirtualHost) -> Iterable[SessionDescription]:
+        """What outlives the connections of clients in a virtual host, each made when it is
+        taken."""
         return ()
 
     def tick(self, now: float) -> None:

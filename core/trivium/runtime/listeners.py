@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from ipaddress import ip_network
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HTTP: Final = "http"
+#: What answers the HTTP API. It stands above this, and is loaded where HTTP is listened to.
+MANAGEMENT: Final = "trivium.management.management"
 #: What HTTP is called where TLS negotiates the protocol.
 HTTP_ALPN: Final = "http/1.1"
 
@@ -199,8 +202,8 @@ class Listeners:
         if config.websocket:
             raise ConfigError(f"{config.name}: WebSockets are served over HTTP without `websocket`")
         from trivium.observability.http import HttpServer
-        from trivium.runtime.management import Management
 
+        management: Any = import_module(MANAGEMENT)
         server = self._server
         broker = self._broker
         certificates = self._certificates_of(config, HTTP_ALPN)
@@ -218,7 +221,7 @@ class Listeners:
                 for adapter in adapters
                 if (found := adapter.websocket) is not None
             },
-            Management(broker, server.driver.call).ask,
+            management.Management(broker, server.driver.call),
         )
         self._http.append(http)
         await http.start()

@@ -10,12 +10,13 @@ from mypy_extensions import i64
 from trivium import errors as core
 from trivium.common.pieces import Piece, Pieces
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.runtime.adapter import Peer, Transport
+from trivium.runtime.adapter import ManagedConnection, Peer, Transport
 from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium.runtime.usage import FOR_QUOTA
 from trivium_native.server import states
 from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
+from trivium_native.server.describing import NativeManaged
 from trivium_native.server.fetching import Fetches
 from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology, renew
 from trivium_native.server.large import cut_payloads
@@ -199,7 +200,7 @@ class NativeConnection(FramedConnection):
         try:
             self.access.require_entry()
         except core.AccessRefused as error:
-            self._send_close(of_topology(error))
+            self.send_close(of_topology(error))
             return
         for subscription in list(self.subscriptions.values()):
             try:
@@ -214,11 +215,14 @@ class NativeConnection(FramedConnection):
 
     def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
         if deleted_vhost:
-            self._send_close(NotFound(f"vhost '{deleted_vhost}' is deleted"))
+            self.send_close(NotFound(f"vhost '{deleted_vhost}' is deleted"))
         elif is_revoked:
-            self._send_close(AuthenticationFailed("the credentials do not hold any more"))
+            self.send_close(AuthenticationFailed("the credentials do not hold any more"))
         else:
-            self._send_close(ShuttingDown("the broker stops"))
+            self.send_close(ShuttingDown("the broker stops"))
+
+    def managed(self) -> ManagedConnection:
+        return NativeManaged(self, self._heartbeat)
 
     def wait_for_request(self) -> None:
         """A change of policies or passwords is under way: the client is not read, so that few can
@@ -258,13 +262,10 @@ class NativeConnection(FramedConnection):
         storage = self.broker.storage
         if storage.is_durable:
             self._answers.answer_after(storage.write_batch, frame)
-            self._await_write_batch(storage.write_batch)
+            if self._answers.is_new(storage.write_batch):
+                storage.wait(self)
         else:
             self.send(frame)
-
-    def _await_write_batch(self, write_batch: int) -> None:
-        if self._answers.is_new(write_batch):
-            self.broker.storage.wait(self)
 
     def _send_confirms(self) -> None:
         if not self._answers.has_confirms:
@@ -284,7 +285,8 @@ class NativeConnection(FramedConnection):
             self.send(_error_frame(correlation, error))
             self.close()
 
-    def _send_close(self, error: NativeError) -> None:
+    def send_close(self, error: NativeError) -> None:
+        """Send CLOSE, and close."""
         if not self.is_closed:
             self._send_confirms()
             self.send(encode_frame(frames.CLOSE, 0, pack([error.code, error.text])))
@@ -384,7 +386,8 @@ class NativeConnection(FramedConnection):
         answers = self._answers
         if write_batch > self.broker.storage.durable:
             answers.confirm_after(write_batch, correlation)
-            self._await_write_batch(write_batch)
+            if answers.is_new(write_batch):
+                self.broker.storage.wait(self)
             if answers.unconfirmed > answers.most:
                 self.hold_input(BEHIND_DISK)
         else:

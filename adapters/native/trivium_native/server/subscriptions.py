@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from trivium.common.descriptions import ConsumerDescription
 from trivium.messages.message import Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
@@ -66,6 +67,10 @@ class Subscription:
     def check_permissions(self) -> None:
         """Raise AccessRefused if the client may not read this any more."""
         raise NotImplementedError
+
+    def describe(self) -> ConsumerDescription | None:
+        """What operators see of it; None where it reads neither a queue nor a stream."""
+        return None
 
     def end(self) -> None:
         """The client, or its connection, leaves: release everything."""
@@ -173,6 +178,9 @@ class _QueueConsumer(Consumer):
     def cancelled(self) -> None:
         self._subscription.cancelled()
 
+    def describe(self) -> ConsumerDescription | None:
+        return self._subscription.describe()
+
 
 class QueueSubscription(Subscription):
     """Mode ``queue``: at most ``credit`` deliveries are unsettled at a time.
@@ -202,6 +210,16 @@ class QueueSubscription(Subscription):
         """Attach, without credit yet. Raises AccessRefused where others consume exclusively."""
         assert self._consumer is not None
         self._queue.add_consumer(self._consumer, self._exclusive)
+
+    def describe(self) -> ConsumerDescription | None:
+        return ConsumerDescription(
+            tag=str(self.number),
+            queue=self._queue.name,
+            connection=self.connection,
+            channel=0,
+            acknowledges=not self._no_ack,
+            limit=0,
+        )
 
     def takes_delivery(self) -> bool:
         """Whether there is credit left and the connection takes output."""
@@ -327,6 +345,16 @@ class LogSubscription(Subscription):
         self._is_loading = False
         self._is_ended = False
         self._has_sent = False
+
+    def describe(self) -> ConsumerDescription | None:
+        return ConsumerDescription(
+            tag=str(self.number),
+            queue=self._partition.stream.name,
+            connection=self.connection,
+            channel=0,
+            acknowledges=False,
+            limit=0,
+        )
 
     def start(self, offset: int) -> None:
         """Read from ``offset`` on, as there is credit."""

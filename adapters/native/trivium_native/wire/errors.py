@@ -15,7 +15,7 @@
      |        StreamChanged, Unroutable, MessageTooLarge, UnknownDelivery, Fenced, OutOfSequence,
      |        NotSupported, StaleMember
      +-- TryLater                4xx: nothing is wrong with the request; it may work later
-     |    +-- Rejected, Blocked, ShuttingDown, TooManyRequests, QuotaExceeded
+     |    +-- Rejected, Blocked, ShuttingDown, TooManyRequests, QuotaExceeded, ClosedByOperator
      +-- BrokerError             5xx: the broker failed
 """
 
@@ -227,6 +227,12 @@ class QuotaExceeded(TryLater):
     code = 404
 
 
+class ClosedByOperator(TryLater):
+    """An operator has closed the connection, for the reason that the text says."""
+
+    code = 405
+
+
 class BrokerError(NativeError):
     """The broker failed."""
 
@@ -259,6 +265,7 @@ _CLASSES: tuple[type[NativeError], ...] = (
     ShuttingDown,
     TooManyRequests,
     QuotaExceeded,
+    ClosedByOperator,
     BrokerError,
 )
 _BY_CODE: dict[int, type[NativeError]] = {kind.code: kind for kind in _CLASSES}

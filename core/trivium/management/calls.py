@@ -1,0 +1,131 @@
+"""One call of an endpoint: who calls, what it is about, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from trivium.errors import NotFound
+from trivium.management.endpoints import WATCHERS, Endpoint
+from trivium.observability.api import ApiAnswer, ApiRequest
+from trivium.security.identity import ADMINISTRATOR
+from trivium.storage.base import DurabilityWaiter
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+    from trivium.security.identity import Identity
+    from trivium.security.permissions import Access
+    from trivium.vhost.virtual_host import VirtualHost
+
+Done = Callable[[ApiAnswer], None]
+
+#: What the reason of a 404 is where nothing else is said.
+NOT_FOUND: Final = "Not Found"
+
+
+class BadRequest(Exception):
+    """The request says something that it cannot; the text is for the client."""
+
+    def __init__(self, text: str, error: str = "bad_request") -> None:
+        super().__init__(text)
+        self.error = error
+
+
+class _Durable(DurabilityWaiter):
+    """Answers once a write batch is durable."""
+
+    def __init__(self, answer: ApiAnswer, done: Done) -> None:
+        self._answer = answer
+        self._done = done
+
+    def write_batch_durable(self, write_batch: int) -> None:
+        self._done(self._answer)
+
+
+class Call:
+    """A call of ``endpoint``, whose path has ``names``."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: ApiRequest,
+        endpoint: Endpoint,
+        names: dict[str, str],
+        done: Done,
+        later: Callable[[Callable[[], ApiAnswer | None]], None],
+    ) -> None:
+        self.broker = broker
+        self.request = request
+        self.endpoint = endpoint
+        self.names = names
+        self.done = done
+        #: does some work in the name of this call, and answers as a handler does
+        self.later = later
+
+    @property
+    def identity(self) -> Identity:
+        """Who calls."""
+        return self.request.identity
+
+    @property
+    def watches(self) -> bool:
+        """Whether the caller may see what other clients do."""
+        return bool(self.identity.tags & WATCHERS)
+
+    def may_see(self, vhost: str) -> bool:
+        """Whether the caller may see what is in a virtual host."""
+        return ADMINISTRATOR in self.identity.tags or self.may_enter(vhost)
+
+    @property
+    def vhost(self) -> VirtualHost:
+        """The virtual host of the path. Raises NotFound."""
+        found = self.broker.vhosts.get(self.names["vhost"])
+        if found is None:
+            raise NotFound(NOT_FOUND)
+        return found
+
+    @property
+    def access(self) -> Access:
+        """What the caller may do in the virtual host of the path."""
+        return self.broker.permissions.access(self.identity, self.vhost.name)
+
+    def may_enter(self, vhost: str) -> bool:
+        """Whether the caller has any permission in a virtual host."""
+        return self.broker.permissions.access(self.identity, vhost).may_enter
+
+    def vhosts(self) -> list[VirtualHost]:
+        """The virtual hosts in which the caller may see, or that of the path; by name."""
+        if "vhost" in self.names:
+            return [self.vhost]
+        every = [vhost for _, vhost in sorted(self.broker.vhosts.items())]
+        return [vhost for vhost in every if self.may_see(vhost.name)]
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The JSON object of the body, empty without one. Raises BadRequest."""
+        body = self.request.body
+        if body is None:
+            return {}
+        if not isinstance(body, dict):
+            raise BadRequest("a body is a JSON object")
+        return body
+
+    def asks(self, name: str) -> bool:
+        """Whether the query has ``name=true``."""
+        return self.request.query.get(name) == "true"
+
+    def answer_durably(self, answer: ApiAnswer) -> None:
+        """Answer once all is durable that was done until now."""
+        storage = self.broker.storage
+        if storage.is_durable:
+            storage.wait(_Durable(answer, self.done))
+        else:
+            self.done(answer)
+
+    def created(self, is_new: bool) -> None:
+        """Answer, durably, that something is there: 201 where it was not before, else 204."""
+        self.answer_durably(ApiAnswer(201 if is_new else 204))
+
+    def gone(self) -> None:
+        """Answer, durably, that something is not there any more."""
+        self.answer_durably(ApiAnswer(204))

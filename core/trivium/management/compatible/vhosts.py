@@ -1,0 +1,87 @@
+"""``vhosts``: virtual hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from trivium.management.calls import BadRequest, Call
+from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED, Endpoint
+from trivium.management.listing import Listing
+from trivium.management.values import checked, flag_of, text_of
+from trivium.observability.api import ApiAnswer
+from trivium.vhost.settings import VirtualHostSettings
+
+if TYPE_CHECKING:
+    from trivium.vhost.virtual_host import VirtualHost
+
+
+def fields(vhost: VirtualHost) -> dict[str, object]:
+    """What is shown of one."""
+    settings = vhost.settings
+    described = settings.described()
+    return {
+        "name": vhost.name,
+        **described,
+        "metadata": {"description": settings.description, "tags": list(settings.tags)},
+        "tracing": False,
+    }
+
+
+def get_all(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    every = list(call.broker.vhosts.values()) if call.watches else call.vhosts()
+    return Listing(call, every, fields, lambda vhost: (vhost.name,)).answer()
+
+
+def get_one(call: Call) -> ApiAnswer:
+    """One."""
+    return ApiAnswer(200, fields(call.vhost))
+
+
+def put(call: Call) -> None:
+    """Make one, or give one that exists what is named."""
+    name = call.names["vhost"]
+    virtual_hosts = call.broker.virtual_hosts
+    known = virtual_hosts.by_name.get(name)
+    settings = VirtualHostSettings() if known is None else known.settings
+    for key in call.body:
+        if key == "description":
+            settings = replace(settings, description=text_of(call.body, key))
+        elif key == "tags":
+            settings = replace(settings, tags=_tags(call.body[key]))
+        elif key in ("default_queue_type", "defaultqueuetype"):
+            settings = replace(settings, default_queue_type=text_of(call.body, key))
+        elif key == "tracing":
+            # Clients say that they want none.
+            if flag_of(call.body, key):
+                raise BadRequest("there is no tracing")
+        elif key not in ("name", "metadata"):
+            raise BadRequest(f"{key!r} cannot be set")
+    virtual_hosts.declare(name, settings)
+    call.created(known is None)
+
+
+def delete(call: Call) -> None:
+    """Delete one with all that is in it."""
+    call.broker.virtual_hosts.delete(call.names["vhost"], call.gone)
+
+
+def _tags(value: object) -> tuple[str, ...]:
+    """A list of them, or a text with commas between."""
+    if isinstance(value, str):
+        value = [tag.strip() for tag in value.split(",") if tag.strip()]
+    if not isinstance(value, list):
+        raise BadRequest("'tags' are a list of texts")
+    for tag in value:
+        if not isinstance(tag, str):
+            raise BadRequest("'tags' are a list of texts")
+    return tuple(checked(tag, "tags") for tag in value)
+
+
+ENDPOINTS: Final = (
+    Endpoint("GET", "vhosts", get_all),
+    Endpoint("GET", "vhosts/{vhost}", get_one, ADMINISTRATORS),
+    Endpoint("PUT", "vhosts/{vhost}", put, ADMINISTRATORS, UNCHECKED),
+    Endpoint("DELETE", "vhosts/{vhost}", delete, ADMINISTRATORS, UNCHECKED),
+)

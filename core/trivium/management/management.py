@@ -1,0 +1,143 @@
+"""Carries out what is asked: finds the endpoint, looks whether the caller may, calls it.
+
+What changes something is answered once that is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trivium.errors import AccessRefused, NotFound, TopologyError
+from trivium.management.calls import NOT_FOUND, BadRequest, Call, Done
+from trivium.management.compatible import ENDPOINTS
+from trivium.management.endpoints import SEEN, UNCHECKED, WATCHED, Endpoint, Endpoints, Place
+from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
+from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+#: What a user is told who has none of the tags that are needed, by the least of them.
+_NEEDED = (
+    (MANAGEMENT, "Not management user"),
+    (MONITORING, "Not monitor user"),
+    (POLICYMAKER, "Not policymaker user"),
+    (ADMINISTRATOR, "Not administrator user"),
+)
+
+
+class Management:
+    """Those endpoints for one broker. ``call`` does some work as a turn of it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Callable[[Callable[[], None]], None],
+        endpoints: Endpoints = ENDPOINTS,
+    ) -> None:
+        self._broker = broker
+        self._call = call
+        self._endpoints = endpoints
+
+    def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
+        """Where a request leads. Raises ApiRefused where there is nothing."""
+        _, endpoint = self._found(method, path)
+        return ApiPlace(is_public=not endpoint.tags, most_bytes=endpoint.most_bytes)
+
+    def ask(self, request: ApiRequest, done: Done) -> None:
+        """Carry out one request."""
+        self._call(lambda: self._carry_out(request, done))
+
+    def _found(self, method: str, path: tuple[str, ...]) -> tuple[Place, Endpoint]:
+        place = self._endpoints.find(path)
+        if place is None:
+            raise ApiRefused(refusal(404, "Object Not Found", NOT_FOUND))
+        endpoint = place.endpoint(method)
+        if endpoint is None:
+            headers = {"Allow": place.methods}
+            if method == "OPTIONS":
+                raise ApiRefused(ApiAnswer(200, headers=headers))
+            body = {"error": "method_not_allowed", "reason": f"{method} is not for this resource"}
+            raise ApiRefused(ApiAnswer(405, body, headers=headers))
+        return place, endpoint
+
+    def _carry_out(self, request: ApiRequest, done: Done) -> None:
+        broker = self._broker
+        if broker.is_stopping:
+            done(refusal(503, "service_unavailable", "the broker is stopping"))
+            return
+        try:
+            place, endpoint = self._found(request.method, request.path)
+        except ApiRefused as refused:
+            done(refused.answer)
+            return
+        call = Call(
+            broker,
+            request,
+            endpoint,
+            place.names,
+            done,
+            lambda work: self._answer(request, done, work),
+        )
+
+        def work() -> ApiAnswer | None:
+            self._check(call)
+            return endpoint.handler(call)
+
+        self._answer(request, done, work)
+
+    def _check(self, call: Call) -> None:
+        """Raise AccessRefused unless the caller may, NotFound where the virtual host is none."""
+        endpoint = call.endpoint
+        if endpoint.tags:
+            self._require_tag(call, endpoint.tags)
+        if endpoint.vhost == UNCHECKED or "vhost" not in call.names:
+            return
+        vhost = call.vhost
+        is_enough = (endpoint.vhost == SEEN and call.may_see(vhost.name)) or (
+            endpoint.vhost == WATCHED and call.watches
+        )
+        if not is_enough and not call.may_enter(vhost.name):
+            raise AccessRefused("User not authorised to access virtual host")
+
+    def _require_tag(self, call: Call, tags: frozenset[str]) -> None:
+        text = next(text for tag, text in _NEEDED if tag in tags)
+        if not call.identity.tags & tags:
+            name = call.identity.name
+            self._broker.permissions.denied(f"HTTP API: {text} '{name}'", call.identity)
+            raise AccessRefused(text)
+
+    def _answer(
+        self, request: ApiRequest, done: Done, work: Callable[[], ApiAnswer | None]
+    ) -> None:
+        """Do a call's work, and answer what comes of it."""
+        broker = self._broker
+        before = broker.events.serving
+        broker.events.serving = request
+        changes = broker.changes
+        try:
+            answer = work()
+            if answer is not None:
+                done(answer)
+        except ApiRefused as refused:
+            done(refused.answer)
+        except NotFound as error:
+            done(refusal(404, "Object Not Found", str(error)))
+        except AccessRefused as error:
+            done(refusal(401, "not_authorised", str(error)))
+        except BadRequest as error:
+            done(refusal(400, error.error, str(error)))
+        except TopologyError as error:
+            done(refusal(400, "bad_request", str(error)))
+        except Exception as error:
+            if broker.changes != changes:
+                # It is done by halves.
+                raise
+            logger.error("internal error, a request is given up: %r", error, exc_info=error)
+            done(refusal(500, "internal_server_error", "internal error"))
+        finally:
+            broker.events.serving = before

@@ -1,0 +1,189 @@
+"""Answers of the HTTP API that are made in parts, and bodies that are large, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import aiohttp
+
+from trivium.config import Config
+from trivium.listen import ListenerConfig
+from trivium.observability import http
+from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
+from trivium.observability.http import HttpServer
+from trivium.runtime.authentication import make_authenticator
+from trivium.security.permissions import Permissions
+
+AUTHORIZATION = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+
+
+GET = f"GET /api/x HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZATION['Authorization']}\r\n\r\n"
+
+
+class Loop:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().call_later(seconds, work)
+
+
+class Api:
+    """Answers with what the test says; ``large`` takes a large body."""
+
+    def __init__(self, answer: Callable[[ApiRequest], ApiAnswer]) -> None:
+        self._answer = answer
+        self.requests: list[ApiRequest] = []
+
+    def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
+        if path == ("none",):
+            raise ApiRefused(refusal(404, "Object Not Found", "Not Found"))
+        return ApiPlace(is_public=path == ("public",), most_bytes=10_000_000)
+
+    def ask(self, request: ApiRequest, done: Callable[[ApiAnswer], None]) -> None:
+        self.requests.append(request)
+        done(self._answer(request))
+
+
+@contextlib.asynccontextmanager
+async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tuple[Api, str]]:
+    def run(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
+        done(work())
+
+    api = Api(answer)
+    server = HttpServer(
+        Loop(),
+        make_authenticator(Config(), run),
+        Permissions(),
+        lambda: None,
+        lambda: "",
+        ListenerConfig(protocol="http", address="127.0.0.1:0"),
+        api=api,
+    )
+    await server.start()
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: server.connect() or asyncio.Protocol(), "127.0.0.1")
+    host, port = listener.sockets[0].getsockname()[:2]
+    try:
+        yield api, f"http://{host}:{port}/api/"
+    finally:
+        listener.close()
+        await server.stop()
+
+
+def in_parts(parts: Iterator[bytes]) -> ApiAnswer:
+    return ApiAnswer(200, parts=parts)
+
+
+async def ask(url: str, method: str = "GET", **options: Any) -> tuple[int, Any, Any]:
+    async with (
+        aiohttp.ClientSession(headers=AUTHORIZATION) as client,
+        client.request(method, url, **options) as answer,
+    ):
+        return answer.status, answer.headers, await answer.read()
+
+
+async def test_a_short_answer_has_its_length_and_is_no_page() -> None:
+    async with serve(lambda _: in_parts(iter([b"", b"[1", b"", b",2]"]))) as (_, url):
+        status, headers, body = await ask(url + "x")
+        assert (status, body) == (200, b"[1,2]")
+        assert headers["Content-Length"] == "5"
+        assert headers["Content-Type"].partition(";")[0] == "application/json"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        status, headers, body = await ask(url + "x", "HEAD")
+        assert (status, body, headers["Content-Length"]) == (200, b"", "5")
+
+
+async def test_a_refusal_before_the_first_part_is_the_answer() -> None:
+    def parts() -> Iterator[bytes]:
+        yield b""
+        raise ApiRefused(refusal(400, "page_out_of_range", "no"))
+
+    async with serve(lambda _: in_parts(parts())) as (_, url):
+        status, _, body = await ask(url + "x")
+        assert (status, json.loads(body)["error"]) == (400, "page_out_of_range")
+
+
+async def test_a_long_answer_goes_as_fast_as_its_client_reads() -> None:
+    part = b"x" * 65_536
+    made = [0]
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(1000):
+            made[0] += 1
+            yield part
+
+    async with serve(lambda _: in_parts(parts())) as (_, url):
+        host, port = url.split("/")[2].split(":")
+        # A client that takes next to nothing.
+        reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
+        lines = [
+            "GET /api/x HTTP/1.1",
+            "Host: x",
+            f"Authorization: {AUTHORIZATION['Authorization']}",
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await reader.readline()
+        before = -1
+        while made[0] != before:
+            before = made[0]
+            # Another is served meanwhile.
+            assert (await ask(url + "none"))[0] == 404
+        assert made[0] < 200
+        writer.close()
+        status, headers, body = await ask(url + "x")
+        assert (status, len(body)) == (200, 1000 * len(part))
+        assert headers["Transfer-Encoding"] == "chunked"
+
+
+async def test_a_client_that_takes_nothing_for_long_is_dropped(monkeypatch: Any) -> None:
+    monkeypatch.setattr(http, "SEND_SECONDS", 0.01)
+    is_ended = asyncio.Event()
+
+    def parts() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 65_536
+        finally:
+            is_ended.set()
+
+    async with serve(lambda _: in_parts(parts())) as (_, url):
+        host, port = url.split("/")[2].split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=4096)
+        lines = [
+            "GET /api/x HTTP/1.1",
+            "Host: x",
+            f"Authorization: {AUTHORIZATION['Authorization']}",
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await asyncio.wait_for(is_ended.wait(), 10)
+        writer.close()
+
+
+async def test_a_large_body_is_read_whole_and_one_that_is_too_large_refused() -> None:
+    async with serve(lambda request: ApiAnswer(200, len(str(request.body)))) as (api, url):
+        body = {"queues": [{"name": f"q{number}"} for number in range(20_000)]}
+        assert (await ask(url + "x", "POST", json=body))[0] == 200
+        assert api.requests[0].body == body
+        large = io.BytesIO(b'"' + b"x" * 10_000_000 + b'"')
+        assert (await ask(url + "x", "POST", data=large))[0] == 413
+        for wrong in (b"[" * 100_000, b'{"a":' * 100_000, b"\xff" * 100_000):
+            headers = {"Content-Type": "application/json"}
+            body_of = io.BytesIO(wrong)
+            assert (await ask(url + "x", "POST", data=body_of, headers=headers))[0] == 400
+
+
+async def test_what_stands_behind_the_path_and_who_need_not_say_who_they_are() -> None:
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        await ask(url + "a%2Fb/c?page=1&name=%3Cb%3E&name=x&empty")
+        assert api.requests[0].path == ("a/b", "c")
+        assert api.requests[0].query == {"page": "1", "name": "<b>", "empty": ""}
+        async with aiohttp.ClientSession() as client:
+            async with client.get(url + "public") as answer:
+                assert answer.status == 204
+            async with client.get(url + "private") as answer:
+                assert answer.status == 401
+        assert api.requests[1].identity.name == ""
