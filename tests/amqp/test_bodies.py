@@ -83,7 +83,7 @@ def test_4_2_3_wrong_frame_end_behind_a_frame_in_pieces_is_501(client: Client, c
     client.feed(bad[cut:])
     (close,) = client.take()
     assert (close.name, close.reply_code) == ("Connection.Close", 501)
-    assert client.server.vhost.queue("q").published == 0
+    assert client.server.vhost.queue("q").counters.published == 0
 
 
 def test_more_body_than_announced_is_505_also_in_pieces(client: Client) -> None:
@@ -104,7 +104,7 @@ def test_the_rest_of_a_body_is_passed_over_once_its_channel_is_closed(client: Cl
     channel = client.connection.channels[2]
     channel.release()
     client.feed(frames[2][5000:], *frames[3:])
-    assert client.server.vhost.queue("q").published == 0
+    assert client.server.vhost.queue("q").counters.published == 0
 
 
 def test_a_body_goes_on_behind_one_that_a_closed_channel_left(client: Client) -> None:

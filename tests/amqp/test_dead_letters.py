@@ -288,7 +288,7 @@ def turns(server: Server, count: int) -> int:
     queues = server.broker.vhosts["/"].queues.values()
     for _ in range(count):
         server.settle()
-    return sum(queue.published for queue in queues)
+    return sum(queue.counters.published for queue in queues)
 
 
 @pytest.mark.parametrize("targets", [["a"], ["b", "a"]])

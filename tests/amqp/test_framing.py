@@ -50,7 +50,7 @@ def test_4_2_3_wrong_frame_end_of_a_repeated_publish_is_501(client: Client) -> N
     one = publish_frames("q", b"12345678")
     client.feed(one * 3 + one[:-1] + b"\x00")
     assert closed(client)[0] == 501
-    assert client.server.vhost.queue("q").published == 3
+    assert client.server.vhost.queue("q").counters.published == 3
 
 
 def test_4_2_3_wrong_frame_end_of_a_repeated_ack_is_501(client: Client) -> None:
@@ -422,7 +422,7 @@ def test_body_frame_that_contradicts_its_header_in_a_run_is_505(client: Client) 
     one = publish_frames("q", b"abc")
     client.feed(one * 3 + one[:-11] + raw(3, 1, b"abcd"))
     assert closed(client)[0] == 505
-    assert client.server.vhost.queue("q").published == 3
+    assert client.server.vhost.queue("q").counters.published == 3
 
 
 def test_channels_interleave_content(client: Client) -> None:

@@ -158,7 +158,8 @@ class World:
         self.server.sync()
         metrics = self.server.adapter.metrics
         queues = [
-            (name, len(queue), queue.published) for name, queue in self.server.vhost.queues.items()
+            (name, len(queue), queue.counters.published)
+            for name, queue in self.server.vhost.queues.items()
         ]
         return (
             without_made_up_names(self.sender.take_bytes()),
@@ -372,7 +373,7 @@ def test_what_came_before_a_damaged_frame_is_published_on_both_roads() -> None:
     pair.feed(one * 2)
     assert recognised(pair.fast.sender) == (True, False)
     pair.feed(one * 3 + one[:-1] + b"\x00")
-    assert pair.fast.server.vhost.queues["q"].published == 5
+    assert pair.fast.server.vhost.queues["q"].counters.published == 5
 
 
 def acknowledging(count: int) -> Pair:
@@ -449,14 +450,14 @@ def test_a_run_of_what_is_recognised_ends_with_the_turn(publisher: Client, what:
         data = b"".join(frame.marshal(Basic.Ack(delivery_tag=3 + n), 1) for n in range(count))
     driver = ShortTurns()
     publisher.server.broker.driver = publisher.server.driver = driver
-    begin = queue.published + queue.settled
+    begin = queue.counters.published + queue.counters.settled
     publisher.connection.feed(data)
     turns = 1
     while driver.next:
         assert driver.next == [publisher.connection]
         driver.next.clear()
-        assert queue.published + queue.settled - begin <= turns * CLOCK_FRAMES
+        assert queue.counters.published + queue.counters.settled - begin <= turns * CLOCK_FRAMES
         publisher.connection.next_turn()
         turns += 1
-    assert queue.published + queue.settled - begin == count
+    assert queue.counters.published + queue.counters.settled - begin == count
     assert turns >= count // CLOCK_FRAMES

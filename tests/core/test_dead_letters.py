@@ -81,7 +81,7 @@ def declare(vhost: VirtualHost, name: str, to: str | None = None, **more: Header
 
 def steps(vhost: VirtualHost) -> int:
     """Messages that queues have taken, in all."""
-    return sum(queue.published for queue in vhost.queues.values())
+    return sum(queue.counters.published for queue in vhost.queues.values())
 
 
 def is_busy(vhost: VirtualHost) -> bool:
@@ -135,7 +135,7 @@ def test_overflow_into_the_queue_itself_ends_whatever_the_publisher_wrote(deaths
     queue = declare(vhost, "a", "a", max_length=1)
     give(queue, 2, x_death=deaths)
     finish(vhost)
-    assert (len(queue), queue.published, cycles(vhost)) == (1, 2, 1)
+    assert (len(queue), queue.counters.published, cycles(vhost)) == (1, 2, 1)
 
 
 @pytest.mark.parametrize("deaths", FORGED)
@@ -172,7 +172,7 @@ def test_consumers_that_reject_again_and_again_go_on() -> None:
         assert reject_all(queue) == 1
         finish(vhost)
         assert len(queue) == 1
-        assert (other.published, cycles(vhost)) == (count, 0)
+        assert (other.counters.published, cycles(vhost)) == (count, 0)
 
 
 def test_a_queue_that_it_only_passed_before_a_client_had_it_is_no_cycle() -> None:

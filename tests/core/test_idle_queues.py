@@ -102,4 +102,4 @@ def test_a_queue_that_was_used_serves_as_before() -> None:
         queue.settle(entry)
         server.settle()
         assert (len(queue), queue.unsettled, queue.get()) == (0, 0, None)
-    assert [queue.settled for queue in queues] == [1, 1, 0]
+    assert [queue.counters.settled for queue in queues] == [1, 1, 0]

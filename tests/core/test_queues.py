@@ -112,7 +112,7 @@ def test_no_ack_consumers_settle_on_delivery(queue: Queue) -> None:
     consumer = RecordingConsumer(no_ack=True)
     queue.add_consumer(consumer)
     fill(queue, 2)
-    assert (consumer.payloads, queue.unsettled, queue.settled) == ([b"0", b"1"], 0, 2)
+    assert (consumer.payloads, queue.unsettled, queue.counters.settled) == ([b"0", b"1"], 0, 2)
 
 
 def test_exclusive_consumer_refuses_others_and_is_refused_beside_others(queue: Queue) -> None:

@@ -119,7 +119,13 @@ class World:
                 ]
                 for consumer in self.consumers
             ],
-            (len(queue), queue.unsettled, queue.published, queue.settled, queue.ready.bytes),
+            (
+                len(queue),
+                queue.unsettled,
+                queue.counters.published,
+                queue.counters.settled,
+                queue.ready.bytes,
+            ),
         )
 
 

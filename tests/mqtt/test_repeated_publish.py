@@ -281,7 +281,7 @@ class World:
         counts = [metrics.messages_received, metrics.messages_dropped, metrics.protocol_errors]
         for name, queue in sorted(self.server.vhost.queues.items()):
             if name.startswith("amq.mqtt-session.o"):
-                counts += [len(queue), queue.published, queue.unsettled]
+                counts += [len(queue), queue.counters.published, queue.unsettled]
         return sent, [(each.take_bytes(), each.is_closed) for each in clients], counts
 
 

@@ -510,5 +510,5 @@ def test_dead_letters_of_a_session_that_subscribes_to_them_do_not_go_round(
     for number in range(3):
         sender.feed(publish("t/a", b"%d" % number, 1, number + 1, 5))
     server.advance(0)
-    assert (len(queue), queue.published) == (1, 3)
+    assert (len(queue), queue.counters.published) == (1, 3)
     assert broker_of(vhost).dead_letters.lost.counts["cycle"] == 2

@@ -217,7 +217,7 @@ class GetReply(Reply):
         if self.is_loading:
             return False
         queue = self._queue
-        entry = queue.get()
+        entry = queue.get(self._no_ack)
         if entry is None:
             if queue.ready.is_loading:
                 self.is_loading = True
@@ -229,6 +229,13 @@ class GetReply(Reply):
         connection.metrics.messages_sent += 1
         if entry.is_redelivered:
             connection.metrics.messages_redelivered += 1
+        for traffic in (channel.publisher.traffic, connection.traffic):
+            if entry.is_redelivered:
+                traffic.redelivered += 1
+            if self._no_ack:
+                traffic.got_settled += 1
+            else:
+                traffic.got += 1
         connection.send(
             method_frame(
                 channel.number,

@@ -115,6 +115,7 @@ class Channel:
             if entry is None:
                 return False
             entry.queue.settle(entry)
+            self._count_acknowledged()
             self._release(entry)
             return True
         taken = self.take(tag, multiple)
@@ -155,12 +156,17 @@ class Channel:
                 entry.queue.reject(entry)
             else:
                 entry.queue.settle(entry)
+                self._count_acknowledged()
             self._release(entry)
         if queues:
             # Not the queues that something returned to, but who waits longest goes first.
             self.serve_waiting()
         for queue in queues.values():
             queue.dispatch()
+
+    def _count_acknowledged(self) -> None:
+        self.publisher.traffic.acknowledged += 1
+        self.connection.traffic.acknowledged += 1
 
     def _release(self, entry: QueueEntry) -> None:
         """A delivery is no longer its consumer's, which has room for another one."""
@@ -194,9 +200,7 @@ class Channel:
     def new_delivery(self, entry: QueueEntry, no_ack: bool) -> int:
         """The delivery tag of a message that is handed out without a consumer (basic.get)."""
         self.delivery_tag += 1
-        if no_ack:
-            entry.queue.settle(entry)
-        else:
+        if not no_ack:
             entry.tag = self.delivery_tag
             self.unacked.add(entry.tag, entry)
         return self.delivery_tag

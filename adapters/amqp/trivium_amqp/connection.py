@@ -131,6 +131,7 @@ class AmqpConnection(FramedConnection):
             return
         if discarded.is_garbled:
             self.metrics.bytes_received += len(data)
+            self.traffic.bytes_received += len(data)
             # The stream cannot be followed any more, but the client's last frame is known.
             if discarded.ends_in_close_ok(data):
                 self.close()
@@ -405,6 +406,7 @@ class AmqpConnection(FramedConnection):
 
     def take_output(self) -> list[Piece]:
         self.metrics.bytes_sent += self.output_size
+        self.traffic.bytes_sent += self.output_size
         self.liveness.sent_at = self.broker.elapsed_ms
         self._unread = 0 if self.is_writable else self._unread + self.output_size
         return super().take_output()

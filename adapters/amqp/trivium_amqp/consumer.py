@@ -128,7 +128,13 @@ class AmqpConsumer(Consumer):
         channel = self.channel
         tag = channel.delivery_tag + 1
         channel.delivery_tag = tag
-        if not self.settles_on_delivery:
+        connection = self._connection
+        if self.settles_on_delivery:
+            channel.publisher.traffic.delivered_settled += 1
+            connection.traffic.delivered_settled += 1
+        else:
+            channel.publisher.traffic.delivered += 1
+            connection.traffic.delivered += 1
             entry.tag = tag
             entry.holder = self
             channel.unacked.add(tag, entry)
@@ -138,7 +144,6 @@ class AmqpConsumer(Consumer):
         address = message.address
         body = message.content
         size = message.size
-        connection = self._connection
         self._metrics.messages_sent += 1
         if (
             message.header == self._header
@@ -204,6 +209,8 @@ class AmqpConsumer(Consumer):
         redelivered = b"\x01" if entry.is_redelivered else b"\x00"
         if entry.is_redelivered:
             self._metrics.messages_redelivered += 1
+            self.channel.publisher.traffic.redelivered += 1
+            connection.traffic.redelivered += 1
         elif (
             message.protocol == PROTOCOL_AMQP
             and message.annotations is None

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import i64
+
+from trivium.common.counters import Traffic
 from trivium.errors import AccessRefused, TopologyError
 from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_AMQP, Message
@@ -56,11 +59,12 @@ MAX_REMEMBERED: Final = 4096
 
 
 class _Pending:
-    """Publishes that wait for one write batch; ``tag`` is that of the last one."""
+    """``count`` publishes that wait for one write batch; ``tag`` is that of the last one."""
 
     def __init__(self, write_batch: int, tag: int) -> None:
         self.write_batch = write_batch
         self.tag = tag
+        self.count: i64 = 0
 
 
 class Publisher:
@@ -69,6 +73,8 @@ class Publisher:
     def __init__(self, connection: AmqpConnection, number: int) -> None:
         #: the channel's number
         self.number = number
+        #: what the channel has counted, its consumers and acknowledgements too
+        self.traffic = Traffic()
         self.confirms = False
         #: what the channel holds back until tx.commit; None outside transaction mode
         self.transaction: Transaction | None = None
@@ -263,6 +269,7 @@ class Publisher:
             except TopologyError as error:
                 raise channel_exception(error) from None
         self._metrics.messages_received += 1
+        self._count_published(1)
         if transaction is not None:
             transaction.publish(target, header, body)
             return
@@ -276,6 +283,7 @@ class Publisher:
         count = len(bodies)
         if count > 1 and header.is_plain and route.takes_runs(header.mode):
             self._metrics.messages_received += count
+            self._count_published(count)
             messages = [self._message(target, header, body) for body in bodies]
             result = self._vhost.publish_run(messages, route)
             if self.confirms:
@@ -292,8 +300,10 @@ class Publisher:
             newest = self._newest
             if newest is not None and newest.write_batch == result:
                 newest.tag = tag
+                newest.count += count
             elif result > self._storage.durable:
                 newest = _Pending(result, tag)
+                newest.count = count
                 self._newest = newest
                 self._pending.append(newest)
                 self._connection.confirms.awaiting[self.number] = self
@@ -305,7 +315,16 @@ class Publisher:
         else:
             self._confirm(tag, count)
 
+    def _count_published(self, count: i64) -> None:
+        self.traffic.published += count
+        self._connection.traffic.published += count
+
+    def _count_confirmed(self, count: i64) -> None:
+        self.traffic.confirmed += count
+        self._connection.traffic.confirmed += count
+
     def _confirm(self, tag: int, count: int) -> None:
+        self._count_confirmed(count)
         if self._pending:
             for each in range(tag - count + 1, tag + 1):
                 self._send_confirm(methods.BASIC_ACK, each, 0)
@@ -326,6 +345,9 @@ class Publisher:
             self._metrics.messages_unroutable += 1
             if target.mandatory:
                 self._return(message)
+            else:
+                self.traffic.unroutable += 1
+                self._connection.traffic.unroutable += 1
         return result
 
     def route_of(self, target: Target, header: ContentHeader, body: Content) -> Route:
@@ -375,6 +397,8 @@ class Publisher:
         """basic.return of an unroutable mandatory message; precedes its confirm."""
         address = message.address
         connection = self._connection
+        self.traffic.returned += 1
+        connection.traffic.returned += 1
         connection.replies.send(
             self.number,
             method_frame(
@@ -409,7 +433,9 @@ class Publisher:
         pending = self._pending
         tag = 0
         while pending and pending[0].write_batch <= write_batch:
-            tag = pending.popleft().tag
+            confirmed = pending.popleft()
+            tag = confirmed.tag
+            self._count_confirmed(confirmed.count)
         if not pending:
             self._newest = None
         if tag > 0:

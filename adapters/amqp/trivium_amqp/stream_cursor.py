@@ -144,6 +144,7 @@ class StreamCursor(Queue):
             entry = QueueEntry(self, self.ready.lowest, view.message(self._row), b"")
             entry.offset = self._base + view.delta(self._row)
             self._row += 1
+            self._partition.records_read += 1
             consumer.deliver(entry)
 
     def _next_batch(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium.queues.given_up import MOVED
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium_mqtt.session import ANNOTATION_SHARED, SHARE_SIZE
 
@@ -79,7 +80,7 @@ class Handover(Consumer):
             sessions.store.delete_outgoing(self._client_id, self._sent.pop(entry.offset))
         elif annotation and annotation[0] & ANNOTATION_SHARED:
             sessions.shares.hand_on(annotation[1 : 1 + SHARE_SIZE], entry.message)
-        self._queue.settle(entry)
+        self._queue.given_up.drop(entry, MOVED)
         broker = sessions.broker
         broker.timeouts.call_at(broker.elapsed_ms, self._next_turn)
 

@@ -106,6 +106,7 @@ class Incoming:
         self._topics = connection.sessions.topics_of(connection.access)
         self._disconnects = connection.broker.config.auth.refused_publish == "disconnect"
         self._metrics = connection.sessions.metrics
+        self._traffic = connection.traffic
         self._is_v5 = connection.is_v5
         self._decoder = PublishDecoder(connection.is_v5)
         self._repeated = RepeatedPublish(connection.is_v5, connection.maximum_packet)
@@ -182,13 +183,13 @@ class Incoming:
         MQTT 3 has no answer for it but success (MQTT-3.3.5-2).
         """
         self._connection.access.topic_refused(topic)
-        self._metrics.messages_received += 1
+        self._count(1)
         self._metrics.messages_dropped += 1
         self._acknowledge(publish.qos, publish.packet_id, ACCEPTED, NOT_AUTHORIZED)
 
     def _take_message(self, publish: Publish, route: Route, content: Content) -> None:
         """Publish what a packet has brought, unless it came before."""
-        self._metrics.messages_received += 1
+        self._count(1)
         if publish.qos > 0 and self._is_known(publish.qos, publish.packet_id):
             return
         message = message_of(
@@ -277,7 +278,7 @@ class Incoming:
             self._metrics.messages_dropped += 1
             return ACCEPTED, QUOTA_EXCEEDED
         if result == UNROUTABLE:
-            self._metrics.messages_unroutable += 1
+            self._count_unroutable(message.mode, 1)
             return ACCEPTED, NO_MATCHING_SUBSCRIBERS
         if not route.destinations and not message.deliver_at:
             # It is retained, for those to come.
@@ -291,16 +292,20 @@ class Incoming:
 
     def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
         """Hand on ``count`` packets at QoS 0, ``data[at:end]``, which ``_repeated`` recognises."""
-        self._metrics.messages_received += count
+        self._count(count)
         route = self._current_route()
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
             self._longest_run = LONGEST_PUBLISHED_RUN
             self._publish_each(run, route)
             return
+        counters = route.counters
+        counters.published += count
         if not route.destinations:
-            self._metrics.messages_unroutable += count
+            counters.unroutable += count
+            self._count_unroutable(0, count)
             return
+        counters.routed += count * len(route.destinations)
         others: list[Destination] | None = None
         for destination in route.destinations:
             if isinstance(destination, CombinedSubscription) and destination.forward(
@@ -338,7 +343,7 @@ class Incoming:
         size = self._repeated.size
         last = ACCEPTED
         acknowledgements = BytesWriter()
-        count = 0
+        count = accepted = 0
         error: RemoteError | None = None
         begin = at
         route = self._current_route()
@@ -347,7 +352,7 @@ class Incoming:
             if is_v5:
                 room = connection.room() - (count if last or connection.has_waiting else 0)
                 if room <= 0:
-                    self._metrics.messages_received += 1
+                    self._count(1)
                     error = RemoteError(RECEIVE_MAXIMUM_EXCEEDED, _TOO_MANY)
                     break
                 most = min(most, room)
@@ -360,14 +365,16 @@ class Incoming:
                 break
             last = max(last, write_batch)
             count += taken
+            if reason < 0x80:
+                accepted += taken
             self._write_acknowledgements(acknowledgements, data, at, after, reason)
             at = after
             connection.count_frames(taken - 1)
             if at >= end or connection.stops_input():
                 break
-        self._metrics.messages_received += (at - begin) // size
+        self._count((at - begin) // size)
         if count:
-            connection.answer(last, acknowledgements.getvalue(), count)
+            connection.answer(last, acknowledgements.getvalue(), count, accepted)
         if error is not None:
             raise error
         return at
@@ -425,7 +432,7 @@ class Incoming:
             packet_id = data[at + packet_id_at] << 8 | data[at + packet_id_at + 1]
             payload = data[at + payload_at : at + repeated.size]
             at += repeated.size
-            self._metrics.messages_received += 1
+            self._count(1)
             if not self._is_known(EXACTLY_ONCE, packet_id):
                 message = message_of(
                     route.address, payload, EXACTLY_ONCE, False, None, now_ms, client_id
@@ -448,11 +455,12 @@ class Incoming:
 
     def _acknowledge(self, qos: int, packet_id: int, write_batch: int, reason: int) -> None:
         """Answer a packet at QoS 1 or 2 once ``write_batch`` is durable."""
+        accepted = 1 if reason < 0x80 else 0
         if not self._is_v5:
             reason = 0
         if qos == 1:
             answer = acknowledgement(PUBACK, packet_id, reason)
-            self._connection.answer(write_batch, answer, 1)
+            self._connection.answer(write_batch, answer, 1, accepted)
         elif qos == EXACTLY_ONCE:
             answer = acknowledgement(PUBREC, packet_id, reason)
             self._connection.answer(write_batch, answer, 0)
@@ -463,8 +471,10 @@ class Incoming:
         session = connection.attached()
         incoming = session.incoming
         reason = 0
+        accepted = 0
         if incoming is not None and packet_id in incoming:
             incoming.discard(packet_id)
+            accepted = 1
             if session.is_stored:
                 self._sessions.store.delete_incoming(session.client_id, packet_id)
         elif self._is_v5:
@@ -472,7 +482,21 @@ class Incoming:
         # Were the release not durable, a new message with this identifier could be taken for a
         # repetition after a crash.
         write_batch = self._sessions.write_batch_of(session)
-        connection.answer(write_batch, acknowledgement(PUBCOMP, packet_id, reason), 0)
+        answer = acknowledgement(PUBCOMP, packet_id, reason)
+        connection.answer(write_batch, answer, 0, accepted)
+
+    def _count(self, count: int) -> None:
+        """So many messages came."""
+        self._metrics.messages_received += count
+        self._traffic.published += count
+
+    def _count_unroutable(self, qos: int, count: int) -> None:
+        """So many led nowhere, which MQTT 5 says in its answer at QoS 1 and 2."""
+        self._metrics.messages_unroutable += count
+        if qos and self._is_v5:
+            self._traffic.returned += count
+        else:
+            self._traffic.unroutable += count
 
 
 class MountedIncoming(Incoming):
@@ -492,6 +516,6 @@ class MountedIncoming(Incoming):
         super()._take_message(publish, route, content)
 
     def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
-        self._metrics.messages_received += count
+        self._count(count)
         self._longest_run = LONGEST_PUBLISHED_RUN
         self._publish_each(data[at:end], self._current_route())

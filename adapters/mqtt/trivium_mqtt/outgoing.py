@@ -18,6 +18,7 @@ from mypy_extensions import i64
 
 from trivium.common.descriptions import ConsumerDescription
 from trivium.messages.message import AT_LEAST_ONCE, PROTOCOL_MQTT, Message
+from trivium.queues.given_up import UNDELIVERABLE
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
 from trivium.routing.exchanges import ACCEPTED, REJECTED
@@ -140,7 +141,7 @@ class Outgoing(Consumer):
         queue = self.queue
         limit = self._maximum_queued
         if limit > 0:
-            room = max(limit - (queue.published - queue.settled), 0)
+            room = max(limit - (queue.counters.published - queue.counters.settled), 0)
             dropped = len(messages) - room
             if dropped > 0:
                 self._metrics.messages_dropped += dropped
@@ -157,7 +158,7 @@ class Outgoing(Consumer):
     def _is_full(self) -> bool:
         queue = self.queue
         limit = self._maximum_queued
-        if limit > 0 and queue.published - queue.settled >= limit:
+        if limit > 0 and queue.counters.published - queue.counters.settled >= limit:
             return True
         return 0 < self._maximum_queued_bytes <= queue.ready.bytes
 
@@ -214,7 +215,7 @@ class Outgoing(Consumer):
                 queue.requeue(entry, was_delivered=False)
                 continue
             self._metrics.messages_dropped += 1
-            queue.settle(entry)
+            queue.given_up.drop(entry, UNDELIVERABLE)
             self._store.delete_outgoing(client_id, packet_id)
         for packet_id in self._released:
             self._store.delete_outgoing(client_id, packet_id)
@@ -261,11 +262,14 @@ class Outgoing(Consumer):
                 if not self.session.may_get(entry.message):
                     self._metrics.messages_dropped += 1
                     self._inflight.pop(packet_id)
-                    self.queue.settle(entry)
+                    self.queue.given_up.drop(entry, UNDELIVERABLE)
                     if effective_qos(entry) == 2:
                         self._give_up(packet_id, entry.offset)
                     continue
                 self._metrics.messages_redelivered += 1
+                connection.traffic.redelivered += 1
+                self.queue.counters.redelivered += 1
+                self.queue.counters.delivered += 1
                 self._send(entry, packet_id, DUP, connection)
             if resend:
                 return
@@ -320,7 +324,7 @@ class Outgoing(Consumer):
             if len(head) and size <= connection.maximum_output:
                 packet_id = self._add_next(entry)
                 self._credit -= 1
-                self._metrics.messages_sent += 1
+                _count_delivered(self._metrics, connection)
                 output = connection.output
                 output.write(head)
                 output.write(PACKET_IDS[packet_id])
@@ -342,7 +346,7 @@ class Outgoing(Consumer):
         packet_id = 0 if self._assigned is None else self._take_assigned(entry.offset, is_gone)
         if is_gone:
             self._metrics.messages_dropped += 1
-            self.queue.settle(entry)
+            self.queue.given_up.drop(entry, UNDELIVERABLE)
             return
         dup = DUP if packet_id or entry.is_redelivered else 0
         if packet_id:
@@ -351,6 +355,7 @@ class Outgoing(Consumer):
             packet_id = self._add_next(entry)
         if dup:
             self._metrics.messages_redelivered += 1
+            connection.traffic.redelivered += 1
         self._send(entry, packet_id, dup, connection)
 
     def cancelled(self) -> None:
@@ -390,6 +395,7 @@ class Outgoing(Consumer):
         if not front or len(front) + message.size > connection.maximum_output:
             # It is treated as if it had been delivered (MQTT-3.1.2-25).
             self._metrics.messages_dropped += 1
+            self.queue.given_up.drop(entry, UNDELIVERABLE)
             self._finish(packet_id, entry)
             return
         if is_held:
@@ -398,7 +404,7 @@ class Outgoing(Consumer):
         else:
             connection.send(front)
             connection.send_content(message.content)
-        self._metrics.messages_sent += 1
+        _count_delivered(self._metrics, connection)
 
     # Acknowledgements
 
@@ -407,6 +413,7 @@ class Outgoing(Consumer):
         inflight = self._inflight
         queue = self.queue
         released = self._released
+        acknowledged: i64 = 0
         while True:
             packet_id = plain_acknowledgement(PUBACK, data, at, end)
             if packet_id == 0:
@@ -417,10 +424,12 @@ class Outgoing(Consumer):
                     inflight.add(packet_id, entry)
                     break
                 self._credit += 1
+                acknowledged += 1
                 queue.settle(entry)
             elif packet_id in released:
                 break
             at += PLAIN_SIZE
+        _count_acknowledged(self._connection, acknowledged)
         return at
 
     def acknowledged(self, packet_id: int) -> bool:
@@ -434,6 +443,7 @@ class Outgoing(Consumer):
             raise ProtocolError("PUBACK for a QoS 2 message")
         self._inflight.pop(packet_id)
         self._credit += 1
+        _count_acknowledged(self._connection, 1)
         self.queue.settle(entry)
         return True
 
@@ -448,8 +458,10 @@ class Outgoing(Consumer):
             raise ProtocolError("PUBREC for a QoS 1 message")
         if reason >= 0x80:
             # The client does not want it: the flow ends here (MQTT5 4.3.3).
+            _count_acknowledged(self._connection, 1)
             self._finish(packet_id, entry)
             return FINISHED
+        _count_acknowledged(self._connection, 1)
         self._inflight.pop(packet_id)
         self._released[packet_id] = None
         self.queue.settle(entry)
@@ -551,6 +563,16 @@ class Outgoing(Consumer):
         self._credit -= 1
         self._store.put_outgoing(self.session.client_id, packet_id, offset, True)
         connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
+
+
+def _count_delivered(metrics: ProtocolMetrics, connection: MqttConnection) -> None:
+    metrics.messages_sent += 1
+    connection.traffic.delivered += 1
+
+
+def _count_acknowledged(connection: MqttConnection | None, count: i64) -> None:
+    if connection is not None:
+        connection.traffic.acknowledged += count
 
 
 def _by_delivery(item: tuple[int, QueueEntry]) -> int:

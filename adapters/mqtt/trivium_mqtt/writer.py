@@ -31,7 +31,7 @@ MAX_ALIASED: Final = 4096
 class _Waiting:
     """Answers that may leave when a write batch is durable."""
 
-    __slots__ = ("answers", "is_large", "publishes", "write_batch")
+    __slots__ = ("answers", "confirmed", "is_large", "publishes", "write_batch")
 
     def __init__(self, write_batch: int) -> None:
         self.write_batch = write_batch
@@ -39,6 +39,7 @@ class _Waiting:
         #: whether parts of a large payload are among them
         self.is_large = False
         self.publishes = 0
+        self.confirmed = 0
 
 
 class Writer(FramedConnection):
@@ -76,16 +77,18 @@ class Writer(FramedConnection):
         """Whether answers wait, and so all that follow them."""
         return self._waiting is not None
 
-    def answer(self, write_batch: int, data: bytes, publishes: int) -> None:
+    def answer(self, write_batch: int, data: bytes, publishes: int, confirmed: int = 0) -> None:
         """Send ``data`` when ``write_batch`` is durable and everything answered before has left.
 
-        ``publishes`` is the number of QoS 1 messages that it acknowledges.
+        ``publishes`` is the number of QoS 1 messages that it answers, ``confirmed`` that of
+        messages that it confirms to have been published.
         """
         waiting = self._waiting
         storage = self.broker.storage
         if waiting is None:
             if write_batch <= storage.durable:
                 self.send(data)
+                self.traffic.confirmed += confirmed
                 return
             waiting = []
             self._waiting = waiting
@@ -95,6 +98,7 @@ class Writer(FramedConnection):
         last = waiting[-1]
         last.answers.append(data)
         last.publishes += publishes
+        last.confirmed += confirmed
         self._unanswered += publishes
 
     def send_durable(self, data: bytes) -> None:
@@ -127,6 +131,7 @@ class Writer(FramedConnection):
         while waiting and waiting[0].write_batch <= write_batch:
             ready = waiting.pop(0)
             self._unanswered -= ready.publishes
+            self.traffic.confirmed += ready.confirmed
             if ready.is_large:
                 self.send_parts(ready.answers)
             else:
@@ -144,6 +149,7 @@ class Writer(FramedConnection):
             self._miss(count)
             return
         self.metrics.messages_sent += count
+        self.traffic.delivered_settled += count
         self.send(run)
 
     def deliver_live(self, message: Message, retain: bool, identifiers: bytes) -> None:
@@ -166,6 +172,7 @@ class Writer(FramedConnection):
             self.metrics.messages_dropped += 1
             return
         self.metrics.messages_sent += 1
+        self.traffic.delivered_settled += 1
         self.send(packet)
         if not is_whole:
             self.send_content(content)
@@ -208,6 +215,7 @@ class Writer(FramedConnection):
             self._is_dirty = False
             return []
         self.metrics.bytes_sent += self.output_size
+        self.traffic.bytes_sent += self.output_size
         return super().take_output()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from trivium.common.counters import Traffic
 from trivium.errors import PreconditionFailed, QuotaExceeded
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,8 @@ class Account:
         self.used: list[int] = [0] * COUNTED
         #: as ``NAMES`` has them
         self.limits: list[int] = _NO_LIMITS
+        #: what connections counted that are gone
+        self.traffic = Traffic()
         #: None without a rate
         self.messages: Bucket | None = None
         self.bytes: Bucket | None = None

@@ -268,6 +268,7 @@ class DeduplicatedRoute(Route):
 
     def __init__(self, route: Route, window: Window, settings: Settings, identity: bytes) -> None:
         super().__init__(route.address, route.destinations, route.topology_version)
+        self.counters = route.counters
         self._window = window
         self._settings = settings
         self._identity = identity

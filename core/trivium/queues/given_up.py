@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 #: out nothing more until some are, so that what consumers reject does not pile up in memory.
 MAX_LEAVING: Final = 1024
 
+#: Why an entry was dropped, beside the reasons of dead letters: the queue was purged, nobody who
+#: may have it can be given it, or another queue has it now.
+PURGED: Final = "purged"
+UNDELIVERABLE: Final = "undeliverable"
+MOVED: Final = "moved"
+
+#: Of a queue that has given up nothing, as nearly all. Nothing is ever put in.
+_NONE: Final[dict[str, int]] = {}
+
 #: What stands for ``until`` in the row of an entry that was given up.
 _REASONS: Final = {-1: REJECTED_REASON, -2: DELIVERY_LIMIT}
 
@@ -36,6 +45,9 @@ class GivenUp:
         self.count = 0
         #: how many have expired since the start
         self.expired = 0
+        #: by reason, how many were given up since the start: to a dead letter exchange, for good
+        self.dead_lettered = _NONE
+        self.dropped = _NONE
 
     @property
     def is_full(self) -> bool:
@@ -56,14 +68,25 @@ class GivenUp:
         """An unsettled entry is given up."""
         queue = entry.queue
         if queue.settings.dead_letter_exchange is None:
-            queue.settle(entry)
+            self.drop(entry, reason)
             return
+        self.dead_lettered = _counted(self.dead_lettered, reason, 1)
         # Nobody else may have it, though it is here until it is elsewhere.
         entry.is_settled = True
         self.count += 1
         if self.count == MAX_LEAVING:
             queue.set_plain()
         queue.vhost.dead_letters.add(DeadLetter(queue, entry, entry.message, reason))
+
+    def drop(self, entry: QueueEntry, reason: str) -> None:
+        """Nobody gets an unsettled entry, and no dead letter exchange either."""
+        if not entry.is_settled:
+            self.count_dropped(reason, 1)
+            entry.queue.settle(entry)
+
+    def count_dropped(self, reason: str, count: int) -> None:
+        """So many are dropped."""
+        self.dropped = _counted(self.dropped, reason, count)
 
     def add_expired(self, entry: QueueEntry) -> None:
         """An unsettled entry has expired."""
@@ -98,3 +121,10 @@ class GivenUp:
             forget_requeues(entry)
         entry.is_settled = False
         queue.settle(entry)
+
+
+def _counted(counts: dict[str, int], reason: str, count: int) -> dict[str, int]:
+    """``counts`` with so many more of a reason."""
+    found = {} if counts is _NONE else counts
+    found[reason] = found.get(reason, 0) + count
+    return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.common.counters import NOTHING_COUNTED, QueueCounters
 from trivium.common.quotas import Account
 from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
@@ -21,7 +22,7 @@ from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
 from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
-from trivium.queues.given_up import GivenUp
+from trivium.queues.given_up import PURGED, GivenUp
 from trivium.queues.limits import drop_heads, is_over_limit
 from trivium.queues.pending import PendingEntries, add_pending
 from trivium.queues.ready import ReadyEntries
@@ -67,9 +68,8 @@ class Queue(Destination):
         self.consumers = NOBODY
         self.is_deleted = False
         self.unsettled = 0
-        #: totals since the start
-        self.published = 0
-        self.settled = 0
+        #: since the start, except for what ``given_up`` counts
+        self.counters = NOTHING_COUNTED
         #: entries became ready, by other ways than a publish: time and limits are yet to count
         self.is_unchecked = False
         self.settings = settings_of(self.arguments, {})
@@ -129,7 +129,7 @@ class Queue(Destination):
         """
         if not self._is_plain or message.expires or message.insists:
             return self.put_special(message, annotation)
-        self.published += 1
+        _counters(self).published += 1
         ready = self.ready
         sub_queue = ready.lowest
         entry = QueueEntry(self, sub_queue, message, annotation)
@@ -156,7 +156,7 @@ class Queue(Destination):
     def accept_run(self, messages: list[Message]) -> int:
         """``put`` of messages that came in a row: they are recorded together, then handed over."""
         count = len(messages)
-        self.published += count
+        _counters(self).published += count
         ready = self.ready
         sub_queue = ready.lowest
         entries = [QueueEntry(self, sub_queue, message, b"") for message in messages]
@@ -207,10 +207,10 @@ class Queue(Destination):
             if self.passes_on and message.annotations is None:
                 letter = DeadLetter(self, None, message, MAXLEN)
                 self.vhost.dead_letters.add_refused(letter)
-            return REJECTED
+            return _refused(self)
         if self.vhost.most_queued_bytes >= 0 and self.vhost.lacks_room(message.size):
-            return REJECTED
-        self.published += 1
+            return _refused(self)
+        _counters(self).published += 1
         sub_queue = self.ready.of_priority(message.priority)
         entry = QueueEntry(self, sub_queue, message, annotation)
         result = ACCEPTED
@@ -299,12 +299,20 @@ class Queue(Destination):
 
     def _hand_over(self, consumer: Consumer, entry: QueueEntry) -> None:
         self.unsettled += 1
+        counters = _counters(self)
+        if entry.is_redelivered:
+            counters.redelivered += 1
         consumer.deliver(entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)
             and self.settings.settles_on_delivery(entry.message)
         ):
-            self.settle(entry)
+            # Whoever cannot use it may have dropped it.
+            if not entry.is_settled:
+                counters.delivered_settled += 1
+                self.settle(entry)
+        else:
+            counters.delivered += 1
 
     def serve(self, consumer: Consumer) -> None:
         """``dispatch``, because ``consumer`` alone may take entries again."""
@@ -347,8 +355,9 @@ class Queue(Destination):
         for sub_queue in self.ready.sub_queues:
             expire_heads(self, sub_queue)
 
-    def get(self) -> QueueEntry | None:
-        """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later.
+    def get(self, no_ack: bool = False) -> QueueEntry | None:
+        """Take the next entry without a consumer (AMQP basic.get). Settle or requeue it later,
+        unless ``no_ack`` settles it.
 
         None when there is none now, which it says too while ``ReadyEntries.is_loading``.
         """
@@ -356,8 +365,12 @@ class Queue(Destination):
         entry = self.ready.pop(self)
         if entry is not None:
             self.unsettled += 1
-            if self.settings.settles_on_delivery(entry.message):
+            counters = _counters(self)
+            if no_ack or self.settings.settles_on_delivery(entry.message):
+                counters.got_settled += 1
                 self.settle(entry)
+            else:
+                counters.got += 1
         return entry
 
     def loaded(self) -> None:
@@ -378,7 +391,7 @@ class Queue(Destination):
             return
         entry.is_settled = True
         self.unsettled -= 1
-        self.settled += 1
+        _counters(self).settled += 1
         if entry.is_stored and not self.is_deleted:
             entry.sub_queue.settle(entry.offset)
             self._broker.collected += 1
@@ -435,7 +448,11 @@ class Queue(Destination):
 
     def purge(self) -> int:
         """Remove all ready and delayed messages; how many there were. Unsettled ones stay."""
-        count = len(self.ready) + count_waiting(self)
+        ready = len(self.ready)
+        count = ready + count_waiting(self)
+        if count:
+            _counters(self).settled += ready
+            self.given_up.count_dropped(PURGED, count)
         if self.waiting is not None:
             for entry in self.waiting.take():
                 self.unsettled += 1
@@ -467,6 +484,19 @@ class Queue(Destination):
         self.owner = None
         if self.pending is not None:
             self.pending.queue = None
+
+
+def _counters(queue: Queue) -> QueueCounters:
+    """Those of ``queue``, to count with."""
+    found = queue.counters
+    if found is NOTHING_COUNTED:
+        found = queue.counters = QueueCounters()
+    return found
+
+
+def _refused(queue: Queue) -> int:
+    _counters(queue).refused += 1
+    return REJECTED
 
 
 class _Settlements(EndOfTurn):

@@ -14,6 +14,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from trivium.common.bag import Bag, items_of, put_in, take_out
+from trivium.common.counters import UNREAD, ExchangeCounters
 from trivium.common.values import matches
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import Address, HeaderValue, Message
@@ -161,6 +162,8 @@ class Route:
         self.address = address
         self.destinations = destinations
         self.topology_version = topology_version
+        #: of the exchange that it begins at, where it is the whole route of a message
+        self.counters = UNREAD
         #: whether ``resolve`` must be asked, with the message, for the route to publish by
         self.depends_on_message = False
 
@@ -180,6 +183,7 @@ class Route:
         With REJECTED the other destinations have taken the message all the same, as in RabbitMQ.
         """
         result = ACCEPTED
+        self.counters.routed += len(self.destinations)
         for destination in self.destinations:
             accepted = destination.accept(message)
             if accepted != ACCEPTED and result != REJECTED:
@@ -202,9 +206,11 @@ class Route:
         """
         refused: list[Destination] = []
         for destination in self.destinations:
-            if (wanted is None or destination in wanted) and (
-                destination.accept(message) == REJECTED
-            ):
+            if wanted is not None and destination not in wanted:
+                continue
+            if wanted is None:
+                self.counters.routed += 1
+            if destination.accept(message) == REJECTED:
                 queue = destination.target_queue()
                 if queue is None or not queue.passes_on:
                     refused.append(destination)
@@ -264,6 +270,8 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
+        #: since the start
+        self.counters = ExchangeCounters()
         self._destination: ExchangeDestination | None = None
         # In binding order, each under itself, to be found by an equal one.
         self._bindings: dict[Binding, Binding] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
+from trivium.common.counters import Traffic
 from trivium.common.descriptions import (
     ChannelDescription,
     ConnectionDescription,
@@ -195,6 +196,8 @@ class Connection(Managed):
         self.login: Login | None = None
         #: what it may do in the virtual host that it has entered
         self.access: Access = broker.permissions.nobody
+        #: what it has counted
+        self.traffic = Traffic()
         #: what it counts for its user, its virtual host and its listener
         self.usage = Usage(broker.quotas, peer.listener.name)
         #: the newest output; write small parts, count them in ``output_size`` and ``mark_dirty``

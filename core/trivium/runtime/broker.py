@@ -342,6 +342,7 @@ class Broker(Host):
         self.logins.spoke(connection)
         self.logins.came_in(connection)
         connection.usage.leave()
+        connection.usage.add_traffic(connection.traffic)
         connection.end_slowdown()
 
     def check_alarms(self) -> float:

@@ -103,6 +103,7 @@ class FramedConnection(Connection):
             return
         self.heard_at = self.broker.elapsed_ms
         self.metrics.bytes_received += len(data)
+        self.traffic.bytes_received += len(data)
         pieces = self._pieces
         if self.held_for:
             self._set_aside()

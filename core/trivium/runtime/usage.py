@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.counters import Traffic
 from trivium.common.quotas import (
     BYTE_RATE,
     CHANNELS,
@@ -45,6 +46,8 @@ class Usage:
     def __init__(self, quotas: Quotas, listener: str) -> None:
         #: of its user, virtual host and listener
         self.accounts: tuple[Account, ...] = _NO_ACCOUNTS
+        #: the same, also once the connection has left: those that it has traffic for
+        self.served: tuple[Account, ...] = _NO_ACCOUNTS
         #: the connection, whose input may have to wait; None once it has left
         self.input: FramedConnection | None = None
         self._quotas = quotas
@@ -71,6 +74,7 @@ class Usage:
         )
         quotas.require(accounts, CONNECTIONS)
         self.accounts = accounts
+        self.served = accounts
         for account in accounts:
             account.add(CONNECTIONS, 1)
         self.rates_changed()
@@ -116,6 +120,12 @@ class Usage:
             if connection.throttle is not None:
                 connection.throttle.stop()
                 connection.throttle = None
+
+    def add_traffic(self, traffic: Traffic) -> None:
+        """The connection is gone: its accounts keep what it counted."""
+        for account in self.served:
+            account.traffic.add(traffic)
+        self.served = _NO_ACCOUNTS
 
     def rates_changed(self) -> None:
         """Rates may have come, gone or changed."""

@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from trivium.common.turns import EndOfTurn
 from trivium.messages.message import HeaderValue, Message
@@ -103,6 +103,9 @@ class Partition(DurabilityWaiter):
         self._codec = CODEC_NONE
         self._name = name
         self._readers: dict[StreamReader, None] = {}
+        #: records since the start: appended, and read by clients
+        self.appended: i64 = 0
+        self.records_read: i64 = 0
         # Messages of this turn; what their properties show, once one of them has any.
         self._messages: list[Message] = []
         self._described: list[Described] | None = None
@@ -158,6 +161,7 @@ class Partition(DurabilityWaiter):
         if messages and not self.stream.is_deleted:
             batch = encode_batch(messages, self._described, self._codec)
             offset = self.log.append(batch, len(messages))
+            self.appended += len(messages)
             self._joiner.appended(offset, messages, self._described, self._size)
             self._retention.appended(len(batch))
             self._compaction.appended()

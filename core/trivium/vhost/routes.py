@@ -36,6 +36,7 @@ class MessageRoute(Route):
     def __init__(self, routes: Routes, version: int, exchange: Exchange, address: Address) -> None:
         super().__init__(address, [], version)
         self.depends_on_message = True
+        self.counters = exchange.counters
         self._routes = routes
         self._exchange = exchange
 
@@ -126,7 +127,9 @@ class Routes:
         destinations = [
             group[0].destination.combine(group) for group in group_by_destination(bindings)
         ]
-        return Route(addresses[0], destinations, self._vhost.topology_version)
+        route = Route(addresses[0], destinations, self._vhost.topology_version)
+        route.counters = exchange.counters
+        return route
 
     def _alternate_of(self, exchange: Exchange) -> Exchange | None:
         """The exchange that takes what ``exchange`` cannot route, by argument or policy."""

@@ -68,6 +68,7 @@ from trivium.vhost.predeclared import predeclared_exchanges
 from trivium.vhost.queue_logs import QueueLogs, queue_log_name
 from trivium.vhost.routes import Routes
 from trivium.vhost.settings import VirtualHostSettings
+from trivium.vhost.totals import Totals
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255
@@ -94,6 +95,8 @@ class VirtualHost(StreamNamespace):
         self.topology_version = 1
         #: exchanges, queues and streams made or deleted so lately that it may not be durable
         self.changes = PendingChanges(broker.storage)
+        #: what queues and streams counted that are gone
+        self.gone = Totals()
         self._unknown = UnknownArguments()
         storage = broker.storage
         self._exchange_rows = storage.table(f"exchanges/{name}")
@@ -321,6 +324,7 @@ class VirtualHost(StreamNamespace):
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         del self.queues[queue.name]
         self.count_queue(queue, -1)
+        self.gone.add(queue)
         if queue.owner is not None:
             owned = self._owned[id(queue.owner)]
             del owned[queue.name]
@@ -417,6 +421,7 @@ class VirtualHost(StreamNamespace):
         stream = self.stream(name)
         del self.streams[name]
         self.account.add(quotas.STREAMS, -1)
+        self.gone.add_stream(stream)
         self._stream_rows.delete(name.encode())
         self.changes.add(QUEUE, name)
         self._unbind_everywhere(stream)
@@ -517,11 +522,15 @@ class VirtualHost(StreamNamespace):
         A delayed message is kept until its time, with its further routing keys (``copies``), unless
         it is ``mandatory`` and unroutable now.
         """
+        counters = route.counters
+        counters.published += 1
         if message.deliver_at:
             if mandatory and self.is_unroutable(message, route):
+                counters.unroutable += 1
                 return UNROUTABLE
             return self.delays.add(message, [] if copies is None else copies)
         if not route.destinations and self.is_unroutable(message, route):
+            counters.unroutable += 1
             return UNROUTABLE
         is_retained = message.retain and self.keep_retained(message)
         result = route.publish(message)
@@ -532,6 +541,9 @@ class VirtualHost(StreamNamespace):
     def publish_run(self, messages: list[Message], route: Route) -> int:
         """``publish`` of messages that came in a row, where ``route`` ``takes_runs``: ACCEPTED, or
         the write batch to wait for. ``Destination.accept_run`` says which messages these may be."""
+        count = len(messages)
+        route.counters.published += count
+        route.counters.routed += count
         return route.destinations[0].accept_run(messages)
 
     def is_unroutable(self, message: Message, route: Route) -> bool:

@@ -8,12 +8,14 @@ from mypy_extensions import i64
 
 
 class Run:
-    """Publishes with neighbouring correlation ids that wait for one write batch, or for none."""
+    """Publishes with neighbouring correlation ids that wait for one write batch, or for none, of
+    ``messages`` in all."""
 
-    def __init__(self, write_batch: int, first: int, last: int) -> None:
+    def __init__(self, write_batch: int, first: int, last: int, messages: i64) -> None:
         self.write_batch = write_batch
         self.first = first
         self.last = last
+        self.messages: i64 = messages
 
 
 class Answers:
@@ -32,9 +34,9 @@ class Answers:
         self._unanswered: deque[tuple[int, bytes]] = deque()
         self._awaited = 0
 
-    def confirm(self, correlation: int) -> None:
-        """A publish waits for nothing: it is confirmed at the end of this feed."""
-        self._add_confirmed(Run(0, correlation, correlation))
+    def confirm(self, correlation: int, messages: i64) -> None:
+        """A publish of so many messages waits for nothing: it is confirmed as this feed ends."""
+        self._add_confirmed(Run(0, correlation, correlation, messages))
 
     def _add_confirmed(self, run: Run) -> None:
         confirmed = self._confirmed
@@ -42,11 +44,12 @@ class Answers:
             before = confirmed[-1]
             if before.last + 1 == run.first:
                 before.last = run.last
+                before.messages += run.messages
                 return
         confirmed.append(run)
 
-    def confirm_after(self, write_batch: int, correlation: int) -> None:
-        """A publish is confirmed once ``write_batch`` is durable."""
+    def confirm_after(self, write_batch: int, correlation: int, messages: i64) -> None:
+        """A publish of so many messages is confirmed once ``write_batch`` is durable."""
         self.unconfirmed += 1
         newest = self._newest
         if (
@@ -55,8 +58,9 @@ class Answers:
             and newest.write_batch == write_batch
         ):
             newest.last = correlation
+            newest.messages += messages
             return
-        newest = self._newest = Run(write_batch, correlation, correlation)
+        newest = self._newest = Run(write_batch, correlation, correlation, messages)
         self._unconfirmed.append(newest)
 
     def answer_after(self, write_batch: int, frame: bytes) -> None:

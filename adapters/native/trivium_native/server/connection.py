@@ -239,6 +239,7 @@ class NativeConnection(FramedConnection):
             self._is_dirty = False
             return []
         self.metrics.bytes_sent += self.output_size
+        self.traffic.bytes_sent += self.output_size
         return super().take_output()
 
     # Replies
@@ -275,6 +276,7 @@ class NativeConnection(FramedConnection):
             write_head(output, frames.CONFIRM, run.first, CONFIRM_SIZE)
             write_i32_le(output, run.last - run.first + 1)
             self.output_size += HEAD_SIZE + CONFIRM_SIZE
+            self.traffic.confirmed += run.messages
         self.mark_dirty()
 
     def fail(self, correlation: int, error: NativeError) -> None:
@@ -376,6 +378,7 @@ class NativeConnection(FramedConnection):
     def _publish(self, correlation: int, data: bytes, at: i64, end: i64) -> None:
         try:
             write_batch = self._publisher.publish(data, at, end)
+            count = read_i64_le(data, at) & 0xFFFF_FFFF
         except (Rejected, Unroutable) as error:
             # The others were published: the answer is true of them only once they are durable.
             if correlation:
@@ -385,13 +388,13 @@ class NativeConnection(FramedConnection):
             return
         answers = self._answers
         if write_batch > self.broker.storage.durable:
-            answers.confirm_after(write_batch, correlation)
+            answers.confirm_after(write_batch, correlation, count)
             if answers.is_new(write_batch):
                 self.broker.storage.wait(self)
             if answers.unconfirmed > answers.most:
                 self.hold_input(BEHIND_DISK)
         else:
-            answers.confirm(correlation)
+            answers.confirm(correlation, count)
 
     def _acknowledge(
         self, is_settled: bool, correlation: int, data: bytes, at: i64, end: i64
@@ -435,6 +438,7 @@ class NativeConnection(FramedConnection):
             self.broker,
             vhost,
             self.metrics,
+            self.traffic,
             self.origin,
             self.options.max_message_bytes,
             self.access,

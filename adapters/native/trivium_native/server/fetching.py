@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from trivium.common.timers import Timed
 from trivium.security.permissions import READ
-from trivium.streams.records import batch_count
 from trivium.streams.stream import Partition, StreamReader
+from trivium_native.server.subscriptions import count_read
 from trivium_native.wire.errors import AccessRefused, NotFound
 from trivium_native.wire.messages import encode_fetched
 
@@ -78,7 +78,7 @@ class Fetch(StreamReader):
             return False
         self._stop_waiting()
         for _, batch in batches:
-            connection.metrics.messages_sent += batch_count(batch)
+            count_read(connection, partition, batch)
         for piece in encode_fetched(
             self.correlation, partition.first_offset, partition.high_watermark, batches
         ):

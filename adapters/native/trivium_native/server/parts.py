@@ -18,6 +18,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from trivium import errors as core
+from trivium.common.counters import Traffic
 from trivium.common.timers import Timed
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter
@@ -74,7 +75,7 @@ class Parts(Timed):
         storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
         self._publisher = Publisher(
-            broker, vhost, metrics, None, broker.config.limits.max_message_bytes, None
+            broker, vhost, metrics, Traffic(), None, broker.config.limits.max_message_bytes, None
         )
         self._parts: dict[bytes, StagedParts] = {}
         self._applications: dict[bytes, Application] = {}

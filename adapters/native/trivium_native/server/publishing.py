@@ -11,6 +11,7 @@ from typing import Final
 from librt.strings import read_i64_le
 from mypy_extensions import i64
 
+from trivium.common.counters import Traffic
 from trivium.common.native import lies_at
 from trivium.idempotence.producers import FENCED, GAP
 from trivium.messages.delivery import DELIVERY_HEADER, delivery_mode
@@ -71,12 +72,14 @@ class Publisher:
         broker: Broker,
         vhost: VirtualHost,
         metrics: ProtocolMetrics,
+        traffic: Traffic,
         origin: object,
         max_payload: int,
         access: Access | None,
     ) -> None:
         self._vhost = vhost
         self._metrics = metrics
+        self._traffic = traffic
         self._origin = origin
         #: what the client may do; None where it was decided before
         self.access = access
@@ -374,12 +377,15 @@ class Publisher:
         if route.depends_on_message:
             route = route.resolve(message)
         self._metrics.messages_received += 1
+        self._traffic.published += 1
         is_mandatory = self._is_mandatory
         result = self._vhost.publish(message, route, None, is_mandatory)
         if result == UNROUTABLE:
             self._metrics.messages_unroutable += 1
             if is_mandatory:
+                self._traffic.returned += 1
                 raise Unroutable("no binding wants the message", _indexes([0]))
+            self._traffic.unroutable += 1
             return 0
         if result == REJECTED:
             raise Rejected("a destination refused messages", _indexes([0]))
@@ -393,6 +399,7 @@ class Publisher:
         """
         metrics = self._metrics
         metrics.messages_received += len(messages)
+        self._traffic.published += len(messages)
         vhost = self._vhost
         mandatory = self._mandatory
         has_mandatory = len(mandatory) > 0
@@ -409,6 +416,10 @@ class Publisher:
             if result == UNROUTABLE:
                 metrics.messages_unroutable += 1
                 unroutable.append(index)
+                if is_mandatory:
+                    self._traffic.returned += 1
+                else:
+                    self._traffic.unroutable += 1
                 if skip >= 0 and is_mandatory:
                     break
             elif result == REJECTED:

@@ -145,6 +145,7 @@ class LiveSubscription(Subscription):
             connection.metrics.messages_dropped += 1
             return
         connection.metrics.messages_sent += 1
+        connection.traffic.delivered_settled += 1
         connection.live_frames.send(connection, message, self.number)
 
     def check_permissions(self) -> None:
@@ -230,15 +231,19 @@ class QueueSubscription(Subscription):
         connection = self.connection
         tag = self._tag + 1
         self._tag = tag
+        traffic = connection.traffic
         if self._no_ack:
+            traffic.delivered_settled += 1
             self._credit -= 1
         else:
+            traffic.delivered += 1
             self._unsettled.add(tag, entry)
         flags = 0
         metrics = connection.metrics
         if entry.is_redelivered:
             flags = REDELIVERED
             metrics.messages_redelivered += 1
+            traffic.redelivered += 1
         metrics.messages_sent += 1
         message = entry.message
         now_ms = connection.broker.now_ms
@@ -268,7 +273,9 @@ class QueueSubscription(Subscription):
 
     def settle(self, first: i64, last: i64) -> None:
         queue = self._queue
-        for entry in self._take_some(first, last):
+        taken = self._take_some(first, last)
+        self.connection.traffic.acknowledged += len(taken)
+        for entry in taken:
             queue.settle(entry)
         self.resume()
 
@@ -403,7 +410,7 @@ class LogSubscription(Subscription):
         connection.output_size += HEAD_SIZE
         connection.send(head)
         connection.send(batch)
-        connection.metrics.messages_sent += batch_count(batch)
+        count_read(connection, self._partition, batch)
         self._credit -= size
         self._has_sent = True
 
@@ -437,3 +444,11 @@ class LogSubscription(Subscription):
         if self._reader is not None:
             self._partition.cancel(self._reader)
             self._reader = None
+
+
+def count_read(connection: NativeConnection, partition: Partition, batch: bytes) -> None:
+    """A record batch of ``partition`` is sent to a client."""
+    count = batch_count(batch)
+    partition.records_read += count
+    connection.metrics.messages_sent += count
+    connection.traffic.delivered_settled += count

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.counters import Traffic
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.security.permissions import WRITE
@@ -112,7 +113,7 @@ class Transactions:
             _put_back(taken)
             raise
         # From here on nothing refuses.
-        _dispose(taken)
+        _dispose(taken, self._connection.traffic)
         publisher.publish_read(routes, messages)
         for commit in commits:
             commit.apply()
@@ -193,7 +194,7 @@ def _put_back(taken: list[Taken]) -> None:
         subscription.put_back(entries)
 
 
-def _dispose(taken: list[Taken]) -> None:
+def _dispose(taken: list[Taken], traffic: Traffic) -> None:
     queues: dict[Queue, None] = {}
     for action, _, entries in taken:
         for _, entry in entries:
@@ -201,6 +202,7 @@ def _dispose(taken: list[Taken]) -> None:
             queues[queue] = None
             if action == TX_SETTLE:
                 queue.settle(entry)
+                traffic.acknowledged += 1
             elif action == TX_REQUEUE:
                 queue.requeue(entry)
             else:
