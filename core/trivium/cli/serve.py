@@ -18,6 +18,7 @@ from typing import Any, Final
 from trivium import __version__
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
+from trivium.cli.service import ServiceManager
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.observability.process import is_compiled
@@ -105,11 +106,15 @@ async def _serve(config: Config) -> int:
         begin_collecting()
         loop.add_signal_handler(signal.SIGHUP, broker.reload)
         logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
-        print(ready_line(broker), flush=True)
+        line = ready_line(broker)
+        print(line, flush=True)
+        manager = ServiceManager(os.environ)
+        manager.ready(line)
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(broker.wait_failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        manager.stopping()
         if failed.done():
             return _fail(EXIT_IO, failed.result())
         failed.cancel()
