@@ -64,6 +64,7 @@ LOOP_MODULES = {
     "trivium.runtime.websocket",
     "trivium.observability.http",
     "trivium.cli.serve",
+    "trivium.cli.service",
     "trivium.cli.clients",
     "trivium_amqp.command",
     "trivium_mqtt.command",

@@ -151,7 +151,7 @@ def test_compose_lets_nobody_in_but_its_users() -> None:
 def test_kubernetes_lets_nobody_in_but_the_users_of_its_secret(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(kubernetes("ConfigMap")["data"]["trivium.toml"])
-    names = (DEPLOY / "kubernetes" / "trivium.env").read_text()
+    names = (DEPLOY / "kubernetes" / "users.env").read_text()
     variables = re.findall("^(.*)=$", names, re.MULTILINE)
     config = configured(file, dict.fromkeys(variables, hash_password(b"a password")))
     assert (config.auth.guest, config.auth.anonymous) == (False, "never")
