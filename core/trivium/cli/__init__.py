@@ -47,6 +47,18 @@ TRIVIUM_STORAGE__FSYNC=interval:100), and that by the options above.
 
 {_EXIT_CODES}"""
 
+_DOCTOR_EPILOG: Final = f"""\
+It takes the options of `trivium serve`, and reads the same file and environment. It looks at
+limits, memory, the clock, the file system of the data directory and how it syncs, addresses and
+certificates. A broker may run meanwhile. Errors are what would keep it from starting, or from
+keeping its promises.
+
+exit codes:
+  {EXIT_OK}  no errors
+  {EXIT_FAILED}  errors
+  {EXIT_USAGE}  wrong arguments or configuration
+"""
+
 _URL_HELP: Final = f"""\
 URL is mqtt://, amqp:// or trivium:// followed by [USER:PASSWORD@]HOST[:PORT]; an amqp URL may end
 in /VHOST. mqtt and amqp need the extra: pip install 'trivium[cli]'.
@@ -149,6 +161,13 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     _add_serve(add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG))
+    doctor = add(
+        "doctor",
+        "Look whether this machine is fit for the broker, and say what to do.",
+        _DOCTOR_EPILOG,
+    )
+    _add_serve(doctor)
+    doctor.add_argument("--json", action="store_true", help="one JSON object per line")
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
@@ -368,6 +387,10 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import serve
 
         return serve.run(options)
+    if options.command == "doctor":
+        from trivium.cli import doctor
+
+        return doctor.run(options)
     if options.command in ("check", "repair"):
         from trivium.cli import data_directory
 
