@@ -65,6 +65,7 @@ LOOP_MODULES = {
     "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.service",
+    "trivium.cli.doctor",
     "trivium.cli.clients",
     "trivium_amqp.command",
     "trivium_mqtt.command",
