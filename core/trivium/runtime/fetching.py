@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 64
 
 
+def prepare() -> None:
+    """Load what requests need, before there are clients: the loop stands still meanwhile."""
+    import aiohttp  # noqa: F401
+
+
 class Fetcher:
     """Carries out requests; ``call`` runs what follows an answer as a part of a turn."""
 

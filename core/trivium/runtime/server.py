@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from trivium.errors import ConfigError, InternalError, TriviumError
+from trivium.runtime import fetching
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.admission import Admission
 from trivium.runtime.auditing import Auditing
@@ -53,6 +54,8 @@ class Server:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
         broker = self.broker
         adapters = load_adapters(broker.config.all_listeners(), broker.config.protocols)
+        if broker.config.jwt.jwks_url or broker.config.http_auth.url:
+            fetching.prepare()
         self._storage = self._open_storage()
         try:
             self._open(self._storage, adapters)
