@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -18,6 +19,7 @@ from trivium.common.values import unpack
 from trivium.config import AuthConfig, Config, Listen
 from trivium.routing.exchanges import Binding
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
+from trivium.security.permissions import grants_of
 from trivium.security.scram import make_keys, parse_keys
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
@@ -359,6 +361,63 @@ def test_offsets_by_time_look_into_old_records(server: Server, client: Client) -
     assert cold.loads
 
 
+FROM_A_TIME = {"subscription": 1, "mode": "log", "stream": "s", "partition": 0, "credit": 9}
+
+
+def finish_search(server: Server, cold: ColdLog) -> None:
+    while cold.waiting:
+        cold.finish_load()
+        server.settle()
+
+
+def lose_stream(server: Server) -> None:
+    server.vhost.delete_stream("s")
+
+
+def lose_permission(server: Server) -> None:
+    server.broker.permissions.set_user("guest", grants_of({"/": {"read": "none"}}, {}, [], []))
+    server.broker.logins.permissions_changed("guest")
+
+
+@pytest.mark.parametrize(("lose", "code"), [(lose_stream, 301), (lose_permission, 201)])
+def test_a_subscription_that_is_cancelled_while_it_seeks_is_answered_once(
+    server: Server, client: Client, lose: Callable[[Server], None], code: int
+) -> None:
+    cold = make_cold(server)
+    fields = FROM_A_TIME | {"timestamp": server.broker.now_ms}
+    assert client.send(frames.SUBSCRIBE, 4, fields) == []
+    lose(server)
+    server.settle()
+    finish_search(server, cold)
+    ((kind, correlation, body),) = client.take()
+    assert (kind, correlation, msgpack.unpackb(body)[0]) == (frames.ERROR, 4, code)
+    assert not client.connection.subscriptions
+
+
+def test_of_a_subscription_that_wants_no_answer_the_cancellation_is_told(
+    server: Server, client: Client
+) -> None:
+    cold = make_cold(server)
+    fields = FROM_A_TIME | {"timestamp": server.broker.now_ms}
+    assert client.send(frames.SUBSCRIBE, 0, fields) == []
+    lose_permission(server)
+    server.settle()
+    finish_search(server, cold)
+    assert [received[0] for received in client.take()] == [frames.CANCELLED]
+
+
+def test_who_unsubscribes_while_it_seeks_has_both_answered_in_their_order(
+    server: Server, client: Client
+) -> None:
+    cold = make_cold(server)
+    fields = FROM_A_TIME | {"timestamp": server.broker.now_ms}
+    assert client.send(frames.SUBSCRIBE, 4, fields) == []
+    received = client.send(frames.UNSUBSCRIBE, 5, {"subscription": 1})
+    assert [each[:2] for each in received] == [(frames.ERROR, 4), (frames.OK, 5)]
+    finish_search(server, cold)
+    assert client.take() == []
+
+
 def test_the_number_of_searches_is_bounded(server: Server, client: Client) -> None:
     make_cold(server)
     fields = {"stream": "s", "partition": 0, "timestamp": server.broker.now_ms}
@@ -694,7 +753,8 @@ def test_a_password_has_scram_keys_where_that_is_on() -> None:
     found = parse_keys(settings["scram"])
     assert (stored[:9], tags) == ("$argon2id", [])
     users = client.ask(frames.MANAGE_USERS, action="list")["users"]
-    assert [user["scram"] for user in users] == [True, False]
+    # guest, of the configuration, and ann.
+    assert [user["scram"] for user in users] == [True, True]
     assert found == make_keys(b"one", 4096, found.salt)
 
 

@@ -708,23 +708,6 @@ def test_log_from_a_time_waits_for_the_disk_and_then_for_credit(
     assert records(received[1:]) == [(1, [b"1"]), (2, [b"2"])]
 
 
-def test_a_reader_may_leave_while_its_time_is_searched(server: Server, client: Client) -> None:
-    started = aged_stream(server)
-    partition = server.vhost.stream("s").partitions[0]
-    cold = ColdLog(partition.log)
-    partition.log = cold
-    assert read_from(client, started) == []
-    client.ask(frames.UNSUBSCRIBE, subscription=1)
-    received: list[Received] = []
-    while not received:
-        cold.finish_load()
-        server.settle()
-        received = client.take()
-    assert [(kind, correlation) for kind, correlation, _ in received] == [(frames.OK, 9)]
-    server.settle()
-    assert client.take() == []
-
-
 def test_a_reader_may_leave_while_the_disk_is_read(server: Server, client: Client) -> None:
     add_stream(server, [b"0"], [b"1"], [b"2"])
     partition = server.vhost.stream("s").partitions[0]

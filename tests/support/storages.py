@@ -66,6 +66,11 @@ class ColdLog(Log):
         self.loads.append((offset, max_bytes))
         self._ready.append(ready)
 
+    @property
+    def waiting(self) -> int:
+        """Loads that the disk has not answered."""
+        return len(self._ready)
+
     def finish_load(self) -> None:
         """The disk has answered, in a turn of its own."""
         self._loaded = self.loads[-1][0]

@@ -161,14 +161,9 @@ class Requests:
         self._check_searches()
         connection = self._connection
         subscription = LogSubscription(connection, number, partition)
+        subscription.asked_by = correlation
         add(subscription)
-
-        def found(offset: int) -> None:
-            connection.reply(correlation, {"offset": offset})
-            subscription.start(offset)
-            subscription.add_credit(credit)
-
-        self._search(partition, timestamp, found)
+        self._search(partition, timestamp, lambda offset: subscription.found(offset, credit))
 
     def _unsubscribe(self, correlation: int, fields: Fields) -> None:
         number = fields.integer("subscription", 0, _MAX_U32)
@@ -176,7 +171,7 @@ class Requests:
         subscription = forget(self._connection, number)
         if subscription is None:
             raise NotFound(f"no subscription {number}")
-        subscription.end()
+        subscription.unsubscribed()
         self._connection.reply(correlation, {})
 
     # Streams

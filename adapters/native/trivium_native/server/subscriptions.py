@@ -76,6 +76,10 @@ class Subscription:
         """The client, or its connection, leaves: release everything."""
         raise NotImplementedError
 
+    def unsubscribed(self) -> None:
+        """The client has ended it, which is answered next."""
+        self.end()
+
     def send_cancelled(self, error: NativeError) -> None:
         """It is over, for the reason ``error``: tell the client."""
         told = {"subscription": self.number, "reason": error.text, "code": error.code}
@@ -344,6 +348,8 @@ class LogSubscription(Subscription):
     ) -> None:
         super().__init__(connection, number)
         self._partition = partition
+        #: the SUBSCRIBE that is to be answered once its offset is found; 0 for none
+        self.asked_by = 0
         self._offset = 0
         self._credit = 0
         self._reader: _LogReader | None = _LogReader(self)
@@ -367,6 +373,32 @@ class LogSubscription(Subscription):
         """Read from ``offset`` on, as there is credit."""
         self._offset = offset
         self._is_started = True
+
+    def found(self, offset: int, credit: int) -> None:
+        """The offset from which SUBSCRIBE wanted it: answer that, unless it is over by now."""
+        if self._is_ended:
+            return
+        if self._partition.stream.is_deleted:
+            self.stream_deleted()
+            return
+        correlation, self.asked_by = self.asked_by, 0
+        self.connection.reply(correlation, {"offset": offset})
+        self.start(offset)
+        self.add_credit(credit)
+
+    def unsubscribed(self) -> None:
+        super().unsubscribed()
+        if self.asked_by:
+            error = NotFound("it was unsubscribed before its offset was found")
+            self.connection.send_error(self.asked_by, error)
+
+    def send_cancelled(self, error: NativeError) -> None:
+        if not self.asked_by:
+            super().send_cancelled(error)
+            return
+        # To the client it has not begun.
+        self.connection.send_error(self.asked_by, error)
+        forget(self.connection, self.number)
 
     def pump(self) -> None:
         """Send what there is, until credit, output or records are used up."""
