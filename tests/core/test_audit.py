@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from trivium import Broker, Config
@@ -240,6 +243,24 @@ async def test_refusals_are_told(tmp_path: Path) -> None:
         ("permission.denied", "ann"),
     ]
     assert "wrong" not in file.read_text()
+
+
+async def test_logins_over_http_name_their_listener(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    config = replace(configured(file), listen={"http": Listen(0)})
+    async with Broker(config) as broker, aiohttp.ClientSession() as session:
+        url = f"http://{broker.listeners['http']}/metrics"
+        for password in ("wrong", "p"):
+            shown = base64.b64encode(f"root:{password}".encode()).decode()
+            async with session.get(url, headers={"Authorization": f"Basic {shown}"}):
+                pass
+    told = [
+        (line["event"], line["user"], line["listener"], line["address"]) for line in lines(file)
+    ]
+    assert told == [
+        ("user.authentication.failure", "root", "http", "127.0.0.1"),
+        ("user.authentication.success", "root", "http", "127.0.0.1"),
+    ]
 
 
 async def test_what_goes_with_its_connection_is_told_as_its_doing(tmp_path: Path) -> None:

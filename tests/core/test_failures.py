@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import amqp, mqtt, native
 from tests.support.authentication import MOSQUITTO_7, Pool
+from trivium.common.events import Events
 from trivium.config import Config
 from trivium.runtime.authentication import Authentication
 from trivium.security import failures as module
@@ -67,6 +68,31 @@ def test_many_names_of_one_address_wait_shortly() -> None:
         failures.failed(shown(user=f"user{number}"), 0)
     assert wait(failures, shown(user="another"), 0) == 1000
     assert wait(failures, shown("10.0.0.2", "another"), 0) == 0
+
+
+def test_that_a_user_or_an_address_is_slowed_down_is_told_once() -> None:
+    failures = Failures()
+    told = [failures.failed(shown(f"10.0.0.{number}"), 0) for number in range(30)]
+    assert told == [[]] * 19 + [[("user", "ann")]] + [[]] * 10
+    told = [failures.failed(shown("::1", f"user{number}"), 0) for number in range(60)]
+    assert told == [[]] * 49 + [[("address", "::/64")]] + [[]] * 10
+    # It is told again once it was forgotten.
+    told = [failures.failed(shown(f"10.0.0.{number}"), 60_000) for number in range(20)]
+    assert told[-1] == [("user", "ann")]
+
+
+def test_a_user_that_is_slowed_down_has_a_line_in_both_logs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[tuple[str, dict[str, object]]] = []
+    events = Events()
+    events.listen(lambda event, about: heard.append((event, about)))
+    found = Authentication(Config(), Pool(), clock=Moved(), events=events)
+    for number in range(20):
+        found.authenticator.authenticate(shown(f"10.0.0.{number}", "gone"), lambda _: None)
+    assert heard[-1][0] == "user.authentication.failure"
+    assert heard[-2] == ("user.authentication.slowed", {"by": "user", "user": "gone"})
+    assert "logins of user 'gone' fail again and again" in caplog.text
 
 
 def test_addresses_of_one_network_of_ipv6_count_as_one() -> None:

@@ -15,6 +15,7 @@ from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import HttpServer
 from trivium.runtime.authentication import make_authenticator
 from trivium.runtime.sockets import Refused
+from trivium.security import hash_queue
 from trivium.security.passwords import hash_password
 from trivium.security.permissions import Permissions
 
@@ -294,6 +295,17 @@ async def test_a_refusal_takes_the_work_of_a_hash_whoever_is_refused(user: str) 
     ) as site:
         assert (await site.ask("/metrics", basic(f"{user}:wrong")))[0] == 401
         assert site.hashed == 1
+
+
+async def test_who_cannot_be_looked_at_is_told_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hash_queue, "MAX_PER_ADDRESS", 0)
+    users = {"bob": UserConfig(password=hash_password(b"x"), tags=("monitoring",))}
+    async with serve(Config(users=users)) as site:
+        for user in ("bob", "nobody"):
+            status, headers, _ = await site.ask("/metrics", basic(f"{user}:x"))
+            assert (status, headers["Retry-After"]) == (503, "1")
 
 
 async def test_wrong_credentials_are_refused_even_where_anonymous_is_admitted() -> None:

@@ -6,12 +6,14 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 
 from tests.support import amqp, mqtt, native
 from tests.support.authentication import MOSQUITTO_7, permit
-from trivium.config import Config, LimitsConfig, Listen, StorageConfig
+from trivium.config import AuthConfig, Config, LimitsConfig, Listen, StorageConfig
 from trivium.runtime.authentication import GRACE_MS
+from trivium.security import hash_queue
 from trivium.security.passwords import hash_password
 from trivium_native.wire import frames
 
@@ -25,6 +27,7 @@ class Road:
             listen={protocol: Listen(0)},
             storage=StorageConfig(mode="memory"),
             limits=limits or LimitsConfig(),
+            auth=AuthConfig(anonymous="never"),
         )
         module: Any = {"mqtt": mqtt, "amqp": amqp, "native": native}[protocol]
         self.server: Any = module.Server(config=config)
@@ -228,20 +231,59 @@ def test_of_one_who_is_refused_nothing_is_kept() -> None:
         tracemalloc.stop()
 
 
+def show(road: Road, name: str, password: bytes = b"right") -> Any:
+    """A client that has shown who it is."""
+    client = road.server.connect()
+    if road.protocol == "mqtt":
+        client.feed(mqtt.connect("c", 5, username=name, password=password))
+    elif road.protocol == "amqp":
+        client.feed(amqp.PROTOCOL_HEADER)
+        client.take()
+        client.send(amqp.start_ok(user=name.encode(), password=password), channel=0)
+    else:
+        client.greet()
+        client.feed(native.frame(frames.AUTH, 2, {"username": name, "password": password}))
+    return client
+
+
+@pytest.mark.parametrize("name", ["ann", "nobody"])
+def test_who_cannot_be_looked_at_is_told_to_come_again(
+    road: Road, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hash_queue, "MAX_PER_ADDRESS", 0)
+    client = show(road, name)
+    data = client.take_bytes()
+    assert b"too many clients want to come in: try again later" in data
+    if road.protocol == "mqtt":
+        assert data[2:4] == b"\x00\x89"
+        old = road.server.connect()
+        old.feed(mqtt.connect("c", 4, username=name, password=b"right"))
+        assert old.take_bytes() == b"\x20\x02\x00\x03"
+    elif road.protocol == "amqp":
+        assert b"RESOURCE_ERROR - " in data
+        assert b"\x00\x0a\x00\x32\x01\xfa" in data
+    else:
+        assert (data[4], msgpack.unpackb(data[13:])[0]) == (frames.ERROR, 403)
+    assert road.server.adapter.metrics.authentication_failures == 0
+    # Passwords that need no hash, and those that were right before, are looked at.
+    road.assert_stays(road.open("guest", "guest"))
+
+
+def test_who_waits_when_the_broker_stops_is_told_so(road: Road) -> None:
+    road.server.driver.is_pool_busy = True
+    client = show(road, "ann")
+    client.connection.shutdown()
+    road.end_turn()
+    data = client.take_bytes()
+    expected = {"mqtt": b"\x20\x03\x00\x88\x00", "amqp": b"CONNECTION_FORCED - "}
+    assert expected.get(road.protocol, b"the broker stops") in data
+
+
 @pytest.mark.parametrize("protocol", ["mqtt", "amqp", "native"])
 def test_who_waits_for_us_to_decide_need_not_hurry(protocol: str) -> None:
     road = Road(protocol, LimitsConfig(handshake_seconds=5))
     road.server.driver.is_pool_busy = True
-    client = road.server.connect()
-    if protocol == "mqtt":
-        client.feed(mqtt.connect("c", 5, username="ann", password=b"right"))
-    elif protocol == "amqp":
-        client.take()
-        client.feed(amqp.PROTOCOL_HEADER)
-        client.take()
-        client.send(amqp.start_ok(user=b"ann", password=b"right"), channel=0)
-    else:
-        client.greet().send(frames.AUTH, 2, {"username": "ann", "password": b"right"})
+    client = show(road, "ann")
     road.server.advance(6)
     assert closed(client) == [False]
     for each in road.server.driver.blocking:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trivium import __version__
 from trivium.errors import AccessRefused, NotFound, QuotaExceeded
 from trivium.messages.message import HeaderValue
-from trivium.runtime.adapter import make_attempt
+from trivium.runtime.adapter import PUT_OFF, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Login
 from trivium_amqp import states
@@ -18,6 +18,7 @@ from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
+    RESOURCE_ERROR,
     ConnectionException,
     connection_refusal,
 )
@@ -166,22 +167,29 @@ class Handshake:
                 )
             )
         else:
-            connection.metrics.authentication_failures += 1
-            logger.info("%s: user %r is refused", connection.peer.address, connection.user)
-            if connection.client.has_capability("authentication_failure_close"):
-                connection.fail(
-                    ConnectionException(
-                        ACCESS_REFUSED,
-                        "Login was refused using authentication mechanism"
-                        f" {self._mechanism[:32]}. For details see the broker logfile.",
-                    ),
-                    0,
-                )
-            else:
-                connection.close()
+            self._refuse()
         if self._is_held and not connection.is_closed:
             self._is_held = False
             connection.continue_input(FOR_ANSWERS)
+
+    def _refuse(self) -> None:
+        """The client may not come in."""
+        connection = self._connection
+        if connection.is_put_off:
+            logger.info("%s: %s", connection.peer.address, PUT_OFF)
+            error = ConnectionException(RESOURCE_ERROR, PUT_OFF)
+        else:
+            connection.metrics.authentication_failures += 1
+            logger.info("%s: user %r is refused", connection.peer.address, connection.user)
+            text = (
+                "Login was refused using authentication mechanism"
+                f" {self._mechanism[:32]}. For details see the broker logfile."
+            )
+            error = ConnectionException(ACCESS_REFUSED, text)
+        if connection.client.has_capability("authentication_failure_close"):
+            connection.fail(error, 0)
+        else:
+            connection.close()
 
     def _tune_ok(self, arguments: list[Any]) -> None:
         channel_max, frame_max, heartbeat = arguments
@@ -270,6 +278,10 @@ class Renewal:
         self._is_waiting = False
         connection = self._connection
         if connection.is_closed or connection.state is not states.RUNNING:
+            return
+        if login is None and connection.is_put_off:
+            error = ConnectionException(RESOURCE_ERROR, PUT_OFF)
+            connection.fail(error, methods.CONNECTION_UPDATE_SECRET)
             return
         if login is None:
             connection.metrics.authentication_failures += 1

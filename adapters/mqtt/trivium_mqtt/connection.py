@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from trivium.errors import QuotaExceeded
 from trivium.routing.exchanges import ACCEPTED
-from trivium.runtime.adapter import ManagedConnection, Peer, Transport, make_attempt
+from trivium.runtime.adapter import PUT_OFF, ManagedConnection, Peer, Transport, make_attempt
 from trivium.security.attempts import Login
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec import packets
@@ -33,6 +33,7 @@ from trivium_mqtt.codec.reasons import (
     PACKET_ID_NOT_FOUND,
     QUOTA_EXCEEDED,
     RETURN_CODES,
+    SERVER_BUSY,
     SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
     TOPIC_NAME_INVALID,
@@ -193,6 +194,10 @@ class MqttConnection(Reader):
             self.admit(login)
             self._accept(connect)
             self.continue_input(FOR_AUTHENTICATION)
+            return
+        if self.is_put_off:
+            logger.info("%s: %s", self.peer.address, PUT_OFF)
+            self._refuse_connect(SERVER_BUSY, PUT_OFF)
             return
         self.metrics.authentication_failures += 1
         if self._enhanced is not None:
@@ -450,7 +455,11 @@ class MqttConnection(Reader):
             self._refuse_connect(SERVER_UNAVAILABLE)
 
     def shutdown(self, is_revoked: bool = False, deleted_vhost: str = "") -> None:
-        if deleted_vhost:
+        if self._connect is not None:
+            # It waits for the answer to CONNECT, which has other codes (3.2.2.2).
+            is_refused = is_revoked or deleted_vhost
+            self._refuse_connect(NOT_AUTHORIZED if is_refused else SERVER_UNAVAILABLE)
+        elif deleted_vhost:
             self.end(ADMINISTRATIVE_ACTION)
         else:
             self.end(NOT_AUTHORIZED if is_revoked else SERVER_SHUTTING_DOWN)

@@ -17,6 +17,7 @@ from trivium_mqtt.codec.reasons import (
     CONTINUE_AUTHENTICATION,
     NOT_AUTHORIZED,
     REAUTHENTICATE,
+    SERVER_BUSY,
     SUCCESS,
     ProtocolError,
     RemoteError,
@@ -99,6 +100,9 @@ class Enhanced:
     def _renew(self, login: Login | None, packet: bytes) -> None:
         """Re-authentication ends with ``packet``, or the connection does."""
         connection = self._connection
+        if connection.is_put_off and login is None:
+            connection.end(SERVER_BUSY)
+            return
         if login is None:
             connection.metrics.authentication_failures += 1
             address = connection.peer.address

@@ -23,7 +23,10 @@ from trivium.errors import ConfigError
 #: What ``[audit] events`` names, and the beginnings of the events' names.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     "logins": ("user.authentication.",),
-    "refusals": ("user.authentication.failure", "permission.denied"),
+    "refusals": (
+        *("user.authentication.failure", "user.authentication.slowed"),
+        "permission.denied",
+    ),
     "users": (
         *("user.created", "user.deleted", "user.password.", "user.tags.", "user.vhost."),
         "user.key.",
@@ -33,7 +36,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "policies": ("policy.",),
 }
 #: Events that clients can cause as often as they like without any right.
-REFUSALS: Final = ("user.authentication.failure", "permission.denied")
+REFUSALS: Final = (
+    *("user.authentication.failure", "user.authentication.slowed"),
+    "permission.denied",
+)
 
 #: Different refusals that are written in a minute, in all and of one host: a single one silences
 #: nobody else's.

@@ -267,6 +267,7 @@ class HttpServer:
                 return None
             username, password = credentials.login, credentials.password.encode()
         remote = request.remote or ""
+        put_off: list[bool] = []
         attempt = Attempt(
             username=username,
             password=password,
@@ -275,7 +276,9 @@ class HttpServer:
             methods=self._listener.methods,
             admits_anonymous=self._authenticator.admits_anonymous(self._listener),
             protocol=self._listener.protocol,
+            listener=self._listener.name,
             is_gone=lambda: request.transport is None,
+            is_put_off=lambda: put_off.append(True),
         )
         answer: asyncio.Future[Login | None] = asyncio.get_running_loop().create_future()
 
@@ -285,6 +288,10 @@ class HttpServer:
 
         self._authenticator.authenticate(attempt, done)
         login = await answer
+        if login is None and put_off:
+            raise web.HTTPServiceUnavailable(
+                headers={hdrs.RETRY_AFTER: "1"}, text="too many want to come in: try again later\n"
+            )
         return None if login is None else login.identity
 
 

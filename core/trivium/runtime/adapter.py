@@ -194,6 +194,8 @@ class Connection(Managed):
         self.client_id = b""
         #: how it has authenticated; None: not yet
         self.login: Login | None = None
+        #: whether it is refused because there is too much to do, whoever it is
+        self.is_put_off = False
         #: what it may do in the virtual host that it has entered
         self.access: Access = broker.permissions.nobody
         #: what it has counted
@@ -458,6 +460,10 @@ class Adapter:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""
 
 
+#: What a client is told that is put off.
+PUT_OFF: Final = "too many clients want to come in: try again later"
+
+
 def make_attempt(
     connection: Connection,
     username: str | None,
@@ -470,6 +476,11 @@ def make_attempt(
     peer = connection.peer
     listener = peer.listener.config
     connection.broker.logins.spoke(connection)
+    connection.is_put_off = False
+
+    def put_off() -> None:
+        connection.is_put_off = True
+
     return Attempt(
         username=username,
         password=password,
@@ -479,8 +490,10 @@ def make_attempt(
         admits_anonymous=connection.broker.authenticator.admits_anonymous(listener),
         ignores_unknown=ignores_unknown,
         protocol=listener.protocol,
+        listener=peer.listener.name,
         client_id=client_id,
         vhost=vhost or listener.virtual_host,
         certificate_user="" if peer.certificate is None else peer.certificate.user_name,
         is_gone=lambda: connection.is_closed,
+        is_put_off=put_off,
     )

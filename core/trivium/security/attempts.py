@@ -13,6 +13,10 @@ def _stays() -> bool:
     return False
 
 
+def _does_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A client that wants to come in."""
@@ -32,6 +36,8 @@ class Attempt:
     #: whether credentials that no method knows count as none
     ignores_unknown: bool = False
     protocol: str = ""
+    #: the name of the listener that it came by
+    listener: str = ""
     client_id: str = ""
     vhost: str = ""
     #: whose certificate TLS has verified; "" for nobody's
@@ -40,6 +46,8 @@ class Attempt:
     renews: str | None = None
     #: whether the client has left, so that nobody waits for an answer
     is_gone: Callable[[], bool] = field(default=_stays, repr=False, compare=False)
+    #: called before it is refused because there is too much to do, whoever it is
+    is_put_off: Callable[[], None] = field(default=_does_nothing, repr=False, compare=False)
 
     @property
     def source(self) -> str:

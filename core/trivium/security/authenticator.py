@@ -8,6 +8,7 @@ hash of each kind that there is. So the time until the answer does not tell who 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Literal
@@ -24,6 +25,8 @@ from trivium.security.lines import Turns
 from trivium.security.passwords import kind_of, verify_password, work_of
 from trivium.security.scram import SCRAM_SHA_256, MadeUpKeys, ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES, PasswordMethod
+
+logger = logging.getLogger(__name__)
 
 #: longest password, token or user name that is looked at; what some issuers sign has several KiB
 MAX_CREDENTIAL_BYTES: Final = 16 * 1024
@@ -179,6 +182,8 @@ class Authenticator:
             return
 
         def decided(verdict: Verdict) -> None:
+            if verdict.is_busy:
+                attempt.is_put_off()
             try:
                 self._ended(attempt, verdict.login, done)
             finally:
@@ -189,6 +194,7 @@ class Authenticator:
                 ask(decided)
             else:
                 # Nobody looked at it, whoever it is: it is no failure.
+                attempt.is_put_off()
                 self._answer(attempt, None, done)
 
         self._turns.take(attempt, begin)
@@ -202,10 +208,15 @@ class Authenticator:
             # What somebody else came with is not renewed by it.
             login = None
         if login is None:
-            self._failures.failed(attempt, self._clock.now())
+            self._failed(attempt)
         elif _is_own(attempt, login):
             self._failures.succeeded(attempt)
         self._answer(attempt, login, done)
+
+    def _failed(self, attempt: Attempt) -> None:
+        for by, name in self._failures.failed(attempt, self._clock.now()):
+            logger.warning("logins of %s %r fail again and again: they are slowed down", by, name)
+            self._events.tell("user.authentication.slowed", by=by, **{by: name})
 
     def _answer(self, attempt: Attempt, login: Login | None, done: Done) -> None:
         """Tell what came of an attempt: of each one here."""
@@ -215,6 +226,7 @@ class Authenticator:
             method="" if login is None else login.method or "anonymous",
             address=attempt.address,
             protocol=attempt.protocol,
+            listener=attempt.listener,
             vhost=attempt.vhost,
             client_id=attempt.client_id,
         )

@@ -49,8 +49,8 @@ class Counts:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def failed(self, name: str, now: int) -> None:
-        """Count a failure."""
+    def failed(self, name: str, now: int) -> bool:
+        """Count a failure; whether it is the last one that costs nothing."""
         key = _digest(name)
         count, at = self._counts.pop(key, (0, now))
         if now - at >= FORGOTTEN_MS:
@@ -58,6 +58,7 @@ class Counts:
         self._counts[key] = (count + 1, now)
         if len(self._counts) > MAX_COUNTS:
             self._counts.popitem(last=False)
+        return count + 1 == self._free
 
     def forget(self, name: str) -> None:
         """It was right this time."""
@@ -99,13 +100,17 @@ class Failures:
         by_user = self._by_user.wait(user, now) if user else 0
         return max(self._by_address.wait(attempt.source, now), by_user)
 
-    def failed(self, attempt: Attempt, now: int) -> None:
-        """An attempt was refused."""
+    def failed(self, attempt: Attempt, now: int) -> list[tuple[str, str]]:
+        """An attempt was refused. By what all others wait from now on, and its name: `user` or
+        `address`."""
         user = attempt.username or ""
         self._by_both.failed(both(attempt), now)
-        self._by_address.failed(attempt.source, now)
-        if user:
-            self._by_user.failed(user, now)
+        slowed: list[tuple[str, str]] = []
+        if self._by_address.failed(attempt.source, now):
+            slowed.append(("address", attempt.source))
+        if user and self._by_user.failed(user, now):
+            slowed.append(("user", user))
+        return slowed
 
     def succeeded(self, attempt: Attempt) -> None:
         """An attempt was right."""

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from trivium.errors import ConfigError, PreconditionFailed
-from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
+from trivium.security.attempts import (
+    BUSY,
+    REFUSED,
+    UNKNOWN,
+    Attempt,
+    Decided,
+    Login,
+    Method,
+    Verdict,
+)
 from trivium.security.hash_queue import RunInPool
 from trivium.security.identity import Identity
 from trivium.security.scopes import read_scopes
@@ -135,7 +144,7 @@ class Tokens(Method):
         if self._waiting is None:
             go_on()
         elif len(self._waiting) >= MAX_WAITING:
-            decided(REFUSED)
+            decided(BUSY)
         else:
             self._waiting.append(go_on)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import trivium
 from trivium import errors as core
-from trivium.runtime.adapter import make_attempt
+from trivium.runtime.adapter import PUT_OFF, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Login
 from trivium.security.authenticator import MAX_CREDENTIAL_BYTES
@@ -102,6 +102,9 @@ class Handshake:
             if login is not None:
                 connection.admit(login)
                 self._open(correlation, vhost)
+            elif connection.is_put_off:
+                logger.info("%s: %s", connection.peer.address, PUT_OFF)
+                connection.refuse(correlation, TooManyRequests(PUT_OFF))
             elif username is None:
                 logger.info("%s: anonymous access is not allowed here", connection.peer.address)
                 connection.refuse(correlation, AuthenticationFailed("credentials are needed"))
@@ -144,6 +147,9 @@ def renew(connection: NativeConnection, correlation: int, fields: Fields) -> Non
 
     def done(found: Login | None) -> None:
         if connection.is_closed:
+            return
+        if found is None and connection.is_put_off:
+            connection.refuse(correlation, TooManyRequests(PUT_OFF))
             return
         if found is None:
             name = login.identity.name
