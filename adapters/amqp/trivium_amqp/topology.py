@@ -16,6 +16,7 @@ from trivium.routing.exchanges import (
     HeadersExchange,
     valid_headers_match,
 )
+from trivium.runtime.adapter import declarer_of
 from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
 from trivium.vhost.settings import with_default_type
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
@@ -44,7 +45,15 @@ def exchange_declare(channel: Channel, arguments: list[Any]) -> None:
     else:
         is_new = name not in channel.vhost.exchanges
         channel.access.require_declaration("exchange", name, is_new, options)
-        channel.vhost.declare_exchange(name, kind, durable, auto_delete, internal, options)
+        channel.vhost.declare_exchange(
+            name,
+            kind,
+            durable,
+            auto_delete,
+            internal,
+            options,
+            declarer=declarer_of(channel.connection),
+        )
     write_batch = _write_batch_of(channel, durable and not passive, EXCHANGE, name)
     _answer(channel, nowait, write_batch, methods.EXCHANGE_DECLARE_OK)
 
@@ -106,6 +115,7 @@ def queue_declare(channel: Channel, arguments: list[Any]) -> None:
         options,
         connection=connection,
         user=connection.usage.user,
+        declarer=declarer_of(connection),
     )
     channel.last_queue = queue.name
     _declare_ok(channel, nowait, queue, durable and not exclusive)
@@ -255,7 +265,8 @@ def _bind(
             text = f'value <<"{given}">>; expected all, any, all-with-x, or any-with-x'
         raise ChannelException(PRECONDITION_FAILED, f"Invalid x-match field {text}")
     channel.access.require_source(exchange, key)
-    channel.vhost.bind(exchange, Binding(destination, key, options))
+    declarer = declarer_of(channel.connection)
+    channel.vhost.bind(exchange, Binding(destination, key, options, guard=declarer))
     if exchange.durable and not (isinstance(destination, Queue) and not destination.durable):
         return channel.broker.storage.write_batch
     return 0

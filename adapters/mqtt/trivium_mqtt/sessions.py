@@ -386,11 +386,16 @@ class Sessions:
         if known is None:
             known = {}
             session.subscriptions = known
-        is_new = subscription.topic_filter not in known
+        former = known.get(subscription.topic_filter)
         if subscription.qos > 0:
             self.outgoing(session)
-        if is_new:
+        if former is None:
             count_subscriptions(session, 1)
+        elif former.binding is not None:
+            # The one that is bound stays, with what is said now.
+            former.binding.options = subscription
+            former.binding.guard = session.access
+            subscription.binding = former.binding
         known[subscription.topic_filter] = subscription
         if subscription.binding is not None:
             self.vhost.bind(self.topics.exchange, subscription.binding)
@@ -398,7 +403,7 @@ class Sessions:
             shared = split_shared(subscription.topic_filter)
             assert shared is not None
             self.shares.join(session, subscription, shared[1])
-        return is_new
+        return former is None
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Remove the subscription with exactly this filter; whether there was one."""

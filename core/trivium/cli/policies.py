@@ -20,6 +20,8 @@ class PolicyDefinition:
     definition: Mapping[str, object]
     apply_to: str
     priority: int
+    #: whether the exchanges that it names are not in force
+    suspended: bool = False
 
 
 @runtime_checkable

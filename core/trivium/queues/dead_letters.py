@@ -52,10 +52,11 @@ MAX_STEPS: Final = 1024
 #: Milliseconds until a dead letter that must not be lost is tried again.
 RETRY_DELAY: Final = 1000
 
-#: Why nobody gets a dead letter: it would go round for ever, its exchange does not exist, no
-#: binding wants it, or a queue is full and has ``reject-publish``.
+#: Why nobody gets a dead letter: it would go round for ever, its exchange does not exist, who named
+#: that may not do so any more, no binding wants it, or a queue is full and has ``reject-publish``.
 CYCLE: Final = "cycle"
 NO_EXCHANGE: Final = "no_exchange"
+SUSPENDED: Final = "suspended"
 UNROUTABLE: Final = "unroutable"
 REFUSED: Final = "refused"
 
@@ -67,7 +68,8 @@ class LostDeadLetters:
     """Dead letters that were lost since the start, by why. A line in the log tells of them."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {CYCLE: 0, NO_EXCHANGE: 0, UNROUTABLE: 0, REFUSED: 0}
+        whys = (CYCLE, NO_EXCHANGE, SUSPENDED, UNROUTABLE, REFUSED)
+        self.counts: dict[str, int] = dict.fromkeys(whys, 0)
         self._told_at = -TELL_INTERVAL
 
     def add(self, why: str, name: str, elapsed: int) -> None:
@@ -209,8 +211,8 @@ class _Journey:
         """Publish what ``queue`` gave up, where wanted to those alone that have yet to take it;
         whether anybody has it.
 
-        Nobody gets it where the exchange does not exist or leads to nobody, nor does a queue that
-        it left before, since when no client had it.
+        Nobody gets it where the exchange does not exist, is not in force or leads to nobody, nor
+        does a queue that it left before, since when no client had it.
         """
         settings = queue.settings
         if settings.dead_letter_exchange is None:
@@ -220,6 +222,9 @@ class _Journey:
         exchange = vhost.exchanges.get(settings.dead_letter_exchange)
         if exchange is None:
             self._lose(NO_EXCHANGE, queue.name)
+            return wanted is not None
+        if not may_dead_letter(queue):
+            self._lose(SUSPENDED, queue.name)
             return wanted is not None
         dead, keys, left = _dead_letter(queue, message, reason, exchange.name)
         self.work += len(keys) - 1
@@ -256,6 +261,18 @@ class _Journey:
     def _lose(self, why: str, name: str) -> None:
         if not self._must_arrive:
             self._lost.add(why, name, self._broker.elapsed_ms)
+
+
+def may_dead_letter(queue: Queue) -> bool:
+    """Whether the dead letter exchange that ``queue`` has is in force."""
+    declarer = queue.declarer
+    if declarer is None:
+        return not queue.settings.dead_letters_suspended
+    target = queue.arguments.get("x-dead-letter-exchange")
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    return declarer.may_pass_on(
+        "queue", queue.name, str(target), key if isinstance(key, str) else None
+    )
 
 
 def _dead_letter(

@@ -30,7 +30,7 @@ from trivium.queues.requeues import QueueRequeues, forget_requeues, keep_requeue
 from trivium.queues.settings import DROP_HEAD, QueueSettings, settings_of, shared_arguments
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import WaitingEntries, count_waiting, expire_heads, waiting_of
-from trivium.routing.exchanges import ACCEPTED, REJECTED, Destination
+from trivium.routing.exchanges import ACCEPTED, REJECTED, Declarer, Destination
 from trivium.storage.base import Log
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Queue(Destination):
         self.adapter = adapter
         #: the account of who declared it, for quotas; None for nobody's
         self.user: Account | None = None
+        #: who gave it a dead letter exchange; None: the broker, or it has none
+        self.declarer: Declarer | None = None
         #: those that it has; ``NOBODY`` while it has none
         self.consumers = NOBODY
         self.is_deleted = False

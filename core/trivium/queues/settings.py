@@ -54,6 +54,8 @@ class QueueSettings:
         self.overflow = DROP_HEAD
         self.dead_letter_exchange: str | None = None
         self.dead_letter_routing_key: str | None = None
+        #: whether who set the policy that names the exchange may not set policies any more
+        self.dead_letters_suspended = False
         #: a dead letter stays here until all its destinations have it (at-least-once)
         self.keeps_dead_letters = False
         self.max_priority = 0
@@ -146,16 +148,18 @@ def settings_of(
     policy: Mapping[str, HeaderValue],
     delivery: int = -1,
     is_private: bool = False,
+    passes_on: bool = True,
 ) -> QueueSettings:
     """The values in force for a queue with these (checked) arguments under this policy. They must
     not be changed: other queues may have the same.
 
     ``delivery`` is the broker's default mode, -1 for none. Where the queue ``is_private`` to an
-    adapter, the modes of its messages are up to that.
+    adapter, the modes of its messages are up to that. Without ``passes_on`` a dead letter exchange
+    of the policy is not in force.
     """
     key: bytes | int
     if arguments or policy:
-        key = pack((arguments, policy, delivery, is_private))
+        key = pack((arguments, policy, delivery, is_private, passes_on))
     else:
         key = -1 if is_private else delivery
     found = _shared_settings.get(key)
@@ -163,6 +167,8 @@ def settings_of(
         found = _read(arguments, policy, delivery)
         if is_private:
             found.delivery = -1
+        # What a queue was declared with goes before what a policy says.
+        found.dead_letters_suspended = not passes_on and "x-dead-letter-exchange" not in arguments
         if isinstance(key, int) or len(key) <= _MOST_SHARED_BYTES:
             if len(_shared_settings) >= _MOST_SHARED:
                 _shared_settings.clear()

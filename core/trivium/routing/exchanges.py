@@ -91,9 +91,66 @@ class Destination:
 class Guard:
     """Decides which messages a binding may lead on; asked when their route is found."""
 
-    def admits(self, exchange: str, key: bytes) -> bool:
-        """Whether what is addressed to ``key`` may leave ``exchange`` by the binding."""
+    #: whether that is up to each message; else it is up to the binding, which is in force or not
+    is_live: bool = True
+
+    def admits(self, exchange: Exchange, binding: Binding, key: bytes) -> bool:
+        """Whether what is addressed to ``key`` may leave ``exchange`` by ``binding``."""
         raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Declarer(Guard):
+    """Who declared something that passes messages on: that is in force while the declarer might
+    declare it again. One object stands for all that somebody declared in a virtual host.
+
+    As the guard of a binding it says whether that is in force.
+    """
+
+    is_live = False
+
+    def __init__(self, name: str, row: bytes) -> None:
+        #: the user
+        self.name = name
+        #: what is stored of it
+        self.row = row
+
+    def may_pass_on(self, what: str, name: str, target: str, key: str | None) -> bool:
+        """Whether an exchange or queue (``what``) may pass messages on to the exchange ``target``,
+        by one routing key or, with None, by each."""
+        raise NotImplementedError
+
+    def may_set_policies(self) -> bool:
+        """Whether what a policy says of such exchanges is in force."""
+        raise NotImplementedError
+
+
+class Nobody(Declarer):
+    """Stands for a user that is gone, of whose declarations these were not in force then."""
+
+    def __init__(self) -> None:
+        super().__init__("", b"\x90")
+
+    def admits(self, exchange: Exchange, binding: Binding, key: bytes) -> bool:
+        return False
+
+    def may_pass_on(self, what: str, name: str, target: str, key: str | None) -> bool:
+        return False
+
+    def may_set_policies(self) -> bool:
+        return False
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Declarers:
+    """The declarers of a broker, by what is stored of them."""
+
+    def __init__(self) -> None:
+        self.nobody = Nobody()
+
+    def restored(self, row: bytes, vhost: str) -> Declarer | None:
+        """The one of whom that is stored in a virtual host; None: the broker itself."""
+        return None if len(row) == 0 else self.nobody
 
 
 #: Those of a binding that has none. Nothing is ever put in.
@@ -124,7 +181,8 @@ class Binding:
         self.arguments: dict[str, HeaderValue] = arguments or _NO_ARGUMENTS
         self.is_filter = is_filter
         self.options = options
-        #: what whoever reads there may read; None where that was decided for all of it
+        #: of one that is not kept what its reader may read, of others who declared it; None: all
+        #: that matches may leave
         self.guard = guard
         #: a ``$`` topic does not match (MQTT-4.7.2-1)
         self.hides_dollar = is_filter and pattern[:1] in (b"+", b"#")
@@ -272,6 +330,8 @@ class Exchange:
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
         #: since the start
         self.counters = ExchangeCounters()
+        #: who gave it an alternate exchange; None: the broker, or it has none
+        self.declarer: Declarer | None = None
         self._destination: ExchangeDestination | None = None
         # In binding order, each under itself, to be found by an equal one.
         self._bindings: dict[Binding, Binding] = {}
@@ -300,6 +360,10 @@ class Exchange:
         """All bindings from this exchange, oldest first."""
         return list(self._bindings.values())
 
+    def has(self, binding: Binding) -> bool:
+        """Whether this very object is a binding from this exchange."""
+        return self._bindings.get(binding) is binding
+
     @property
     def is_used(self) -> bool:
         """Whether there is any binding from this exchange."""
@@ -311,6 +375,7 @@ class Exchange:
         known = self._bindings.setdefault(binding, binding)
         if len(self._bindings) == count:
             known.options = binding.options
+            known.guard = binding.guard
             return False
         self._added(binding)
         return True
@@ -497,6 +562,8 @@ __all__ = [
     "ACCEPTED",
     "REJECTED",
     "Binding",
+    "Declarer",
+    "Declarers",
     "Destination",
     "DirectExchange",
     "Exchange",

@@ -26,6 +26,7 @@ from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
 from trivium.messages.large import Content
 from trivium.observability.metrics import ProtocolMetrics
+from trivium.routing.exchanges import Declarer
 from trivium.runtime.usage import Usage
 from trivium.security.attempts import Attempt, Login
 from trivium.security.identity import NOBODY, Identity
@@ -497,3 +498,9 @@ def make_attempt(
         is_gone=lambda: connection.is_closed,
         is_put_off=put_off,
     )
+
+
+def declarer_of(connection: Connection) -> Declarer:
+    """By whose rights what the client of ``connection`` declares is in force."""
+    access = connection.access
+    return connection.broker.authentication.declarers.of(access.identity, access.vhost)

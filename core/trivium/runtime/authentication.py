@@ -22,9 +22,11 @@ from trivium.security.attempts import Login, Method
 from trivium.security.authenticator import Authenticator
 from trivium.security.certificates import CERTIFICATE, Certificates
 from trivium.security.clock import Clock
+from trivium.security.declarers import AccessDeclarers
 from trivium.security.granted import Granted
 from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
+from trivium.security.identity import Identity
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
 from trivium.security.scopes import read_aliases
@@ -95,6 +97,7 @@ class Authentication:
             auth.scram_iterations if auth.scram else 0,
         )
         self.permissions.home_of = self.users.virtual_host_of
+        self.declarers = AccessDeclarers(self.permissions, self._tags_of)
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
         methods: list[Method] = [self.users, Certificates(self.users)]
@@ -133,6 +136,12 @@ class Authentication:
             self.authenticator.made_up = made_up
             # A salt that lasts tells nothing, as one would that is another after each start.
             self.users.make_missing_keys(self._run_in_pool, lambda name: made_up.of(name, []).salt)
+
+    def _tags_of(self, identity: Identity) -> frozenset[str]:
+        if identity.is_anonymous:
+            return frozenset(self._auth.anonymous_tags)
+        user = self.users.find(identity.name)
+        return frozenset() if user is None else user.tags
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""
@@ -312,6 +321,8 @@ class Logins(Timed):
 
     def due(self) -> None:
         broker = self._broker
+        for vhost in broker.vhosts.values():
+            vhost.suspensions.tags_changed()
         for connection in list(broker.connections):
             login = connection.login
             if login is None or connection.is_closed:
@@ -329,8 +340,7 @@ class Logins(Timed):
         """What the user ``name`` may do, or with None what anybody may, has changed."""
         broker = self._broker
         for vhost in broker.vhosts.values():
-            # Routes, of which some were found by what was permitted.
-            vhost.topology_version += 1
+            vhost.suspensions.permissions_changed()
         for adapter in broker.adapters.values():
             adapter.permissions_changed(name)
         for connection in list(broker.connections):

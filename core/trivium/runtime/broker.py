@@ -191,7 +191,7 @@ class Broker(Host):
                 # It is on its way out, and comes again without the policy.
                 continue
             known = vhost.policies.get(name)
-            if known is None or not known.is_same(policy):
+            if known is None or known.declarer is not None or not known.is_same(policy):
                 vhost.set_policy(policy)
                 vhost.policy_walk.finish()
         for adapter in adapters:

@@ -113,6 +113,12 @@ def _messages(broker: Broker) -> list[Sample]:
             broker.permissions.denials,
         ),
         Sample(
+            "suspended_declarations",
+            "gauge",
+            "Bindings, dead letter and alternate exchanges, and policies that pass nothing on",
+            sum(len(vhost.suspensions) for vhost in vhosts),
+        ),
+        Sample(
             "audit_lines_lost_total",
             "counter",
             "Lines of the audit log that could not be written",

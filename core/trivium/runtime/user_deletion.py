@@ -1,9 +1,10 @@
-"""The deletion of a user: what protocols keep for it goes, and its queues become nobody's, a part
-in each turn.
+"""The deletion of a user: what protocols keep for it goes, and what it declared becomes nobody's, a
+part in each turn.
 
 Its row is marked first: from that write batch on the user is gone for clients, and a start after a
 crash goes on with what is left. The row goes with the last part; until then there cannot be another
-user of that name, who would get what is left.
+user of that name, who would get what is left. Its permissions go with the last part too: they say
+what of its declarations is in force, which the broker keeps so.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from trivium.common.quotas import USER
 from trivium.common.timers import Timed
-from trivium.common.values import pack, unpack
 from trivium.runtime.vhost_deletion import LOOK_AGAIN_MS, MAX_PER_TURN
+from trivium.vhost.suspensions import Item, declared, declarer_of, give, is_in_force
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -28,6 +29,8 @@ class UserDeletion(Timed):
         self._broker = broker
         self._name = name
         self._done = done
+        granted = broker.authentication.granted
+        self._forget_permissions = broker.events.for_served(lambda: granted.forget_user(name))
         self._parts = self._all_parts()
 
     def begin(self) -> None:
@@ -41,6 +44,7 @@ class UserDeletion(Timed):
             return
         for _ in range(MAX_PER_TURN):
             if next(self._parts, 0) == 0:
+                self._forget_permissions()
                 broker.users.deleted(self._name)
                 self._done()
                 return
@@ -57,7 +61,6 @@ class UserDeletion(Timed):
 
     def _disown(self, vhost: VirtualHost) -> Iterator[int]:
         """Its queues stay and are nobody's, so they do not count for the next of its name."""
-        rows = self._broker.storage.table(f"queues/{vhost.name}")
         account = self._broker.quotas.account(USER, self._name)
         for queue in [queue for queue in vhost.queues.values() if queue.user is account]:
             if queue.is_deleted:
@@ -65,11 +68,25 @@ class UserDeletion(Timed):
             vhost.count_queue(queue, -1)
             queue.user = None
             vhost.count_queue(queue, 1)
-            row = rows.get(queue.name.encode())
-            if row is not None:
-                # Without the user, which comes last.
-                rows.put(queue.name.encode(), pack(unpack(row)[:3]))
+            vhost.rows.put_queue(queue)
             yield 1
+        for item in declared(vhost):
+            if item is not None:
+                self._take_over(vhost, item)
+            yield 1
+
+    def _take_over(self, vhost: VirtualHost, item: Item) -> None:
+        """What is in force stays so, and what is not stays suspended, whoever has the name then."""
+        declarer = declarer_of(item)
+        if declarer is not None and declarer.name == self._name:
+            nobody = self._broker.authentication.declarers.nobody
+            give(vhost, item, None if is_in_force(item) else nobody)
+
+    def take_over_policies(self) -> None:
+        """The same for policies, of which there are few: they depend on tags, which go first."""
+        for vhost in list(self._broker.vhosts.values()):
+            for policy in vhost.policies.all():
+                self._take_over(vhost, policy)
 
 
 def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
@@ -78,11 +95,13 @@ def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
     It is gone for clients at once, as of the current write batch. ``done`` is called in the turn in
     which the last of it goes. Raises NotFound; AccessRefused for one of the configuration.
     """
+    broker.users.changeable(name)
+    deletion = UserDeletion(broker, name, done)
+    deletion.take_over_policies()
     broker.users.delete(name)
     broker.authentication.api_keys.delete_of(name)
-    broker.authentication.granted.forget_user(name)
     broker.logins.limits.forget(name)
-    UserDeletion(broker, name, done).begin()
+    deletion.begin()
 
 
 def go_on(broker: Broker) -> None:

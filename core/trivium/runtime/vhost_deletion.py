@@ -97,7 +97,7 @@ class VhostDeletion(Timed):
             yield 1
         vhost.memberships.close()
         vhost.delays.close()
-        for timed in (vhost.policy_walk, vhost.producers, vhost.transactional):
+        for timed in (vhost.policy_walk, vhost.suspensions, vhost.producers, vhost.transactional):
             broker.timeouts.stop(timed)
         table_of = storage.table
         for kind in TABLES:

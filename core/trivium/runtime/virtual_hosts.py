@@ -116,7 +116,12 @@ class VirtualHosts:
         broker = self._broker
         broker.quotas.set_limits(VHOST, name, settings.limits)
         opened = VirtualHost(
-            broker, name, broker.dead_letters, broker.recovered_joins, broker.default_delivery
+            broker,
+            name,
+            broker.dead_letters,
+            broker.recovered_joins,
+            broker.default_delivery,
+            broker.authentication.declarers,
         )
         opened.settings = settings
         return opened

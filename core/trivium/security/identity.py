@@ -10,6 +10,8 @@ ADMINISTRATOR: Final = "administrator"
 POLICYMAKER: Final = "policymaker"
 MONITORING: Final = "monitoring"
 MANAGEMENT: Final = "management"
+#: Those of whom each permits to set policies.
+SETS_POLICIES: Final = frozenset({ADMINISTRATOR, POLICYMAKER})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from trivium.messages.topics import (
     levels_of,
     matches,
 )
-from trivium.routing.exchanges import Exchange, Guard, TopicExchange
+from trivium.routing.exchanges import Binding, Exchange, Guard, TopicExchange
 from trivium.security.identity import NOBODY, Identity
 from trivium.security.scopes import CONFIGURE as CONFIGURE
 from trivium.security.scopes import KINDS as KINDS
@@ -48,6 +48,9 @@ TOPIC_EXCHANGE: Final = "amq.topic"
 MADE_UP: Final = "amq.gen-"
 #: The name under which patterns know the default exchange, as in RabbitMQ.
 DEFAULT_EXCHANGE: Final = "amq.default"
+
+#: Beside those of ``KINDS`` in what is remembered: all of the topics.
+ALL: Final = "all"
 
 #: Decisions that one ``Access`` remembers; emptied when full, since clients choose the names.
 MAX_DECISIONS: Final = 4096
@@ -267,7 +270,7 @@ class _Acl:
             self.granted[kind].append(levels)
 
 
-class Access(Guard):
+class Decisions(Guard):
     """What one identity may do in one virtual host."""
 
     def __init__(
@@ -372,21 +375,6 @@ class Access(Guard):
             limit is None or limit.is_something
         )
 
-    def refused(self, what: str) -> AccessRefused:
-        """The refusal of ``what``, which is counted and, on request, logged."""
-        text = f"{what} refused for user '{self.identity.name}'"
-        self._permissions.denied(text, self.identity)
-        return AccessRefused(text)
-
-    def topic_refused(self, topic: bytes) -> None:
-        """Note that a message to an MQTT topic was refused."""
-        self.refused(f"write access to topic '{topic.decode(errors='replace')}'")
-
-    def require_entry(self) -> None:
-        """Raise AccessRefused unless the virtual host may be entered."""
-        if not self.may_enter:
-            raise self.refused(f"access to vhost '{self.vhost}'")
-
     def may(self, kind: str, name: str) -> bool:
         """Whether the name of an exchange, queue or stream may be configured, written or read."""
         self._refresh()
@@ -396,24 +384,20 @@ class Access(Guard):
         known = self._names.get(place)
         if known is None:
             known = self._decide(kind, name or DEFAULT_EXCHANGE)
-            if len(self._names) >= MAX_DECISIONS:
-                self._names.clear()
-            self._names[place] = known
-            self._permissions.decided(len(name))
+            self._remember_name(place, known)
         return known
+
+    def _remember_name(self, place: tuple[str, str], decision: bool) -> None:
+        if len(self._names) >= MAX_DECISIONS:
+            self._names.clear()
+        self._names[place] = decision
+        self._permissions.decided(len(place[1]))
 
     def _decide(self, kind: str, name: str) -> bool:
         limit = self._limit
         return any(each.allow(kind, name) for each in self._patterns) and (
             limit is None or limit.allow(kind, name)
         )
-
-    def require(self, kind: str, what: str, name: str) -> None:
-        """Raise AccessRefused unless ``may``; ``what`` is ``exchange``, ``queue``, ``stream``."""
-        if not self.may(kind, name):
-            raise self.refused(
-                f"{kind} access to {what} '{name or DEFAULT_EXCHANGE}' in vhost '{self.vhost}'"
-            )
 
     def may_topic(self, kind: str, exchange: str, key: bytes) -> bool:
         """Whether what is addressed to ``key`` at an exchange may be written, or read there."""
@@ -424,28 +408,17 @@ class Access(Guard):
         known = self._topics.get(place)
         if known is None:
             known = self._decide_topic(kind, exchange, key)
-            if len(self._topics) >= MAX_DECISIONS:
-                self._topics.clear()
-            self._topics[place] = known
-            self._permissions.decided(len(key))
+            self._remember(place, known)
         return known
 
-    def admits(self, exchange: str, key: bytes) -> bool:
-        return self.may_topic(READ, exchange, key)
+    def _remember(self, place: tuple[str, str, bytes], decision: bool) -> None:
+        if len(self._topics) >= MAX_DECISIONS:
+            self._topics.clear()
+        self._topics[place] = decision
+        self._permissions.decided(len(place[2]))
 
-    def require_topic(self, kind: str, exchange: str, key: bytes) -> None:
-        """Raise AccessRefused unless ``may_topic``, or the exchange as such may not be used."""
-        if self.may_topic(kind, exchange, key):
-            return
-        if exchange != TOPIC_EXCHANGE:
-            self.require(kind, "exchange", exchange)
-        raise self._topic_refused(kind, exchange, key)
-
-    def _topic_refused(self, kind: str, exchange: str, key: bytes) -> AccessRefused:
-        return self.refused(
-            f"{kind} access to topic '{key.decode(errors='replace')}' in exchange"
-            f" '{exchange or DEFAULT_EXCHANGE}' in vhost '{self.vhost}'"
-        )
+    def admits(self, exchange: Exchange, binding: Binding, key: bytes) -> bool:
+        return self.may_topic(READ, exchange.name, key)
 
     def _decide_topic(self, kind: str, exchange: str, key: bytes) -> bool:
         if not self._is_within(kind, exchange, key):
@@ -494,40 +467,114 @@ class Access(Guard):
                 return True
         return self._patterns_allow(READ, exchange, _as_key(levels))
 
-    def require_binding(self, exchange: str, pattern: bytes) -> None:
-        """Raise AccessRefused unless all that a binding key leads on from a topic exchange may be
-        read: what lies in a queue is not looked at again."""
+    def may_read_all(self, exchange: str, pattern: bytes) -> bool:
+        """Whether all that a binding key leads on from a topic exchange may be read: what lies in a
+        queue is not looked at again."""
         self._refresh()
         if self._is_open:
-            return
+            return True
+        place = (ALL, exchange, pattern)
+        known = self._topics.get(place)
+        if known is None:
+            known = self._decide_all(exchange, pattern)
+            self._remember(place, known)
+        return known
+
+    def _decide_all(self, exchange: str, pattern: bytes) -> bool:
         levels = key_pattern(pattern)
         if not self._is_within(READ, exchange, pattern):
-            raise self._topic_refused(READ, exchange, pattern)
+            return False
         if exchange == TOPIC_EXCHANGE:
             if any(_meet(denied, levels) for denied in self._acl.denied):
-                raise self._topic_refused(READ, exchange, pattern)
+                return False
             if any(_covers(granted, levels) for granted in self._acl.granted[READ]):
-                return
-        if not self._patterns_allow(READ, exchange, pattern):
-            self.require(READ, "exchange", exchange)
-            raise self._topic_refused(READ, exchange, pattern)
+                return True
+        return self._patterns_allow(READ, exchange, pattern)
 
-    def require_every_topic(self, exchange: str) -> None:
-        """Raise AccessRefused unless every topic of an exchange may be written: what leads messages
-        on to it by itself is not asked again, and others choose their routing keys.
+    def may_write_all(self, exchange: str) -> bool:
+        """Whether every topic of an exchange may be written: what leads messages on to it by itself
+        is not asked again, and others choose their routing keys.
 
         The exchange need not be there yet, so its type makes no difference.
         """
-        self.require(WRITE, "exchange", exchange)
+        if not self.may(WRITE, exchange):
+            return False
         # The default exchange has no topics.
         if self._is_open or not exchange:
+            return True
+        place = (ALL, exchange)
+        known = self._names.get(place)
+        if known is None:
+            limit = self._limit
+            known = (
+                not (exchange == TOPIC_EXCHANGE and self._acl.denied)
+                and (limit is None or limit.allow_every_topic(WRITE, exchange))
+                and any(each.allow_every_topic(WRITE, exchange) for each in self._patterns)
+            )
+            self._remember_name(place, known)
+        return known
+
+    def may_pass_on(self, name: str, target: str, key: str | None) -> bool:
+        """Whether an exchange or queue may pass messages on to the exchange ``target``: it is read
+        here and written there, by every routing key or, with ``key``, by that one."""
+        if not self.may(READ, name) or not self.may(WRITE, target):
+            return False
+        if key is None:
+            return self.may_write_all(target)
+        return not target or self.may_topic(WRITE, target, key.encode())
+
+
+class Access(Decisions):
+    """The same, as refusals of what it may not do."""
+
+    def refused(self, what: str) -> AccessRefused:
+        """The refusal of ``what``, which is counted and, on request, logged."""
+        text = f"{what} refused for user '{self.identity.name}'"
+        self._permissions.denied(text, self.identity)
+        return AccessRefused(text)
+
+    def topic_refused(self, topic: bytes) -> None:
+        """Note that a message to an MQTT topic was refused."""
+        self.refused(f"write access to topic '{topic.decode(errors='replace')}'")
+
+    def require_entry(self) -> None:
+        """Raise AccessRefused unless the virtual host may be entered."""
+        if not self.may_enter:
+            raise self.refused(f"access to vhost '{self.vhost}'")
+
+    def require(self, kind: str, what: str, name: str) -> None:
+        """Raise AccessRefused unless ``may``; ``what`` is ``exchange``, ``queue``, ``stream``."""
+        if not self.may(kind, name):
+            raise self.refused(
+                f"{kind} access to {what} '{name or DEFAULT_EXCHANGE}' in vhost '{self.vhost}'"
+            )
+
+    def require_topic(self, kind: str, exchange: str, key: bytes) -> None:
+        """Raise AccessRefused unless ``may_topic``, or the exchange as such may not be used."""
+        if self.may_topic(kind, exchange, key):
             return
-        limit = self._limit
-        if (
-            (exchange == TOPIC_EXCHANGE and self._acl.denied)
-            or (limit is not None and not limit.allow_every_topic(WRITE, exchange))
-            or not any(each.allow_every_topic(WRITE, exchange) for each in self._patterns)
-        ):
+        if exchange != TOPIC_EXCHANGE:
+            self.require(kind, "exchange", exchange)
+        raise self._topic_refused(kind, exchange, key)
+
+    def _topic_refused(self, kind: str, exchange: str, key: bytes) -> AccessRefused:
+        return self.refused(
+            f"{kind} access to topic '{key.decode(errors='replace')}' in exchange"
+            f" '{exchange or DEFAULT_EXCHANGE}' in vhost '{self.vhost}'"
+        )
+
+    def require_binding(self, exchange: str, pattern: bytes) -> None:
+        """Raise AccessRefused unless ``may_read_all``, or the exchange as such may not be read."""
+        if self.may_read_all(exchange, pattern):
+            return
+        if not self._patterns_allow(READ, exchange, pattern):
+            self.require(READ, "exchange", exchange)
+        raise self._topic_refused(READ, exchange, pattern)
+
+    def require_every_topic(self, exchange: str) -> None:
+        """Raise AccessRefused unless ``may_write_all``."""
+        self.require(WRITE, "exchange", exchange)
+        if not self.may_write_all(exchange):
             raise self._topic_refused(WRITE, exchange, b"#")
 
     # What the operations of all protocols need

@@ -72,8 +72,8 @@ class Users(PasswordMethod):
         # Names of the configuration whose SCRAM keys are being made, and who waits for them.
         self._keyless: list[str] = []
         self._waiting: list[Callable[[], None]] = []
-        #: those that are being deleted
-        self.leaving: set[str] = set()
+        #: those that are being deleted, and where their clients went
+        self.leaving: dict[str, str] = {}
         self._table: Table | None = None
         self._changed = changed
         self._events = events
@@ -86,7 +86,7 @@ class Users(PasswordMethod):
             name = key.decode()
             settings = more[0] if more else {}
             if "deleting" in settings:
-                self.leaving.add(name)
+                self.leaving[name] = settings.get("virtual_host", DEFAULT_VHOST)
                 continue
             self._rows[name] = StoredUser(
                 name=name,
@@ -147,7 +147,9 @@ class Users(PasswordMethod):
     def virtual_host_of(self, username: str) -> str:
         """Where clients of this name go that name no virtual host."""
         user = self.find(username)
-        return DEFAULT_VHOST if user is None or not user.virtual_host else user.virtual_host
+        if user is None:
+            return self.leaving.get(username, DEFAULT_VHOST)
+        return user.virtual_host or DEFAULT_VHOST
 
     def hashes(self) -> list[str]:
         users = [*self._configured.values(), *self._rows.values()]
@@ -217,16 +219,20 @@ class Users(PasswordMethod):
         """Remove a user; its name is free once it is ``deleted``. Raises TopologyError."""
         self.changeable(name)
         assert self._table is not None
-        del self._rows[name]
-        self.leaving.add(name)
-        self._table.put(name.encode(), pack(["", [], {"deleting": True}]))
+        settings: dict[str, object] = {"deleting": True}
+        home = self._rows.pop(name).virtual_host
+        if home:
+            # Some of what it may do depends on it, which others look at until all is done.
+            settings["virtual_host"] = home
+        self.leaving[name] = home or DEFAULT_VHOST
+        self._table.put(name.encode(), pack(["", [], settings]))
         self._changed()
         self._events.tell("user.deleted", name=name)
 
     def deleted(self, name: str) -> None:
         """Nothing is left of a user that was removed."""
         assert self._table is not None
-        self.leaving.discard(name)
+        del self.leaving[name]
         self._table.delete(name.encode())
 
     def changeable(self, name: str) -> StoredUser:

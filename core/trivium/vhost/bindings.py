@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trivium.common.bag import Bag, items_of, put_in, take_out
 from trivium.common.values import pack, unpack
 from trivium.queues.queue import Queue
-from trivium.routing.exchanges import Binding, Destination, Exchange, ExchangeDestination
+from trivium.routing.exchanges import (
+    Binding,
+    Declarer,
+    Declarers,
+    Destination,
+    Exchange,
+    ExchangeDestination,
+)
 from trivium.storage.base import Table
 from trivium.streams.namespace import StreamNamespace
 from trivium.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from trivium.vhost.suspensions import Suspensions
 
 _Bound = tuple[Exchange, Binding]
 
@@ -16,18 +28,35 @@ _Bound = tuple[Exchange, Binding]
 class Bindings:
     """Of one virtual host. ``table`` has a row for each that is kept."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, suspensions: Suspensions) -> None:
         self._table = table
+        self._suspensions = suspensions
         # By destination, so that whoever goes finds its own at once.
         self._bound: dict[Destination, _Bound | Bag[_Bound]] = {}
 
     def add(self, exchange: Exchange, binding: Binding) -> bool:
         """Bind. It is kept over a restart when both its ends are. Whether it is new."""
         is_new = self._bind(exchange, binding)
+        self._keep(exchange, binding)
+        if not is_new:
+            self._suspensions.resumed((exchange, binding))
+        return is_new
+
+    def declare(self, exchange: Exchange, binding: Binding, declarer: Declarer | None) -> None:
+        """``binding``, the very one that was bound, is somebody else's from now on."""
+        binding.guard = declarer
+        self._keep(exchange, binding)
+
+    def _keep(self, exchange: Exchange, binding: Binding) -> None:
         key = _row_key(exchange, binding)
         if key is not None:
-            self._table.put(key, b"")
-        return is_new
+            guard = binding.guard
+            self._table.put(key, guard.row if isinstance(guard, Declarer) else b"")
+
+    def all(self) -> list[_Bound | Bag[_Bound]]:
+        """Those to queues, streams and exchanges, by where they lead to: some may be gone when they
+        are looked at."""
+        return list(self._bound.values())
 
     def remove(self, exchange: Exchange, binding: Binding) -> bool:
         """Remove the binding that is the same as ``binding``; whether there was one."""
@@ -51,9 +80,13 @@ class Bindings:
         for binding in exchange.bindings():
             self._forget(exchange, binding)
 
-    def restore(self, vhost: StreamNamespace) -> None:
+    def restore(self, vhost: StreamNamespace, declarers: Declarers) -> None:
         """Bind as the table says what is there in ``vhost``."""
-        for key, _ in self._table.items():
+        # There may be very many, of few declarers.
+        known: dict[bytes, Declarer | None] = {}
+        for key, row in self._table.items():
+            if row not in known:
+                known[row] = declarers.restored(row, vhost.name)
             source, kind, target, pattern, is_filter, arguments = unpack(key)
             exchange = vhost.exchanges.get(source)
             destination: Destination | None
@@ -66,7 +99,9 @@ class Bindings:
                 destination = vhost.streams.get(target)
             if exchange is not None and destination is not None:
                 given = dict(arguments) if arguments else None
-                self._bind(exchange, Binding(destination, pattern, given, is_filter=is_filter))
+                self._bind(
+                    exchange, Binding(destination, pattern, given, is_filter, guard=known[row])
+                )
 
     def _bind(self, exchange: Exchange, binding: Binding) -> bool:
         target = binding.destination
@@ -82,6 +117,7 @@ class Bindings:
             left = take_out(bound, (exchange, binding))
             if left is not None:
                 self._bound[binding.destination] = left
+        self._suspensions.forget((exchange, binding))
         key = _row_key(exchange, binding)
         if key is not None:
             self._table.delete(key)

@@ -16,6 +16,7 @@ from trivium.errors import NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
 from trivium.queues.arguments import MAX_TEXT_BYTES, QUEUE_RULES, check_strategy
 from trivium.queues.settings import POLICY_KEYS
+from trivium.routing.exchanges import Declarer, Declarers
 from trivium.storage.base import Table
 from trivium.streams.settings import STREAM_RULES
 
@@ -41,12 +42,17 @@ class Policy:
         definition: Mapping[str, HeaderValue],
         apply_to: str = ALL,
         priority: int = 0,
+        declarer: Declarer | None = None,
     ) -> None:
         self.name = name
         self.pattern = pattern
         self.definition = dict(definition)
         self.apply_to = apply_to
         self.priority = priority
+        #: who set it; None: the broker
+        self.declarer = declarer
+        #: whether the exchanges that it names to pass messages on are in force
+        self.passes_on = True
         if not 0 < len(name.encode()) <= MAX_TEXT_BYTES:
             raise PreconditionFailed(f"a policy's name has 1 to {MAX_TEXT_BYTES} bytes")
         if apply_to not in (QUEUES, EXCHANGES, STREAMS, ALL):
@@ -91,17 +97,20 @@ class Policy:
 
 
 class Policies:
-    """The policies of one virtual host. ``table`` may already hold rows: they are loaded."""
+    """The policies of a virtual host. ``table`` may already hold rows: they are loaded."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, declarers: Declarers, vhost: str) -> None:
         self._table = table
         self._policies: dict[str, Policy] = {}
         # In the order in which they are tried.
         self._ordered: list[Policy] = []
         for key, row in table.items():
-            pattern, definition, apply_to, priority = unpack(row)
+            pattern, definition, apply_to, priority, *more = unpack(row)
             name = key.decode()
-            self._policies[name] = Policy(name, pattern, definition, apply_to, priority)
+            declarer = declarers.restored(more[0], vhost) if more else None
+            policy = Policy(name, pattern, definition, apply_to, priority, declarer)
+            policy.passes_on = declarer is None or declarer.may_set_policies()
+            self._policies[name] = policy
         self._order()
 
     def __len__(self) -> int:
@@ -116,9 +125,25 @@ class Policies:
         if len(self._policies) >= MAX_POLICIES and policy.name not in self._policies:
             raise PreconditionFailed(f"a virtual host has at most {MAX_POLICIES} policies")
         self._policies[policy.name] = policy
-        row: bytes = pack([policy.pattern, policy.definition, policy.apply_to, policy.priority])
-        self._table.put(policy.name.encode(), row)
+        self.keep(policy)
         self._order()
+
+    def keep(self, policy: Policy) -> None:
+        """Write the row of a policy."""
+        row = [policy.pattern, policy.definition, policy.apply_to, policy.priority]
+        if policy.declarer is not None:
+            row.append(policy.declarer.row)
+        self._table.put(policy.name.encode(), pack(row))
+
+    def rights_changed(self) -> bool:
+        """Look anew whose policies may name exchanges to pass messages on; whether any changed."""
+        is_changed = False
+        for policy in self._policies.values():
+            may = policy.declarer is None or policy.declarer.may_set_policies()
+            if may != policy.passes_on:
+                policy.passes_on = may
+                is_changed = True
+        return is_changed
 
     def delete(self, name: str) -> None:
         """Remove the policy called ``name``. Raises NotFound."""

@@ -52,9 +52,14 @@ class PolicyWalk(Timed):
     def apply_to_queue(self, queue: Queue) -> None:
         """Put in force for ``queue`` what its arguments and the policies say."""
         vhost = self._vhost
-        policy = vhost.policies.effective(queue.name, QUEUES)
-        delivery = self._default_delivery
-        settings = settings_of(queue.arguments, policy, delivery, is_private=queue.adapter != "")
+        policy = vhost.policies.match(queue.name, QUEUES)
+        settings = settings_of(
+            queue.arguments,
+            {} if policy is None else policy.definition,
+            self._default_delivery,
+            is_private=queue.adapter != "",
+            passes_on=policy is None or policy.passes_on,
+        )
         if settings is not queue.settings:
             queue.apply(settings)
         vhost.deduplication.limit(QUEUE, queue.name, settings.deduplication.size)

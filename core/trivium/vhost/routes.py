@@ -11,7 +11,7 @@ from trivium.idempotence.deduplication import (
     deduplication_id,
     exchange_settings,
 )
-from trivium.messages.message import Address, HeaderValue, Message
+from trivium.messages.message import Address, Message
 from trivium.routing.exchanges import (
     Binding,
     Exchange,
@@ -111,7 +111,7 @@ class Routes:
             visited.add(current.name)
             if message is None and not current.routes_by_key:
                 return None
-            matched = current.match(addresses[0], message)
+            matched = _in_force(current.match(addresses[0], message), current)
             admitted = _admitted(matched, current, addresses[0])
             if len(addresses) > 1 and current.reads_key:
                 admitted = _with_matches(admitted, current, addresses, message)
@@ -134,23 +134,54 @@ class Routes:
     def _alternate_of(self, exchange: Exchange) -> Exchange | None:
         """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
         vhost = self._vhost
-        name: HeaderValue = exchange.alternate
-        if name is None and len(vhost.policies):
-            name = vhost.policies.effective(exchange.name, EXCHANGES).get("alternate-exchange")
+        alternate = exchange.alternate
+        if alternate is not None:
+            return vhost.exchanges.get(alternate) if has_alternate(exchange) else None
+        policy = vhost.policies.match(exchange.name, EXCHANGES) if len(vhost.policies) else None
+        if policy is None or not policy.passes_on:
+            return None
+        name = policy.definition.get("alternate-exchange")
         return vhost.exchanges.get(name) if isinstance(name, str) else None
 
 
-def _admitted(matched: list[Binding], exchange: Exchange, address: Address) -> list[Binding]:
-    """Those of the bindings by which what has this address may leave the exchange."""
+def has_alternate(exchange: Exchange) -> bool:
+    """Whether the alternate exchange that ``exchange`` was declared with is in force."""
+    declarer = exchange.declarer
+    alternate = exchange.alternate
+    return alternate is not None and (
+        declarer is None or declarer.may_pass_on("exchange", exchange.name, alternate, None)
+    )
+
+
+def _in_force(matched: list[Binding], exchange: Exchange) -> list[Binding]:
+    """Those of the bindings that are in force. The others are as if they were not there."""
     for binding in matched:
-        if binding.guard is not None:
+        if binding.guard is not None and not binding.guard.is_live:
             break
     else:
         return matched
     return [
         binding
         for binding in matched
-        if binding.guard is None or binding.guard.admits(exchange.name, address.key)
+        if binding.guard is None
+        or binding.guard.is_live
+        or binding.guard.admits(exchange, binding, b"")
+    ]
+
+
+def _admitted(matched: list[Binding], exchange: Exchange, address: Address) -> list[Binding]:
+    """Those of the bindings, all in force, by which what has this address may leave."""
+    for binding in matched:
+        if binding.guard is not None and binding.guard.is_live:
+            break
+    else:
+        return matched
+    return [
+        binding
+        for binding in matched
+        if binding.guard is None
+        or not binding.guard.is_live
+        or binding.guard.admits(exchange, binding, address.key)
     ]
 
 
@@ -161,7 +192,8 @@ def _with_matches(
     found = list(matched)
     seen = {id(binding) for binding in matched}
     for address in addresses[1:]:
-        for binding in _admitted(exchange.match(address, message), exchange, address):
+        also = _in_force(exchange.match(address, message), exchange)
+        for binding in _admitted(also, exchange, address):
             if id(binding) not in seen:
                 seen.add(id(binding))
                 found.append(binding)

@@ -46,6 +46,8 @@ from trivium.routing.exchanges import (
     REJECTED,
     UNROUTABLE,
     Binding,
+    Declarer,
+    Declarers,
     Destination,
     Exchange,
     ExchangeDestination,
@@ -69,6 +71,8 @@ from trivium.vhost.queue_logs import QueueLogs, queue_log_name
 from trivium.vhost.routes import Routes
 from trivium.vhost.settings import VirtualHostSettings
 from trivium.vhost.totals import Totals
+from trivium.vhost.suspensions import Suspensions, declared, take_over
+from trivium.vhost.topology_rows import TopologyRows
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255
@@ -87,6 +91,7 @@ class VirtualHost(StreamNamespace):
         dead_letters: DeadLetters,
         recovered_joins: RecoveredJoins,
         default_delivery: int,
+        declarers: Declarers,
     ) -> None:
         super().__init__(broker, name, dead_letters, recovered_joins)
         #: what commands set about it
@@ -99,15 +104,16 @@ class VirtualHost(StreamNamespace):
         self.gone = Totals()
         self._unknown = UnknownArguments()
         storage = broker.storage
-        self._exchange_rows = storage.table(f"exchanges/{name}")
-        self._queue_rows = storage.table(f"queues/{name}")
+        self.rows = TopologyRows(storage, name, self.changes)
         self._stream_rows = storage.table(f"streams/{name}")
-        self._bindings = Bindings(storage.table(f"bindings/{name}"))
+        #: what of it is not in force
+        self.suspensions = Suspensions(self)
+        self.bindings = Bindings(storage.table(f"bindings/{name}"), self.suspensions)
         self.retained = RetainedMessages(
             storage.table(f"retained/{name}"),
             lambda what: broker.quotas.refused(self.account, what),
         )
-        self.policies = Policies(storage.table(f"policies/{name}"))
+        self.policies = Policies(storage.table(f"policies/{name}"), declarers, name)
         self.policy_walk = PolicyWalk(self, default_delivery)
         self.groups = Groups(storage.table(f"groups/{name}"))
         self.memberships = Memberships(self, self.groups)
@@ -122,7 +128,7 @@ class VirtualHost(StreamNamespace):
         for exchange in predeclared_exchanges(self):
             self.exchanges[exchange.name] = exchange
         apply_limits(self)
-        self._restore()
+        self._restore(declarers)
         self.deduplication.keep_only({EXCHANGE: self.exchanges, QUEUE: self.queues})
         self.delays.restore()
 
@@ -143,8 +149,10 @@ class VirtualHost(StreamNamespace):
         auto_delete: bool = False,
         internal: bool = False,
         arguments: dict[str, HeaderValue] | None = None,
+        declarer: Declarer | None = None,
     ) -> Exchange:
-        """The exchange with these properties, made when it is new.
+        """The exchange with these properties, made when it is new. The last one who declares it and
+        might give it its alternate exchange is the one by whose rights that is in force.
 
         Raises PreconditionFailed where it exists with others or there is no such type, and
         AccessRefused for a new name that starts with ``amq.``.
@@ -166,6 +174,7 @@ class VirtualHost(StreamNamespace):
                 ],
             )
             require_same_arguments(what, known.arguments, wanted, EXCHANGE_ARGUMENTS)
+            take_over(self, known, declarer)
             return known
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
@@ -174,11 +183,9 @@ class VirtualHost(StreamNamespace):
         made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
         assert made is not None
         self.exchanges[name] = made
-        if durable:
-            self._exchange_rows.put(
-                name.encode(), pack([kind, auto_delete, internal, made.arguments])
-            )
-            self.changes.add(EXCHANGE, name)
+        if made.alternate is not None:
+            made.declarer = declarer
+        self.rows.put_exchange(made)
         self.topology_version += 1
         self.tell("exchange.created", exchange=name, type=kind, durable=durable)
         return made
@@ -198,14 +205,13 @@ class VirtualHost(StreamNamespace):
         if if_unused and exchange.is_used:
             raise PreconditionFailed(f"{what} in use")
         del self.exchanges[name]
-        if exchange.durable:
-            self._exchange_rows.delete(name.encode())
-            self.changes.add(EXCHANGE, name)
-        self._bindings.forget_from(exchange)
+        self.rows.delete_exchange(exchange)
+        self.bindings.forget_from(exchange)
         destination = exchange.deleted()
         if destination is not None:
             self._unbind_everywhere(destination)
         self.deduplication.drop(EXCHANGE, name)
+        self.suspensions.forget(exchange)
         self.topology_version += 1
         self.tell("exchange.deleted", exchange=name)
 
@@ -239,13 +245,16 @@ class VirtualHost(StreamNamespace):
         adapter: str = "",
         connection: object = None,
         user: quotas.Account | None = None,
+        declarer: Declarer | None = None,
     ) -> Queue:
         """The queue with these properties, made when it is new; an empty name makes one up.
 
         ``owner`` is the connection of an exclusive queue, ``connection`` the one that asks (by
-        default the owner), ``user`` has the queues that it made. Raises as ``queue`` does,
-        PreconditionFailed for other properties, AccessRefused for a new name that starts with
-        ``amq.``, QuotaExceeded where there are as many as there may be.
+        default the owner), ``user`` has the queues that it made. The last ``declarer`` who might
+        give it its dead letter exchange is the one by whose rights that is in force.
+
+        Raises as ``queue`` does, PreconditionFailed for other properties, AccessRefused for a new
+        name that starts with ``amq.``, QuotaExceeded where there are as many as there may be.
         """
         wanted = {} if arguments is None else dict(arguments)
         if wanted.get("x-queue-type") == CLASSIC:
@@ -259,16 +268,9 @@ class VirtualHost(StreamNamespace):
             known = self.queue(name, owner if connection is None else connection, adapter)
             if (known.owner is None) != (owner is None):
                 raise self._locked(name)
-            require_same(
-                what,
-                [
-                    ("durable", known.durable, is_durable),
-                    ("auto_delete", known.auto_delete, auto_delete),
-                ],
-            )
-            names = ARGUMENTS[queue_type(known.arguments)]
-            require_same_arguments(what, known.arguments, wanted, names)
+            _require_same_queue(what, known, is_durable, auto_delete, wanted)
             known.touch()
+            take_over(self, known, declarer)
             return known
         if name in self.streams:
             self.require_stream(name, durable, owner is not None, auto_delete)
@@ -281,10 +283,10 @@ class VirtualHost(StreamNamespace):
         if not name:
             name = f"amq.gen-{secrets.token_urlsafe(16)}"
         self.require_room(name, adapter, user)
-        if is_durable:
-            self._queue_rows.put(name.encode(), _queue_row(auto_delete, wanted, adapter, user))
-            self.changes.add(QUEUE, name)
         made = self._make_queue(name, is_durable, auto_delete, owner, wanted, adapter, user)
+        if "x-dead-letter-exchange" in wanted:
+            made.declarer = declarer
+        self.rows.put_queue(made)
         made.touch()
         self.topology_version += 1
         self.tell("queue.created", queue=name, durable=is_durable, exclusive=owner is not None)
@@ -331,11 +333,12 @@ class VirtualHost(StreamNamespace):
             if not owned:
                 del self._owned[id(queue.owner)]
         if queue.durable and queue.owner is None:
-            self._queue_rows.delete(queue.name.encode())
+            self.rows.queues.delete(queue.name.encode())
             self._queue_logs.drop(queue.name, queue.arguments)
             self.changes.add(QUEUE, queue.name)
         self._unbind_everywhere(queue)
         self.deduplication.drop(QUEUE, queue.name)
+        self.suspensions.forget(queue)
         self.topology_version += 1
         queue.deleted()
         self.tell("queue.deleted", queue=queue.name, messages=count)
@@ -447,19 +450,26 @@ class VirtualHost(StreamNamespace):
 
     def set_policy(self, policy: Policy) -> None:
         """Add or replace a policy. It is in force everywhere once ``policy_walk`` is done."""
+        known = self.policies.get(policy.name)
         self.policies.set(policy)
+        if known is not None:
+            self.suspensions.forget(known)
         self.tell(
             "policy.set", policy=policy.name, pattern=policy.pattern, definition=policy.definition
         )
-        self._policies_changed()
+        self.policies_changed()
 
     def delete_policy(self, name: str) -> None:
         """Remove a policy, and put in force what then holds. Raises NotFound."""
+        known = self.policies.get(name)
         self.policies.delete(name)
+        if known is not None:
+            self.suspensions.forget(known)
         self.tell("policy.cleared", policy=name)
-        self._policies_changed()
+        self.policies_changed()
 
-    def _policies_changed(self) -> None:
+    def policies_changed(self) -> None:
+        """Put the policies in force as they are now."""
         # An alternate exchange may have come or gone.
         self.topology_version += 1
         self.policy_walk.begin()
@@ -473,7 +483,7 @@ class VirtualHost(StreamNamespace):
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        if self._bindings.add(exchange, binding):
+        if self.bindings.add(exchange, binding):
             _tell_binding(self, "binding.created", exchange, binding)
         self.topology_version += 1
 
@@ -484,7 +494,7 @@ class VirtualHost(StreamNamespace):
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
-        if not self._bindings.remove(exchange, binding):
+        if not self.bindings.remove(exchange, binding):
             return False
         _tell_binding(self, "binding.deleted", exchange, binding)
         self.topology_version += 1
@@ -504,7 +514,7 @@ class VirtualHost(StreamNamespace):
 
     def _unbind_everywhere(self, destination: Destination) -> None:
         """Remove the bindings to a queue, stream or exchange that is deleted."""
-        for exchange in self._bindings.remove_to(destination):
+        for exchange in self.bindings.remove_to(destination):
             self._delete_if_unused(exchange)
 
     # Publishing
@@ -571,27 +581,37 @@ class VirtualHost(StreamNamespace):
 
     # Restart
 
-    def _restore(self) -> None:
-        for key, row in self._exchange_rows.items():
-            kind, auto_delete, internal, arguments = unpack(row)
+    def _restore(self, declarers: Declarers) -> None:
+        for key, row in self.rows.exchanges.items():
+            kind, auto_delete, internal, arguments, *more = unpack(row)
             name = key.decode()
             exchange = make_exchange(kind, name, True, auto_delete, internal, arguments)
             if exchange is not None:
                 self.exchanges[name] = exchange
+                exchange.declarer = declarers.restored(more[0], self.name) if more else None
         for key, row in self._stream_rows.items():
             partitions, incarnation, arguments = unpack(row)
             self._make_stream(key.decode(), partitions, incarnation, arguments)
         last: bytes | None = None
-        for key, row in self._queue_rows.items():
+        for key, row in self.rows.queues.items():
             # There may be very many, and most are like the one before.
             if row != last:
-                auto_delete, arguments, adapter, *names = unpack(row)
+                auto_delete, arguments, adapter, *more = unpack(row)
                 user: quotas.Account | None = None
-                if names:
-                    user = self.broker.quotas.account(quotas.USER, names[0])
+                if more and more[0] is not None:
+                    user = self.broker.quotas.account(quotas.USER, more[0])
+                declarer = declarers.restored(more[1], self.name) if len(more) > 1 else None
                 last = row
-            self._make_queue(key.decode(), True, auto_delete, None, arguments, adapter, user)
-        self._bindings.restore(self)
+            queue = self._make_queue(
+                key.decode(), True, auto_delete, None, arguments, adapter, user
+            )
+            queue.declarer = declarer
+        self.bindings.restore(self, declarers)
+        for item in declared(self):
+            if item is not None:
+                # What of it is suspended is yet to be told.
+                self.suspensions.begin()
+                break
 
 
 def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: Binding) -> None:
@@ -602,16 +622,15 @@ def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: B
         vhost.tell(event, exchange=exchange.name, destination=target.name, key=key)
 
 
-def _queue_row(
-    auto_delete: bool,
-    arguments: dict[str, HeaderValue],
-    adapter: str,
-    user: quotas.Account | None,
-) -> bytes:
-    row = [auto_delete, arguments, adapter]
-    if user is not None:
-        row.append(user.name)
-    return pack(row)
+def _require_same_queue(
+    what: str, known: Queue, durable: bool, auto_delete: bool, arguments: dict[str, HeaderValue]
+) -> None:
+    require_same(
+        what,
+        [("durable", known.durable, durable), ("auto_delete", known.auto_delete, auto_delete)],
+    )
+    names = ARGUMENTS[queue_type(known.arguments)]
+    require_same_arguments(what, known.arguments, arguments, names)
 
 
 def _retains(message: Message) -> bool:

@@ -25,6 +25,7 @@ from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Mess
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import Binding
+from trivium.security.identity import Identity
 from trivium.security.permissions import grants_of
 from trivium.streams.stream import Stream
 from trivium.vhost.policies import Policy
@@ -61,6 +62,26 @@ def declare_everything(vhost: VirtualHost) -> None:
     queue = vhost.declare_queue("q", durable=True, arguments={"x-max-priority": 1})
     vhost.bind(exchange, Binding(queue, b"a.#", {"n": 1}))
     vhost.bind(topic, Binding(queue, b"home.#"))
+    scoped = Identity("ann", scopes=("read:*/*",), is_narrowed=True)
+    declarers = broker.authentication.declarers
+    vhost.bind(topic, Binding(queue, b"ann", guard=declarers.of(Identity("ann"), "/")))
+    vhost.bind(topic, Binding(queue, b"key", guard=declarers.of(scoped, "/")))
+    tagged = Identity("ann", frozenset({"policymaker"}))
+    by_token = declarers.of_policy(tagged, "/")
+    vhost.set_policy(Policy("token's", "^z", {"message-ttl": 5}, "queues", 1, by_token))
+    vhost.declare_exchange(
+        "alternating",
+        "topic",
+        durable=True,
+        arguments={"alternate-exchange": "logs"},
+        declarer=declarers.nobody,
+    )
+    vhost.declare_queue(
+        "dying",
+        durable=True,
+        arguments={"x-dead-letter-exchange": "logs"},
+        declarer=declarers.of(Identity("ann"), "/"),
+    )
     windowed = vhost.declare_queue(
         "d", durable=True, arguments={"x-message-deduplication": True, "x-cache-ttl": 60_000}
     )
@@ -239,6 +260,22 @@ def test_keys_and_values_that_the_examples_do_not_have(rows: Rows) -> None:
     assert ("mqtt.subscriptions//", b"\x00\x01c$share/g/u", b"\x01\x00\x00\x00\x00") in rows
 
 
+def test_declarers_are_written_as_the_page_says(rows: Rows) -> None:
+    written = {(table, key): value for table, key, value in rows}
+    ann, nobody = b"\x91\xa3ann", b"\x90"
+    scoped = b"\x93\xa3ann\x91\xa8read:*/*\xc3"
+    tagged = b"\x94\xa3ann\xc0\xc2\x91\xabpolicymaker"
+    for key, declarer in ((b"ann", ann), (b"key", scoped)):
+        row_key = bytes.fromhex("96a9") + b"amq.topic\xa5queue\xa1q\xc4\x03" + key + b"\xc2\x90"
+        assert written["bindings//", row_key] == declarer
+    for place, declarer in (
+        (("queues//", b"dying"), b"\xc0" + b"\xc4\x05" + ann),
+        (("exchanges//", b"alternating"), b"\xc4\x01" + nobody),
+        (("policies//", b"token's"), b"\xc4\x14" + tagged),
+    ):
+        assert written[place].endswith(declarer)
+
+
 # Logs
 
 
@@ -249,6 +286,7 @@ def test_every_log_is_named_as_the_page_says(server: Server) -> None:
         "queue/1://1/q",
         "queue/1://0/d",
         "queue/1://0/back",
+        "queue/1://0/dying",
         "queue/1://0/dead",
         "queue/1://0/amq.delayed",
         "queue/1://0/amq.mqtt-session.c",

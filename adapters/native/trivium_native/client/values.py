@@ -180,6 +180,8 @@ class PolicyInfo:
     definition: Mapping[str, object]
     apply_to: str = "all"
     priority: int = 0
+    #: whether the exchanges that it names are not in force; the broker says so
+    suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ class PermissionRequests:
             "exchanges": len(vhost.exchanges),
             "queues": len(vhost.queues),
             "streams": len(vhost.streams),
+            "suspended": len(vhost.suspensions),
             "connections": sum(one.access.vhost == vhost.name for one in connections),
         }
 

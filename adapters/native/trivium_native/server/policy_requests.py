@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+from trivium.security.identity import MANAGEMENT, MONITORING, SETS_POLICIES
 from trivium.vhost.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
 from trivium.vhost.policy_walk import PolicyWaiter
 from trivium.vhost.virtual_host import VirtualHost
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
 #: The tags of users who may change policies, and of those who may see them.
-_MAY_SET: Final = frozenset((ADMINISTRATOR, POLICYMAKER))
-_MAY_READ: Final = _MAY_SET | {MONITORING, MANAGEMENT}
+_MAY_READ: Final = SETS_POLICIES | {MONITORING, MANAGEMENT}
 
 _MAX_PRIORITY: Final = (1 << 31) - 1
 #: Longest pattern in bytes; the core has a limit in characters.
@@ -33,7 +32,7 @@ class PolicyRequests:
 
     def handle(self, kind: int, correlation: int, fields: Fields) -> None:
         """Carry out one request and answer it."""
-        tags = _MAY_READ if kind == frames.LIST_POLICIES else _MAY_SET
+        tags = _MAY_READ if kind == frames.LIST_POLICIES else SETS_POLICIES
         connection = self._connection
         connection.broker.permissions.require_tag(connection.identity, tags, "policies")
         if kind == frames.SET_POLICY:
@@ -58,7 +57,10 @@ class PolicyRequests:
         fields.finish()
         if apply_to not in (ALL, QUEUES, EXCHANGES, STREAMS):
             raise InvalidArgument("'apply_to' must be all, queues, exchanges or streams")
-        self._vhost.set_policy(Policy(name, pattern, definition, apply_to, priority))
+        connection = self._connection
+        declarers = connection.broker.authentication.declarers
+        declarer = declarers.of_policy(connection.identity, self._vhost.name)
+        self._vhost.set_policy(Policy(name, pattern, definition, apply_to, priority, declarer))
         self._answer(correlation)
 
     def _answer(self, correlation: int) -> None:
@@ -83,10 +85,13 @@ class _Answer(PolicyWaiter):
 
 
 def _described(policy: Policy) -> dict[str, object]:
-    return {
+    found: dict[str, object] = {
         "name": policy.name,
         "pattern": policy.pattern,
         "definition": policy.definition,
         "apply_to": policy.apply_to,
         "priority": policy.priority,
     }
+    if not policy.passes_on:
+        found["suspended"] = True
+    return found

@@ -10,6 +10,7 @@ from trivium.messages.message import HeaderValue
 from trivium.messages.topics import MAX_LEVELS
 from trivium.queues.arguments import QUORUM
 from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
+from trivium.runtime.adapter import declarer_of
 from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
 from trivium.streams.stream import Partition
 from trivium.vhost.settings import with_default_type
@@ -329,7 +330,15 @@ class Requests:
                 raise InvalidArgument("an exchange has a name")
             is_new = name not in self._vhost.exchanges
             self._connection.access.require_declaration("exchange", name, is_new, arguments)
-            self._vhost.declare_exchange(name, type_, durable, auto_delete, internal, arguments)
+            self._vhost.declare_exchange(
+                name,
+                type_,
+                durable,
+                auto_delete,
+                internal,
+                arguments,
+                declarer=declarer_of(self._connection),
+            )
         self._connection.reply_when_durable(correlation, reply)
 
     def _declare_queue(
@@ -356,6 +365,7 @@ class Requests:
             arguments=arguments,
             connection=self._connection,
             user=self._connection.usage.user,
+            declarer=declarer_of(self._connection),
         )
         return {
             "name": queue.name,
@@ -416,7 +426,7 @@ class Requests:
             destination = vhost.stream(name)
         if isinstance(exchange, HeadersExchange) and not valid_headers_match(arguments):
             raise InvalidArgument("'x-match' is not all, any, all-with-x or any-with-x")
-        binding = Binding(destination, pattern, arguments)
+        binding = Binding(destination, pattern, arguments, guard=declarer_of(self._connection))
         if is_bind:
             vhost.bind(exchange, binding)
         else:
