@@ -320,7 +320,7 @@ def test_policies_are_set_listed_and_deleted(broker: Running) -> None:
     assert policy(broker, "list") == [
         "0",
         '{"name": "short", "pattern": "^q", "definition": {"max-length": 5},'
-        ' "apply_to": "queues", "priority": 2}\n',
+        ' "apply_to": "queues", "priority": 2, "suspended": false}\n',
         "",
     ]
     assert policy(broker, "delete", "short") == ["0", "", ""]

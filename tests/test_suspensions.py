@@ -710,6 +710,7 @@ def test_what_is_gone_is_not_suspended() -> None:
     assert len(server.vhost.suspensions) == 0
 
 
+@pytest.mark.pure
 def test_very_many_are_looked_at_a_part_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspensions, "MAX_PER_TURN", 4)
     server = make_server()
@@ -727,6 +728,7 @@ def test_very_many_are_looked_at_a_part_in_each_turn(monkeypatch: pytest.MonkeyP
     assert len(server.vhost.suspensions) == 20
 
 
+@pytest.mark.pure
 def test_a_change_during_a_walk_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspensions, "MAX_PER_TURN", 4)
     server = make_server()

@@ -42,8 +42,14 @@ class DiskTable(Table):
         self._rows[key] = value
 
     def load_all(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Rows as the checkpoint has them."""
-        self._rows.update(zip(keys, values, strict=True))
+        """Rows as the checkpoint has them. Neighbours with the same value share it: there may be very
+        many, such as bindings."""
+        rows = self._rows
+        last = b""
+        for key, value in zip(keys, values, strict=True):
+            if value != last:
+                last = value
+            rows[key] = last
 
     def restore(self, key: bytes, value: bytes) -> None:
         """A row as the journal has it.
