@@ -97,6 +97,7 @@ class Authentication:
             auth.scram_iterations if auth.scram else 0,
         )
         self.permissions.home_of = self.users.virtual_host_of
+        #: who declared what passes messages on
         self.declarers = AccessDeclarers(self.permissions, self._tags_of)
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
@@ -110,11 +111,7 @@ class Authentication:
         if config.http_auth.url:
             methods.append(HttpAuthenticator(web_rules(config.http_auth), fetch, now_ms))
         known = [method.name for method in methods]
-        for place, names in [
-            ("[auth]", auth.methods),
-            *((f"listener {found.name}", found.methods) for found in config.all_listeners()),
-        ]:
-            check_methods(place, names, known)
+        check_chains(config, known)
         self.authenticator = Authenticator(
             methods,
             auth.methods or tuple(name for name in METHODS if name in known),
@@ -214,6 +211,13 @@ def web_rules(config: HttpAuthConfig) -> WebRules:
         cache_ms=int(config.cache_seconds * 1000),
         headers=tuple(config.headers.items()),
     )
+
+
+def check_chains(config: Config, known: list[str]) -> None:
+    """Raise ConfigError unless all methods that the configuration names are set up."""
+    check_methods("[auth]", config.auth.methods, known)
+    for listener in config.all_listeners():
+        check_methods(f"listener {listener.name}", listener.methods, known)
 
 
 def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:

@@ -70,9 +70,9 @@ from trivium.vhost.predeclared import predeclared_exchanges
 from trivium.vhost.queue_logs import QueueLogs, queue_log_name
 from trivium.vhost.routes import Routes
 from trivium.vhost.settings import VirtualHostSettings
-from trivium.vhost.totals import Totals
 from trivium.vhost.suspensions import Suspensions, declared, take_over
 from trivium.vhost.topology_rows import TopologyRows
+from trivium.vhost.totals import Totals
 
 #: Longest name of a stream, in UTF-8: what fits an AMQP short string.
 MAX_STREAM_NAME_BYTES: Final = 255

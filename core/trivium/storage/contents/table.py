@@ -42,8 +42,8 @@ class DiskTable(Table):
         self._rows[key] = value
 
     def load_all(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Rows as the checkpoint has them. Neighbours with the same value share it: there may be very
-        many, such as bindings."""
+        """Rows as the checkpoint has them. Neighbours with the same value share it: there may be
+        very many, such as bindings."""
         rows = self._rows
         last = b""
         for key, value in zip(keys, values, strict=True):
