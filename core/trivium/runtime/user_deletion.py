@@ -44,7 +44,9 @@ class UserDeletion(Timed):
             return
         for _ in range(MAX_PER_TURN):
             if next(self._parts, 0) == 0:
+                serving = broker.events.serving
                 self._forget_permissions()
+                broker.events.serving = serving
                 broker.users.deleted(self._name)
                 self._done()
                 return
