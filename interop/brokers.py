@@ -79,9 +79,9 @@ def release(reserved: Iterable[socket.socket]) -> None:
 class TriviumProcess:
     """One ``trivium serve``. ``ports`` maps each protocol to its port once it has started.
 
-    ``module`` is run with ``python -m``, behind the words of ``prefix``. With ``restartable`` the
-    ports are fixed from the start and kept while this object lives, so that clients find a
-    restarted broker where the killed one was.
+    ``module`` is run with ``python -m``, behind the words of ``prefix`` and before ``arguments``.
+    With ``restartable`` the ports are fixed from the start and kept while this object lives, so
+    that clients find a restarted broker where the killed one was.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class TriviumProcess:
         environment: Mapping[str, str] | None = None,
         module: str = "trivium",
         prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
     ) -> None:
         self.data = directory / "data"
         self.log = directory / "broker.log"
@@ -108,6 +109,7 @@ class TriviumProcess:
         self.kills = 0
         self._module = module
         self._prefix = prefix
+        self._arguments = arguments
         self._environment = dict(os.environ) | dict(environment or {})
         # ./dev exports the path of the compiled build.
         self._environment.pop("PYTHONPATH", None)
@@ -131,7 +133,7 @@ class TriviumProcess:
                 [
                     *self._prefix,
                     *(sys.executable, "-m", self._module),
-                    *("serve", "--data", str(self.data), *places),
+                    *("serve", "--data", str(self.data), *places, *self._arguments),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -118,6 +118,14 @@ none of which may be there. It needs the extra: pip install 'trivium[encryption]
 {_EXIT_CODES}"""
 
 
+_IMPORT_EPILOG: Final = f"""\
+BROKER is mosquitto: it makes a configuration for `trivium serve --config` of FILE, a
+mosquitto.conf. Lines on standard error name what of it has no counterpart. Password and ACL files
+are read as they are.
+
+{_EXIT_CODES}"""
+
+
 _USER_EPILOG: Final = f"""\
 URL is trivium:// followed by USER:PASSWORD@HOST[:PORT], of an administrator. The password of a user
 is read from the terminal, or else is the first line of standard input. Users of the configuration
@@ -176,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
+    _add_import(add("import", "Take over what another broker has.", _IMPORT_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
     hashing = add(
         "hash-password", "Read a password from standard input and print its hash for [users].", ""
@@ -339,6 +348,14 @@ def _add_user(user: argparse.ArgumentParser) -> None:
     show.add_argument("name", metavar="NAME", nargs="?", default="")
 
 
+def _add_import(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", metavar="BROKER")
+    command.add_argument("file", type=_not_empty, metavar="FILE")
+    command.add_argument(
+        "--output", type=_not_empty, metavar="NEW", help="a new file, instead of standard output"
+    )
+
+
 def _add_tls(tls: argparse.ArgumentParser) -> None:
     actions = tls.add_subparsers(dest="action", metavar="ACTION", required=True)
     make = actions.add_parser("self-signed", help="an authority, a server and a client")
@@ -407,6 +424,10 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import clients
 
         return clients.run(options)
+    if options.command == "import":
+        from trivium.cli import importing
+
+        return importing.run(options)
     if options.command == "hash-password":
         from trivium.cli import passwords
 

@@ -75,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
 
 def configure(options: argparse.Namespace) -> Config:
     """The configuration from file, environment and options. Raises ConfigError."""
-    protocols = frozenset(entry_points(group="trivium.adapters").names) | {"http"}
-    options_of = {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
     listen = {name: getattr(options, name) for name in SHORT_LISTENERS}
     tls = {key: getattr(options, f"tls_{key}") for key in ("certificate", "key", "ca")}
     storage: dict[str, Any] = {}
@@ -92,9 +90,19 @@ def configure(options: argparse.Namespace) -> Config:
             "tls": {key: file for key, file in tls.items() if file is not None},
             "storage": storage,
         },
-        protocols,
-        options_of,
+        protocols(),
+        options_of_protocols(),
     )
+
+
+def protocols() -> frozenset[str]:
+    """Those for which adapters are installed, and HTTP."""
+    return frozenset(entry_points(group="trivium.adapters").names) | {"http"}
+
+
+def options_of_protocols() -> dict[str, type]:
+    """The class of what can be set about each protocol."""
+    return {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
 
 
 async def _serve(config: Config) -> int:
