@@ -197,6 +197,12 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.cli.certificates": {"native"},
     # The module ``trivium.common.native``.
     "trivium.runtime.websocket_frames": {"native"},
+    # The API that tools for another broker know: its names, and what protocols are called there.
+    "trivium.management.compatible.definitions": {"rabbit"},
+    "trivium.management.compatible.general": {"amqp", "rabbit"},
+    "trivium.management.compatible.health": {"amqp", "mqtt"},
+    "trivium.management.compatible.password_hashes": {"rabbit"},
+    "trivium.management.compatible.shown": {"amqp"},
     # The history of a dead letter is stored under this name, in this form.
     "trivium.queues.dead_letters": {"x-death"},
 }

@@ -14,6 +14,7 @@ from trivium.management import listing
 from trivium.management.calls import Call
 from trivium.management.endpoints import Endpoint
 from trivium.management.listing import Listing
+from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiRefused, ApiRequest
 from trivium.security.identity import Identity
 
@@ -32,7 +33,8 @@ def call_with(query: dict[str, str]) -> Call:
     )
     endpoint = Endpoint("GET", "things", lambda _: None)
     broker = Server(host=Host()).broker
-    return Call(broker, request, endpoint, {}, lambda _: None, lambda _: None)
+    state = ManagementState(broker)
+    return Call(broker, state, request, endpoint, {}, lambda _: None, lambda _: None)
 
 
 def described(name: str) -> dict[str, object]:

@@ -12,6 +12,7 @@ from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 
 if TYPE_CHECKING:
+    from trivium.management.state import ManagementState
     from trivium.runtime.broker import Broker
     from trivium.security.identity import Identity
     from trivium.security.permissions import Access
@@ -48,6 +49,7 @@ class Call:
     def __init__(
         self,
         broker: Broker,
+        state: ManagementState,
         request: ApiRequest,
         endpoint: Endpoint,
         names: dict[str, str],
@@ -55,6 +57,7 @@ class Call:
         later: Callable[[Callable[[], ApiAnswer | None]], None],
     ) -> None:
         self.broker = broker
+        self.state = state
         self.request = request
         self.endpoint = endpoint
         self.names = names

@@ -76,7 +76,7 @@ class Listing(Generic[Item]):
         self,
         call: Call,
         items: Iterable[Item],
-        describe: Callable[[Item], dict[str, object] | None],
+        describe: Callable[[Item], Mapping[str, object] | None],
         order: Callable[[Item], tuple[str, ...]],
         admits: Callable[[Item], bool] | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ from trivium.errors import AccessRefused, NotFound, TopologyError
 from trivium.management.calls import NOT_FOUND, BadRequest, Call, Done
 from trivium.management.compatible import ENDPOINTS
 from trivium.management.endpoints import SEEN, UNCHECKED, WATCHED, Endpoint, Endpoints, Place
+from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 
@@ -42,6 +43,7 @@ class Management:
         self._broker = broker
         self._call = call
         self._endpoints = endpoints
+        self._state = ManagementState(broker)
 
     def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
         """Where a request leads. Raises ApiRefused where there is nothing."""
@@ -77,6 +79,7 @@ class Management:
             return
         call = Call(
             broker,
+            self._state,
             request,
             endpoint,
             place.names,

@@ -35,6 +35,8 @@ PROTOCOL_NONE: Final = 0
 PROTOCOL_MQTT: Final = 1
 PROTOCOL_AMQP: Final = 2
 PROTOCOL_NATIVE: Final = 3
+#: by none of them, as those of operators: ``trivium.messages.neutral``
+PROTOCOL_NEUTRAL: Final = 4
 
 _PERSISTENT: Final = 4
 _RETAIN: Final = 8

@@ -20,6 +20,8 @@ from trivium.common.turns import EndOfTurn
 from trivium.config import Config
 from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
+from trivium.messages.message import PROTOCOL_NEUTRAL, register_codec
+from trivium.messages.neutral import NeutralCodec
 from trivium.observability.metrics import ProtocolMetrics, render
 from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
@@ -176,6 +178,7 @@ class Broker(Host):
         """Recover the state from ``storage``, then start the adapters."""
         self.storage = storage
         self.driver = driver
+        register_codec(PROTOCOL_NEUTRAL, NeutralCodec())
         limits = self.config.limits
         self.alarms = Alarms(
             limits.memory_high_bytes or int(limits.memory_high_fraction * driver.memory_limit()),

@@ -203,12 +203,21 @@ def _try(load: Callable[[], None], *files: str) -> None:
         raise ConfigError(f"{' and '.join(files)}: not usable: {text}") from None
 
 
+def ends_at(path: str) -> int:
+    """When the certificate in a file ends, in seconds since the epoch. Raises ConfigError."""
+    return ssl.cert_time_to_seconds(_fields_of(path)["notAfter"])
+
+
+def _fields_of(path: str) -> Any:
+    try:
+        return ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def hosts_of(found: CertificateConfig) -> tuple[str, ...]:
     """The host names that a certificate is for. Raises ConfigError where it cannot be read."""
-    try:
-        fields: Any = ssl._ssl._test_decode_cert(found.certificate)  # type: ignore[attr-defined]
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{found.certificate}: {error}") from None
+    fields = _fields_of(found.certificate)
     return tuple(value for kind, value in fields.get("subjectAltName", ()) if kind == "DNS")
 
 

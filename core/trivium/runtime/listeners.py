@@ -22,6 +22,7 @@ from trivium.runtime.tls import TlsLayer
 from trivium.runtime.unix_sockets import bind_unix, remove_socket
 
 if TYPE_CHECKING:
+    from trivium.observability.api import Api
     from trivium.observability.http import HttpServer
     from trivium.runtime.server import Server
 
@@ -54,6 +55,7 @@ class Listeners:
         self._http_listeners: list[asyncio.AbstractServer] = []
         self._http: list[HttpServer] = []
         self._certificates: list[Certificates] = []
+        self._api: Api | None = None
         # Unix sockets: where they are, and which files.
         self._paths: list[tuple[str, int]] = []
         self._ticks = 0
@@ -203,7 +205,6 @@ class Listeners:
             raise ConfigError(f"{config.name}: WebSockets are served over HTTP without `websocket`")
         from trivium.observability.http import HttpServer
 
-        management: Any = import_module(MANAGEMENT)
         server = self._server
         broker = self._broker
         certificates = self._certificates_of(config, HTTP_ALPN)
@@ -221,7 +222,7 @@ class Listeners:
                 for adapter in adapters
                 if (found := adapter.websocket) is not None
             },
-            management.Management(broker, server.driver.call),
+            self._management(),
         )
         self._http.append(http)
         await http.start()
@@ -235,6 +236,13 @@ class Listeners:
             return TlsLayer(server, listener, certificates, connection, False)
 
         return self._behind_proxies(config, take)
+
+    def _management(self) -> Api:
+        """What answers the HTTP API, the same on all listeners."""
+        if self._api is None:
+            made: Api = import_module(MANAGEMENT).Management(self._broker, self._server.driver.call)
+            self._api = made
+        return self._api
 
     def _bind(self, config: ListenerConfig) -> list[socket.socket]:
         """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""

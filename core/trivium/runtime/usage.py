@@ -62,6 +62,11 @@ class Usage:
         """The account of its user."""
         return self.accounts[0] if self.accounts else None
 
+    @property
+    def channels(self) -> int:
+        """Channels that the client has open."""
+        return self._channels
+
     def enter(self, identity: Identity, vhost: str) -> None:
         """The client enters a virtual host. Raises QuotaExceeded: then it has not."""
         if self.accounts:

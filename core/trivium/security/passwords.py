@@ -2,9 +2,10 @@
 
 `hash_password` makes argon2id hashes, which read `$argon2id$v=19$m=19456,t=2,p=1$SALT$HASH`: KiB of
 memory, passes over it, lanes. What else is understood: scrypt, `$scrypt$ln=14,r=8,p=1$SALT$HASH`
-with the base-2 logarithm of the cost; and the two forms of Mosquitto's password files,
+with the base-2 logarithm of the cost; the two forms of Mosquitto's password files,
 `$7$ITERATIONS$SALT$HASH` (PBKDF2 with HMAC-SHA-512) and `$6$SALT$HASH` (SHA-512 of password and
-salt). Text that does not begin with `$` is a plain password.
+salt); and `$salted-sha256$SALT$HASH` and `$salted-sha512$SALT$HASH`, of salt and password, which
+come with definitions of RabbitMQ. Text that does not begin with `$` is a plain password.
 
 Every cost has a bound, so that what somebody has stored cannot stall the broker.
 """
@@ -42,6 +43,10 @@ ARGON2ID: Final = "argon2id"
 SCRYPT: Final = "scrypt"
 PBKDF2: Final = "pbkdf2-sha512"
 SHA512: Final = "sha512"
+SALTED_SHA256: Final = "salted-sha256"
+SALTED_SHA512: Final = "salted-sha512"
+#: the digests of those that have no cost, and their sizes
+_DIGESTS: Final = {SHA512: "sha512", SALTED_SHA256: "sha256", SALTED_SHA512: "sha512"}
 
 _BASE64: Final = r"([A-Za-z0-9+/]{1,128})"
 _PADDED: Final = r"([A-Za-z0-9+/]{1,128}={0,2})"
@@ -55,6 +60,8 @@ _FORMS: Final = {
     ),
     PBKDF2: re.compile(rf"\$7\$(\d{{1,8}})\${_PADDED}\${_PADDED}"),
     SHA512: re.compile(rf"\$6\${_PADDED}\${_PADDED}"),
+    SALTED_SHA256: re.compile(rf"\$salted-sha256\${_PADDED}\${_PADDED}"),
+    SALTED_SHA512: re.compile(rf"\$salted-sha512\${_PADDED}\${_PADDED}"),
 }
 
 
@@ -83,6 +90,20 @@ def hash_password(password: bytes) -> str:
     digest = derive(ARGON2ID, ARGON2_COST, password, salt, HASH_BYTES)
     memory, passes, lanes = ARGON2_COST
     return f"$argon2id$v=19$m={memory},t={passes},p={lanes}${_encode(salt)}${_encode(digest)}"
+
+
+def salted_text(scheme: str, salt: bytes, digest: bytes) -> str:
+    """What is stored of a digest of SALTED_SHA256 or SALTED_SHA512. Raises PasswordFormatError."""
+    stored = f"${scheme}${_encode(salt)}${_encode(digest)}"
+    parse_hash(stored)
+    return stored
+
+
+def no_password() -> str:
+    """What is stored where no password is right: a digest of which nobody knows what it is of."""
+    size = hashlib.sha512().digest_size
+    salt, digest = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(size)
+    return f"$6${_encode(salt)}${_encode(digest)}"
 
 
 def kind_of(stored: str) -> str:
@@ -138,7 +159,9 @@ def parse_hash(stored: str) -> PasswordHash:
             except binascii.Error:
                 raise PasswordFormatError("salt or hash is not base64") from None
     if found is None:
-        raise PasswordFormatError("begins with $ but is no argon2id, scrypt, $7$ or $6$ hash")
+        raise PasswordFormatError(
+            "begins with $ but is no argon2id, scrypt, $7$, $6$ or salted-sha hash"
+        )
     _check(found)
     return found
 
@@ -146,7 +169,9 @@ def parse_hash(stored: str) -> PasswordHash:
 def _check(found: PasswordHash) -> None:
     """Raise PasswordFormatError for what cannot be computed, or not soon."""
     cost = found.cost
-    least = hashlib.sha512().digest_size if found.scheme == SHA512 else MIN_DIGEST_BYTES
+    least = MIN_DIGEST_BYTES
+    if found.scheme in _DIGESTS:
+        least = hashlib.new(_DIGESTS[found.scheme]).digest_size
     if len(found.digest) < least:
         raise PasswordFormatError("the hash is too short")
     if found.scheme == ARGON2ID:
@@ -188,7 +213,9 @@ def derive(scheme: str, cost: tuple[int, ...], password: bytes, salt: bytes, len
         )
     if scheme == PBKDF2:
         return hashlib.pbkdf2_hmac("sha512", password, salt, cost[0], length)
-    return hashlib.sha512(password + salt).digest()
+    if scheme == SHA512:
+        return hashlib.sha512(password + salt).digest()
+    return hashlib.new(_DIGESTS[scheme], salt + password).digest()
 
 
 def _encode(data: bytes) -> str:

@@ -1,18 +1,336 @@
-"""Who asks."""
+"""The broker as a whole: ``overview``, ``nodes``, ``whoami`` and what else there is one of."""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import platform
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from trivium.management.calls import Call
-from trivium.management.endpoints import Endpoint
+from trivium import __version__
+from trivium.errors import NotFound
+from trivium.management import views
+from trivium.management.calls import NOT_FOUND, BadRequest, Call
+from trivium.management.compatible import shown
+from trivium.management.endpoints import (
+    ADMINISTRATORS,
+    ANYBODY,
+    WATCHERS,
+    Endpoint,
+)
+from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
+from trivium.management.listing import Listing, Slices
+from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import EXCHANGE_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from trivium.runtime.broker import Broker
+    from trivium.streams.stream import Stream
+    from trivium.vhost.virtual_host import VirtualHost
+
+#: The version of RabbitMQ whose interface this is: clients choose what they ask by it.
+DIALECT: Final = "3.13.0"
+#: What clients read as the version of Erlang.
+_PLATFORM: Final = f"none (Python {platform.python_version()})"
+
+_TYPES: Final = [{"name": name, "description": "", "enabled": True} for name in EXCHANGE_TYPES]
 
 
 def get_whoami(call: Call) -> ApiAnswer:
-    """``whoami``."""
+    """Who asks."""
     identity = call.identity
     return ApiAnswer(200, {"name": identity.name, "tags": sorted(identity.tags)})
 
 
-ENDPOINTS: Final = (Endpoint("GET", "whoami", get_whoami),)
+def get_overview(call: Call) -> ApiAnswer:
+    """What there is, in numbers."""
+    return ApiAnswer(200, parts=_overview(call))
+
+
+def _overview(call: Call) -> Iterator[bytes]:
+    broker = call.broker
+    is_short = call.asks("disable_stats")
+    found: dict[str, object] = {
+        "management_version": DIALECT,
+        "rabbitmq_version": DIALECT,
+        "product_name": "Trivium",
+        "product_version": __version__,
+        "cluster_name": GlobalParameters(broker).cluster_name,
+        "erlang_version": _PLATFORM,
+        "erlang_full_version": _PLATFORM,
+        "rates_mode": "basic",
+        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+        "exchange_types": _TYPES,
+        "release_series_support_status": "supported",
+        "disable_stats": is_short,
+        "enable_queue_totals": call.asks("enable_queue_totals"),
+        "statistics_db_event_queue": 0,
+        "node": shown.NODE,
+        "listeners": _listeners(broker),
+        "contexts": _contexts(broker),
+    }
+    counted = _Counted()
+    for _ in counted.count(call.vhosts()):
+        yield b""
+    if not is_short:
+        found["object_totals"] = {**_clients(call), **counted.objects()}
+    if not is_short or call.asks("enable_queue_totals"):
+        found["queue_totals"] = counted.messages()
+    yield encode(found)
+
+
+class _Counted:
+    """What is in some virtual hosts, counted a part at a time."""
+
+    def __init__(self) -> None:
+        self._ready = 0
+        self._unsettled = 0
+        self._consumers = 0
+        self._queues = 0
+        self._exchanges = 0
+
+    def count(self, vhosts: list[VirtualHost]) -> Iterator[None]:
+        """Count; each time that it pauses others are to be served."""
+        slices = Slices()
+        for vhost in vhosts:
+            self._exchanges += len(vhost.exchanges)
+            for item in views.queues_of(vhost):
+                self._add(item)
+                if slices.is_over:
+                    yield
+                    slices.begin()
+
+    def _add(self, item: Queue | Stream) -> None:
+        self._queues += 1
+        if isinstance(item, Queue):
+            self._ready += len(item)
+            self._unsettled += item.unsettled
+            self._consumers += len(item.consumers)
+        else:
+            self._ready += item.record_count
+
+    def objects(self) -> dict[str, object]:
+        """How many things there are."""
+        return {
+            "consumers": self._consumers,
+            "exchanges": self._exchanges,
+            "queues": self._queues,
+        }
+
+    def messages(self) -> dict[str, object]:
+        """How many messages there are."""
+        return {
+            "messages": self._ready + self._unsettled,
+            "messages_ready": self._ready,
+            "messages_unacknowledged": self._unsettled,
+        }
+
+
+def _listeners(broker: Broker) -> list[dict[str, object]]:
+    return [
+        {
+            "node": shown.NODE,
+            "protocol": protocol,
+            "ip_address": host,
+            "port": port,
+            "socket_opts": {},
+            "name": name,
+        }
+        for name, protocol, host, port in views.listener_addresses(broker)
+    ]
+
+
+def _contexts(broker: Broker) -> list[dict[str, object]]:
+    return [
+        {
+            "node": shown.NODE,
+            "description": "Trivium HTTP API",
+            "path": "/",
+            "ip": host,
+            "port": str(port),
+        }
+        for _, protocol, host, port in views.listener_addresses(broker)
+        if protocol == "http"
+    ]
+
+
+def _clients(call: Call) -> dict[str, object]:
+    """The connections that the caller may see, and their channels."""
+    own = None if call.watches else call.identity.name
+    connections = channels = 0
+    for each in call.broker.connections:
+        if each.login is not None and own in (None, each.identity.name):
+            connections += 1
+            channels += each.usage.channels
+    return {"connections": connections, "channels": channels}
+
+
+def _node(call: Call) -> dict[str, object]:
+    broker = call.broker
+    alarms = broker.alarms
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "name": shown.NODE,
+        "type": "disc",
+        "running": not broker.is_stopping,
+        "being_drained": False,
+        "uptime": broker.elapsed_ms - call.state.began_at,
+        "os_pid": str(os.getpid()),
+        "processors": os.cpu_count() or 1,
+        "run_queue": 0,
+        "rates_mode": "basic",
+        "partitions": [],
+        "cluster_links": [],
+        "mem_used": max(broker.driver.resident_memory(), 0),
+        "mem_limit": alarms.memory_high,
+        "mem_alarm": alarms.is_memory_short,
+        "mem_calculation_strategy": "rss",
+        "disk_free": max(broker.driver.free_disk(), 0),
+        "disk_free_limit": alarms.disk_low,
+        "disk_free_alarm": alarms.is_disk_short,
+        "fd_total": files,
+        "fd_used": open_files(),
+        "sockets_total": broker.config.limits.max_connections,
+        "sockets_used": len(broker.connections),
+        "proc_total": 1,
+        "proc_used": 1,
+        "net_ticktime": 0,
+        "exchange_types": _TYPES,
+        "auth_mechanisms": [
+            {"name": name, "description": "", "enabled": True}
+            for name in ("PLAIN", "AMQPLAIN", "EXTERNAL")
+        ],
+        "applications": [
+            {"name": "trivium", "description": "Trivium", "version": __version__},
+        ],
+        "contexts": _contexts(broker),
+        "enabled_plugins": [],
+        "db_dir": str(broker.config.storage.data),
+        "config_files": [],
+        "log_files": [],
+    }
+
+
+def open_files() -> int:
+    """Files and sockets that this process has open; 0 where the system does not tell."""
+    try:
+        return len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        return 0
+
+
+def get_nodes(call: Call) -> ApiAnswer:
+    """The one node."""
+    return Listing(call, [_node(call)], lambda node: node, lambda _: (shown.NODE,)).answer()
+
+
+def _check_node(call: Call) -> None:
+    if call.names["node"] != shown.NODE:
+        raise NotFound(NOT_FOUND)
+
+
+def get_node(call: Call) -> ApiAnswer:
+    """It, by its name."""
+    _check_node(call)
+    return ApiAnswer(200, _node(call))
+
+
+def get_memory(call: Call) -> ApiAnswer:
+    """Its memory, as far as it is known what it is for."""
+    _check_node(call)
+    used = max(call.broker.driver.resident_memory(), 0)
+    total = {"rss": used, "allocated": used, "erlang": 0}
+    return ApiAnswer(200, {"memory": {"total": total, "strategy": "rss"}})
+
+
+def get_cluster_name(call: Call) -> ApiAnswer:
+    """The name of the broker, for people."""
+    return ApiAnswer(200, {"name": GlobalParameters(call.broker).cluster_name})
+
+
+def put_cluster_name(call: Call) -> None:
+    """Give it another."""
+    GlobalParameters(call.broker).set(CLUSTER_NAME, text_of(call.body, "name"))
+    call.gone()
+
+
+def _nothing(call: Call, found: Iterable[dict[str, object]] = ()) -> ApiAnswer:
+    return Listing(call, found, lambda each: each, lambda each: (str(each["name"]),)).answer()
+
+
+def get_nothing(call: Call) -> ApiAnswer:
+    """Of extensions, feature flags and what is deprecated there is nothing to say."""
+    return _nothing(call)
+
+
+def get_authentication(call: Call) -> ApiAnswer:
+    """How people log in on pages: by user name and password."""
+    found = {"enable_uaa": False, "oauth_enabled": False, "uaa_client_id": "", "uaa_location": ""}
+    return ApiAnswer(200, found)
+
+
+def get_attempts(call: Call) -> ApiAnswer:
+    """Logins by protocol."""
+    _check_node(call)
+    every = [
+        {
+            "protocol": shown.PROTOCOLS.get(protocol, protocol),
+            "auth_attempts": found.failed + found.succeeded,
+            "auth_attempts_failed": found.failed,
+            "auth_attempts_succeeded": found.succeeded,
+        }
+        for protocol, found in call.state.attempts.items()
+    ]
+    return Listing(call, every, lambda each: each, lambda each: (str(each["protocol"]),)).answer()
+
+
+def get_attempts_by_source(call: Call) -> ApiAnswer:
+    """Logins by address, which are not counted."""
+    _check_node(call)
+    return _nothing(call)
+
+
+def forget_attempts(call: Call) -> ApiAnswer:
+    """Begin to count anew."""
+    _check_node(call)
+    call.state.attempts.clear()
+    return ApiAnswer(204)
+
+
+def rebalance(call: Call) -> ApiAnswer:
+    """With one node all is where it should be."""
+    return ApiAnswer(204)
+
+
+def refuse_flag(call: Call) -> ApiAnswer:
+    """There are no feature flags to enable."""
+    raise BadRequest("there are no feature flags")
+
+
+_ATTEMPTS: Final = "auth/attempts/{node}"
+
+ENDPOINTS: Final = (
+    Endpoint("GET", "whoami", get_whoami),
+    Endpoint("GET", "overview", get_overview),
+    Endpoint("GET", "nodes", get_nodes, WATCHERS),
+    Endpoint("GET", "nodes/{node}", get_node, WATCHERS),
+    Endpoint("GET", "nodes/{node}/memory", get_memory, WATCHERS),
+    Endpoint("GET", "cluster-name", get_cluster_name),
+    Endpoint("PUT", "cluster-name", put_cluster_name, ADMINISTRATORS),
+    Endpoint("GET", "extensions", get_nothing),
+    Endpoint("GET", "feature-flags", get_nothing, ADMINISTRATORS),
+    Endpoint("PUT", "feature-flags/{name}/enable", refuse_flag, ADMINISTRATORS),
+    Endpoint("GET", "deprecated-features", get_nothing),
+    Endpoint("GET", "deprecated-features/used", get_nothing),
+    Endpoint("GET", "auth", get_authentication, ANYBODY),
+    Endpoint("GET", _ATTEMPTS, get_attempts, WATCHERS),
+    Endpoint("DELETE", _ATTEMPTS, forget_attempts, ADMINISTRATORS),
+    Endpoint("GET", _ATTEMPTS + "/source", get_attempts_by_source, WATCHERS),
+    Endpoint("DELETE", _ATTEMPTS + "/source", forget_attempts, ADMINISTRATORS),
+    Endpoint("POST", "rebalance/queues", rebalance, ADMINISTRATORS),
+)

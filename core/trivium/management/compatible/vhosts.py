@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,13 @@ from trivium.vhost.settings import VirtualHostSettings
 
 if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
+
+
+#: Keys of a request. Some clients write one of them without a line.
+_KEYS: Final = (
+    *("description", "tags", "default_queue_type", "defaultqueuetype", "tracing"),
+    *("name", "metadata"),
+)
 
 
 def fields(vhost: VirtualHost) -> dict[str, object]:
@@ -39,26 +47,32 @@ def get_one(call: Call) -> ApiAnswer:
     return ApiAnswer(200, fields(call.vhost))
 
 
+def settings_of(known: VirtualHost | None, body: Mapping[str, object]) -> VirtualHostSettings:
+    """What is to be set about one: what a body names, and what else is set about a known one."""
+    settings = VirtualHostSettings() if known is None else known.settings
+    if "description" in body:
+        settings = replace(settings, description=text_of(body, "description"))
+    if "tags" in body:
+        settings = replace(settings, tags=_tags(body["tags"]))
+    for key in ("default_queue_type", "defaultqueuetype"):
+        if key in body:
+            kind = text_of(body, key)
+            settings = replace(settings, default_queue_type="" if kind == "undefined" else kind)
+    # Clients say that they want none.
+    if flag_of(body, "tracing"):
+        raise BadRequest("there is no tracing")
+    return settings
+
+
 def put(call: Call) -> None:
     """Make one, or give one that exists what is named."""
+    for key in call.body:
+        if key not in _KEYS:
+            raise BadRequest(f"{key!r} cannot be set")
     name = call.names["vhost"]
     virtual_hosts = call.broker.virtual_hosts
     known = virtual_hosts.by_name.get(name)
-    settings = VirtualHostSettings() if known is None else known.settings
-    for key in call.body:
-        if key == "description":
-            settings = replace(settings, description=text_of(call.body, key))
-        elif key == "tags":
-            settings = replace(settings, tags=_tags(call.body[key]))
-        elif key in ("default_queue_type", "defaultqueuetype"):
-            settings = replace(settings, default_queue_type=text_of(call.body, key))
-        elif key == "tracing":
-            # Clients say that they want none.
-            if flag_of(call.body, key):
-                raise BadRequest("there is no tracing")
-        elif key not in ("name", "metadata"):
-            raise BadRequest(f"{key!r} cannot be set")
-    virtual_hosts.declare(name, settings)
+    virtual_hosts.declare(name, settings_of(known, call.body))
     call.created(known is None)
 
 

@@ -1,0 +1,405 @@
+"""``definitions``: all that was declared and granted, as one document.
+
+What a document brings is taken as far as it goes: users, virtual hosts, permissions, policies,
+queues, exchanges, bindings, in this order, and a part in each turn. What is there already must be
+the same, and the first thing that cannot be ends the import; what came before it stays, as in
+RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from trivium import __version__
+from trivium.common.timers import Timed
+from trivium.errors import TopologyError
+from trivium.management import views
+from trivium.management.calls import BadRequest, Call
+from trivium.management.compatible import shown
+from trivium.management.compatible.bindings import bindings_from
+from trivium.management.compatible.general import DIALECT
+from trivium.management.compatible.password_hashes import imported
+from trivium.management.compatible.policies import LIMITS, parameters_of, policy_of, shown_policy
+from trivium.management.compatible.users import (
+    permissions_in,
+    permit,
+    permit_topics,
+    put_user,
+    shown_permission,
+    shown_topic_permission,
+    shown_user,
+    tags_of,
+    topic_permissions_in,
+)
+from trivium.management.compatible.vhosts import settings_of
+from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint
+from trivium.management.global_parameters import GlobalParameters
+from trivium.management.limits import set_vhost_limits
+from trivium.management.listing import Slices
+from trivium.management.topology import bind, declare_exchange, declare_queue
+from trivium.management.values import encode, flag_of, table_of, text_of
+from trivium.observability.api import ApiAnswer
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+    from trivium.vhost.virtual_host import VirtualHost
+
+logger = logging.getLogger(__name__)
+
+_Entries = Iterator[dict[str, object]]
+
+#: Keys of policies that say how something is done on several nodes or on disk: nothing here.
+MEANINGLESS: Final = frozenset(
+    {
+        *("ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size"),
+        *("ha-promote-on-shutdown", "ha-promote-on-failure"),
+        *("queue-mode", "queue-version", "queue-master-locator", "queue-leader-locator"),
+    }
+)
+#: Milliseconds until another look where the disk is behind.
+LOOK_AGAIN_MS: Final = 10
+
+
+# Export
+
+
+def _queues(vhost: VirtualHost) -> _Entries:
+    for item in views.queues_of(vhost):
+        view = views.view_queue(vhost, item)
+        # What goes with a connection, or is a protocol's own, is declared by no document.
+        if view.owner is None and not view.adapter and not item.is_deleted:
+            basics = shown.queue_basics(view)
+            keys = ("name", "vhost", "durable", "auto_delete", "arguments")
+            yield {key: basics[key] for key in keys}
+
+
+def _is_predeclared(name: str) -> bool:
+    return not name or name.startswith("amq.")
+
+
+def _exchanges(vhost: VirtualHost) -> _Entries:
+    for exchange in list(vhost.exchanges.values()):
+        if not _is_predeclared(exchange.name):
+            found = shown.exchange(views.view_exchange(vhost, exchange))
+            keys = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
+            yield {key: found[key] for key in keys}
+
+
+def _bindings(vhost: VirtualHost) -> _Entries:
+    for exchange in list(vhost.exchanges.values()):
+        if not exchange.name:
+            continue
+        for view in bindings_from(vhost, exchange):
+            queue = vhost.queues.get(view.destination)
+            is_private = queue is not None and (queue.owner is not None or queue.adapter != "")
+            if view.is_filter or (is_private and not view.is_to_exchange):
+                continue
+            found = shown.binding(view)
+            del found["properties_key"]
+            yield found
+
+
+def _without_vhost(entries: _Entries) -> _Entries:
+    for entry in entries:
+        entry.pop("vhost", None)
+        yield entry
+
+
+def _policies(vhost: VirtualHost) -> _Entries:
+    for policy in vhost.policies.all():
+        yield shown_policy((vhost, policy))
+
+
+def _users(broker: Broker) -> _Entries:
+    for user in broker.users.all():
+        # Those of the configuration are declared there.
+        if not broker.users.is_configured(user.name):
+            yield shown_user(broker, user)
+
+
+def _vhosts(broker: Broker) -> _Entries:
+    for name, vhost in sorted(broker.vhosts.items()):
+        settings = vhost.settings
+        found: dict[str, object] = {"name": name}
+        if settings.description or settings.tags or settings.default_queue_type:
+            metadata: dict[str, object] = {
+                "description": settings.description,
+                "tags": list(settings.tags),
+            }
+            if settings.default_queue_type:
+                metadata["default_queue_type"] = settings.default_queue_type
+                found["default_queue_type"] = settings.default_queue_type
+            found |= {"description": settings.description, "tags": list(settings.tags)}
+            found["metadata"] = metadata
+        yield found
+
+
+def _global_parameters(broker: Broker) -> _Entries:
+    for name, value in GlobalParameters(broker).all():
+        yield {"name": name, "value": value}
+
+
+_OF_VHOST: Final[tuple[tuple[str, Callable[[Any], _Entries]], ...]] = (
+    ("parameters", parameters_of),
+    ("policies", _policies),
+    ("queues", _queues),
+    ("exchanges", _exchanges),
+    ("bindings", _bindings),
+)
+
+
+def get_all(call: Call) -> ApiAnswer:
+    """The document of the broker."""
+    broker = call.broker
+    configured = broker.users.is_configured
+
+    def of_all(find: Callable[[Any], _Entries]) -> _Entries:
+        for vhost in [found for _, found in sorted(broker.vhosts.items())]:
+            yield from find(vhost)
+
+    head: dict[str, object] = {
+        "rabbit_version": DIALECT,
+        "rabbitmq_version": DIALECT,
+        "product_name": "Trivium",
+        "product_version": __version__,
+    }
+    sections: list[tuple[str, _Entries]] = [
+        ("users", _users(broker)),
+        ("vhosts", _vhosts(broker)),
+        (
+            "permissions",
+            (shown_permission(each) for each in permissions_in(broker) if not configured(each[0])),
+        ),
+        (
+            "topic_permissions",
+            (
+                shown_topic_permission(each)
+                for each in topic_permissions_in(broker)
+                if not configured(each[0])
+            ),
+        ),
+        ("global_parameters", _global_parameters(broker)),
+        *((name, of_all(find)) for name, find in _OF_VHOST),
+    ]
+    return ApiAnswer(200, parts=_document(head, sections))
+
+
+def get_of_vhost(call: Call) -> ApiAnswer:
+    """The document of a virtual host, in which none is named."""
+    vhost = call.vhost
+    head: dict[str, object] = {"rabbit_version": DIALECT, "product_name": "Trivium"}
+    sections = [(name, _without_vhost(find(vhost))) for name, find in _OF_VHOST]
+    return ApiAnswer(200, parts=_document(head, sections))
+
+
+def _document(head: dict[str, object], sections: list[tuple[str, _Entries]]) -> Iterator[bytes]:
+    slices = Slices()
+    text = bytearray(encode(head)[:-1])
+    for name, entries in sections:
+        text += b"," + encode(name) + b":["
+        is_first = True
+        for entry in entries:
+            if not is_first:
+                text += b","
+            is_first = False
+            text += encode(entry)
+            if slices.is_over:
+                yield bytes(text)
+                text.clear()
+                slices.begin()
+        text += b"]"
+    yield bytes(text) + b"}"
+
+
+# Import
+
+
+class Import(Timed):
+    """Carries out a document, a part in each turn."""
+
+    def __init__(self, call: Call, body: Mapping[str, object], vhost: str | None) -> None:
+        self._call = call
+        self._body = body
+        self._broker = call.broker
+        #: that of all entries; None: each names its own
+        self._vhost = vhost
+        self._steps = self._all_steps()
+
+    def due(self) -> None:
+        self._call.later(self.go_on)
+
+    def go_on(self) -> None:
+        """Do what can be done in this turn; answer at the end."""
+        broker = self._broker
+        slices = Slices()
+        try:
+            while not broker.is_behind:
+                if next(self._steps, None) is None:
+                    self._call.gone()
+                    return
+                if slices.is_over:
+                    break
+        except TopologyError as error:
+            raise BadRequest(str(error)) from None
+        wait = LOOK_AGAIN_MS if broker.is_behind else 1
+        broker.timeouts.call_at(broker.elapsed_ms + wait, self)
+        broker.request_turn()
+
+    def _all_steps(self) -> Iterator[int]:
+        handlers: tuple[tuple[str, Callable[[Mapping[str, object]], None]], ...] = (
+            ("users", self._user),
+            ("vhosts", self._virtual_host),
+            ("global_parameters", self._global_parameter),
+            ("permissions", self._permission),
+            ("topic_permissions", self._topic_permission),
+            ("parameters", self._parameter),
+            ("policies", self._policy),
+            ("queues", self._queue),
+            ("exchanges", self._exchange),
+            ("bindings", self._binding),
+        )
+        if self._vhost is not None:
+            # A document of a virtual host says nothing about others, nor who may what.
+            handlers = handlers[5:]
+        for name, handle in handlers:
+            entries = self._body.get(name, [])
+            if not isinstance(entries, list):
+                raise BadRequest(f"{name!r} is a list")
+            for entry in entries:
+                if not isinstance(entry, dict):
+                    raise BadRequest(f"{name!r} is a list of objects")
+                handle(entry)
+                yield 1
+
+    def _place(self, entry: Mapping[str, object]) -> VirtualHost:
+        return self._broker.vhost(self._vhost or text_of(entry, "vhost"))
+
+    def _user(self, entry: Mapping[str, object]) -> None:
+        name = text_of(entry, "name")
+        if self._is_configured(name):
+            return
+        stored = ""
+        if entry.get("password_hash"):
+            algorithm = entry.get("hashing_algorithm")
+            stored = imported(text_of(entry, "password_hash"), str(algorithm or ""))
+        known = self._broker.users.find(name)
+        if known is not None and not stored:
+            # It has a password that the document cannot say.
+            stored = known.stored
+        scram = known.scram if known is not None and known.stored == stored else None
+        put_user(self._broker, name, stored, tags_of(entry.get("tags", [])), scram)
+        limits = table_of(entry, "limits")
+        if limits:
+            self._broker.logins.limits.set(name, limits)
+
+    def _is_configured(self, name: str) -> bool:
+        found = self._broker.users.is_configured(name)
+        if found:
+            logger.info("definitions: user %r stands in the configuration and stays so", name)
+        return found
+
+    def _virtual_host(self, entry: Mapping[str, object]) -> None:
+        name = text_of(entry, "name")
+        known = self._broker.vhosts.get(name)
+        metadata = table_of(entry, "metadata")
+        self._broker.virtual_hosts.declare(name, settings_of(known, {**metadata, **entry}))
+
+    def _global_parameter(self, entry: Mapping[str, object]) -> None:
+        GlobalParameters(self._broker).set(text_of(entry, "name"), entry.get("value"))
+
+    def _permission(self, entry: Mapping[str, object]) -> None:
+        user = text_of(entry, "user")
+        if not self._is_configured(user):
+            vhost = self._broker.vhost(text_of(entry, "vhost")).name
+            kinds = ("configure", "write", "read")
+            permit(self._broker, user, vhost, [text_of(entry, kind) for kind in kinds])
+
+    def _topic_permission(self, entry: Mapping[str, object]) -> None:
+        user = text_of(entry, "user")
+        if not self._is_configured(user):
+            vhost = self._broker.vhost(text_of(entry, "vhost")).name
+            patterns = [text_of(entry, kind) for kind in ("write", "read")]
+            permit_topics(self._broker, user, vhost, text_of(entry, "exchange"), patterns)
+
+    def _parameter(self, entry: Mapping[str, object]) -> None:
+        component = text_of(entry, "component")
+        if component == LIMITS:
+            set_vhost_limits(self._broker, self._place(entry), table_of(entry, "value"))
+        else:
+            name = entry.get("name")
+            logger.warning("definitions: parameter %r of %r means nothing here", name, component)
+
+    def _policy(self, entry: Mapping[str, object]) -> None:
+        name = text_of(entry, "name")
+        definition = table_of(entry, "definition")
+        left = {key: value for key, value in definition.items() if key not in MEANINGLESS}
+        if len(left) < len(definition):
+            logger.warning("definitions: policy %r has keys that mean nothing here", name)
+        if left:
+            policy = policy_of(name, {**entry, "definition": left})
+            self._place(entry).set_policy(policy)
+
+    def _queue(self, entry: Mapping[str, object]) -> None:
+        vhost = self._place(entry)
+        declare_queue(
+            vhost,
+            None,
+            text_of(entry, "name"),
+            flag_of(entry, "durable"),
+            flag_of(entry, "auto_delete"),
+            table_of(entry, "arguments"),
+        )
+
+    def _exchange(self, entry: Mapping[str, object]) -> None:
+        vhost = self._place(entry)
+        name = text_of(entry, "name")
+        if _is_predeclared(name):
+            return
+        declare_exchange(
+            vhost,
+            None,
+            name,
+            text_of(entry, "type"),
+            flag_of(entry, "durable"),
+            flag_of(entry, "auto_delete"),
+            flag_of(entry, "internal"),
+            table_of(entry, "arguments"),
+        )
+
+    def _binding(self, entry: Mapping[str, object]) -> None:
+        vhost = self._place(entry)
+        bind(
+            vhost,
+            None,
+            text_of(entry, "source"),
+            text_of(entry, "destination"),
+            text_of(entry, "destination_type") == "exchange",
+            text_of(entry, "routing_key").encode(),
+            table_of(entry, "arguments"),
+        )
+
+
+def post_all(call: Call) -> None:
+    """Import a document of a broker."""
+    Import(call, call.body, None).go_on()
+
+
+def post_of_vhost(call: Call) -> None:
+    """Import a document of a virtual host."""
+    Import(call, call.body, call.vhost.name).go_on()
+
+
+ENDPOINTS: Final = tuple(
+    endpoint
+    for path, get, post in (
+        ("definitions", get_all, post_all),
+        ("all-configuration", get_all, post_all),
+        ("definitions/{vhost}", get_of_vhost, post_of_vhost),
+    )
+    for endpoint in (
+        Endpoint("GET", path, get, ADMINISTRATORS),
+        Endpoint("POST", path, post, ADMINISTRATORS, most_bytes=LARGE),
+    )
+)

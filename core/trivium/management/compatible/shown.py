@@ -1,0 +1,202 @@
+"""How things are shown under the names of RabbitMQ's management API."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from trivium.common.values import pack
+from trivium.management.values import shown_table
+
+if TYPE_CHECKING:
+    from trivium.management.views import (
+        BindingView,
+        ChannelView,
+        ConnectionView,
+        ConsumerView,
+        ExchangeView,
+        QueueView,
+    )
+    from trivium.vhost.policies import Policy
+
+#: The name of the one node.
+NODE: Final = "trivium@localhost"
+#: Names of protocols here -> there.
+PROTOCOLS: Final = {"amqp": "amqp091"}
+
+
+def queue_basics(view: QueueView) -> dict[str, object]:
+    """What is said of a queue without looking at what is in it."""
+    return {
+        "name": view.name,
+        "vhost": view.vhost,
+        "type": view.kind,
+        "durable": view.durable,
+        "auto_delete": view.auto_delete,
+        "exclusive": view.owner is not None,
+        "arguments": shown_table(view.arguments),
+        "node": NODE,
+        "state": "running",
+    }
+
+
+def queue_totals(view: QueueView) -> dict[str, object]:
+    """How many messages it has."""
+    return {
+        "messages": view.ready + view.unsettled,
+        "messages_ready": view.ready,
+        "messages_unacknowledged": view.unsettled,
+    }
+
+
+def queue(view: QueueView) -> dict[str, object]:
+    """A queue."""
+    found = {
+        **queue_basics(view),
+        **queue_totals(view),
+        "message_bytes_ready": view.ready_bytes,
+        "consumers": view.consumers,
+        **policy_of(view.policy),
+    }
+    if view.adapter:
+        found["owner_protocol"] = view.adapter
+    return found
+
+
+def policy_of(policy: Policy | None) -> dict[str, object]:
+    """Which policy is in force, and what it says."""
+    return {
+        "policy": None if policy is None else policy.name,
+        "operator_policy": None,
+        "effective_policy_definition": {} if policy is None else shown_table(policy.definition),
+    }
+
+
+def exchange(view: ExchangeView) -> dict[str, object]:
+    """An exchange."""
+    return {
+        "name": view.name,
+        "vhost": view.vhost,
+        "type": view.kind,
+        "durable": view.durable,
+        "auto_delete": view.auto_delete,
+        "internal": view.internal,
+        "arguments": shown_table(view.arguments),
+        "policy": None if view.policy is None else view.policy.name,
+        "user_who_performed_action": "",
+    }
+
+
+def binding(view: BindingView) -> dict[str, object]:
+    """A binding."""
+    return {
+        "source": view.source,
+        "vhost": view.vhost,
+        "destination": view.destination,
+        "destination_type": "exchange" if view.is_to_exchange else "queue",
+        "routing_key": view.key.decode(errors="replace"),
+        "arguments": shown_table(view.arguments),
+        "properties_key": properties_key(view),
+    }
+
+
+def properties_key(view: BindingView) -> str:
+    """What tells the bindings of two things apart, fit for a path: the key, escaped, and what
+    stands for the arguments."""
+    key = quote(view.key, safe="").replace("~", "%7E")
+    if view.is_filter:
+        # The key of another binding may read the same.
+        key = f"~filter~{key}"
+    if not view.arguments:
+        return key or "~"
+    digest = hashlib.sha256(pack(sorted(view.arguments.items()))).digest()
+    return f"{key}~{base64.urlsafe_b64encode(digest[:9]).decode()}"
+
+
+def connection(view: ConnectionView) -> dict[str, object]:
+    """A connection."""
+    about = view.about
+    name = about.client.get("connection_name", about.client.get("client_id"))
+    found = {
+        "name": view.name,
+        "node": NODE,
+        "type": "network",
+        "protocol": about.protocol,
+        "vhost": view.vhost,
+        "user": view.user,
+        "user_who_performed_action": view.user,
+        "state": about.state,
+        "auth_mechanism": about.mechanism,
+        "peer_host": view.peer_host,
+        "peer_port": view.peer_port,
+        "host": view.host,
+        "port": view.port,
+        "listener": view.listener,
+        "ssl": view.has_tls,
+        "connected_at": view.connected_ms,
+        "channels": about.channels,
+        "channel_max": about.max_channels,
+        "frame_max": about.max_frame,
+        "timeout": about.timeout,
+        "client_properties": shown_table(about.client),
+    }
+    if isinstance(name, str):
+        found["user_provided_name"] = name
+    return found
+
+
+def channel(view: ChannelView) -> dict[str, object]:
+    """A channel."""
+    about = view.about
+    connection = view.connection
+    return {
+        "name": f"{connection.name} ({about.number})",
+        "number": about.number,
+        "node": NODE,
+        "vhost": connection.vhost,
+        "user": connection.user,
+        "user_who_performed_action": connection.user,
+        "state": "running",
+        "connection_details": connection_details(connection),
+        "consumer_count": about.consumers,
+        "prefetch_count": about.consumer_limit,
+        "global_prefetch_count": about.limit,
+        "messages_unacknowledged": about.unsettled,
+        "messages_unconfirmed": about.unconfirmed,
+        "messages_uncommitted": about.uncommitted,
+        "acks_uncommitted": about.unsettled_uncommitted,
+        "confirm": about.confirms,
+        "transactional": about.transactional,
+    }
+
+
+def connection_details(view: ConnectionView) -> dict[str, object]:
+    """Which connection something belongs to."""
+    return {"name": view.name, "peer_host": view.peer_host, "peer_port": view.peer_port}
+
+
+def consumer(view: ConsumerView) -> dict[str, object]:
+    """A consumer."""
+    about = view.about
+    connection = view.connection
+    return {
+        "consumer_tag": about.tag,
+        "queue": {"name": about.queue, "vhost": connection.vhost},
+        "ack_required": about.acknowledges,
+        "exclusive": view.exclusive,
+        "active": view.active,
+        "activity_status": view.activity,
+        "prefetch_count": about.limit,
+        "arguments": shown_table(about.arguments),
+        "channel_details": {
+            "name": f"{connection.name} ({about.channel})",
+            "number": about.channel,
+            "node": NODE,
+            "user": connection.user,
+            "connection_name": connection.name,
+            "peer_host": connection.peer_host,
+            "peer_port": connection.peer_port,
+        },
+    }

@@ -1,0 +1,383 @@
+"""``users``, ``permissions``, ``topic-permissions`` and ``user-limits``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from trivium.common.quotas import USER as USER_SCOPE
+from trivium.errors import NotFound
+from trivium.management.calls import NOT_FOUND, BadRequest, Call
+from trivium.management.compatible.password_hashes import exported, imported
+from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED, Endpoint
+from trivium.management.listing import Listing
+from trivium.management.values import checked, number_of, text_of
+from trivium.observability.api import ApiAnswer
+from trivium.runtime.user_deletion import delete_user
+from trivium.security.granted import USER
+from trivium.security.passwords import no_password
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+    from trivium.security.scram import ScramKeys
+    from trivium.security.stored import StoredUser
+
+#: Users that are deleted by one request.
+MAX_BULK: Final = 1000
+
+
+def shown_user(broker: Broker, user: StoredUser) -> dict[str, object]:
+    """What is shown of a user. What this broker alone can read of its password is not shown."""
+    password_hash, algorithm = exported(user.stored)
+    return {
+        "name": user.name,
+        "password_hash": password_hash,
+        "hashing_algorithm": algorithm,
+        "tags": sorted(user.tags),
+        "limits": dict(broker.quotas.limits(USER_SCOPE, user.name)),
+    }
+
+
+def get_all(call: Call) -> ApiAnswer:
+    """All users."""
+    return _listed(call, call.broker.users.all())
+
+
+def _listed(call: Call, users: Iterable[StoredUser]) -> ApiAnswer:
+    broker = call.broker
+    return Listing(
+        call, users, lambda user: shown_user(broker, user), lambda user: (user.name,)
+    ).answer()
+
+
+def get_without_permissions(call: Call) -> ApiAnswer:
+    """Users who may enter no virtual host by permissions of their own."""
+    permissions = call.broker.permissions
+
+    def has_none(user: StoredUser) -> bool:
+        grants = permissions.user(user.name)
+        return grants is None or not grants.permissions
+
+    return _listed(call, [user for user in call.broker.users.all() if has_none(user)])
+
+
+def _found(call: Call) -> StoredUser:
+    found = call.broker.users.find(call.names["user"])
+    if found is None:
+        raise NotFound(NOT_FOUND)
+    return found
+
+
+def get_one(call: Call) -> ApiAnswer:
+    """One user."""
+    return ApiAnswer(200, shown_user(call.broker, _found(call)))
+
+
+def tags_of(value: object) -> list[str]:
+    """A list of tags, or a text with commas between. Raises BadRequest."""
+    if isinstance(value, str):
+        value = [tag.strip() for tag in value.split(",") if tag.strip()]
+    if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
+        raise BadRequest("'tags' are a list of texts, or one with commas between")
+    return [checked(tag, "tags") for tag in value]
+
+
+def put(call: Call) -> None:
+    """Make a user, or give one another password and tags."""
+    name = call.names["user"]
+    body = call.body
+    if "tags" not in body and "administrator" not in body:
+        raise BadRequest("tags_not_present")
+    tags = tags_of(body.get("tags", "administrator" if body.get("administrator") else ""))
+    users = call.broker.users
+    known = users.find(name)
+    if known is None:
+        users.check_new(name)
+    else:
+        users.changeable(name)
+    if "password_hash" in body:
+        stored = imported(text_of(body, "password_hash"), str(body.get("hashing_algorithm") or ""))
+        put_user(call.broker, name, stored, tags)
+        call.created(known is None)
+    elif text_of(body, "password", ""):
+        password = text_of(body, "password").encode()
+        users.check_password(password)
+        _hash(call, name, password, tags)
+    else:
+        put_user(call.broker, name, "", tags)
+        call.created(known is None)
+
+
+def put_user(
+    broker: Broker, name: str, stored: str, tags: list[str], scram: ScramKeys | None = None
+) -> None:
+    """Make a user, or change one; an empty password is none that anybody can show."""
+    users = broker.users
+    stored = stored or no_password()
+    known = users.find(name)
+    if known is None:
+        users.add(name, stored, tags, scram)
+    else:
+        if (known.stored, known.scram) != (stored, scram):
+            users.set_password(name, stored, scram)
+        if known.tags != frozenset(tags):
+            users.set_tags(name, tags)
+
+
+def _hash(call: Call, name: str, password: bytes, tags: list[str]) -> None:
+    """Have the password hashed in a thread, then change the user."""
+    users = call.broker.users
+    found: list[tuple[str, ScramKeys | None]] = []
+
+    def work() -> bool:
+        found.append(users.hash(password))
+        return True
+
+    def done(_: bool) -> None:
+        def change() -> None:
+            if not found:
+                raise BadRequest("the password cannot be hashed")
+            ((stored, scram),) = found
+            is_new = users.find(name) is None
+            put_user(call.broker, name, stored, tags, scram)
+            call.created(is_new)
+
+        call.later(change)
+
+    call.broker.driver.run_blocking(work, done)
+
+
+def delete(call: Call) -> None:
+    """Delete a user."""
+    delete_user(call.broker, _found(call).name, call.gone)
+
+
+def delete_many(call: Call) -> None:
+    """Delete users; those who are not there are none already."""
+    names = call.body.get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadRequest("'users' are a list of names")
+    if len(names) > MAX_BULK:
+        raise BadRequest(f"at most {MAX_BULK} users are deleted at once")
+    users = call.broker.users
+    known = [name for name in dict.fromkeys(names) if users.find(name) is not None]
+    for name in known:
+        users.changeable(name)
+    left = len(known)
+
+    def one_gone() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            call.gone()
+
+    for name in known:
+        delete_user(call.broker, name, one_gone)
+    if not known:
+        call.gone()
+
+
+# Permissions
+
+_Permission = tuple[str, str, tuple[str, str, str]]
+_Topic = tuple[str, str, str, tuple[str, str]]
+
+
+def permissions_in(broker: Broker) -> Iterator[_Permission]:
+    """User, virtual host and patterns."""
+    for name, grants in broker.authentication.granted.all(USER):
+        for vhost, patterns in sorted(grants.permissions.items()):
+            yield name, vhost, patterns
+
+
+def topic_permissions_in(broker: Broker) -> Iterator[_Topic]:
+    """User, virtual host, exchange and patterns."""
+    for name, grants in broker.authentication.granted.all(USER):
+        for (vhost, exchange), patterns in sorted(grants.topics.items()):
+            yield name, vhost, exchange, patterns
+
+
+def shown_permission(permission: _Permission) -> dict[str, object]:
+    """A permission of a user in a virtual host."""
+    user, vhost, (configure, write, read) = permission
+    return {"user": user, "vhost": vhost, "configure": configure, "write": write, "read": read}
+
+
+def shown_topic_permission(permission: _Topic) -> dict[str, object]:
+    """A permission of a user for the topics of an exchange."""
+    user, vhost, exchange, (write, read) = permission
+    return {"user": user, "vhost": vhost, "exchange": exchange, "write": write, "read": read}
+
+
+def _admits(call: Call) -> Callable[[tuple[object, ...]], bool]:
+    """Whether a permission is about the user and virtual host of the path."""
+    names = call.names
+    if "vhost" in names:
+        # It must be there.
+        names = {**names, "vhost": call.vhost.name}
+    if "user" in names:
+        _found(call)
+    return lambda found: (
+        names.get("user", found[0]) == found[0] and names.get("vhost", found[1]) == found[1]
+    )
+
+
+def get_permissions(call: Call) -> ApiAnswer:
+    """The permissions that there are."""
+    admits = _admits(call)
+    every = permissions_in(call.broker)
+    return Listing(call, every, shown_permission, lambda each: each[:2], admits).answer()
+
+
+def get_permission(call: Call) -> ApiAnswer:
+    """That of a user in a virtual host."""
+    for found in filter(_admits(call), permissions_in(call.broker)):
+        return ApiAnswer(200, shown_permission(found))
+    raise NotFound(NOT_FOUND)
+
+
+def _check_both(call: Call) -> None:
+    broker = call.broker
+    if broker.users.find(call.names["user"]) is None or call.names["vhost"] not in broker.vhosts:
+        raise BadRequest("vhost_or_user_not_found")
+
+
+def put_permission(call: Call) -> None:
+    """Grant a user patterns in a virtual host."""
+    _check_both(call)
+    body = call.body
+    patterns = [text_of(body, kind) for kind in ("configure", "write", "read")]
+    is_new = permit(call.broker, call.names["user"], call.names["vhost"], patterns)
+    call.created(is_new)
+
+
+def permit(broker: Broker, user: str, vhost: str, patterns: list[str]) -> bool:
+    """Grant them; whether there was nothing before."""
+    granted = broker.authentication.granted
+    grants = granted.copy(USER, user)
+    is_new = vhost not in grants.permissions
+    grants.permit(vhost, *patterns)
+    granted.set(USER, user, grants)
+    return is_new
+
+
+def delete_permission(call: Call) -> None:
+    """Take it back."""
+    granted = call.broker.authentication.granted
+    grants = granted.copy(USER, _found(call).name)
+    if grants.permissions.pop(call.vhost.name, None) is None:
+        raise NotFound(NOT_FOUND)
+    granted.set(USER, call.names["user"], grants)
+    call.gone()
+
+
+def get_topic_permissions(call: Call) -> ApiAnswer:
+    """The topic permissions that there are."""
+    admits = _admits(call)
+    every = topic_permissions_in(call.broker)
+    return Listing(call, every, shown_topic_permission, lambda each: each[:3], admits).answer()
+
+
+def get_topic_permission(call: Call) -> ApiAnswer:
+    """Those of a user in a virtual host."""
+    if not any(map(_admits(call), topic_permissions_in(call.broker))):
+        raise NotFound(NOT_FOUND)
+    return get_topic_permissions(call)
+
+
+def put_topic_permission(call: Call) -> None:
+    """Grant a user patterns for the topics of an exchange."""
+    _check_both(call)
+    body = call.body
+    patterns = [text_of(body, kind) for kind in ("write", "read")]
+    exchange = text_of(body, "exchange")
+    user, vhost = call.names["user"], call.names["vhost"]
+    call.created(permit_topics(call.broker, user, vhost, exchange, patterns))
+
+
+def permit_topics(
+    broker: Broker, user: str, vhost: str, exchange: str, patterns: list[str]
+) -> bool:
+    """Grant them; whether there was nothing before."""
+    granted = broker.authentication.granted
+    grants = granted.copy(USER, user)
+    is_new = (vhost, exchange) not in grants.topics
+    grants.permit_topics(vhost, exchange, *patterns)
+    granted.set(USER, user, grants)
+    return is_new
+
+
+def delete_topic_permission(call: Call) -> None:
+    """Take back those of all exchanges, or of the one that the path names."""
+    granted = call.broker.authentication.granted
+    grants = granted.copy(USER, _found(call).name)
+    vhost = call.vhost.name
+    wanted = call.names.get("exchange")
+    for place in list(grants.topics):
+        if place[0] == vhost and wanted in (None, place[1]):
+            del grants.topics[place]
+    granted.set(USER, call.names["user"], grants)
+    call.gone()
+
+
+# Limits
+
+
+def get_limits(call: Call) -> ApiAnswer:
+    """The limits of all users, or of one."""
+    wanted = call.names.get("user")
+    every = [
+        {"user": name, "value": dict(limits)}
+        for name, limits in call.broker.logins.limits.all()
+        if wanted in (None, name)
+    ]
+    return Listing(call, every, lambda found: found, lambda found: (str(found["user"]),)).answer()
+
+
+def put_limit(call: Call) -> None:
+    """Set one limit of a user."""
+    name = _found(call).name
+    value = number_of(call.body, "value")
+    limits = dict(call.broker.quotas.limits(USER_SCOPE, name))
+    call.broker.logins.limits.set(name, {**limits, call.names["limit"]: value})
+    call.gone()
+
+
+def delete_limit(call: Call) -> None:
+    """Take one limit of a user away."""
+    name = _found(call).name
+    limits = dict(call.broker.quotas.limits(USER_SCOPE, name))
+    limits.pop(call.names["limit"], None)
+    call.broker.logins.limits.set(name, limits)
+    call.gone()
+
+
+_ADMIN: Final = (ADMINISTRATORS, UNCHECKED)
+
+ENDPOINTS: Final = (
+    Endpoint("GET", "users", get_all, *_ADMIN),
+    Endpoint("GET", "users/without-permissions", get_without_permissions, *_ADMIN),
+    Endpoint("POST", "users/bulk-delete", delete_many, *_ADMIN),
+    Endpoint("GET", "users/{user}", get_one, *_ADMIN),
+    Endpoint("PUT", "users/{user}", put, *_ADMIN),
+    Endpoint("DELETE", "users/{user}", delete, *_ADMIN),
+    Endpoint("GET", "users/{user}/permissions", get_permissions, *_ADMIN),
+    Endpoint("GET", "users/{user}/topic-permissions", get_topic_permissions, *_ADMIN),
+    Endpoint("GET", "vhosts/{vhost}/permissions", get_permissions, *_ADMIN),
+    Endpoint("GET", "vhosts/{vhost}/topic-permissions", get_topic_permissions, *_ADMIN),
+    Endpoint("GET", "permissions", get_permissions, *_ADMIN),
+    Endpoint("GET", "permissions/{vhost}/{user}", get_permission, *_ADMIN),
+    Endpoint("PUT", "permissions/{vhost}/{user}", put_permission, *_ADMIN),
+    Endpoint("DELETE", "permissions/{vhost}/{user}", delete_permission, *_ADMIN),
+    Endpoint("GET", "topic-permissions", get_topic_permissions, *_ADMIN),
+    Endpoint("GET", "topic-permissions/{vhost}/{user}", get_topic_permission, *_ADMIN),
+    Endpoint("PUT", "topic-permissions/{vhost}/{user}", put_topic_permission, *_ADMIN),
+    Endpoint("DELETE", "topic-permissions/{vhost}/{user}", delete_topic_permission, *_ADMIN),
+    Endpoint(
+        "DELETE", "topic-permissions/{vhost}/{user}/{exchange}", delete_topic_permission, *_ADMIN
+    ),
+    Endpoint("GET", "user-limits", get_limits),
+    Endpoint("GET", "user-limits/{user}", get_limits),
+    Endpoint("PUT", "user-limits/{user}/{limit}", put_limit, *_ADMIN),
+    Endpoint("DELETE", "user-limits/{user}/{limit}", delete_limit, *_ADMIN),
+)

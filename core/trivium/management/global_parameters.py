@@ -1,0 +1,71 @@
+"""Parameters of the broker as a whole: any JSON under a name. The broker reads its own name there.
+
+Each is a row of the table ``global-parameters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from trivium.common.values import pack, unpack
+from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
+from trivium.management.calls import NOT_FOUND
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+#: The name of the broker, shown to people.
+CLUSTER_NAME: Final = "cluster_name"
+DEFAULT_NAME: Final = "trivium"
+
+MAX_PARAMETERS: Final = 256
+MAX_BYTES: Final = 64 * 1024
+MAX_NAME_BYTES: Final = 255
+
+
+class GlobalParameters:
+    """Those of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._table = broker.storage.table("global-parameters")
+
+    def all(self) -> Iterator[tuple[str, object]]:
+        """All, by name."""
+        for key, row in sorted(self._table.items()):
+            yield key.decode(), unpack(row)
+
+    def get(self, name: str) -> object:
+        """The value of one. Raises NotFound."""
+        row = self._table.get(name.encode(errors="replace"))
+        if row is None:
+            raise NotFound(NOT_FOUND)
+        return unpack(row)
+
+    def set(self, name: str, value: object) -> bool:
+        """Set one; whether it is new. Raises PreconditionFailed, LimitExceeded."""
+        try:
+            key, row = name.encode(), pack(value)
+        except (ValueError, OverflowError):
+            text = "a parameter is Unicode, and its numbers fit 64 bits"
+            raise PreconditionFailed(text) from None
+        if not 0 < len(key) <= MAX_NAME_BYTES:
+            raise PreconditionFailed(f"a parameter's name has 1 to {MAX_NAME_BYTES} bytes")
+        if len(row) > MAX_BYTES:
+            raise PreconditionFailed(f"a parameter has at most {MAX_BYTES} bytes")
+        is_new = self._table.get(key) is None
+        if is_new and len(self._table) >= MAX_PARAMETERS:
+            raise LimitExceeded(f"there are {MAX_PARAMETERS} global parameters")
+        self._table.put(key, row)
+        return is_new
+
+    def delete(self, name: str) -> None:
+        """Remove one. Raises NotFound."""
+        self.get(name)
+        self._table.delete(name.encode())
+
+    @property
+    def cluster_name(self) -> str:
+        """The broker's name."""
+        row = self._table.get(CLUSTER_NAME.encode())
+        return DEFAULT_NAME if row is None else str(unpack(row))

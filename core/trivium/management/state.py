@@ -1,0 +1,36 @@
+"""What is remembered of a broker between two calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+
+class Attempts:
+    """Logins over one protocol."""
+
+    def __init__(self) -> None:
+        self.succeeded = 0
+        self.failed = 0
+
+
+class ManagementState:
+    """What one broker's management counts by itself."""
+
+    def __init__(self, broker: Broker) -> None:
+        #: by protocol, since the start or since they were forgotten
+        self.attempts: dict[str, Attempts] = {}
+        #: ``Broker.elapsed_ms`` when it began
+        self.began_at = broker.elapsed_ms
+        broker.events.listen(self._heard)
+
+    def _heard(self, event: str, about: dict[str, object]) -> None:
+        if event == "user.authentication.success":
+            self._of(about).succeeded += 1
+        elif event == "user.authentication.failure":
+            self._of(about).failed += 1
+
+    def _of(self, about: dict[str, object]) -> Attempts:
+        return self.attempts.setdefault(str(about.get("protocol", "")), Attempts())

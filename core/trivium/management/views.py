@@ -1,0 +1,323 @@
+"""What there is in a broker, described: plain functions of its objects, in its own words.
+
+Every interface of operators shows these, under names of its own. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trivium.common.descriptions import (
+    ChannelDescription,
+    ConnectionDescription,
+    ConsumerDescription,
+)
+from trivium.errors import ConfigError
+from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, STREAM, queue_type
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import ExchangeDestination
+from trivium.runtime.adapter import Connection
+from trivium.runtime.certificates import ends_at
+from trivium.streams.stream import Stream
+from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policy
+
+if TYPE_CHECKING:
+    from trivium.messages.message import HeaderValue
+    from trivium.routing.exchanges import Binding, Exchange
+    from trivium.runtime.broker import Broker
+    from trivium.vhost.virtual_host import VirtualHost
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue or stream, as one that clients declare as a queue."""
+
+    vhost: str
+    name: str
+    kind: str
+    durable: bool
+    auto_delete: bool
+    #: the connection whose alone it is
+    owner: Connection | None
+    arguments: Mapping[str, HeaderValue]
+    #: the protocol whose private state it is; "" for a usual queue
+    adapter: str
+    ready: int
+    unsettled: int
+    #: bytes of payload that are ready
+    ready_bytes: int
+    consumers: int
+    policy: Policy | None
+
+
+def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
+    """One of a virtual host."""
+    if isinstance(item, Stream):
+        return QueueView(
+            vhost=vhost.name,
+            name=item.name,
+            kind=STREAM,
+            durable=True,
+            auto_delete=False,
+            owner=None,
+            arguments={QUEUE_TYPE: STREAM, **item.arguments},
+            adapter="",
+            ready=item.record_count,
+            unsettled=0,
+            ready_bytes=0,
+            consumers=0,
+            policy=vhost.policies.match(item.name, STREAMS),
+        )
+    return QueueView(
+        vhost=vhost.name,
+        name=item.name,
+        kind=queue_type(item.arguments) or CLASSIC,
+        durable=item.durable,
+        auto_delete=item.auto_delete,
+        owner=_owner(item),
+        arguments=item.arguments,
+        adapter=item.adapter,
+        ready=len(item),
+        unsettled=item.unsettled,
+        ready_bytes=item.ready.bytes,
+        consumers=len(item.consumers),
+        policy=vhost.policies.match(item.name, QUEUES),
+    )
+
+
+def _owner(queue: Queue) -> Connection | None:
+
+    return queue.owner if isinstance(queue.owner, Connection) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeView:
+    """An exchange; the default one has an empty name."""
+
+    vhost: str
+    name: str
+    kind: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: Mapping[str, HeaderValue]
+    policy: Policy | None
+
+
+def view_exchange(vhost: VirtualHost, exchange: Exchange) -> ExchangeView:
+    """One of a virtual host."""
+    return ExchangeView(
+        vhost=vhost.name,
+        name=exchange.name,
+        kind=exchange.kind,
+        durable=exchange.durable,
+        auto_delete=exchange.auto_delete,
+        internal=exchange.internal,
+        arguments=exchange.arguments,
+        policy=vhost.policies.match(exchange.name, EXCHANGES) if exchange.name else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BindingView:
+    """A binding between things that have names; live subscriptions have none."""
+
+    vhost: str
+    source: str
+    destination: str
+    is_to_exchange: bool
+    #: binding key, or an MQTT topic filter where ``is_filter``
+    key: bytes
+    is_filter: bool
+    arguments: Mapping[str, HeaderValue]
+
+
+def view_binding(vhost: VirtualHost, source: str, binding: Binding) -> BindingView | None:
+    """One from the exchange ``source``; None for a live subscription."""
+    target = binding.destination
+    if not isinstance(target, Queue | Stream | ExchangeDestination):
+        return None
+    return BindingView(
+        vhost=vhost.name,
+        source=source,
+        destination=target.name,
+        is_to_exchange=isinstance(target, ExchangeDestination),
+        key=binding.pattern,
+        is_filter=binding.is_filter,
+        arguments=binding.arguments,
+    )
+
+
+def default_binding(vhost: VirtualHost, name: str) -> BindingView:
+    """That of the default exchange to a queue or stream, which every one has."""
+    return BindingView(vhost.name, "", name, False, name.encode(), False, {})
+
+
+def queues_of(vhost: VirtualHost) -> Iterator[Queue | Stream]:
+    """The queues and streams of a virtual host as they are now."""
+    yield from list(vhost.queues.values())
+    yield from list(vhost.streams.values())
+
+
+def find_queue(vhost: VirtualHost, name: str) -> Queue | Stream | None:
+    """The queue or stream of a name."""
+    # A queue without messages is no true value.
+    queue = vhost.queues.get(name)
+    return vhost.streams.get(name) if queue is None else queue
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionView:
+    """A connection. ``name`` tells it from all others that there are."""
+
+    name: str
+    peer_host: str
+    peer_port: int
+    host: str
+    port: int
+    listener: str
+    vhost: str
+    user: str
+    has_tls: bool
+    #: milliseconds since the epoch
+    connected_ms: int
+    about: ConnectionDescription
+
+
+def view_connection(broker: Broker, connection: Connection) -> ConnectionView:
+    """One connection."""
+    peer_host, peer_port = _host_and_port(connection.peer.address)
+    listener = connection.peer.listener
+    host, port = _host_and_port(broker.listeners.get(listener.name, ""))
+    return ConnectionView(
+        name=connection_name(broker, connection),
+        peer_host=peer_host,
+        peer_port=peer_port,
+        host=host,
+        port=port,
+        listener=listener.name,
+        vhost=connection.access.vhost,
+        user=connection.identity.name,
+        has_tls=listener.config.tls is not None,
+        connected_ms=connection.connected_ms,
+        about=connection.managed().describe(),
+    )
+
+
+def connection_name(broker: Broker, connection: Connection) -> str:
+    """Both ends of it; one by a Unix socket, whose end has no name, has its number."""
+    address = connection.peer.address
+    if ":" not in address:
+        address = f"{address}:{connection.number}"
+    return f"{address} -> {broker.listeners.get(connection.peer.listener.name, '')}"
+
+
+def find_connection(broker: Broker, name: str) -> Connection | None:
+    """The connection of a name."""
+    address = name.partition(" -> ")[0]
+    for connection in broker.connections:
+        peer = connection.peer.address
+        if (peer == address or ":" not in peer) and connection_name(broker, connection) == name:
+            return connection
+    return None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdecimal() else (address, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """A channel and its connection."""
+
+    connection: ConnectionView
+    about: ChannelDescription
+
+
+def view_channels(broker: Broker, connection: Connection) -> list[ChannelView]:
+    """Those of a connection."""
+    channels = connection.managed().channels()
+    if not channels:
+        return []
+    view = view_connection(broker, connection)
+    return [ChannelView(view, about) for about in channels]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A consumer and its connection."""
+
+    connection: ConnectionView
+    about: ConsumerDescription
+    #: whether others of its queue get nothing
+    exclusive: bool
+    #: whether it may get something, and why: ``up``, ``single_active``, ``waiting``
+    active: bool
+    activity: str
+
+
+def view_consumers(broker: Broker, connection: Connection) -> list[ConsumerView]:
+    """Those of a connection."""
+    consumers = connection.managed().consumers()
+    if not consumers:
+        return []
+    view = view_connection(broker, connection)
+    vhost = broker.vhosts.get(view.vhost)
+    return [_consumer(vhost, view, about) for about in consumers]
+
+
+def _consumer(
+    vhost: VirtualHost | None, connection: ConnectionView, about: ConsumerDescription
+) -> ConsumerView:
+    queue = None if vhost is None else vhost.queues.get(about.queue)
+    if queue is None:
+        return ConsumerView(connection, about, False, True, "up")
+    rotation = queue.consumers
+    if not rotation.is_single:
+        return ConsumerView(connection, about, rotation.is_exclusive, True, "up")
+    first = rotation.first()
+    active = first is not None and first.describe() == about
+    return ConsumerView(connection, about, False, active, "single_active" if active else "waiting")
+
+
+def view_consumers_of(broker: Broker, vhost: VirtualHost, queue: Queue) -> list[ConsumerView]:
+    """Those of a queue, in the order in which they came."""
+
+    found: list[ConsumerView] = []
+    for consumer in queue.consumers.all():
+        about = consumer.describe()
+        if about is not None and isinstance(about.connection, Connection):
+            view = view_connection(broker, about.connection)
+            found.append(_consumer(vhost, view, about))
+    return found
+
+
+def listener_addresses(broker: Broker) -> list[tuple[str, str, str, int]]:
+    """Name, protocol, host and port of each listener; the port is 0 for a Unix socket."""
+    found: list[tuple[str, str, str, int]] = []
+    for config in broker.config.all_listeners():
+        host, port = _host_and_port(broker.listeners.get(config.name, ""))
+        found.append((config.name, config.protocol, host, port))
+    return found
+
+
+def certificate_ends(broker: Broker) -> list[tuple[str, int]]:
+    """Until when the certificates of listeners are good, in milliseconds since the epoch, by the
+    names of these. One that cannot be read is left out: the log says so."""
+    found: list[tuple[str, int]] = []
+    for config in broker.config.all_listeners():
+        tls = config.tls
+        if tls is None:
+            continue
+        for path in (tls.certificate, *(each.certificate for each in tls.certificates)):
+            try:
+                found.append((config.name, ends_at(path) * 1000))
+            except ConfigError as error:
+                logger.warning("%s: %s", config.name, error)
+    return found

@@ -1,0 +1,796 @@
+"""The HTTP API that tools for RabbitMQ know, asked over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from trivium.config import Config, Listen, StorageConfig, UserConfig
+from trivium.management.compatible import ENDPOINTS
+from trivium.management.endpoints import (
+    ADMINISTRATORS,
+    ANYBODY,
+    ENTERED,
+    POLICIES,
+    SEEN,
+    USERS,
+    WATCHED,
+    WATCHERS,
+)
+from trivium.runtime.broker import Broker
+
+ALL = {"/": {"configure": ".*", "write": ".*", "read": ".*"}}
+TAGS = ("", "management", "policymaker", "monitoring", "administrator")
+#: A user for each tag, and one that may not enter ``/``.
+CONFIGURED = {
+    **{
+        tag or "none": UserConfig(password="p", tags=(tag,) if tag else (), permissions=ALL)
+        for tag in TAGS
+    },
+    **{
+        f"out-{tag or 'none'}": UserConfig(password="p", tags=(tag,) if tag else ()) for tag in TAGS
+    },
+}
+
+
+class Site:
+    """A broker and a client of its HTTP port."""
+
+    def __init__(self, broker: Broker, client: aiohttp.ClientSession) -> None:
+        self.broker = broker
+        self._client = client
+        self.headers: Any = {}
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, user: str | None = "administrator"
+    ) -> tuple[int, Any]:
+        headers = {}
+        if user is not None:
+            name = user if ":" in user else f"{user}:p"
+            headers["Authorization"] = "Basic " + base64.b64encode(name.encode()).decode()
+        url = URL(f"http://{self.broker.listeners['http']}/api/{path}", encoded=True)
+        async with self._client.request(method, url, headers=headers, json=body) as answer:
+            text = await answer.text()
+            self.headers = answer.headers
+            if text:
+                assert answer.headers["Content-Type"].startswith("application/json")
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            return answer.status, json.loads(text) if text else None
+
+    async def get(self, path: str, **options: Any) -> Any:
+        status, found = await self.ask("GET", path, **options)
+        assert status == 200, (path, status, found)
+        return found
+
+    async def put(self, path: str, body: Any = None, status: int = 201) -> None:
+        assert await self.ask("PUT", path, {} if body is None else body) == (status, None), path
+
+    async def delete(self, path: str) -> None:
+        assert await self.ask("DELETE", path) == (204, None), path
+
+
+@contextlib.asynccontextmanager
+async def serve(**keys: Any) -> AsyncIterator[Site]:
+    config = Config(
+        listen={"http": Listen(0), "amqp": Listen(0)},
+        storage=StorageConfig(mode="memory"),
+        users=CONFIGURED,
+        **keys,
+    )
+    async with Broker(config) as broker, aiohttp.ClientSession() as client:
+        yield Site(broker, client)
+
+
+# Who may ask
+
+MESSAGE = {"routing_key": "q", "payload": "x", "payload_encoding": "string", "properties": {}}
+
+#: What stands for the braces of a path, where there is something of that name.
+NAMES = {"vhost": "%2F", "user": "ann", "node": "trivium@localhost", "name": "q"}
+
+
+def path_of(path: str) -> str:
+    return "/".join(
+        NAMES.get(part[1:-1], "x") if part.startswith("{") else part for part in path.split("/")
+    )
+
+
+#: The tags of users who may, by what an endpoint asks for.
+MAY = {
+    ANYBODY: {"none", *TAGS},
+    USERS: {"management", "policymaker", "monitoring", "administrator"},
+    POLICIES: {"policymaker", "administrator"},
+    WATCHERS: {"monitoring", "administrator"},
+    ADMINISTRATORS: {"administrator"},
+}
+#: The tags with which a virtual host can be looked into without a permission there.
+OUTSIDE = {SEEN: {"administrator"}, WATCHED: {"monitoring", "administrator"}, ENTERED: set()}
+
+
+async def test_every_endpoint_is_for_those_with_its_tags_alone() -> None:
+    """The matrix of endpoints, tags and permission in the virtual host."""
+    async with serve() as site:
+        wrong = []
+        site.broker.users.add("ann", "x")
+        for endpoint in ENDPOINTS.all:
+            path = path_of(endpoint.path)
+            is_public = endpoint.tags == ANYBODY
+            for user in (*CONFIGURED, None):
+                # What is asked for makes no sense beyond that, so nothing changes.
+                status, _ = await site.ask(endpoint.method, path, [], user)
+                tag = (user or "").removeprefix("out-")
+                is_outside = tag != (user or "")
+                may = user is not None and tag in MAY[endpoint.tags]
+                if is_outside and "{vhost}" in endpoint.path and endpoint.vhost:
+                    may = may and tag in OUTSIDE[endpoint.vhost]
+                if endpoint.path.startswith("connections/username/"):
+                    # Others see their own.
+                    may = tag in MAY[WATCHERS]
+                if (status != 401) is not (may or is_public):
+                    wrong.append((endpoint.method, path, user, status))
+                assert status < 500 or status == 503, (endpoint.method, path, user, status)
+        assert wrong == []
+
+
+def test_the_tags_are_those_of_another_broker() -> None:
+    """As RabbitMQ 3.10 has them, asked with users of each tag."""
+    found = {
+        (endpoint.method, endpoint.path): (endpoint.tags, endpoint.vhost)
+        for endpoint in ENDPOINTS.all
+    }
+    for path in ("overview", "vhosts", "queues/{vhost}", "policies", "user-limits", "whoami"):
+        assert found[("GET", path)] == (USERS, SEEN)
+    for path in ("nodes", "nodes/{node}", "auth/attempts/{node}"):
+        assert found[("GET", path)][0] == WATCHERS
+    for path in ("users", "permissions", "definitions", "feature-flags", "vhosts/{vhost}"):
+        assert found[("GET", path)][0] == ADMINISTRATORS
+    for path in ("parameters", "global-parameters", "policies/{vhost}/{name}"):
+        assert found[("GET", path)][0] == POLICIES
+    assert found[("GET", "auth")][0] == ANYBODY
+
+
+async def test_lists_show_what_is_in_virtual_hosts_that_may_be_entered() -> None:
+    async with serve() as site:
+        await site.put("vhosts/other")
+        await site.put("queues/%2F/mine", {"durable": True})
+        site.broker.vhost("other").declare_queue("theirs")
+        both = ["mine", "theirs"]
+        for user, names in (
+            ("administrator", both),
+            ("monitoring", ["mine"]),
+            ("out-monitoring", []),
+        ):
+            found = await site.get("queues?columns=name", user=user)
+            assert [queue["name"] for queue in found] == names
+        names = [vhost["name"] for vhost in await site.get("vhosts", user="out-monitoring")]
+        assert names == ["/", "other"]
+        assert await site.get("vhosts", user="out-management") == []
+
+
+async def test_what_is_not_there_is_not_found() -> None:
+    async with serve() as site:
+        for path in (
+            *("queues/%2F/no", "queues/no", "exchanges/%2F/no", "bindings/no", "users/no"),
+            *("connections/no", "channels/no", "nodes/no", "policies/%2F/no", "permissions/%2F/x"),
+            *("global-parameters/no", "parameters/x/%2F/no", "bindings/%2F/e/no/q/no", "no/such"),
+            *("operator-policies/%2F/no", "topic-permissions/%2F/none"),
+        ):
+            status, found = await site.ask("GET", path)
+            assert (status, found["error"]) == (404, "Object Not Found"), path
+        for path in ("queues/%2F/no", "exchanges/%2F/no", "users/no", "connections/no"):
+            assert (await site.ask("DELETE", path))[0] == 404
+        status, _ = await site.ask("POST", "queues/%2F/no")
+        assert (status, site.headers["Allow"]) == (405, "DELETE, GET, HEAD, OPTIONS, PUT")
+        assert await site.ask("OPTIONS", "whoami", user=None) == (200, None)
+        assert site.headers["Allow"] == "GET, HEAD, OPTIONS"
+
+
+# Exchanges, queues, bindings
+
+
+async def test_queues_are_declared_described_purged_and_deleted() -> None:
+    async with serve() as site:
+        arguments = {"x-max-length": 10, "x-dead-letter-exchange": "amq.fanout"}
+        body = {"durable": True, "auto_delete": False, "arguments": arguments, "node": "any"}
+        await site.put("queues/%2F/q", body)
+        await site.put("queues/%2F/q", body, 204)
+        await site.put("queues/%2F/s", {"durable": "true", "arguments": {"x-queue-type": "stream"}})
+        found = await site.get("queues/%2F/q")
+        assert (
+            found.items()
+            >= {
+                "name": "q",
+                "vhost": "/",
+                "type": "classic",
+                "durable": True,
+                "auto_delete": False,
+                "exclusive": False,
+                "arguments": arguments,
+                "messages": 0,
+                "messages_ready": 0,
+                "messages_unacknowledged": 0,
+                "consumers": 0,
+                "consumer_details": [],
+                "policy": None,
+                "state": "running",
+            }.items()
+        )
+        stream = await site.get("queues/%2F/s")
+        assert (stream["type"], stream["arguments"]) == ("stream", {"x-queue-type": "stream"})
+        message = {
+            "routing_key": "q",
+            "payload": "x",
+            "payload_encoding": "string",
+            "properties": {},
+        }
+        for key in ("q", "s"):
+            published = await site.ask(
+                "POST", "exchanges/%2F/amq.default/publish", {**message, "routing_key": key}
+            )
+            assert published == (200, {"routed": True})
+        assert (await site.get("queues/%2F/q"))["messages"] == 1
+        assert (await site.get("queues/%2F/s"))["messages"] == 1
+        totals = await site.get("queues?disable_stats=true&enable_queue_totals=true")
+        assert [(each["name"], each["messages"]) for each in totals] == [("q", 1), ("s", 1)]
+        assert "messages" not in (await site.get("queues/%2F?disable_stats=true"))[0]
+        assert (await site.ask("DELETE", "queues/%2F/q?if-empty=true"))[0] == 400
+        await site.delete("queues/%2F/q/contents")
+        assert (await site.ask("DELETE", "queues/%2F/s/contents"))[0] == 400
+        await site.delete("queues/%2F/q?if-empty=true&if-unused=true")
+        await site.delete("queues/%2F/s")
+        assert await site.get("queues") == []
+
+
+async def test_a_queue_that_is_there_with_other_properties_is_refused() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/q", {"durable": True})
+        for body in (
+            {"durable": False},
+            {"durable": True, "arguments": {"x-max-length": 1}},
+            {"durable": True, "arguments": {"x-max-length": "many"}},
+            {"durable": True, "arguments": []} | {"arguments": "none"},
+            {"durable": "perhaps"},
+            {"durable": True, "arguments": {"x": 1 << 64}},
+            {"durable": True, "arguments": {"x": "\ud800"}},
+        ):
+            status, found = await site.ask("PUT", "queues/%2F/q", body)
+            assert (status, found["error"]) == (400, "bad_request"), body
+
+
+async def test_what_the_caller_may_not_do_is_refused() -> None:
+    narrow = UserConfig(
+        password="p",
+        tags=("management",),
+        permissions={"/": {"configure": "^mine", "write": "^mine", "read": "^mine"}},
+    )
+    config = Config(
+        listen={"http": Listen(0)},
+        storage=StorageConfig(mode="memory"),
+        users={**CONFIGURED, "narrow": narrow},
+    )
+    async with Broker(config) as broker, aiohttp.ClientSession() as client:
+        site = Site(broker, client)
+        assert await site.ask("PUT", "queues/%2F/mine", {}, "narrow") == (201, None)
+        await site.put("queues/%2F/theirs")
+        message = {
+            "routing_key": "x",
+            "payload": "x",
+            "payload_encoding": "string",
+            "properties": {},
+        }
+        got = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+        for method, path, body in (
+            ("PUT", "queues/%2F/theirs2", {}),
+            ("DELETE", "queues/%2F/theirs", None),
+            ("DELETE", "queues/%2F/theirs/contents", None),
+            ("POST", "queues/%2F/theirs/get", got),
+            ("POST", "exchanges/%2F/amq.direct/publish", message),
+            ("PUT", "exchanges/%2F/theirs", {"type": "direct"}),
+            ("POST", "bindings/%2F/e/amq.direct/q/mine", {"routing_key": "k"}),
+        ):
+            status, found = await site.ask(method, path, body, "narrow")
+            assert (status, found["error"]) == (401, "not_authorised"), path
+
+
+async def test_exchanges_and_bindings() -> None:
+    async with serve() as site:
+        await site.put("exchanges/%2F/ex", {"type": "topic", "durable": True})
+        await site.put("exchanges/%2F/ex", {"type": "topic"}, 204)
+        await site.put("exchanges/%2F/in", {"type": "fanout", "internal": True})
+        await site.put("queues/%2F/q", {"durable": True})
+        assert (await site.ask("PUT", "exchanges/%2F/no", {"type": "no"}))[0] == 400
+        assert (await site.ask("DELETE", "exchanges/%2F/amq.direct"))[0] == 401
+        keys = ["", "a.*", "a/b ~%ü#"]
+        places = []
+        for key in keys:
+            for arguments in ({}, {"x": 1}, {"x": True}):
+                body = {"routing_key": key, "arguments": arguments}
+                assert await site.ask("POST", "bindings/%2F/e/ex/q/q", body) == (201, None)
+                places.append(site.headers["Location"])
+        await site.ask("POST", "bindings/%2F/e/ex/e/in", {"routing_key": "e"})
+        assert len(set(places)) == 9
+        found = await site.get("bindings/%2F/e/ex/q/q")
+        assert len(found) == 9
+        assert {binding["routing_key"] for binding in found} == set(keys)
+        assert len({binding["properties_key"] for binding in found}) == 9
+        assert len(await site.get("exchanges/%2F/ex/bindings/source")) == 10
+        assert [
+            (each["source"], each["destination_type"], each["routing_key"])
+            for each in await site.get("exchanges/%2F/in/bindings/destination")
+        ] == [("ex", "exchange", "e")]
+        # That of the default exchange is among those to a queue.
+        assert len(await site.get("queues/%2F/q/bindings")) == 10
+        assert len(await site.get("bindings")) == 11
+        for place in places:
+            one = await site.get(place.removeprefix("/api/"))
+            assert place.endswith("/" + quote(one["properties_key"], safe=""))
+            await site.delete(place.removeprefix("/api/"))
+            assert (await site.ask("GET", place.removeprefix("/api/")))[0] == 404
+        (default,) = await site.get("queues/%2F/q/bindings")
+        assert default["source"] == ""
+        assert (await site.ask("DELETE", "bindings/%2F/e/amq.default/q/q/q"))[0] == 404
+        await site.delete("exchanges/%2F/ex")
+        assert len(await site.get("exchanges")) == 7
+
+
+MARKUP = '<script>alert("1")</script>&"\'`{{}}/é\u2028'
+
+
+async def test_markup_in_names_comes_back_as_it_was() -> None:
+    place = quote(MARKUP, safe="")
+    async with serve() as site:
+        await site.put(f"queues/%2F/{place}", {"arguments": {"x-note": MARKUP}})
+        await site.put(f"exchanges/%2F/{place}", {"type": "direct"})
+        await site.put(f"global-parameters/{place}", {"value": {MARKUP: MARKUP}})
+        body = {"routing_key": MARKUP, "arguments": {MARKUP: MARKUP}}
+        await site.ask("POST", f"bindings/%2F/e/{place}/q/{place}", body)
+        assert (await site.get(f"queues/%2F/{place}"))["name"] == MARKUP
+        assert (await site.get("queues"))[0]["arguments"] == {"x-note": MARKUP}
+        (found,) = await site.get(f"exchanges/%2F/{place}/bindings/source")
+        assert (found["routing_key"], found["arguments"]) == (MARKUP, {MARKUP: MARKUP})
+        assert await site.get(f"global-parameters/{place}") == {
+            "name": MARKUP,
+            "value": {MARKUP: MARKUP},
+        }
+        await site.delete(f"queues/%2F/{place}")
+
+
+# Messages
+
+
+async def test_a_message_comes_back_with_its_properties() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/q", {"durable": True})
+        properties = {
+            "content_type": "text/plain",
+            "content_encoding": "gzip",
+            "delivery_mode": 2,
+            "priority": 3,
+            "correlation_id": "c",
+            "reply_to": "r",
+            "expiration": "60000",
+            "message_id": "m",
+            "timestamp": 1_800_000_000,
+            "type": "t",
+            "app_id": "a",
+            "user_id": "administrator",
+            "headers": {"n": 1, "f": 0.5, "b": True, "l": [1, {"x": "y"}], "v": None},
+        }
+        body = {
+            "routing_key": "q",
+            "payload": base64.b64encode(b"\xff\x00").decode(),
+            "payload_encoding": "base64",
+            "properties": properties,
+        }
+        path = "exchanges/%2F/amq.default/publish"
+        assert await site.ask("POST", path, body) == (200, {"routed": True})
+        nowhere = {**body, "routing_key": "nowhere"}
+        assert await site.ask("POST", path, nowhere) == (200, {"routed": False})
+        got = {"count": 5, "ackmode": "ack_requeue_true", "encoding": "auto", "truncate": 50}
+        for redelivered in (False, True):
+            status, (found,) = await site.ask("POST", "queues/%2F/q/get", got)
+            assert status == 200
+            assert found == {
+                "payload_bytes": 2,
+                "redelivered": redelivered,
+                "exchange": "",
+                "routing_key": "q",
+                "message_count": 0,
+                "properties": properties,
+                "payload": body["payload"],
+                "payload_encoding": "base64",
+            }
+        status, (found,) = await site.ask("POST", "queues/%2F/q/get", {**got, "truncate": 1})
+        assert (found["payload"], found["payload_bytes"]) == ("/w==", 2)
+
+
+async def test_what_becomes_of_messages_that_are_taken() -> None:
+    async with serve() as site:
+        await site.put(
+            "queues/%2F/q",
+            {"arguments": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d"}},
+        )
+        await site.put("queues/%2F/d")
+        for number in range(4):
+            body = {
+                "routing_key": "q",
+                "payload": str(number),
+                "payload_encoding": "string",
+                "properties": {},
+            }
+            await site.ask("POST", "exchanges/%2F/amq.default/publish", body)
+
+        async def take(ackmode: str, count: int, queue: str = "q") -> list[tuple[str, int]]:
+            body = {"count": count, "ackmode": ackmode, "encoding": "auto"}
+            status, found = await site.ask("POST", f"queues/%2F/{queue}/get", body)
+            assert status == 200
+            return [(each["payload"], each["message_count"]) for each in found]
+
+        assert await take("ack_requeue_true", 2) == [("0", 3), ("1", 2)]
+        assert await take("reject_requeue_true", 1) == [("0", 3)]
+        assert await take("ack_requeue_false", 1) == [("0", 3)]
+        assert await take("reject_requeue_false", 2) == [("1", 2), ("2", 1)]
+        assert await take("ack_requeue_false", 9) == [("3", 0)]
+        assert await take("ack_requeue_false", 9) == []
+        found = await take("ack_requeue_false", 9, "d")
+        assert [payload for payload, _ in found] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("exchanges/%2F/amq.default/publish", {}),
+        ("exchanges/%2F/amq.default/publish", {"payload_encoding": "rot13"}),
+        ("exchanges/%2F/amq.default/publish", {"payload_encoding": "base64", "payload": "?"}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"expiration": "soon"}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"expiration": -1}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"priority": 256}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"colour": "red"}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"user_id": "root"}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"headers": {"x-delay": "soon"}}}),
+        ("exchanges/%2F/amq.default/publish", {"properties": {"headers": {"x-delivery": "no"}}}),
+        ("queues/%2F/q/get", {}),
+        ("queues/%2F/q/get", {"count": 0}),
+        ("queues/%2F/q/get", {"ackmode": "maybe"}),
+        ("queues/%2F/q/get", {"encoding": "rot13"}),
+        ("queues/%2F/s/get", {"count": 1}),
+        ("queues/%2F/q/actions", {"action": "dance"}),
+    ],
+)
+async def test_what_cannot_be_published_or_taken_is_refused(path: str, body: Any) -> None:
+    usual = {"routing_key": "q", "payload": "x", "payload_encoding": "string", "properties": {}}
+    if path.endswith("get"):
+        usual = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}  # type: ignore[dict-item]
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        await site.put("queues/%2F/s", {"durable": True, "arguments": {"x-queue-type": "stream"}})
+        status, found = await site.ask("POST", path, {**usual, **body} if body else {})
+        assert (status, found["error"]) == (400, "bad_request")
+        assert (await site.get("queues/%2F/q"))["messages"] == 0
+
+
+# Users, permissions, limits, policies
+
+
+async def test_users_and_what_they_may() -> None:
+    async with serve() as site:
+        await site.put("users/ann", {"password": "secret", "tags": "monitoring,policymaker"})
+        await site.put("permissions/%2F/ann", {"configure": "", "write": "a", "read": ".*"})
+        await site.put("permissions/%2F/ann", {"configure": "c", "write": "a", "read": ".*"}, 204)
+        await site.put(
+            "topic-permissions/%2F/ann", {"exchange": "amq.topic", "write": "^a", "read": "b"}
+        )
+        found = await site.get("users/ann")
+        assert (found["name"], found["tags"]) == ("ann", ["monitoring", "policymaker"])
+        assert found["password_hash"] == ""
+        who = await site.get("whoami", user="ann:secret")
+        assert who == {"name": "ann", "tags": ["monitoring", "policymaker"]}
+        permission = {"user": "ann", "vhost": "/", "configure": "c", "write": "a", "read": ".*"}
+        assert await site.get("permissions/%2F/ann") == permission
+        assert await site.get("users/ann/permissions") == [permission]
+        assert permission in await site.get("vhosts/%2F/permissions")
+        topic = {"user": "ann", "vhost": "/", "exchange": "amq.topic", "write": "^a", "read": "b"}
+        assert await site.get("topic-permissions") == [topic]
+        assert await site.get("topic-permissions/%2F/ann") == [topic]
+        await site.delete("topic-permissions/%2F/ann/amq.topic")
+        assert await site.get("users/ann/topic-permissions") == []
+        await site.delete("permissions/%2F/ann")
+        without = await site.get("users/without-permissions")
+        assert "ann" in [user["name"] for user in without]
+        await site.put("users/ann", {"password": "other", "tags": ["management"]}, 204)
+        assert (await site.ask("GET", "whoami", user="ann:secret"))[0] == 401
+        assert (await site.get("whoami", user="ann:other"))["tags"] == ["management"]
+        await site.put("users/bob", {"tags": ""})
+        bulk = {"users": ["ann", "bob", "nobody"]}
+        assert await site.ask("POST", "users/bulk-delete", bulk) == (204, None)
+        names = [user["name"] for user in await site.get("users")]
+        assert names == sorted([*CONFIGURED, "guest"])
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+async def test_a_hash_of_another_broker_logs_in_and_is_exported_again(algorithm: str) -> None:
+    salt = b"\x01\x02\x03\x04"
+    digest = hashlib.new(algorithm, salt + "gehéim".encode()).digest()
+    text = base64.b64encode(salt + digest).decode()
+    name = f"rabbit_password_hashing_{algorithm}"
+    async with serve() as site:
+        body = {"password_hash": text, "hashing_algorithm": name, "tags": "management"}
+        await site.put("users/ann", body)
+        assert (await site.get("whoami", user="ann:gehéim"))["name"] == "ann"
+        assert (await site.ask("GET", "whoami", user="ann:geheim"))[0] == 401
+        found = await site.get("users/ann")
+        assert (found["password_hash"], found["hashing_algorithm"]) == (text, name)
+        await site.put("users/nobody", {"password_hash": "", "tags": "management"})
+        assert (await site.ask("GET", "whoami", user="nobody:"))[0] == 401
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"password": "x"},
+        {"tags": 1, "password": "x"},
+        {"tags": "", "password": 1},
+        {"tags": "", "password": "x" * 2000},
+        {"tags": "", "password_hash": "?"},
+        {"tags": "", "password_hash": base64.b64encode(b"short").decode()},
+        {"tags": "", "password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"},
+        {"tags": ["\ud800"], "password": "x"},
+    ],
+)
+async def test_a_user_that_cannot_be_is_refused(body: Any) -> None:
+    async with serve() as site:
+        status, found = await site.ask("PUT", "users/ann", body)
+        assert (status, found["error"]) == (400, "bad_request")
+        assert (await site.ask("GET", "users/ann"))[0] == 404
+
+
+async def test_users_of_the_configuration_are_not_changed() -> None:
+    async with serve() as site:
+        for method, path, body in (
+            ("PUT", "users/none", {"password": "x", "tags": "administrator"}),
+            ("DELETE", "users/none", None),
+            ("POST", "users/bulk-delete", {"users": ["none"]}),
+            ("PUT", "permissions/%2F/none", {"configure": "", "write": "", "read": ""}),
+        ):
+            assert (await site.ask(method, path, body))[0] == 401, path
+
+
+async def test_limits_parameters_and_policies() -> None:
+    async with serve() as site:
+        await site.put("users/ann", {"password": "x", "tags": ""})
+        await site.put("user-limits/ann/max-channels", {"value": 7}, 204)
+        assert await site.get("user-limits/ann") == [{"user": "ann", "value": {"max-channels": 7}}]
+        await site.delete("user-limits/ann/max-channels")
+        assert await site.get("user-limits") == []
+        await site.put("vhost-limits/%2F/max-queues", {"value": 9}, 204)
+        assert await site.get("vhost-limits") == [{"vhost": "/", "value": {"max-queues": 9}}]
+        parameter = {"component": "vhost-limits", "vhost": "/", "name": "limits"}
+        parameter["value"] = {"max-queues": 9}  # type: ignore[assignment]
+        assert await site.get("parameters/vhost-limits/%2F/limits") == parameter
+        await site.delete("vhost-limits/%2F/max-queues")
+        assert await site.get("parameters") == []
+        assert (await site.ask("PUT", "vhost-limits/%2F/max-queues", {"value": -2}))[0] == 400
+        assert (await site.ask("PUT", "vhost-limits/%2F/colour", {"value": 1}))[0] == 400
+        assert (await site.ask("PUT", "parameters/shovel/%2F/x", {"value": {}}))[0] == 400
+        await site.put("global-parameters/x", {"value": [1, {"a": None}]})
+        await site.put("cluster-name", {"name": "here"}, 204)
+        assert (await site.get("cluster-name"))["name"] == "here"
+        assert (await site.get("overview"))["cluster_name"] == "here"
+        assert await site.get("global-parameters") == [
+            {"name": "cluster_name", "value": "here"},
+            {"name": "x", "value": [1, {"a": None}]},
+        ]
+        await site.delete("global-parameters/x")
+
+        policy = {
+            "pattern": "^q",
+            "definition": {"max-length": 5},
+            "apply-to": "queues",
+            "priority": 2,
+        }
+        await site.put("queues/%2F/q")
+        await site.put("policies/%2F/p", policy)
+        await site.put("policies/%2F/p", policy, 204)
+        assert await site.get("policies") == [{"vhost": "/", "name": "p", **policy}]
+        found = await site.get("queues/%2F/q")
+        assert (found["policy"], found["effective_policy_definition"]) == ("p", {"max-length": 5})
+        assert (await site.ask("PUT", "policies/%2F/p", {"pattern": "x"}))[0] == 400
+        assert (await site.ask("PUT", "policies/%2F/p", {**policy, "pattern": "("}))[0] == 400
+        assert (await site.ask("PUT", "policies/%2F/p", {**policy, "priority": 1 << 40}))[0] == 400
+        await site.delete("policies/%2F/p")
+        assert (await site.get("queues/%2F/q"))["policy"] is None
+
+
+# The broker as a whole
+
+
+async def test_overview_nodes_and_health() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        await site.put("vhosts/other")
+        overview = await site.get("overview")
+        assert overview["object_totals"] == {
+            "connections": 0,
+            "channels": 0,
+            "consumers": 0,
+            "exchanges": 12,
+            "queues": 1,
+        }
+        assert overview["queue_totals"]["messages"] == 0
+        assert (await site.get("overview", user="monitoring"))["object_totals"]["exchanges"] == 6
+        assert "queue_totals" not in await site.get("overview?disable_stats=true")
+        (node,) = await site.get("nodes")
+        assert node["running"] is True
+        assert node["mem_used"] > 0
+        assert await site.get(f"nodes/{node['name']}") != {}
+        port = int(site.broker.listeners["http"].rpartition(":")[2])
+        for path in (
+            *("alarms", "local-alarms", "virtual-hosts", "certificate-expiration/1/weeks"),
+            *(f"port-listener/{port}", "protocol-listener/amqp091", "protocol-listener/http"),
+            *("node-is-quorum-critical", "ready-to-serve-clients", "below-node-connection-limit"),
+        ):
+            assert (await site.get(f"health/checks/{path}"))["status"] == "ok"
+        assert (await site.ask("GET", "health/checks/port-listener/1"))[0] == 503
+        assert (await site.ask("GET", "health/checks/port-listener/x"))[0] == 400
+        assert (await site.ask("GET", "health/checks/protocol-listener/mqtt"))[0] == 503
+        assert (await site.ask("GET", "health/checks/certificate-expiration/1/ages"))[0] == 400
+        assert await site.get("aliveness-test/%2F") == {"status": "ok"}
+        assert await site.get("aliveness-test/%2F") == {"status": "ok"}
+        site.broker.alarms.is_disk_short = True
+        status, found = await site.ask("GET", "health/checks/alarms")
+        assert (status, found["alarms"][0]["resource"]) == (503, "disk")
+
+
+async def test_logins_are_counted_by_protocol() -> None:
+    async with serve() as site:
+        await site.get("whoami")
+        await site.ask("GET", "whoami", user="administrator:wrong")
+        path = "auth/attempts/trivium@localhost"
+        found = await site.get(path)
+        assert found == [
+            {
+                "protocol": "http",
+                "auth_attempts": 3,
+                "auth_attempts_failed": 1,
+                "auth_attempts_succeeded": 2,
+            }
+        ]
+        await site.delete(path)
+        assert (await site.get(path))[0]["auth_attempts"] == 1
+
+
+# Definitions
+
+
+async def test_definitions_come_back_equal() -> None:
+    async with serve() as site:
+        await site.put("vhosts/other", {"description": "d", "tags": "a,b"})
+        await site.put("vhost-limits/other/max-queues", {"value": 9}, 204)
+        salted = base64.b64encode(b"salt" + hashlib.sha256(b"saltx").digest()).decode()
+        await site.put("users/ann", {"password_hash": salted, "tags": "management"})
+        await site.put("user-limits/ann/max-channels", {"value": 7}, 204)
+        await site.put("permissions/other/ann", {"configure": "c", "write": "w", "read": "r"})
+        topics = {"exchange": "ex", "write": "w", "read": "r"}
+        await site.put("topic-permissions/other/ann", topics)
+        await site.put("global-parameters/g", {"value": {"a": [1, 2]}})
+        await site.put("policies/%2F/p", {"pattern": "^q", "definition": {"max-length": 5}})
+        await site.put("queues/%2F/q", {"durable": True, "arguments": {"x-max-priority": 3}})
+        await site.put("queues/%2F/s", {"durable": True, "arguments": {"x-queue-type": "stream"}})
+        await site.put(
+            "exchanges/%2F/ex",
+            {"type": "headers", "arguments": {"alternate-exchange": "amq.fanout"}},
+        )
+        body = {"routing_key": "k", "arguments": {"x-match": "any", "a": 1}}
+        await site.ask("POST", "bindings/%2F/e/ex/q/q", body)
+        await site.ask("POST", "bindings/%2F/e/amq.topic/q/s", {"routing_key": "a.#"})
+        await site.ask("POST", "bindings/%2F/e/amq.topic/e/ex", {"routing_key": "e"})
+        exported = await site.get("definitions")
+        of_vhost = await site.get("definitions/%2F")
+    assert {key: len(value) for key, value in exported.items() if isinstance(value, list)} == {
+        "users": 1,
+        "vhosts": 2,
+        "permissions": 1,
+        "topic_permissions": 1,
+        "global_parameters": 1,
+        "parameters": 1,
+        "policies": 1,
+        "queues": 2,
+        "exchanges": 1,
+        "bindings": 3,
+    }
+    async with serve() as site:
+        for _ in range(2):
+            assert await site.ask("POST", "definitions", exported) == (204, None)
+            assert await site.get("definitions") == exported
+        assert (await site.get("whoami", user="ann:x"))["name"] == "ann"
+        # Those of one virtual host go into any.
+        await site.put("vhosts/third")
+        assert await site.ask("POST", "definitions/third", of_vhost) == (204, None)
+        assert await site.get("definitions/third") == of_vhost
+
+
+async def test_definitions_pass_over_what_means_nothing_here() -> None:
+    async with serve() as site:
+        document = {
+            "rabbit_version": "3.8.0",
+            "users": [{"name": "none", "password_hash": "", "tags": "administrator"}],
+            "permissions": [
+                {"user": "none", "vhost": "/", "configure": "", "write": "", "read": ""}
+            ],
+            "vhosts": [{"name": "/", "limits": [], "metadata": {"description": "m", "tags": []}}],
+            "policies": [
+                {"vhost": "/", "name": "a", "pattern": "x", "definition": {"ha-mode": "all"}},
+                {
+                    "vhost": "/",
+                    "name": "b",
+                    "pattern": "x",
+                    "definition": {"ha-mode": "all", "max-length": 1},
+                },
+            ],
+            "parameters": [{"component": "shovel", "vhost": "/", "name": "s", "value": {}}],
+            "exchanges": [{"name": "amq.topic", "vhost": "/", "type": "topic", "durable": True}],
+        }
+        assert await site.ask("POST", "definitions", document) == (204, None)
+        assert (
+            (
+                await site.get(
+                    "whoami",
+                    user="none:p",
+                )
+            )
+            if False
+            else True
+        )
+        (policy,) = await site.get("policies")
+        assert (policy["name"], policy["definition"]) == ("b", {"max-length": 1})
+        assert (await site.get("vhosts/%2F"))["description"] == "m"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"queues": {}},
+        {"queues": [1]},
+        {"queues": [{"vhost": "/"}]},
+        {"queues": [{"name": "q", "vhost": "no"}]},
+        {"exchanges": [{"name": "e", "vhost": "/", "type": "no", "durable": True}]},
+        {"bindings": [{"vhost": "/", "source": "", "destination": "q", "routing_key": "q",
+                       "destination_type": "queue"}]},
+        {"users": [{"name": "u", "tags": "", "password_hash": "?"}]},
+        {"policies": [{"vhost": "/", "name": "p", "pattern": "(", "definition": {"expires": 1}}]},
+    ],
+)  # fmt: skip
+async def test_definitions_that_cannot_be_are_refused(document: Any) -> None:
+    async with serve() as site:
+        status, found = await site.ask("POST", "definitions", document)
+        assert status in (400, 401, 404)
+        assert found["reason"]
+        assert await site.get("queues") == []
+
+
+async def test_a_large_document_is_imported_a_part_at_a_time() -> None:
+    queues = [
+        {"name": f"q{number}", "vhost": "/", "durable": True, "arguments": {}}
+        for number in range(3000)
+    ]
+    async with serve() as site:
+        importing = asyncio.ensure_future(site.ask("POST", "definitions", {"queues": queues}))
+        counts = set()
+        while not importing.done():
+            counts.add(len(site.broker.vhost("/").queues))
+            await asyncio.sleep(0)
+        assert importing.result() == (204, None)
+        assert len(counts) > 3
+        assert (await site.get("queues?page=30&page_size=100"))["item_count"] == 100
