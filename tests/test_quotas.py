@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,6 +15,7 @@ from tests.support import amqp, mqtt, native
 from tests.support.roads import Server
 from tests.support.server import Client
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.common.quotas import (
     CHANNELS,
     CONNECTIONS,
@@ -928,3 +930,65 @@ def test_the_lowest_rate_bounds_what_is_let_through_at_once() -> None:
     watcher = watch(server)
     server.mqtt("ann", version=4).feed(b"".join(mqtt.publish("t", b"x") for _ in range(1000)))
     assert 10 <= arrived(watcher) <= 10 + 64 // 6
+
+
+# Leaving while the disk has not answered
+
+
+DURABLE_QUEUE = {"kind": "queue", "name": "q", "durable": True}
+
+
+def _mqtt_waits(server: Server) -> Client:
+    """Its CONNACK, and what stands behind, waits for the disk."""
+    client = mqtt.Client(server)
+    fields: dict[str, Any] = {"username": "ann", "password": b"p", "properties": mqtt.KEPT}
+    client.feed(mqtt.connect("kept", 5, clean=False, **fields))
+    client.feed(mqtt.subscribe("t", 1, 1, 5))
+    return client
+
+
+def _amqp_waits(server: Server) -> Client:
+    """Its confirm, and the answer behind it, waits for the disk."""
+    client = server.amqp("ann")
+    client.send(Confirm.Select(), Queue.Declare(queue="q", durable=True))
+    client.send(Basic.Consume(queue="q", consumer_tag="c"))
+    client.publish("q", delivery_mode=2)
+    client.send(Channel.Open(), channel=2)
+    client.send(Queue.Declare(queue="r", durable=True), channel=2)
+    return client
+
+
+def _native_waits(server: Server) -> Client:
+    """Its declaration waits for the disk."""
+    client = server.native("ann")
+    client.send(frames.SUBSCRIBE, 3, SUBSCRIBE | {"subscription": 1})
+    assert client.send(frames.DECLARE, 4, DURABLE_QUEUE) == []
+    return client
+
+
+@pytest.mark.parametrize(
+    ("waits", "left"), [(_mqtt_waits, (1, 1)), (_amqp_waits, (0, 0)), (_native_waits, (0, 0))]
+)
+@pytest.mark.parametrize("is_closed_first", [False, True])
+def test_who_leaves_while_output_waits_for_the_disk_counts_no_more(
+    waits: Callable[[Server], Client], left: tuple[int, int], is_closed_first: bool
+) -> None:
+    """``left`` is what a kept session still has: itself, and its subscription."""
+    storage = HeldStorage()
+    users = {"ann": UserConfig(password="p", permissions=EVERYTHING)}
+    server = Server(storage, Config(users=users))
+    client = waits(server)
+    assert storage.waiters
+    assert (used(server, CONNECTIONS), used(server, SUBSCRIPTIONS)) == (1, 1)
+    if is_closed_first:
+        client.connection.shutdown()
+    client.lose()
+    counted = (*(CONNECTIONS, CHANNELS), SESSIONS, SUBSCRIPTIONS)
+    for _ in range(2):
+        assert [used(server, what) for what in counted] == [0, 0, *left]
+        for scope, name in ((VHOST, "/"), (LISTENER, client.connection.peer.listener.name)):
+            assert used(server, CONNECTIONS, scope, name) == 0
+            assert used(server, CHANNELS, scope, name) == 0
+        # The answers have come meanwhile, for nobody.
+        storage.complete()
+        server.settle()

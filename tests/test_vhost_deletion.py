@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,41 @@ def test_whoever_is_in_it_does_not_delete_it() -> None:
     fields = {"username": "guest", "password": b"guest", "vhost": "farm"}
     client.send(frames.AUTH, 2, fields)
     assert client.refused(frames.MANAGE_PERMISSIONS, action="delete-vhost", name="farm") == 302
+
+
+def test_one_that_the_configuration_names_by_now_is_made_again_once_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vhost_deletion, "MAX_PER_TURN", 4)
+    server = make_server(Host())
+    fill(server)
+    assert delete(server) == []
+    listener = ListenerConfig(protocol="mqtt", address="127.0.0.1:0", virtual_host="farm")
+    policy = PolicyConfig(pattern="^q", definition={"max-length": 1}, vhost="farm")
+    config = replace(server.config, listen={}, listeners=(listener,), policies={"p": policy})
+    disk = server.host.disk.power_cut(None)
+    again = Server(config=config, host=Host(disk), now_ms=server.broker.now_ms)
+    assert "farm" not in again.broker.vhosts
+    client = mqtt.Client(again)
+    client.feed(mqtt.connect("c", 5, username="guest", password=b"guest"))
+    assert client.take()[0][1][:2] == b"\x00\x87"
+    seen: set[str] = set()
+    start = again.host.disk.copy()
+    again.host.disk.operations.clear()
+    while "farm" not in again.broker.vhosts:
+        again.advance(0.01)
+        again.sync()
+    again.sync()
+    for _, cut in crashes(start, again.host.disk.operations, random.Random(1)):
+        after = Server(config=config, host=Host(cut.copy(), seed=2), now_ms=again.broker.now_ms)
+        seen.add("there" if "farm" in after.broker.vhosts else "on its way")
+        run(after, 0.5)
+        vhost = after.broker.vhosts["farm"]
+        assert (vhost.settings, vhost.queues, vhost.streams) == (VirtualHostSettings(), {}, {})
+        assert left_over(after, "farm") == ["policies"]
+        assert vhost.declare_queue("q0").settings.max_length == 1
+        mqtt.Client(after).open("c", 5, username="guest", password=b"guest")
+    assert seen == {"there", "on its way"}
 
 
 def test_a_crash_at_any_moment_leaves_it_whole_or_gone_in_the_end(

@@ -208,6 +208,46 @@ def test_a_connection_that_fails_drops_what_waits() -> None:
     assert client.take() == []
 
 
+def test_what_waits_for_nothing_is_confirmed_before_a_connection_that_fails_is_closed() -> None:
+    """Whoever publishes again what was not confirmed would have it twice."""
+    server = Server(host=Host())
+    client = server.open()
+    client.declare("memory")
+    client.declare("disk", durable=True)
+    server.sync()
+    client.send(Confirm.Select())
+    client.take()
+    client.feed(publish_frames("disk", b"1", delivery_mode=2))
+    client.feed(
+        frame.marshal(DURABLE, 1)
+        + publish_frames("memory", b"2")
+        + publish_frames("nowhere", b"3", mandatory=True)
+        + publish_frames("disk", b"4", delivery_mode=2)
+        + b"\x09" * 8
+    )
+    found = client.take()
+    returned = ["Basic.Return", "ContentHeader", "ContentBody"]
+    assert names(found) == ["Basic.Ack", *returned, "Basic.Ack", "Connection.Close"]
+    # 1 and 4 wait for the disk, so they are not confirmed.
+    acks = [one for one in found if isinstance(one, Basic.Ack)]
+    assert [(ack.delivery_tag, ack.multiple) for ack in acks] == [(2, False), (3, False)]
+    server.sync()
+    assert client.take() == []
+
+
+def test_a_confirm_does_not_overtake_what_waits_for_nothing_itself() -> None:
+    server = Server(host=Host())
+    client = server.open()
+    client.declare("memory")
+    client.feed(
+        frame.marshal(DURABLE, 1)
+        + frame.marshal(Confirm.Select(), 1)
+        + publish_frames("memory", b"m")
+        + b"\x09" * 8
+    )
+    assert names(client.take()) == ["Connection.Close"]
+
+
 def test_a_client_that_pipelines_without_end_is_held() -> None:
     server = Server(host=Host())
     client = server.open()

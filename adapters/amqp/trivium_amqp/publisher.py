@@ -399,7 +399,7 @@ class Publisher:
         connection = self._connection
         self.traffic.returned += 1
         connection.traffic.returned += 1
-        connection.replies.send(
+        connection.replies.confirm(
             self.number,
             method_frame(
                 self.number,
@@ -445,7 +445,7 @@ class Publisher:
         return len(pending) > 0
 
     def _send_confirm(self, method: int, tag: int, multiple: int) -> None:
-        self._connection.replies.send(
+        self._connection.replies.confirm(
             self.number,
             CONFIRM_FRAME.pack(METHOD, self.number, CONFIRM_SIZE, method, tag, multiple, FRAME_END),
         )

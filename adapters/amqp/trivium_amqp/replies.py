@@ -36,6 +36,10 @@ class Reply:
         return True
 
 
+class Confirm(Reply):
+    """basic.ack, basic.nack or basic.return to a publisher: no call of the client waits for it."""
+
+
 class ConsumeOk(Reply):
     """basic.consume-ok, behind which the deliveries come."""
 
@@ -83,6 +87,16 @@ class Replies:
         else:
             self.put(channel, Reply(data))
 
+    def confirm(self, channel: int, data: bytes) -> None:
+        """Tell a publisher what became of its messages, in its turn."""
+        connection = self._connection
+        if connection is None:
+            return
+        if not self._lines:
+            connection.send(data)
+        else:
+            self.put(channel, Confirm(data))
+
     def put(self, channel: int, reply: Reply) -> None:
         """Have ``reply`` leave in its turn: now, when nothing is before it and it need not wait."""
         connection = self._connection
@@ -119,7 +133,20 @@ class Replies:
             self.advance(channel)
 
     def drop(self) -> None:
-        """The connection failed: nothing more is answered."""
+        """The connection failed: nothing more is answered.
+
+        But publishers learn what became of their messages, or they would publish them again: they
+        need not wait for the disk themselves, as only what stands before them does.
+        """
+        connection = self._connection
+        for line in self._lines.values():
+            for reply in line:
+                if isinstance(reply, Confirm):
+                    assert connection is not None
+                    connection.send(reply.data)
+                elif not reply.write_batch:
+                    # An answer that is due only once the one before it has left.
+                    break
         self._lines.clear()
 
     def end(self) -> None:

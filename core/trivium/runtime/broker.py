@@ -187,16 +187,8 @@ class Broker(Host):
         self.authentication.open(storage)
         self.logins.limits.open(storage.table("limits"))
         self.virtual_hosts.open()
-        for name, given in self.config.policies.items():
-            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
-            vhost = self.vhosts.get(given.vhost)
-            if vhost is None:
-                # It is on its way out, and comes again without the policy.
-                continue
-            known = vhost.policies.get(name)
-            if known is None or known.declarer is not None or not known.is_same(policy):
-                vhost.set_policy(policy)
-                vhost.policy_walk.finish()
+        for vhost in self.vhosts.values():
+            self.set_configured_policies(vhost)
         for adapter in adapters:
             self.adapters[adapter.name] = adapter
         for adapter in adapters:
@@ -204,6 +196,17 @@ class Broker(Host):
         self.virtual_hosts.go_on()
         user_deletion.go_on(self)
         self.end_turn()
+
+    def set_configured_policies(self, vhost: VirtualHost) -> None:
+        """Give a virtual host its policies of the configuration, as they stand there."""
+        for name, given in self.config.policies.items():
+            if given.vhost != vhost.name:
+                continue
+            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
+            known = vhost.policies.get(name)
+            if known is None or known.declarer is not None or not known.is_same(policy):
+                vhost.set_policy(policy)
+                vhost.policy_walk.finish()
 
     def vhost(self, name: str) -> VirtualHost:
         """The virtual host called ``name``. Raises NotFound."""

@@ -159,6 +159,6 @@ class VirtualHosts:
         deletion = self._leaving.pop(name)
         if name in self._configured:
             # Since a start that found it on its way out.
-            self.declare(name)
+            self._broker.set_configured_policies(self.declare(name))
         for done in deletion.waiting:
             done()
