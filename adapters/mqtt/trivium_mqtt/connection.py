@@ -424,10 +424,12 @@ class MqttConnection(Reader):
         self._incoming = None
         self._waiting = None
 
-    def end(self, reason: int) -> None:
-        """Tell an MQTT 5 client why, and close."""
+    def end(self, reason: int, keeps_session: bool = True) -> None:
+        """Tell an MQTT 5 client why, and close; where the session is not kept it ends as well."""
         if self.is_connected and self.is_v5 and not self.is_closed:
             self.send(packets.disconnect(reason))
+        if not keeps_session:
+            self._leave(0)
         self._abandon()
 
     def _abandon(self) -> None:

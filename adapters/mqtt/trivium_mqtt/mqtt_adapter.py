@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from trivium.common.descriptions import SessionDescription
+from trivium.common.descriptions import (
+    SessionDescription,
+    ShareDescription,
+    SubscriptionDescription,
+)
 from trivium.messages.message import PROTOCOL_MQTT, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport, WebSocketTerms
@@ -14,8 +18,10 @@ from trivium.runtime.vhost_deletion import delete_rows
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.properties import MqttCodec
+from trivium_mqtt.codec.reasons import ADMINISTRATIVE_ACTION
 from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.connection import MqttConnection
+from trivium_mqtt.describing import describe_session, describe_subscriptions
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.session import Session
 from trivium_mqtt.sessions import Sessions
@@ -89,17 +95,43 @@ class MqttAdapter(Adapter):
             yield from _end_all(sessions, _kept_for(sessions, name))
 
     def describe_sessions(self, vhost: VirtualHost) -> Iterable[SessionDescription]:
+        for session in self._all(vhost):
+            yield describe_session(session)
+
+    def describe_session(self, vhost: VirtualHost, client_id: str) -> SessionDescription | None:
+        session = self._session(vhost, client_id)
+        return None if session is None else describe_session(session)
+
+    def describe_subscriptions(
+        self, vhost: VirtualHost, client_id: str = ""
+    ) -> Iterable[SubscriptionDescription]:
+        sessions = self._all(vhost)
+        if client_id:
+            session = self._session(vhost, client_id)
+            sessions = [] if session is None else [session]
+        for session in sessions:
+            yield from describe_subscriptions(session)
+
+    def describe_shares(self, vhost: VirtualHost) -> Iterable[ShareDescription]:
         sessions = self._sessions.get(vhost.name)
-        for session in [] if sessions is None else list(sessions.by_client.values()):
-            outgoing = session.outgoing
-            yield SessionDescription(
-                client_id=session.name,
-                user=session.access.identity.name,
-                is_connected=session.connection is not None,
-                expiry=session.expiry,
-                subscriptions=len(session.subscriptions or ()),
-                queue="" if outgoing is None else outgoing.queue.name,
-            )
+        return () if sessions is None else sessions.shares.describe()
+
+    def end_session(self, vhost: VirtualHost, client_id: str) -> None:
+        session = self._session(vhost, client_id)
+        if session is None:
+            return
+        if session.connection is not None:
+            session.connection.end(ADMINISTRATIVE_ACTION, keeps_session=False)
+        else:
+            session.sessions.end(session)
+
+    def _all(self, vhost: VirtualHost) -> list[Session]:
+        sessions = self._sessions.get(vhost.name)
+        return [] if sessions is None else list(sessions.by_client.values())
+
+    def _session(self, vhost: VirtualHost, client_id: str) -> Session | None:
+        sessions = self._sessions.get(vhost.name)
+        return None if sessions is None else sessions.by_client.get(client_id.encode())
 
     def tick(self, now: float) -> None:
         for sessions in self._sessions.values():

@@ -7,9 +7,11 @@ on, until it ends: see ``handover``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Final
 
+from trivium.common.descriptions import ShareDescription
 from trivium.messages.message import Message
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange
@@ -178,6 +180,17 @@ class Shares:
         if identities is None:
             return len(self._by_identity) > 0
         return any(identity in self._by_identity for identity in identities)
+
+    def describe(self) -> Iterator[ShareDescription]:
+        """What operators see of them, each made when it is taken."""
+        for topic_filter, share in list(self._shares.items()):
+            found = split_shared(topic_filter)
+            assert found is not None
+            yield ShareDescription(
+                name=found[0].decode(),
+                topic_filter=found[1].decode(),
+                members=tuple(member.session.name for member in share.members),
+            )
 
     def hand_on(self, identity: bytes, message: Message) -> None:
         """Give a message to another session, since the one that had it from this share has ended.

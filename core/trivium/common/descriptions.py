@@ -83,3 +83,23 @@ class SessionDescription:
     subscriptions: int
     #: the queue of what waits for the client; "" while it has none
     queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDescription:
+    """What a session has subscribed to."""
+
+    client_id: str
+    topic_filter: str
+    qos: int
+    #: name of the share; "" for a subscription that is the session's alone
+    share: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareDescription:
+    """Sessions that share a subscription: each message goes to one of them."""
+
+    name: str
+    topic_filter: str
+    members: tuple[str, ...]

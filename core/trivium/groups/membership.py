@@ -407,6 +407,24 @@ class Memberships(EndOfTurn):
         self._table.put(_FORGOTTEN, pack([generation]))
         self._table.delete(group.encode())
 
+    # What operators see
+
+    def names(self) -> list[str]:
+        """The groups that have, or had, members or a holder."""
+        return [key.decode() for key, _ in self._table.items() if key != _FORGOTTEN]
+
+    def has(self, group: str) -> bool:
+        """Whether it is one of them."""
+        return self._table.get(group.encode()) is not None
+
+    def state(self, group: str) -> tuple[int, str | None]:
+        """Its generation, and who holds it exclusively."""
+        return self._row(group)
+
+    def members(self, group: str) -> GroupMembers | None:
+        """Its members; None while it has none."""
+        return self._groups.get(group)
+
     # Joining and leaving
 
     def join(

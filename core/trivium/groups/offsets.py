@@ -6,6 +6,7 @@ partition. It is a row of a table, so it is durable with the write batch of its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from trivium.errors import NotFound, PreconditionFailed
@@ -53,6 +54,14 @@ class Groups:
     def names(self) -> list[str]:
         """The groups that have committed an offset, in order of their names."""
         return sorted(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def streams(self, group: str, known: Mapping[str, Stream]) -> list[Stream]:
+        """Those of ``known`` that the group has committed an offset of."""
+        incarnations = self._groups.get(group, {})
+        return [stream for stream in known.values() if stream.incarnation in incarnations]
 
     def has(self, group: str) -> bool:
         """Whether the group has committed an offset."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
+from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.observability.api import ApiAnswer, ApiRequest
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 
 if TYPE_CHECKING:
+    from trivium.common.values import HeaderValue
     from trivium.management.state import ManagementState
     from trivium.runtime.broker import Broker
     from trivium.security.identity import Identity
@@ -22,14 +24,6 @@ Done = Callable[[ApiAnswer], None]
 
 #: What the reason of a 404 is where nothing else is said.
 NOT_FOUND: Final = "Not Found"
-
-
-class BadRequest(Exception):
-    """The request says something that it cannot; the text is for the client."""
-
-    def __init__(self, text: str, error: str = "bad_request") -> None:
-        super().__init__(text)
-        self.error = error
 
 
 class _Durable(DurabilityWaiter):
@@ -112,6 +106,11 @@ class Call:
         if not isinstance(body, dict):
             raise BadRequest("a body is a JSON object")
         return body
+
+    def table(self, values: Mapping[str, object]) -> dict[str, HeaderValue]:
+        """JSON's own values, which are checked, as arguments or headers."""
+        found: dict[str, Any] = dict(values)
+        return found
 
     def asks(self, name: str) -> bool:
         """Whether the query has ``name=true``."""

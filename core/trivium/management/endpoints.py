@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from trivium.observability.api import ApiAnswer
+from trivium.errors import AccessRefused, NotFound, TopologyError
+from trivium.observability.api import ApiAnswer, Refusal, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 
 if TYPE_CHECKING:
@@ -34,12 +35,34 @@ ENTERED: Final = "entered"
 #: nothing: it is there, or the handler looks
 UNCHECKED: Final = ""
 
+
+class BadRequest(Exception):
+    """The request says something that it cannot; the text is for the client."""
+
+    def __init__(self, text: str, error: str = "bad_request") -> None:
+        super().__init__(text)
+        self.error = error
+
+
 #: Bytes of a usual body, and of one that brings messages or definitions.
 SMALL: Final = 64 * 1024
 LARGE: Final = 20 * 1024 * 1024
 
 #: Carries out a call; None: it answers later, by the call itself.
 Handler = Callable[["Call"], ApiAnswer | None]
+
+
+def compatible_refusal(error: Exception) -> Refusal | None:
+    """What a request is answered as RabbitMQ's management API does; None for a fault of ours."""
+    if isinstance(error, NotFound):
+        return refusal(404, "Object Not Found", str(error))
+    if isinstance(error, AccessRefused):
+        return refusal(401, "not_authorised", str(error))
+    if isinstance(error, BadRequest):
+        return refusal(400, error.error, str(error))
+    if isinstance(error, TopologyError):
+        return refusal(400, "bad_request", str(error))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +76,14 @@ class Endpoint:
     tags: frozenset[str] = USERS
     vhost: str = SEEN
     most_bytes: int = SMALL
+
+    def carry_out(self, call: Call) -> ApiAnswer | None:
+        """Carry out a call that may be made."""
+        return self.handler(call)
+
+    def refusal_of(self, error: Exception) -> Refusal | None:
+        """The answer to a call that ended so; None for a fault of ours."""
+        return compatible_refusal(error)
 
 
 class Place:

@@ -79,8 +79,12 @@ class Listing(Generic[Item]):
         describe: Callable[[Item], Mapping[str, object] | None],
         order: Callable[[Item], tuple[str, ...]],
         admits: Callable[[Item], bool] | None = None,
+        is_paged: bool = False,
     ) -> None:
         query = call.request.query
+        if is_paged:
+            # There are no lists without pages.
+            query = {"page": "1", **query}
         self._items = items
         self._describe = describe
         self._order = order

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from trivium.errors import AccessRefused, NotFound, TopologyError
-from trivium.management.calls import NOT_FOUND, BadRequest, Call, Done
-from trivium.management.compatible import ENDPOINTS
+from trivium.errors import AccessRefused
+from trivium.management import compatible, rest
+from trivium.management.calls import NOT_FOUND, Call, Done
 from trivium.management.endpoints import SEEN, UNCHECKED, WATCHED, Endpoint, Endpoints, Place
 from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
 
 logger = logging.getLogger(__name__)
+
+#: All that there are.
+ENDPOINTS: Final = Endpoints([*compatible.ENDPOINTS.all, *rest.ENDPOINTS])
 
 #: What a user is told who has none of the tags that are needed, by the least of them.
 _NEEDED = (
@@ -63,8 +66,8 @@ class Management:
             headers = {"Allow": place.methods}
             if method == "OPTIONS":
                 raise ApiRefused(ApiAnswer(200, headers=headers))
-            body = {"error": "method_not_allowed", "reason": f"{method} is not for this resource"}
-            raise ApiRefused(ApiAnswer(405, body, headers=headers))
+            text = f"{method} is not for this resource"
+            raise ApiRefused(refusal(405, "method_not_allowed", text, headers))
         return place, endpoint
 
     def _carry_out(self, request: ApiRequest, done: Done) -> None:
@@ -84,14 +87,14 @@ class Management:
             endpoint,
             place.names,
             done,
-            lambda work: self._answer(request, done, work),
+            lambda work: self._answer(endpoint, request, done, work),
         )
 
         def work() -> ApiAnswer | None:
             self._check(call)
-            return endpoint.handler(call)
+            return endpoint.carry_out(call)
 
-        self._answer(request, done, work)
+        self._answer(endpoint, request, done, work)
 
     def _check(self, call: Call) -> None:
         """Raise AccessRefused unless the caller may, NotFound where the virtual host is none."""
@@ -115,7 +118,11 @@ class Management:
             raise AccessRefused(text)
 
     def _answer(
-        self, request: ApiRequest, done: Done, work: Callable[[], ApiAnswer | None]
+        self,
+        endpoint: Endpoint,
+        request: ApiRequest,
+        done: Done,
+        work: Callable[[], ApiAnswer | None],
     ) -> None:
         """Do a call's work, and answer what comes of it."""
         broker = self._broker
@@ -128,19 +135,14 @@ class Management:
                 done(answer)
         except ApiRefused as refused:
             done(refused.answer)
-        except NotFound as error:
-            done(refusal(404, "Object Not Found", str(error)))
-        except AccessRefused as error:
-            done(refusal(401, "not_authorised", str(error)))
-        except BadRequest as error:
-            done(refusal(400, error.error, str(error)))
-        except TopologyError as error:
-            done(refusal(400, "bad_request", str(error)))
         except Exception as error:
-            if broker.changes != changes:
-                # It is done by halves.
-                raise
-            logger.error("internal error, a request is given up: %r", error, exc_info=error)
-            done(refusal(500, "internal_server_error", "internal error"))
+            answer = endpoint.refusal_of(error)
+            if answer is None:
+                if broker.changes != changes:
+                    # It is done by halves.
+                    raise
+                logger.error("internal error, a request is given up: %r", error, exc_info=error)
+                answer = refusal(500, "internal_server_error", "internal error")
+            done(answer)
         finally:
             broker.events.serving = before

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from trivium.common.values import HeaderValue
-from trivium.management.calls import BadRequest
+from trivium.management.endpoints import BadRequest
 
 #: Nesting of tables and lists in arguments that are taken.
 MAX_DEPTH: Final = 16
@@ -97,11 +97,11 @@ def table_of(body: Mapping[str, object], key: str) -> dict[str, HeaderValue]:
         return {}
     if not isinstance(value, dict):
         raise BadRequest(f"{key!r} is an object")
-    _check(value, key, MAX_DEPTH)
+    check_value(value, key, MAX_DEPTH)
     return dict(value)
 
 
-def _check(value: object, key: str, depth: int) -> None:
+def check_value(value: object, key: str, depth: int) -> None:
     """Raise BadRequest unless it can be stored: no number beyond 64 bits, no half of a pair of
     surrogates, and not too deep."""
     if depth == 0:
@@ -111,9 +111,9 @@ def _check(value: object, key: str, depth: int) -> None:
     elif isinstance(value, dict):
         for name, item in value.items():
             checked(name, key)
-            _check(item, key, depth - 1)
+            check_value(item, key, depth - 1)
     elif isinstance(value, list):
         for item in value:
-            _check(item, key, depth - 1)
+            check_value(item, key, depth - 1)
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         raise BadRequest(f"{key!r} has a number beyond 64 bits")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from http import HTTPStatus
+from typing import Final, Protocol
 
 from trivium.listen import ListenerConfig
 from trivium.security.identity import Identity
+
+#: The first segment behind ``/api`` of the paths that are Trivium's own, by their version.
+OWN: Final = "v1"
+#: What kinds of problems begin with (RFC 9457, 3.1.1).
+PROBLEM: Final = "urn:trivium:problem:"
+_JSON: Final = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,7 @@ class ApiAnswer:
     #: rest is for after others were served. ``ApiRefused`` may come before the first that is not.
     parts: Iterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = _JSON
 
 
 class ApiRefused(Exception):
@@ -70,6 +78,32 @@ class Api(Protocol):
         """Carry out a request and call with the answer, at once or later."""
 
 
-def refusal(status: int, error: str, reason: str) -> ApiAnswer:
-    """An answer in the form that RabbitMQ's management API has for errors."""
-    return ApiAnswer(status, {"error": error, "reason": reason})
+class Refusal(ApiAnswer):
+    """Says why a request is refused, in the form that RabbitMQ's management API has for errors."""
+
+    def __init__(
+        self, status: int, error: str, reason: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, {"error": error, "reason": reason}, headers=headers or {})
+
+    def as_problem(self) -> ApiAnswer:
+        """The same as problem details (RFC 9457): a type, by which programs know it, and texts."""
+        assert isinstance(self.body, dict)
+        kind = str(self.body["error"]).lower().replace(" ", "-").replace("_", "-")
+        body = {
+            "type": PROBLEM + kind,
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.body["reason"],
+        }
+        headers = self.headers
+        return ApiAnswer(
+            self.status, body, headers=headers, content_type="application/problem+json"
+        )
+
+
+def refusal(
+    status: int, error: str, reason: str, headers: Mapping[str, str] | None = None
+) -> Refusal:
+    """An answer that says why a request is refused."""
+    return Refusal(status, error, reason, headers)

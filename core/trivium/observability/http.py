@@ -27,7 +27,15 @@ from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
 from trivium.listen import ListenerConfig, is_loopback
-from trivium.observability.api import Api, ApiAnswer, ApiRefused, ApiRequest, refusal
+from trivium.observability.api import (
+    OWN,
+    Api,
+    ApiAnswer,
+    ApiRefused,
+    ApiRequest,
+    Refusal,
+    refusal,
+)
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, Identity
@@ -213,27 +221,30 @@ class HttpServer:
         return response
 
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
-        assert self._api is not None
         try:
             path = _segments(request.raw_path)
-            place = self._api.place(request.method, path)
+            answer = await self._answer(request, path)
         except ValueError:
-            return await _respond(request, refusal(400, "bad_request", "a path is UTF-8"))
+            answer = refusal(400, "bad_request", "a path is UTF-8")
         except ApiRefused as refused:
-            return await _respond(request, refused.answer)
+            answer = refused.answer
+        return await _respond(request, answer)
+
+    async def _answer(self, request: web.Request, path: tuple[str, ...]) -> ApiAnswer:
+        """What the API answers. Raises ApiRefused."""
+        assert self._api is not None
+        place = self._api.place(request.method, path)
         identity = NOBODY
         if not place.is_public:
             found = await self._identify(request)
             if found is None or found.is_anonymous:
-                return await _respond(request, refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+                raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
             identity = found
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 body = await _read_json(request, place.most_bytes)
         except TimeoutError:
-            return await _respond(request, refusal(408, "request_timeout", "the body stays away"))
-        except ApiRefused as refused:
-            return await _respond(request, refused.answer)
+            raise ApiRefused(refusal(408, "request_timeout", "the body stays away")) from None
         asked = ApiRequest(
             method=request.method,
             path=path,
@@ -251,7 +262,7 @@ class HttpServer:
                 answer.set_result(found)
 
         self._api.ask(asked, done)
-        return await _respond(request, await answer)
+        return await answer
 
     async def _identify(self, request: web.Request) -> Identity | None:
         """Who asks; None when they may not."""
@@ -296,7 +307,6 @@ class HttpServer:
 
 
 _CREDENTIALS_NEEDED: Final = "user name and password are needed"
-_JSON: Final = "application/json"
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
@@ -341,6 +351,8 @@ def _parse_large(data: bytearray) -> object:
 
 async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
     """Send an answer; one in parts as fast as the client takes it."""
+    if isinstance(answer, Refusal) and request.path.startswith(f"/api/{OWN}/"):
+        answer = answer.as_problem()
     headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
     if answer.status == 401:
         headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE[hdrs.WWW_AUTHENTICATE]
@@ -353,7 +365,7 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
             return await _respond(request, refused.answer)
         if not is_whole:
             response = web.StreamResponse(status=answer.status, headers=headers)
-            response.content_type = _JSON
+            response.content_type = answer.content_type
             await response.prepare(request)
             try:
                 await _send_parts(response, text, iter(()) if request.method == "HEAD" else parts)
@@ -365,7 +377,9 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
         return web.Response(status=answer.status, headers=headers)
     else:
         text = json.dumps(answer.body).encode()
-    return web.Response(status=answer.status, headers=headers, body=text, content_type=_JSON)
+    return web.Response(
+        status=answer.status, headers=headers, body=text, content_type=answer.content_type
+    )
 
 
 async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:

@@ -21,6 +21,8 @@ from trivium.common.descriptions import (
     ConnectionDescription,
     ConsumerDescription,
     SessionDescription,
+    ShareDescription,
+    SubscriptionDescription,
 )
 from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
@@ -456,6 +458,24 @@ class Adapter:
         """What outlives the connections of clients in a virtual host, each made when it is
         taken."""
         return ()
+
+    def describe_session(self, vhost: VirtualHost, client_id: str) -> SessionDescription | None:
+        """That of a client; None where there is none."""
+        return None
+
+    def describe_subscriptions(
+        self, vhost: VirtualHost, client_id: str = ""
+    ) -> Iterable[SubscriptionDescription]:
+        """What the sessions in a virtual host have subscribed to, or that of one client; each made
+        when it is taken."""
+        return ()
+
+    def describe_shares(self, vhost: VirtualHost) -> Iterable[ShareDescription]:
+        """What sessions share in a virtual host, each made when it is taken."""
+        return ()
+
+    def end_session(self, vhost: VirtualHost, client_id: str) -> None:
+        """Forget what outlives a client's connections, and close one that there is."""
 
     def tick(self, now: float) -> None:
         """Called about once a second: expiry of what has no connection (sessions, wills)."""

@@ -12,6 +12,7 @@ from trivium import __version__
 from trivium.errors import NotFound
 from trivium.management import views
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
+from trivium.management.census import Census
 from trivium.management.compatible import shown
 from trivium.management.endpoints import (
     ADMINISTRATORS,
@@ -20,18 +21,15 @@ from trivium.management.endpoints import (
     Endpoint,
 )
 from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
-from trivium.management.listing import Listing, Slices
+from trivium.management.listing import Listing
 from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
-from trivium.queues.queue import Queue
 from trivium.routing.exchanges import EXCHANGE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from trivium.runtime.broker import Broker
-    from trivium.streams.stream import Stream
-    from trivium.vhost.virtual_host import VirtualHost
 
 #: The version of RabbitMQ whose interface this is: clients choose what they ask by it.
 DIALECT: Final = "3.13.0"
@@ -74,61 +72,33 @@ def _overview(call: Call) -> Iterator[bytes]:
         "listeners": _listeners(broker),
         "contexts": _contexts(broker),
     }
-    counted = _Counted()
-    for _ in counted.count(call.vhosts()):
+    census = Census()
+    for _ in census.count(call.vhosts()):
         yield b""
     if not is_short:
-        found["object_totals"] = {**_clients(call), **counted.objects()}
+        found["object_totals"] = {**_clients(call), **_objects(census)}
     if not is_short or call.asks("enable_queue_totals"):
-        found["queue_totals"] = counted.messages()
+        found["queue_totals"] = _messages(census)
     yield encode(found)
 
 
-class _Counted:
-    """What is in some virtual hosts, counted a part at a time."""
+def _objects(census: Census) -> dict[str, object]:
+    """How many things there are."""
+    return {
+        "consumers": census.consumers,
+        "exchanges": census.exchanges,
+        "queues": census.queues + census.streams,
+    }
 
-    def __init__(self) -> None:
-        self._ready = 0
-        self._unsettled = 0
-        self._consumers = 0
-        self._queues = 0
-        self._exchanges = 0
 
-    def count(self, vhosts: list[VirtualHost]) -> Iterator[None]:
-        """Count; each time that it pauses others are to be served."""
-        slices = Slices()
-        for vhost in vhosts:
-            self._exchanges += len(vhost.exchanges)
-            for item in views.queues_of(vhost):
-                self._add(item)
-                if slices.is_over:
-                    yield
-                    slices.begin()
-
-    def _add(self, item: Queue | Stream) -> None:
-        self._queues += 1
-        if isinstance(item, Queue):
-            self._ready += len(item)
-            self._unsettled += item.unsettled
-            self._consumers += len(item.consumers)
-        else:
-            self._ready += item.record_count
-
-    def objects(self) -> dict[str, object]:
-        """How many things there are."""
-        return {
-            "consumers": self._consumers,
-            "exchanges": self._exchanges,
-            "queues": self._queues,
-        }
-
-    def messages(self) -> dict[str, object]:
-        """How many messages there are."""
-        return {
-            "messages": self._ready + self._unsettled,
-            "messages_ready": self._ready,
-            "messages_unacknowledged": self._unsettled,
-        }
+def _messages(census: Census) -> dict[str, object]:
+    """How many messages there are, those of streams among them."""
+    ready = census.ready + census.records
+    return {
+        "messages": ready + census.unsettled,
+        "messages_ready": ready,
+        "messages_unacknowledged": census.unsettled,
+    }
 
 
 def _listeners(broker: Broker) -> list[dict[str, object]]:

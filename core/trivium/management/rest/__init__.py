@@ -1,0 +1,31 @@
+"""Trivium's own HTTP API, under ``/api/v1``.
+
+Each module has the operations of some things, as data: what they take and show is said by models
+(``schema``), from which the OpenAPI document is made (``document``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trivium.management.rest import (
+    general,
+    groups,
+    policies,
+    retained,
+    sessions,
+    streams,
+    vhosts,
+)
+from trivium.management.rest.operations import Operation
+
+#: All of them.
+ENDPOINTS: Final[tuple[Operation, ...]] = (
+    *general.ENDPOINTS,
+    *vhosts.ENDPOINTS,
+    *streams.ENDPOINTS,
+    *groups.ENDPOINTS,
+    *sessions.ENDPOINTS,
+    *retained.ENDPOINTS,
+    *policies.ENDPOINTS,
+)

@@ -1,0 +1,167 @@
+"""The OpenAPI 3.1 document, made of the operations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from trivium import __version__
+from trivium.management.endpoints import ADMINISTRATORS, ANYBODY, POLICIES, WATCHERS, Endpoint
+from trivium.management.rest.schema import SCHEMAS, Count, model_schema, models_in, schema_of
+
+if TYPE_CHECKING:
+    from trivium.management.rest.operations import Operation, Parameter
+
+_JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request is refused (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a list; `items` are beside these."""
+
+    page: Count
+    page_size: Count
+    page_count: Count
+    item_count: Count
+    filtered_count: Count
+    total_count: Count
+
+
+def document(operations: Iterable[Operation]) -> dict[str, object]:
+    """The document of these operations."""
+    paths: dict[str, dict[str, object]] = {}
+    models: dict[str, type] = {Problem.__name__: Problem}
+    for each in operations:
+        paths.setdefault(f"/api/{each.path}", {})[each.method.lower()] = _described(each)
+        for kind in (each.body, each.result):
+            models.update((model.__name__, model) for model in models_in(kind))
+    schemas = {name: model_schema(model) for name, model in sorted(models.items())}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Trivium",
+            "version": __version__,
+            "description": "Everything that an operator of this broker sees and does.",
+            "license": {"name": "see the distribution"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"basic": []}, {"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            },
+        },
+    }
+
+
+def _described(each: Operation) -> dict[str, object]:
+    found: dict[str, object] = {
+        "operationId": each.name,
+        "tags": [each.name.partition("_")[0]],
+        "summary": each.summary,
+        "description": _tags_of(each),
+        "parameters": [*map(_path_parameter, _names(each.path)), *map(_parameter, each.parameters)],
+        "responses": {
+            **{str(status): _done(each, status) for status in each.statuses},
+            **_problems(each),
+        },
+    }
+    if not each.tags:
+        found["security"] = []
+    if each.body is not None:
+        content = {_JSON: {"schema": schema_of(each.body)}}
+        found["requestBody"] = {"required": not _is_optional(each.body), "content": content}
+    return found
+
+
+def _is_optional(body: type) -> bool:
+    return "required" not in model_schema(body)
+
+
+def _tags_of(each: Endpoint) -> str:
+    if each.tags == ANYBODY:
+        return "Anybody may ask."
+    names = {ADMINISTRATORS: "administrator", POLICIES: "policymaker", WATCHERS: "monitoring"}
+    return f"The tag `{names.get(each.tags, 'management')}` is needed, or one above it."
+
+
+def _names(path: str) -> list[str]:
+    return re.findall(r"{([^}]*)}", path)
+
+
+def _path_parameter(name: str) -> dict[str, object]:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _parameter(parameter: Parameter) -> dict[str, object]:
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.text,
+        "schema": schema_of(parameter.kind),
+    }
+
+
+def _done(each: Operation, status: int) -> dict[str, object]:
+    found: dict[str, object] = {"description": HTTPStatus(status).phrase}
+    if status == HTTPStatus.NO_CONTENT or each.result is None:
+        return found
+    schema = schema_of(each.result)
+    if each.is_list:
+        schema = _page_of(schema)
+    return {**found, "content": {_JSON: {"schema": schema}}}
+
+
+@cache
+def _page() -> dict[str, object]:
+    return model_schema(Page)
+
+
+def _page_of(schema: dict[str, object]) -> dict[str, object]:
+    page = _page()
+    properties = page["properties"]
+    required = page["required"]
+    assert isinstance(properties, dict)
+    assert isinstance(required, list)
+    return {
+        **page,
+        "properties": {"items": {"type": "array", "items": schema}, **properties},
+        "required": ["items", *required],
+    }
+
+
+def _problems(each: Operation) -> dict[str, object]:
+    """What else may be answered: the usual ones by themselves."""
+    statuses = [HTTPStatus.BAD_REQUEST]
+    if each.tags:
+        statuses += [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN]
+    if "{" in each.path:
+        statuses.append(HTTPStatus.NOT_FOUND)
+    if each.method != "GET":
+        statuses.append(HTTPStatus.CONFLICT)
+    if each.body is not None:
+        statuses += [HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY]
+    content = {"application/problem+json": {"schema": {"$ref": SCHEMAS + Problem.__name__}}}
+    found: dict[str, object] = {
+        str(int(status)): {"description": status.phrase, "content": content} for status in statuses
+    }
+    found["default"] = {"description": "Refused", "content": content}
+    return found

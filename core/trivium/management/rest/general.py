@@ -1,0 +1,240 @@
+"""The broker as a whole: who asks, what there is, where it listens, how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from trivium import __version__
+from trivium.management.census import Census
+from trivium.management.endpoints import ANYBODY, WATCHERS
+from trivium.management.rest.document import document
+from trivium.management.rest.operations import answer, listed, operation
+from trivium.management.rest.schema import About, Count, Name, Table, shown_model
+from trivium.management.values import encode
+from trivium.observability.api import ApiAnswer
+
+if TYPE_CHECKING:
+    from trivium.config import Fsync
+    from trivium.listen import ListenerConfig
+    from trivium.management.calls import Call
+    from trivium.observability.metrics import ProtocolMetrics
+
+_Bytes = Annotated[int, About(text="bytes; -1 where they are not known", least=-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    tags: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What publishers wait for while it is on."""
+
+    resource: Literal["memory", "disk"]
+    is_on: bool
+    current_bytes: _Bytes
+    limit_bytes: Annotated[int, About(text="0 where there is no limit", least=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What one protocol has counted since the start."""
+
+    name: Name
+    connections: Count
+    connections_opened: Count
+    messages_received: Count
+    messages_sent: Count
+    messages_redelivered: Count
+    messages_unroutable: Count
+    messages_dropped: Count
+    bytes_received: Count
+    bytes_sent: Count
+    protocol_errors: Count
+    authentication_failures: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What there is, in the virtual hosts that the caller may see."""
+
+    version: str
+    state: Literal["running", "blocked"]
+    alarms: list[Alarm]
+    protocols: list[Protocol]
+    vhosts: Count
+    exchanges: Count
+    queues: Count
+    streams: Count
+    groups: Count
+    connections: Count
+    consumers: Count
+    messages_ready: Count
+    messages_unsettled: Count
+    messages_delayed: Count
+    records: Count
+    retained_messages: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where clients come in."""
+
+    name: Name
+    protocol: Name
+    address: Annotated[str, About(text="host and port, or the path of a Unix socket")]
+    tls: bool
+    websocket: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where durable things are kept."""
+
+    kind: Literal["memory", "disk"]
+    fsync: Annotated[str, About(text="when the journal is synced")]
+    directory: Annotated[str, About(text='"" where nothing is kept')]
+    write_batch: Annotated[int, About(text="number of the one that is being filled", least=0)]
+    durable_write_batch: Annotated[int, About(text="number of the newest durable one", least=-1)]
+    pending_bytes: Annotated[int, About(text="bytes that wait for the disk", least=0)]
+    pauses: Annotated[int, About(text="times that publishers waited for the disk", least=0)]
+    free_bytes: _Bytes
+    logs: Count
+
+
+def whoami(call: Call) -> ApiAnswer:
+    """Who asks."""
+    identity = call.identity
+    return answer(Caller(identity.name, sorted(identity.tags)))
+
+
+def alarms_of(call: Call) -> list[Alarm]:
+    """Those of memory and disk."""
+    broker = call.broker
+    alarms = broker.alarms
+    driver = broker.driver
+    return [
+        Alarm("memory", alarms.is_memory_short, driver.resident_memory(), alarms.memory_high),
+        Alarm("disk", alarms.is_disk_short, driver.free_disk(), alarms.disk_low),
+    ]
+
+
+def alarms(call: Call) -> ApiAnswer:
+    """Both."""
+    return listed(call, alarms_of(call), lambda alarm: alarm, lambda alarm: (alarm.resource,))
+
+
+def _protocol(name: str, metrics: ProtocolMetrics) -> Protocol:
+    return Protocol(
+        name,
+        metrics.connections_opened - metrics.connections_closed,
+        metrics.connections_opened,
+        metrics.messages_received,
+        metrics.messages_sent,
+        metrics.messages_redelivered,
+        metrics.messages_unroutable,
+        metrics.messages_dropped,
+        metrics.bytes_received,
+        metrics.bytes_sent,
+        metrics.protocol_errors,
+        metrics.authentication_failures,
+    )
+
+
+def overview(call: Call) -> ApiAnswer:
+    """What there is."""
+    return ApiAnswer(200, parts=_overview(call))
+
+
+def _overview(call: Call) -> Iterator[bytes]:
+    broker = call.broker
+    vhosts = call.vhosts()
+    census = Census()
+    for _ in census.count(vhosts):
+        yield b""
+    own = None if call.watches else call.identity.name
+    found = Overview(
+        version=__version__,
+        state="running" if broker.block_reason is None else "blocked",
+        alarms=alarms_of(call),
+        protocols=[_protocol(name, each.metrics) for name, each in sorted(broker.adapters.items())],
+        vhosts=len(vhosts),
+        exchanges=census.exchanges,
+        queues=census.queues,
+        streams=census.streams,
+        groups=census.groups,
+        connections=sum(
+            each.login is not None and own in (None, each.identity.name)
+            for each in broker.connections
+        ),
+        consumers=census.consumers,
+        messages_ready=census.ready,
+        messages_unsettled=census.unsettled,
+        messages_delayed=census.delayed,
+        records=census.records,
+        retained_messages=census.retained,
+    )
+    yield encode(shown_model(found))
+
+
+def listeners(call: Call) -> ApiAnswer:
+    """All of them."""
+    broker = call.broker
+
+    def view(config: ListenerConfig) -> Listener:
+        address = broker.listeners.get(config.name, config.address)
+        has_websocket = bool(config.websocket)
+        return Listener(
+            config.name, config.protocol, address, config.tls is not None, has_websocket
+        )
+
+    every = broker.config.all_listeners()
+    return listed(call, every, view, lambda config: (config.name,))
+
+
+def _fsync(fsync: Fsync) -> str:
+    return f"{fsync.policy}:{fsync.amount}" if fsync.amount else fsync.policy
+
+
+def storage(call: Call) -> ApiAnswer:
+    """How it is."""
+    broker = call.broker
+    kept = broker.storage
+    config = broker.config.storage
+    found = Storage(
+        kind="disk" if kept.is_durable else "memory",
+        fsync=_fsync(config.fsync) if kept.is_durable else "never",
+        directory=str(config.data) if kept.is_durable else "",
+        write_batch=kept.write_batch,
+        durable_write_batch=kept.durable,
+        pending_bytes=kept.pending_bytes,
+        pauses=broker.brief_pauses,
+        free_bytes=broker.driver.free_disk(),
+        logs=len(kept.log_names()),
+    )
+    return answer(found)
+
+
+def openapi(call: Call) -> ApiAnswer:
+    """What this API is, for programs."""
+    from trivium.management import rest
+
+    return ApiAnswer(200, document(rest.ENDPOINTS), content_type="application/openapi+json")
+
+
+ENDPOINTS: Final = (
+    operation("GET", "openapi.json", openapi, "This document", tags=ANYBODY, result=Table),
+    operation("GET", "whoami", whoami, "Who asks", result=Caller),
+    operation("GET", "overview", overview, "What there is, in numbers", result=Overview),
+    operation("GET", "alarms", alarms, "Alarms", tags=WATCHERS, result=Alarm, is_list=True),
+    operation(
+        "GET", "listeners", listeners, "Listeners", tags=WATCHERS, result=Listener, is_list=True
+    ),
+    operation("GET", "storage", storage, "The storage", tags=WATCHERS, result=Storage),
+)

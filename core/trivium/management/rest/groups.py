@@ -1,0 +1,230 @@
+"""Consumer groups: who reads streams, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from trivium.errors import NotFound
+from trivium.management.endpoints import ENTERED
+from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.schema import About, Count, Name
+from trivium.observability.api import ApiAnswer
+from trivium.security.permissions import CONFIGURE, READ
+
+if TYPE_CHECKING:
+    from trivium.groups.offsets import PartitionLag
+    from trivium.management.calls import Call
+    from trivium.streams.stream import Stream
+    from trivium.vhost.virtual_host import VirtualHost
+
+_Offset = Annotated[int, About(text="-1 where nothing was committed", least=-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group."""
+
+    vhost: Name
+    name: Name
+    generation: Count
+    holder: Annotated[str | None, About(text="who has it alone")]
+    strategy: Annotated[str | None, About(text="by which members share partitions")]
+    members: Count
+    streams: Annotated[list[str], About(text="of which it has committed offsets, or reads some")]
+    lag: Annotated[int, About(text="records that it has not committed yet", least=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A partition that a member owns."""
+
+    stream: Name
+    partition: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group."""
+
+    name: str
+    generation: Count
+    streams: list[str]
+    owned: list[Assigned]
+    session_ms: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group is in a partition."""
+
+    stream: Name
+    partition: Count
+    committed: _Offset
+    high_watermark: Count
+    lag: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a group is to go on."""
+
+    stream: Name
+    partition: Annotated[int, About(least=0, most=0xFFFF_FFFF)]
+    offset: Annotated[int, About(text="that it reads next", least=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Where a group is to go on, once none of its members is there."""
+
+    positions: Annotated[list[Position], About(shortest=1, longest=4096)]
+
+
+_Item = tuple["VirtualHost", str]
+
+
+def _streams_of(vhost: VirtualHost, name: str) -> list[Stream]:
+    """Those that a group has to do with, in the order of their names."""
+    found = {stream.name: stream for stream in vhost.groups.streams(name, vhost.streams)}
+    known = vhost.memberships.members(name)
+    for stream in () if known is None else known.readers:
+        if stream in vhost.streams:
+            found[stream] = vhost.streams[stream]
+    return [stream for _, stream in sorted(found.items())]
+
+
+def _is_there(vhost: VirtualHost, name: str) -> bool:
+    return vhost.groups.has(name) or vhost.memberships.has(name)
+
+
+def view(item: _Item) -> Group | None:
+    """What is shown of one; None where it is gone."""
+    vhost, name = item
+    if not _is_there(vhost, name):
+        return None
+    known = vhost.memberships.members(name)
+    generation, holder = vhost.memberships.state(name)
+    streams = _streams_of(vhost, name)
+    return Group(
+        vhost=vhost.name,
+        name=name,
+        generation=generation,
+        holder=holder,
+        strategy=None if known is None else known.strategy,
+        members=0 if known is None else len(known.members),
+        streams=[stream.name for stream in streams],
+        lag=sum(each.lag for stream in streams for each in vhost.groups.lag(name, stream)),
+    )
+
+
+def _all(call: Call) -> Iterator[_Item]:
+    for vhost in call.vhosts():
+        for name in {*vhost.groups.names(), *vhost.memberships.names()}:
+            yield vhost, name
+
+
+def list_all(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    return listed(call, _all(call), view, lambda item: (item[0].name, item[1]))
+
+
+def _found(call: Call) -> str:
+    name = call.names["group"]
+    if not _is_there(call.vhost, name):
+        raise NotFound(f"no group '{name}'")
+    return name
+
+
+def show(call: Call) -> ApiAnswer:
+    """One."""
+    return answer(view((call.vhost, _found(call))))
+
+
+def members(call: Call) -> ApiAnswer:
+    """Those of one."""
+    known = call.vhost.memberships.members(_found(call))
+    every = [] if known is None else list(known.members.values())
+    return listed(
+        call,
+        every,
+        lambda member: Member(
+            member.name,
+            member.generation,
+            sorted(member.streams),
+            [Assigned(owned.stream.name, owned.index) for owned in member.owned],
+            member.session_ms,
+        ),
+        lambda member: (member.name,),
+    )
+
+
+def offsets(call: Call) -> ApiAnswer:
+    """How far one is, by partition."""
+    vhost = call.vhost
+    name = _found(call)
+
+    def every() -> Iterator[tuple[Stream, PartitionLag]]:
+        for stream in _streams_of(vhost, name):
+            for lag in vhost.groups.lag(name, stream):
+                yield stream, lag
+
+    def view_lag(item: tuple[Stream, PartitionLag]) -> Lag | None:
+        stream, lag = item
+        partition = stream.partition(lag.partition)
+        if partition is None:
+            return None
+        return Lag(stream.name, lag.partition, lag.committed, partition.high_watermark, lag.lag)
+
+    return listed(call, every(), view_lag, lambda item: (f"{item[1].partition:05}", item[0].name))
+
+
+def reset(call: Call) -> None:
+    """Have one go on elsewhere, on the next start of its members."""
+    vhost = call.vhost
+    name = call.names["group"]
+    access = call.access
+    access.require(READ, "group", name)
+    by_stream: dict[str, list[tuple[int, int]]] = {}
+    for position in body_of(call, Reset).positions:
+        by_stream.setdefault(position.stream, []).append((position.partition, position.offset))
+    found = [(vhost.stream(stream), positions) for stream, positions in by_stream.items()]
+    for stream, positions in found:
+        access.require(READ, "stream", stream.name)
+        indexes = [partition for partition, _ in positions]
+        vhost.memberships.check_commit(name, None, 0, stream, indexes)
+        vhost.groups.check(name, stream, positions)
+    for stream, positions in found:
+        vhost.groups.commit(name, stream, positions)
+    call.gone()
+
+
+def delete(call: Call) -> None:
+    """Forget one that has no members."""
+    name = call.names["group"]
+    call.access.require(CONFIGURE, "group", name)
+    call.vhost.delete_group(name)
+    call.gone()
+
+
+_ALL: Final = "vhosts/{vhost}/groups"
+_ONE: Final = "vhosts/{vhost}/groups/{group}"
+
+ENDPOINTS: Final = (
+    operation("GET", "groups", list_all, "Groups", result=Group, is_list=True),
+    operation("GET", _ALL, list_all, "Groups of a virtual host", result=Group, is_list=True),
+    operation("GET", _ONE, show, "A group", result=Group),
+    operation("DELETE", _ONE, delete, "Delete a group", vhost=ENTERED, statuses=(204,)),
+    operation("GET", _ONE + "/members", members, "Its members", result=Member, is_list=True),
+    operation("GET", _ONE + "/offsets", offsets, "How far it is", result=Lag, is_list=True),
+    operation(
+        "PUT",
+        _ONE + "/offsets",
+        reset,
+        "Reset its offsets",
+        vhost=ENTERED,
+        body=Reset,
+        statuses=(204,),
+    ),
+)

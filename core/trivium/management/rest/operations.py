@@ -1,0 +1,165 @@
+"""Operations: endpoints that say of themselves what they take and show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+from trivium.errors import (
+    AccessRefused,
+    LimitExceeded,
+    NotFound,
+    PreconditionFailed,
+    TopologyError,
+)
+from trivium.management.endpoints import BadRequest, Endpoint
+from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, Listing
+from trivium.management.rest.schema import About, parse, shown_model, taken
+from trivium.observability.api import OWN, ApiAnswer, Refusal, refusal
+
+if TYPE_CHECKING:
+    from trivium.management.calls import Call
+
+Model = TypeVar("Model")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One of the query. Its type is a text, ``bool``, ``int`` or one of some texts."""
+
+    name: str
+    kind: Any
+    text: str
+
+
+#: Those of each list.
+PAGES: Final = (
+    Parameter("page", Annotated[int, About(least=1, most=999_999_999)], "which page, from 1"),
+    Parameter("page_size", Annotated[int, About(least=1, most=MAX_PAGE_SIZE)], "items of a page"),
+    Parameter(
+        "name",
+        Annotated[str, About(longest=MAX_NAME_LENGTH)],
+        "only what has this text in its name",
+    ),
+    Parameter("use_regex", bool, "`name` is a pattern"),
+    Parameter("sort", Annotated[str, About(longest=MAX_NAME_LENGTH)], "a field to sort by"),
+    Parameter("sort_reverse", bool, "from the largest down"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Endpoint):
+    """An endpoint of Trivium's own API."""
+
+    #: what it does, in a few words
+    summary: str
+    #: of what it shows
+    result: Any = None
+    #: whether that is one item of a list in pages
+    is_list: bool = False
+    #: of what it takes
+    body: type | None = None
+    query: tuple[Parameter, ...] = ()
+    #: when it is done
+    statuses: tuple[int, ...] = (200,)
+
+    @property
+    def name(self) -> str:
+        """It, among all others."""
+        name = f"{self.handler.__module__.rpartition('.')[2]}_{self.handler.__name__}"
+        # The list of all virtual hosts is made by the handler of that of one.
+        return f"{name}_of_vhost" if name.endswith("_list_all") and "{" in self.path else name
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of the query."""
+        return (*PAGES, *self.query) if self.is_list else self.query
+
+    def carry_out(self, call: Call) -> ApiAnswer | None:
+        self._check(call)
+        return self.handler(call)
+
+    def _check(self, call: Call) -> None:
+        """Raise BadRequest for what the query cannot say."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name, value in call.request.query.items():
+            if name not in known:
+                raise BadRequest(f"there is no parameter {name[:64]!r}")
+            _read(known[name], value)
+        if call.request.body is not None and self.body is None:
+            raise BadRequest("there is nothing for a body to say")
+
+    def refusal_of(self, error: Exception) -> Refusal | None:
+        if isinstance(error, NotFound):
+            return refusal(404, "not_found", str(error))
+        if isinstance(error, AccessRefused):
+            return refusal(403, "access_refused", str(error))
+        if isinstance(error, BadRequest):
+            return refusal(422 if error.error == "invalid_body" else 400, error.error, str(error))
+        if isinstance(error, LimitExceeded):
+            return refusal(409, "limit_reached", str(error))
+        if isinstance(error, PreconditionFailed):
+            return refusal(409, "precondition_failed", str(error))
+        if isinstance(error, TopologyError):
+            return refusal(409, "conflict", str(error))
+        return None
+
+
+def _read(parameter: Parameter, value: str) -> object:
+    """What a parameter of the query says. Raises BadRequest."""
+    kind = parameter.kind
+    found: object = value
+    if kind is bool:
+        found = {"true": True, "false": False}.get(value, value)
+    elif "int" in str(kind) and value.isascii() and value.removeprefix("-").isdigit():
+        found = int(value[:20])
+    try:
+        return taken(kind, found, repr(parameter.name))
+    except BadRequest as error:
+        raise BadRequest(str(error)) from None
+
+
+def asked(call: Call, parameter: Parameter, default: Any) -> Any:
+    """What a parameter of the query says, or ``default``."""
+    value = call.request.query.get(parameter.name)
+    return default if value is None else _read(parameter, value)
+
+
+def operation(
+    method: str,
+    path: str,
+    handler: Callable[[Call], ApiAnswer | None],
+    summary: str,
+    **more: Any,
+) -> Operation:
+    """An operation at a path behind ``/api/v1``."""
+    return Operation(method, f"{OWN}/{path}", handler, summary=summary, **more)
+
+
+def body_of(call: Call, model: type[Model]) -> Model:
+    """What the body says. Raises Unprocessable."""
+    body = call.request.body
+    return parse(model, {} if body is None else body)
+
+
+def answer(model: object, status: int = 200) -> ApiAnswer:
+    """Shows a model's object."""
+    return ApiAnswer(status, shown_model(model))
+
+
+def listed(
+    call: Call,
+    items: Iterable[Item],
+    view: Callable[[Item], object],
+    order: Callable[[Item], tuple[str, ...]],
+    admits: Callable[[Item], bool] | None = None,
+) -> ApiAnswer:
+    """A page of a list. Where ``view`` says None an item is gone."""
+
+    def describe(item: Item) -> dict[str, object] | None:
+        found = view(item)
+        return None if found is None else shown_model(found)
+
+    return Listing(call, items, describe, order, admits, is_paged=True).answer()

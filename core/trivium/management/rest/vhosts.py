@@ -1,0 +1,129 @@
+"""Virtual hosts, and how much each may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from trivium.common.quotas import VHOST, check_limits
+from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
+from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.schema import About, Count, Name
+from trivium.observability.api import ApiAnswer
+from trivium.queues.arguments import CLASSIC
+from trivium.vhost.settings import (
+    MAX_DESCRIPTION_BYTES,
+    MAX_TAG_BYTES,
+    MAX_TAGS,
+    VirtualHostSettings,
+)
+
+if TYPE_CHECKING:
+    from trivium.management.calls import Call
+    from trivium.vhost.virtual_host import VirtualHost as CoreVirtualHost
+
+_Type = Literal["classic", "quorum", "stream"]
+_Tag = Annotated[str, About(shortest=1, longest=MAX_TAG_BYTES)]
+_Limits = Annotated[
+    dict[str, Annotated[int, About(least=-1, most=(1 << 53) - 1)]],
+    About(text="by name, such as max-queues; -1 is no limit"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualHost:
+    """A virtual host."""
+
+    name: Name
+    description: str
+    tags: list[str]
+    default_queue_type: _Type
+    limits: _Limits
+    exchanges: Count
+    queues: Count
+    streams: Count
+    retained_messages: Count
+    retained_bytes: Count
+    queued_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualHostSetting:
+    """What is to be set about one; what is left out stays as it is."""
+
+    description: Annotated[str | None, About(longest=MAX_DESCRIPTION_BYTES)] = None
+    tags: Annotated[list[_Tag] | None, About(longest=MAX_TAGS)] = None
+    default_queue_type: _Type | None = None
+    limits: _Limits | None = None
+
+
+def _view(vhost: CoreVirtualHost) -> VirtualHost:
+    settings = vhost.settings
+    kind: _Type = settings.default_queue_type or CLASSIC  # type: ignore[assignment]
+    return VirtualHost(
+        vhost.name,
+        settings.description,
+        list(settings.tags),
+        kind,
+        dict(settings.limits),
+        len(vhost.exchanges),
+        len(vhost.queues),
+        len(vhost.streams),
+        len(vhost.retained),
+        vhost.retained.bytes,
+        vhost.queued_bytes,
+    )
+
+
+def list_all(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    every = list(call.broker.vhosts.values()) if call.watches else call.vhosts()
+    return listed(call, every, _view, lambda vhost: (vhost.name,))
+
+
+def show(call: Call) -> ApiAnswer:
+    """One."""
+    return answer(_view(call.vhost))
+
+
+def put(call: Call) -> None:
+    """Make one, or give one that exists what is named."""
+    wanted = body_of(call, VirtualHostSetting)
+    name = call.names["vhost"]
+    virtual_hosts = call.broker.virtual_hosts
+    known = virtual_hosts.by_name.get(name)
+    settings = VirtualHostSettings() if known is None else known.settings
+    if wanted.description is not None:
+        settings = replace(settings, description=wanted.description)
+    if wanted.tags is not None:
+        settings = replace(settings, tags=tuple(wanted.tags))
+    if wanted.default_queue_type is not None:
+        settings = replace(settings, default_queue_type=wanted.default_queue_type)
+    if wanted.limits is not None:
+        settings = replace(settings, limits=check_limits(VHOST, wanted.limits))
+    virtual_hosts.declare(name, settings)
+    call.created(known is None)
+
+
+def delete(call: Call) -> None:
+    """Delete one with all that is in it."""
+    call.broker.virtual_hosts.delete(call.names["vhost"], call.gone)
+
+
+_ONE: Final = "vhosts/{vhost}"
+_SET: Final = {"tags": ADMINISTRATORS, "vhost": UNCHECKED}
+
+ENDPOINTS: Final = (
+    operation("GET", "vhosts", list_all, "Virtual hosts", result=VirtualHost, is_list=True),
+    operation("GET", _ONE, show, "A virtual host", result=VirtualHost),
+    operation(
+        "PUT",
+        _ONE,
+        put,
+        "Make or change a virtual host",
+        body=VirtualHostSetting,
+        statuses=(201, 204),
+        **_SET,
+    ),
+    operation("DELETE", _ONE, delete, "Delete a virtual host", statuses=(204,), **_SET),
+)

@@ -1,0 +1,379 @@
+"""Trivium's own HTTP API: what it answers is what its document says, and who may ask."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import aiomqtt
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from yarl import URL
+
+import trivium_native
+from trivium.config import AuditConfig, Config, Listen, StorageConfig, UserConfig
+from trivium.management.rest import ENDPOINTS
+from trivium.management.rest.document import document
+from trivium.messages.message import PROTOCOL_NONE, Address, Message
+from trivium.runtime.broker import Broker
+
+EVERYTHING = {"*": {"configure": ".*", "write": ".*", "read": ".*"}}
+USERS = {
+    "root": UserConfig(password="p", tags=("administrator",), permissions=EVERYTHING),
+    "ann": UserConfig(password="p", tags=("monitoring",)),
+    "pol": UserConfig(password="p", tags=("policymaker",), permissions=EVERYTHING),
+    "man": UserConfig(password="p", tags=("management",), permissions=EVERYTHING),
+    "joe": UserConfig(password="p"),
+}
+DOCUMENT = json.loads(json.dumps(document(ENDPOINTS)))
+
+
+class Site:
+    """A broker and a client of its HTTP port. Each answer is held against the document."""
+
+    def __init__(self, broker: Broker, client: aiohttp.ClientSession) -> None:
+        self.broker = broker
+        self._client = client
+
+    async def ask(
+        self, method: str, path: str, user: str = "root", **options: Any
+    ) -> tuple[int, Any]:
+        headers = dict(options.pop("headers", {}))
+        if user:
+            headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:p".encode()).decode()
+        url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
+        async with self._client.request(method, url, headers=headers, **options) as answer:
+            text = await answer.text()
+            assert not any(name.startswith("Access-Control") for name in answer.headers)
+            assert (answer.status == 401) is ("WWW-Authenticate" in answer.headers)
+            found = json.loads(text) if text else None
+            check(method, path, answer.status, answer.content_type, found)
+            return answer.status, found
+
+    async def names(self, path: str, user: str = "root") -> list[str]:
+        status, found = await self.ask("GET", path, user)
+        assert status == 200, found
+        return [item["name"] for item in found["items"]]
+
+
+def check(method: str, path: str, status: int, kind: str, body: Any) -> None:
+    """Hold an answer against the document."""
+    segments = path.partition("?")[0].split("/")
+    methods: dict[str, Any] = {}
+    for pattern, found in DOCUMENT["paths"].items():
+        wanted = pattern.split("/")[3:]
+        if len(wanted) == len(segments) and all(
+            one.startswith("{") or one == other for one, other in zip(wanted, segments, strict=True)
+        ):
+            methods = found
+            break
+    operation = methods.get(method.lower(), {"responses": {}})
+    said = operation["responses"].get(str(status), operation["responses"].get("default"))
+    if said is None:
+        assert status in (404, 405)
+        said = {"content": {"application/problem+json": PROBLEM}}
+    if "content" not in said:
+        assert body is None
+        return
+    ((media, content),) = said["content"].items()
+    if method != "HEAD":
+        assert kind == media or (media == "application/json" and kind.startswith("application/"))
+        schema = {**content["schema"], "components": DOCUMENT["components"]}
+        Draft202012Validator(schema).validate(body)
+    if status >= 400:
+        assert body["status"] == status
+        assert body["type"].startswith("urn:trivium:problem:")
+
+
+PROBLEM = {"schema": {"$ref": "#/components/schemas/Problem"}}
+
+
+@contextlib.asynccontextmanager
+async def serve(directory: Path, **keys: Any) -> AsyncIterator[Site]:
+    listen = {"http": Listen(0), **{name: Listen(0) for name in keys.pop("protocols", ())}}
+    config = Config(
+        listen=listen,
+        storage=StorageConfig(data=directory / "data"),
+        users=USERS,
+        audit=AuditConfig(file=str(directory / "audit.log")),
+        **keys,
+    )
+    async with Broker(config) as broker, aiohttp.ClientSession() as client:
+        yield Site(broker, client)
+
+
+def expiring(seconds: int) -> Properties:
+    """What a client asks for whose session outlives its connection."""
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = seconds
+    return properties
+
+
+def retain(broker: Broker, key: bytes, payload: bytes) -> None:
+    """Keep a message."""
+    message = Message(
+        PROTOCOL_NONE, Address("amq.topic", key), b"", payload, 1, True, 1, retain=True
+    )
+    broker.vhost("/").retained.keep(message)
+
+
+def test_the_document_is_valid_openapi_3_1() -> None:
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+async def test_a_stream_is_declared_shown_listed_and_deleted(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        path = "vhosts/%2F/streams/s%2F1"
+        body = {"partitions": 3, "arguments": {"x-max-age": "1h"}}
+        assert await site.ask("PUT", path, json=body) == (201, None)
+        assert await site.ask("PUT", path, json=body) == (204, None)
+        assert (await site.ask("PUT", path, json={"partitions": 2}))[0] == 409
+        status, found = await site.ask("GET", path)
+        assert (status, found["partitions"]) == (200, 3)
+        assert found["retention"]["max_age_ms"] == 3_600_000
+        assert await site.names("streams") == ["s/1"]
+        assert await site.names("vhosts/%2F/streams") == ["s/1"]
+        status, found = await site.ask("GET", path + "/partitions?page_size=2")
+        assert [each["partition"] for each in found["items"]] == [0, 1]
+        assert (found["page_count"], found["total_count"]) == (2, 3)
+        assert await site.ask("DELETE", path) == (204, None)
+        assert (await site.ask("GET", path))[0] == 404
+        assert (await site.ask("DELETE", path))[0] == 404
+
+
+async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["native"]) as site:
+        await site.ask("PUT", "vhosts/%2F/streams/s", json={"partitions": 1})
+        address = site.broker.listeners["native"]
+        async with trivium_native.connect(f"trivium://root:p@{address}") as client:
+            for number in range(5):
+                await client.publish(b"%d" % number, routing_key="s", exchange="")
+            await client.commit("g", "s", {0: 2})
+        path = "vhosts/%2F/groups/g"
+        status, found = await site.ask("GET", path)
+        assert (status, found["lag"], found["streams"]) == (200, 3, ["s"])
+        assert (found["members"], found["holder"]) == (0, None)
+        positions = [{"stream": "s", "partition": 0, "offset": 4}]
+        wanted = {"positions": positions}
+        assert await site.ask("PUT", path + "/offsets", json=wanted) == (204, None)
+        status, found = await site.ask("GET", path + "/offsets")
+        assert found["items"] == [
+            {"stream": "s", "partition": 0, "committed": 4, "high_watermark": 5, "lag": 1}
+        ]
+        positions[0]["offset"] = 6
+        assert (await site.ask("PUT", path + "/offsets", json=wanted))[0] == 409
+        assert (await site.ask("GET", path + "/members"))[1]["items"] == []
+        assert await site.names("groups") == ["g"]
+        assert await site.ask("DELETE", path) == (204, None)
+        for rest in ("", "/members", "/offsets"):
+            assert (await site.ask("GET", path + rest))[0] == 404
+
+
+async def test_a_virtual_host_is_made_changed_and_deleted(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        body: dict[str, Any] = {"description": "d", "limits": {"max-queues": 5}}
+        assert await site.ask("PUT", "vhosts/farm", json=body) == (201, None)
+        assert await site.ask("PUT", "vhosts/farm", json={"tags": ["a"]}) == (204, None)
+        _status, found = await site.ask("GET", "vhosts/farm")
+        assert (found["description"], found["tags"], found["limits"]) == (
+            "d",
+            ["a"],
+            {"max-queues": 5},
+        )
+        assert await site.names("vhosts") == ["/", "farm"]
+        assert (await site.ask("PUT", "vhosts/farm", json={"limits": {"odd": 1}}))[0] == 409
+        assert await site.ask("DELETE", "vhosts/farm") == (204, None)
+        assert (await site.ask("DELETE", "vhosts/farm"))[0] == 404
+
+
+async def test_a_policy_is_set_shown_and_removed_and_delivery_modes_follow(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        vhost.declare_queue("q", durable=True)
+        vhost.declare_queue("own", durable=True, arguments={"x-delivery": "at-most-once"})
+        body = {"pattern": "^q", "definition": {"delivery": "exactly-once"}, "priority": 3}
+        assert await site.ask("PUT", "vhosts/%2F/policies/p", "pol", json=body) == (201, None)
+        assert await site.ask("PUT", "vhosts/%2F/policies/p", "pol", json=body) == (204, None)
+        _, found = await site.ask("GET", "vhosts/%2F/policies/p")
+        assert found == {"vhost": "/", "name": "p", "apply_to": "all", **body}
+        _status, found = await site.ask("GET", "vhosts/%2F/delivery-modes")
+        assert [(item["queue"], item["mode"], item["source"]) for item in found["items"]] == [
+            ("own", "at-most-once", "argument"),
+            ("q", "exactly-once", "policy"),
+        ]
+        assert await site.ask("DELETE", "vhosts/%2F/policies/p", "pol") == (204, None)
+        assert (await site.ask("GET", "vhosts/%2F/policies/p"))[0] == 404
+        assert (await site.ask("PUT", "vhosts/%2F/policies/p", "man", json=body))[0] == 403
+
+
+async def test_a_session_is_shown_with_what_it_shares_and_ended(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["mqtt"]) as site:
+        host, port = site.broker.listeners["mqtt"].split(":")
+        async with aiomqtt.Client(
+            host,
+            int(port),
+            identifier="c",
+            username="man",
+            password="p",
+            protocol=aiomqtt.ProtocolVersion.V5,
+            clean_start=True,
+            properties=expiring(100),
+        ) as client:
+            await client.subscribe("a/+", qos=1)
+            await client.subscribe("$share/g/b/#", qos=2)
+            _, found = await site.ask("GET", "vhosts/%2F/sessions/c", "man")
+            assert (found["user"], found["is_connected"], found["subscriptions"]) == (
+                "man",
+                True,
+                2,
+            )
+            assert (await site.ask("GET", "vhosts/%2F/sessions/c", "pol"))[0] == 403
+            assert (await site.ask("GET", "sessions", "pol"))[1]["items"] == []
+            assert len((await site.ask("GET", "sessions", "ann"))[1]["items"]) == 0
+            _, found = await site.ask("GET", "vhosts/%2F/sessions/c/subscriptions")
+            assert [(each["filter"], each["qos"], each["share"]) for each in found["items"]] == [
+                ("a/+", 1, None),
+                ("b/#", 2, "g"),
+            ]
+            _, found = await site.ask("GET", "vhosts/%2F/shared-subscriptions")
+            assert found["items"] == [
+                {"vhost": "/", "name": "g", "filter": "b/#", "members": ["c"]}
+            ]
+            assert await site.ask("DELETE", "vhosts/%2F/sessions/c") == (204, None)
+            with pytest.raises(aiomqtt.MqttError):
+                await anext(aiter(client.messages))
+            _status, found = await site.ask("GET", "vhosts/%2F/shared-subscriptions")
+            assert found["items"] == []
+            assert (await site.ask("GET", "vhosts/%2F/sessions/c"))[0] == 404
+            assert (await site.ask("DELETE", "vhosts/%2F/sessions/c"))[0] == 404
+
+
+async def test_retained_messages_are_listed_by_filter_shown_and_cleared(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for topic in (b"a.1", b"a.2", b"b.x", b"\xff"):
+            retain(site.broker, topic, b"\xff" if topic == b"b.x" else b"<b>")
+        base = "vhosts/%2F/retained"
+        _, found = await site.ask("GET", base)
+        assert ([item["topic"] for item in found["items"]], found["next"]) == (
+            ["a/1", "a/2", "b/x"],
+            None,
+        )
+        _, found = await site.ask("GET", base + "?filter=a/%23&limit=1")
+        assert ([item["topic"] for item in found["items"]], found["next"]) == (["a/1"], "a/1")
+        _, found = await site.ask("GET", base + "?filter=a/%23&limit=1&after=a/1")
+        assert [item["topic"] for item in found["items"]] == ["a/2"]
+        _, found = await site.ask("GET", base + "/a%2F1")
+        assert (found["payload"], found["payload_base64"]) == ("<b>", "PGI+")
+        _status, found = await site.ask("GET", base + "/b%2Fx")
+        assert (found["payload"], found["payload_base64"]) == (None, "/w==")
+        assert await site.ask("DELETE", base + "/a%2F1") == (204, None)
+        assert (await site.ask("GET", base + "/a%2F1"))[0] == 404
+        for wrong in ("a%23", "%23/a", "a%00"):
+            assert (await site.ask("GET", f"{base}?filter={wrong}"))[0] == 400
+
+
+async def test_the_overview_counts_what_there_is(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["mqtt"]) as site:
+        vhost = site.broker.vhost("/")
+        vhost.declare_queue("q")
+        vhost.declare_stream("s")
+        retain(site.broker, b"a", b"x")
+        _, found = await site.ask("GET", "overview")
+        assert (found["queues"], found["streams"], found["retained_messages"]) == (1, 1, 1)
+        assert [protocol["name"] for protocol in found["protocols"]] == ["mqtt"]
+        assert await site.ask("GET", "whoami", "ann") == (
+            200,
+            {"name": "ann", "tags": ["monitoring"]},
+        )
+        assert await site.names("listeners", "ann") == ["http", "mqtt"]
+        assert (await site.ask("GET", "storage"))[1]["kind"] == "disk"
+        _status, found = await site.ask("GET", "alarms")
+        assert [alarm["resource"] for alarm in found["items"]] == ["disk", "memory"]
+        assert await site.ask("GET", "openapi.json", "") == (200, DOCUMENT)
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
+    ("GET", "none", {}, 404),
+    ("GET", "vhosts/no", {}, 404),
+    ("GET", "vhosts/%FF", {}, 400),
+    ("POST", "vhosts/%2F", {}, 405),
+    ("GET", "overview?odd=1", {}, 400),
+    ("GET", "streams?page=0", {}, 400),
+    ("GET", "streams?page=x", {}, 400),
+    ("GET", "streams?page=2", {}, 400),
+    ("GET", "streams?page_size=501", {}, 400),
+    ("GET", "streams?use_regex=yes", {}, 400),
+    ("GET", "overview", {"json": {}}, 400),
+    ("PUT", "vhosts/x", {"data": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
+    ("PUT", "vhosts/x", {"data": {"description": "form"}}, 415),
+    ("PUT", "vhosts/x", {"data": b"{", "headers": {"Content-Type": "application/json"}}, 400),
+    ("PUT", "vhosts/x", {"json": []}, 422),
+    ("PUT", "vhosts/x", {"json": {"odd": 1}}, 422),
+    ("PUT", "vhosts/x", {"json": {"description": 1}}, 422),
+    ("PUT", "vhosts/x", {"json": {"description": "d" * 1025}}, 422),
+    ("PUT", "vhosts/x", {"json": {"description": "d" * 70_000}}, 413),
+    ("PUT", "vhosts/x", {"json": {"tags": ["a"] * 33}}, 422),
+    ("PUT", "vhosts/x", {"json": {"default_queue_type": "odd"}}, 422),
+    ("PUT", "vhosts/%2F/streams/s", {"json": {"partitions": 0}}, 422),
+    ("PUT", "vhosts/%2F/streams/s", {"json": {"partitions": True}}, 422),
+    ("PUT", "vhosts/%2F/streams/s", {"json": {"arguments": {"x-max-age": "odd"}}}, 409),
+    ("PUT", "vhosts/%2F/policies/p", {"json": {"pattern": "a"}}, 422),
+    ("PUT", "vhosts/%2F/policies/p", {"json": {"pattern": "(", "definition": {"a": 1}}}, 409),
+    ("DELETE", "vhosts/%2F/groups/no", {}, 404),
+]
+
+
+async def test_what_cannot_be_is_refused_by_a_problem(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for method, path, options, wanted in REFUSED:
+            status, found = await site.ask(method, path, **options)
+            assert status == wanted, (method, path, options, found)
+        assert await site.names("vhosts") == ["/"]
+
+
+def filled(path: str) -> str:
+    """A path of an operation, with names of what there is not; the virtual host is there."""
+    segments = path.split("/")[1:]
+    return "/".join(
+        "%2F" if each == "{vhost}" else "nothing" if each.startswith("{") else each
+        for each in segments
+    )
+
+
+@pytest.mark.parametrize("user", ["", "joe", "man", "pol", "ann", "root"])
+async def test_each_operation_wants_its_tag(tmp_path: Path, user: str) -> None:
+    tags = {"": set(), **{name: set(each.tags) for name, each in USERS.items()}}[user]
+    async with serve(tmp_path) as site:
+        for operation in ENDPOINTS:
+            if operation.path == "v1/vhosts/{vhost}" and operation.method == "DELETE":
+                path = "vhosts/nothing"
+            else:
+                path = filled(operation.path)
+            status, found = await site.ask(operation.method, path, user)
+            if not operation.tags:
+                assert status == 200
+            elif not user:
+                assert status == 401
+            elif not tags & operation.tags:
+                assert (status, found["type"]) == (403, "urn:trivium:problem:access-refused"), path
+            elif user != "ann":
+                assert status not in (401, 403), (operation, found)
+
+
+async def test_each_operation_in_a_virtual_host_wants_a_permission_there(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for operation in ENDPOINTS:
+            if "vhosts/{vhost}/" not in operation.path:
+                continue
+            # A watcher sees what clients do, and no more.
+            status, found = await site.ask(operation.method, filled(operation.path), "ann")
+            watched = operation.vhost == "watched"
+            assert (status == 403) is not watched, (operation, found)
