@@ -63,7 +63,9 @@ def test_a_channel_says_what_is_open_in_it() -> None:
         limit=9,
         confirms=False,
         transactional=False,
+        traffic=first.traffic,
     )
+    assert (first.traffic.published, first.traffic.delivered) == (2, 2)
     assert (second.number, second.confirms, second.transactional) == (2, True, False)
     assert (third.number, third.confirms, third.transactional) == (3, False, True)
 

@@ -95,4 +95,5 @@ def _described(channel: Channel) -> ChannelDescription:
         limit=channel.limit,
         confirms=publisher.confirms,
         transactional=transaction is not None,
+        traffic=publisher.traffic,
     )

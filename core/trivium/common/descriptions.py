@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trivium.common.counters import Traffic
 from trivium.common.values import HeaderValue
 
 
@@ -51,6 +52,8 @@ class ChannelDescription:
     limit: int
     confirms: bool
     transactional: bool
+    #: what it has counted
+    traffic: Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

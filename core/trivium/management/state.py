@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.management.figures import everything
+from trivium.management.sampling import Sampler
+
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
 
@@ -24,6 +27,7 @@ class ManagementState:
         self.attempts: dict[str, Attempts] = {}
         #: ``Broker.elapsed_ms`` when it began
         self.began_at = broker.elapsed_ms
+        self.sampler = Sampler(broker, lambda: everything(broker))
         broker.events.listen(self._heard)
 
     def _heard(self, event: str, about: dict[str, object]) -> None:

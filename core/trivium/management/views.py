@@ -237,6 +237,8 @@ class ChannelView:
     """A channel and its connection."""
 
     connection: ConnectionView
+    #: the connection itself
+    source: Connection
     about: ChannelDescription
 
 
@@ -246,7 +248,7 @@ def view_channels(broker: Broker, connection: Connection) -> list[ChannelView]:
     if not channels:
         return []
     view = view_connection(broker, connection)
-    return [ChannelView(view, about) for about in channels]
+    return [ChannelView(view, connection, about) for about in channels]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from trivium.errors import AccessRefused, NotFound
 from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
+from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import Endpoint
 from trivium.management.listing import Listing
 from trivium.observability.api import ApiAnswer
@@ -43,11 +44,12 @@ def _name_of(call: Call) -> Callable[[Connection], tuple[str, ...]]:
 def get_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
     broker = call.broker
+    stats = Stats(call)
 
     def describe(connection: Connection) -> dict[str, object] | None:
         if connection not in broker.connections:
             return None
-        return shown.connection(views.view_connection(broker, connection))
+        return shown.connection(views.view_connection(broker, connection), connection, stats)
 
     return Listing(call, _seen(call), describe, _name_of(call)).answer()
 
@@ -73,7 +75,9 @@ def _found(call: Call) -> Connection:
 
 def get_one(call: Call) -> ApiAnswer:
     """One."""
-    return ApiAnswer(200, shown.connection(views.view_connection(call.broker, _found(call))))
+    found = _found(call)
+    view = views.view_connection(call.broker, found)
+    return ApiAnswer(200, shown.connection(view, found, Stats(call)))
 
 
 def close(call: Call) -> ApiAnswer:
@@ -111,10 +115,11 @@ def get_channels_of(call: Call) -> ApiAnswer:
 
 
 def _listed(call: Call, channels: Iterable[ChannelView]) -> ApiAnswer:
+    stats = Stats(call)
     return Listing(
         call,
         channels,
-        shown.channel,
+        lambda view: shown.channel(view, stats),
         lambda view: (view.connection.name, f"{view.connection.name} ({view.about.number})"),
     ).answer()
 
@@ -135,7 +140,8 @@ def get_channel(call: Call) -> ApiAnswer:
                 for found in consumers
                 if found.about.channel == view.about.number
             ]
-            return ApiAnswer(200, {**shown.channel(view), "consumer_details": details})
+            described = shown.channel(view, Stats(call))
+            return ApiAnswer(200, {**described, "consumer_details": details})
     raise NotFound(NOT_FOUND)
 
 

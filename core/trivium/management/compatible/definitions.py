@@ -82,7 +82,7 @@ def _is_predeclared(name: str) -> bool:
 def _exchanges(vhost: VirtualHost) -> _Entries:
     for exchange in list(vhost.exchanges.values()):
         if not _is_predeclared(exchange.name):
-            found = shown.exchange(views.view_exchange(vhost, exchange))
+            found = shown.exchange_basics(views.view_exchange(vhost, exchange))
             keys = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
             yield {key: found[key] for key in keys}
 

@@ -9,6 +9,7 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_from, bindings_to, exchange_name
+from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.topology import declare_exchange, delete_exchange
@@ -30,13 +31,14 @@ def _all(call: Call) -> Iterator[_Item]:
             yield vhost, exchange
 
 
-def _shown(item: _Item) -> dict[str, object]:
-    return shown.exchange(views.view_exchange(*item))
-
-
 def get_all(call: Call) -> ApiAnswer:
     """All that the caller may see."""
-    return Listing(call, _all(call), _shown, lambda item: (item[0].name, item[1].name)).answer()
+    stats = Stats(call)
+
+    def describe(item: _Item) -> dict[str, object]:
+        return shown.exchange(views.view_exchange(*item), item[1], stats)
+
+    return Listing(call, _all(call), describe, lambda item: (item[0].name, item[1].name)).answer()
 
 
 def _found(call: Call) -> Exchange:
@@ -48,7 +50,9 @@ def _found(call: Call) -> Exchange:
 
 def get_one(call: Call) -> ApiAnswer:
     """One."""
-    return ApiAnswer(200, _shown((call.vhost, _found(call))))
+    found = _found(call)
+    view = views.view_exchange(call.vhost, found)
+    return ApiAnswer(200, shown.exchange(view, found, Stats(call)))
 
 
 def put(call: Call) -> None:

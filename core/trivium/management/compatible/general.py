@@ -14,17 +14,20 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.census import Census
 from trivium.management.compatible import shown
+from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import (
     ADMINISTRATORS,
     ANYBODY,
     WATCHERS,
     Endpoint,
 )
+from trivium.management.figures import Figures, of_broker
 from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
 from trivium.management.listing import Listing
 from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.routing.exchanges import EXCHANGE_TYPES
+from trivium.security.identity import ADMINISTRATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,6 +39,8 @@ DIALECT: Final = "3.13.0"
 #: What clients read as the version of Erlang.
 _PLATFORM: Final = f"none (Python {platform.python_version()})"
 
+#: Figures of clients that come and go.
+_CHURN: Final = ("connection_created", "connection_closed")
 _TYPES: Final = [{"name": name, "description": "", "enabled": True} for name in EXCHANGE_TYPES]
 
 
@@ -47,10 +52,10 @@ def get_whoami(call: Call) -> ApiAnswer:
 
 def get_overview(call: Call) -> ApiAnswer:
     """What there is, in numbers."""
-    return ApiAnswer(200, parts=_overview(call))
+    return ApiAnswer(200, parts=_overview(call, Stats(call)))
 
 
-def _overview(call: Call) -> Iterator[bytes]:
+def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
     broker = call.broker
     is_short = call.asks("disable_stats")
     found: dict[str, object] = {
@@ -77,7 +82,15 @@ def _overview(call: Call) -> Iterator[bytes]:
         yield b""
     if not is_short:
         found["object_totals"] = {**_clients(call), **_objects(census)}
-    if not is_short or call.asks("enable_queue_totals"):
+        totals = _messages(census)
+        sees_all = ADMINISTRATOR in call.identity.tags
+        found["queue_totals"] = stats.lengths(broker, totals) if sees_all else totals
+        if call.watches:
+            figures = of_broker(broker)
+            churn = {name: figures.pop(name) for name in _CHURN}
+            found["churn_rates"] = stats.rates(broker, churn)
+            found |= stats.message_stats(broker, figures) or {"message_stats": {}}
+    elif call.asks("enable_queue_totals"):
         found["queue_totals"] = _messages(census)
     yield encode(found)
 
@@ -91,7 +104,7 @@ def _objects(census: Census) -> dict[str, object]:
     }
 
 
-def _messages(census: Census) -> dict[str, object]:
+def _messages(census: Census) -> Figures:
     """How many messages there are, those of streams among them."""
     ready = census.ready + census.records
     return {

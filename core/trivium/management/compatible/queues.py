@@ -9,6 +9,7 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_to
+from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
@@ -47,16 +48,19 @@ def get_all(call: Call) -> ApiAnswer:
             return None
         view = views.view_queue(*item)
         found = shown.queue_basics(view)
-        return found | shown.queue_totals(view) if has_totals else found
+        return found | shown.queue_totals(shown.figures_of(item[1])) if has_totals else found
 
     return Listing(call, _all(call), describe, _order).answer()
 
 
 def get_detailed(call: Call) -> ApiAnswer:
     """All that the caller may see, with all there is to say."""
+    stats = Stats(call)
 
     def describe(item: _Item) -> dict[str, object] | None:
-        return None if item[1].is_deleted else shown.queue(views.view_queue(*item))
+        if item[1].is_deleted:
+            return None
+        return shown.queue(views.view_queue(*item), item[1], stats)
 
     return Listing(call, _all(call), describe, _order).answer()
 
@@ -84,7 +88,7 @@ def get_one(call: Call) -> ApiAnswer:
             for consumer in views.view_consumers(broker, connection)
             if consumer.about.queue == found.name
         ]
-    described = shown.queue(view)
+    described = shown.queue(view, found, Stats(call))
     described["consumers"] = len(consumers)
     described["consumer_details"] = [shown.consumer(consumer) for consumer in consumers]
     if view.owner is not None:

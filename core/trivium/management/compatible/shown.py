@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from trivium.common.values import pack
+from trivium.management.figures import (
+    LENGTHS,
+    Figures,
+    of_connection,
+    of_exchange,
+    of_queue,
+    of_stream,
+    of_traffic,
+)
 from trivium.management.values import shown_table
+from trivium.queues.queue import Queue
 
 if TYPE_CHECKING:
+    from trivium.management.compatible.stats import Stats
     from trivium.management.views import (
         BindingView,
         ChannelView,
@@ -19,6 +30,9 @@ if TYPE_CHECKING:
         ExchangeView,
         QueueView,
     )
+    from trivium.routing.exchanges import Exchange
+    from trivium.runtime.adapter import Connection
+    from trivium.streams.stream import Stream
     from trivium.vhost.policies import Policy
 
 #: The name of the one node.
@@ -42,20 +56,18 @@ def queue_basics(view: QueueView) -> dict[str, object]:
     }
 
 
-def queue_totals(view: QueueView) -> dict[str, object]:
+def queue_totals(figures: Figures) -> dict[str, object]:
     """How many messages it has."""
-    return {
-        "messages": view.ready + view.unsettled,
-        "messages_ready": view.ready,
-        "messages_unacknowledged": view.unsettled,
-    }
+    return {name: figures[name] for name in LENGTHS}
 
 
-def queue(view: QueueView) -> dict[str, object]:
+def queue(view: QueueView, item: Queue | Stream, stats: Stats) -> dict[str, object]:
     """A queue."""
+    figures = figures_of(item)
     found = {
         **queue_basics(view),
-        **queue_totals(view),
+        **stats.lengths(item, figures),
+        **stats.message_stats(item, figures),
         "message_bytes_ready": view.ready_bytes,
         "consumers": view.consumers,
         **policy_of(view.policy),
@@ -63,6 +75,11 @@ def queue(view: QueueView) -> dict[str, object]:
     if view.adapter:
         found["owner_protocol"] = view.adapter
     return found
+
+
+def figures_of(item: Queue | Stream) -> Figures:
+    """The figures of a queue or stream."""
+    return of_queue(item) if isinstance(item, Queue) else of_stream(item)
 
 
 def policy_of(policy: Policy | None) -> dict[str, object]:
@@ -74,8 +91,17 @@ def policy_of(policy: Policy | None) -> dict[str, object]:
     }
 
 
-def exchange(view: ExchangeView) -> dict[str, object]:
+def exchange(view: ExchangeView, found: Exchange, stats: Stats) -> dict[str, object]:
     """An exchange."""
+    return {
+        **exchange_basics(view),
+        **stats.message_stats(found, of_exchange(found)),
+        "policy": None if view.policy is None else view.policy.name,
+    }
+
+
+def exchange_basics(view: ExchangeView) -> dict[str, object]:
+    """What was declared of an exchange."""
     return {
         "name": view.name,
         "vhost": view.vhost,
@@ -84,8 +110,6 @@ def exchange(view: ExchangeView) -> dict[str, object]:
         "auto_delete": view.auto_delete,
         "internal": view.internal,
         "arguments": shown_table(view.arguments),
-        "policy": None if view.policy is None else view.policy.name,
-        "user_who_performed_action": "",
     }
 
 
@@ -115,7 +139,7 @@ def properties_key(view: BindingView) -> str:
     return f"{key}~{base64.urlsafe_b64encode(digest[:9]).decode()}"
 
 
-def connection(view: ConnectionView) -> dict[str, object]:
+def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[str, object]:
     """A connection."""
     about = view.about
     name = about.client.get("connection_name", about.client.get("client_id"))
@@ -141,17 +165,19 @@ def connection(view: ConnectionView) -> dict[str, object]:
         "frame_max": about.max_frame,
         "timeout": about.timeout,
         "client_properties": shown_table(about.client),
+        **stats.bytes(source, of_connection(source.traffic)),
     }
     if isinstance(name, str):
         found["user_provided_name"] = name
     return found
 
 
-def channel(view: ChannelView) -> dict[str, object]:
+def channel(view: ChannelView, stats: Stats) -> dict[str, object]:
     """A channel."""
     about = view.about
     connection = view.connection
     return {
+        **stats.message_stats((view.source, about.number), of_traffic(about.traffic)),
         "name": f"{connection.name} ({about.number})",
         "number": about.number,
         "node": NODE,
