@@ -38,8 +38,8 @@ ORDER = {
         "management", "cli", "__main__",
     ),
     "trivium.storage": (
-        "errors", "base", "files", "journal", "segments", "contents", "catalog", "memory",
-        "checkpoint", "opening", "disk", "repair",
+        "errors", "figures", "base", "files", "journal", "segments", "contents", "catalog",
+        "memory", "checkpoint", "opening", "disk", "repair",
     ),
 }  # fmt: skip
 #: folder of a package -> the other folders of it that it may import, also for types only

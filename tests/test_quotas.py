@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic, Channel, Confirm, Connection, Queue, Tx
 
 from tests.support import amqp, mqtt, native
+from tests.support.metrics import metrics_text
 from tests.support.roads import Server
 from tests.support.server import Client
 from tests.support.simulated import Host
@@ -674,7 +675,7 @@ def test_metrics_have_limits_what_there_is_and_what_was_refused() -> None:
     client.declare("q")
     client.publish("q", b"12345")
     client.call(Queue.Declare(queue="other"))
-    text = server.broker.metrics_text()
+    text = metrics_text(server.broker)
     for line in (
         'trivium_quota_refusals_total{scope="user",limit="max-queues"} 1',
         "trivium_quota_waits_total 0",

@@ -19,6 +19,7 @@ from pamqp.commands import Exchange, Queue
 
 from tests.support import mqtt, native
 from tests.support.core import drain
+from tests.support.metrics import metrics_text
 from tests.support.permitted import (
     EVERY,
     TOPIC,
@@ -371,7 +372,7 @@ def test_a_dead_letter_that_is_dropped_is_counted() -> None:
     server.permit("ann", [])
     assert not arrives(server, way)
     assert server.broker.dead_letters.lost.counts["suspended"] == 1
-    assert 'trivium_dead_letters_lost_total{reason="suspended"} 1' in server.broker.metrics_text()
+    assert 'trivium_dead_letters_lost_total{reason="suspended"} 1' in metrics_text(server.broker)
 
 
 def test_made_up_names_are_looked_at_as_when_they_were_declared() -> None:
@@ -682,7 +683,7 @@ def test_what_is_suspended_is_told_and_counted(
     assert events == expected
     assert all(event.startswith(KINDS["topology"]) for event in events)
     assert {about["declarer"] for _, about in told} == {"ann"}
-    assert "trivium_suspended_declarations 3" in server.broker.metrics_text()
+    assert "trivium_suspended_declarations 3" in metrics_text(server.broker)
     ((line),) = [record.getMessage() for record in caplog.records]
     assert line.startswith("vhost '/': 3 declarations are suspended")
     told.clear()
@@ -690,7 +691,7 @@ def test_what_is_suspended_is_told_and_counted(
     assert {event for event, _ in told} == {
         event.replace("suspended", "resumed") for event in expected
     }
-    assert "trivium_suspended_declarations 0" in server.broker.metrics_text()
+    assert "trivium_suspended_declarations 0" in metrics_text(server.broker)
 
 
 def test_what_is_gone_is_not_suspended() -> None:

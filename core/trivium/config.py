@@ -419,6 +419,20 @@ class AuditConfig:
             raise ConfigError("max_file_bytes must not be negative, and files at least 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """`[metrics]`: what Prometheus gets; see `trivium.runtime.exposition`."""
+
+    #: whether `/metrics` has those of each queue, stream, user ... unless asked otherwise
+    per_object: bool = False
+    #: samples of these in one answer, at most
+    max_series: int = 20_000
+
+    def __post_init__(self) -> None:
+        if self.max_series < 0:
+            raise ConfigError("max_series must not be negative")
+
+
 def default_listen() -> dict[str, Listen]:
     """Every protocol that comes with the broker, on loopback and its customary port."""
     return {protocol: Listen(port) for protocol, port in DEFAULT_PORTS.items()}
@@ -449,6 +463,7 @@ class Config:
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     log: LogConfig = LogConfig()
     audit: AuditConfig = AuditConfig()
+    metrics: MetricsConfig = MetricsConfig()
     #: by the name of a protocol what can be set about it: an object of the class that its package
     #: names in the entry point group `trivium.options`; its defaults hold where it has none
     protocols: Mapping[str, object] = field(default_factory=dict)

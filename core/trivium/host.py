@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from mypy_extensions import mypyc_attr
 
 from trivium.common.events import Events
+from trivium.common.histograms import MILLISECONDS, SECONDS, Histogram
 from trivium.common.quotas import Quotas
 from trivium.common.timers import Timed, Timers
 from trivium.common.turns import EndOfTurn
-from trivium.storage.base import Storage
+from trivium.storage.base import DurabilityWaiter, Storage
+
+
+class Timings(DurabilityWaiter):
+    """How long turns take, how long publishers wait for the disk, and messages for consumers."""
+
+    def __init__(self) -> None:
+        #: from the first thing of a turn to the last one
+        self.turns = Histogram(SECONDS)
+        #: from the begin of a turn in which messages came that the disk must have, until they could
+        #: be acknowledged
+        self.acknowledgements = Histogram(SECONDS)
+        #: when this turn began, by ``time.monotonic``
+        self.began_at = 0.0
+        #: from publish to delivery, of some deliveries of each queue
+        self.deliveries = Histogram(MILLISECONDS)
+        # Write batches that such turns were in, with their begin.
+        self._waiting: deque[tuple[int, float]] = deque()
+        self._received = 0
+
+    def end_turn(self, storage: Storage, received: int) -> None:
+        """What this turn has done is about to be committed; ``received`` messages came so far."""
+        if received != self._received:
+            self._received = received
+            if self.began_at and storage.is_durable and storage.changes:
+                batch = storage.wait(self)
+                waiting = self._waiting
+                if not waiting or waiting[-1][0] != batch:
+                    waiting.append((batch, self.began_at))
+
+    def write_batch_durable(self, write_batch: int) -> None:
+        waiting = self._waiting
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= write_batch:
+            self.acknowledgements.observe(now - waiting.popleft()[1])
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -29,6 +65,7 @@ class Host:
         self.dates = Timers()
         #: how much users, virtual hosts and listeners may have, and have
         self.quotas = Quotas(lambda: self.elapsed_ms)
+        self.timings = Timings()
         #: entries that queues may yet give up, or make ready, in this turn
         self.may_give_up = 0
         #: how often something was collected for the end of a turn, which writes it

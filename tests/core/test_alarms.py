@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.core import message
+from tests.support.metrics import metrics_text
 from tests.support.server import LISTENER, RecordingDriver, Transport
 from tests.support.simulated import Host
 from trivium.config import Config, LimitsConfig
@@ -107,7 +108,7 @@ class Site:
     def metrics(self) -> dict[str, float]:
         return {
             sample.name + "".join(f"/{value}" for value in sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(self.broker.metrics_text())
+            for family in text_string_to_metric_families(metrics_text(self.broker))
             for sample in family.samples
         }
 

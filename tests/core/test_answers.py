@@ -16,7 +16,7 @@ from trivium.config import Config
 from trivium.listen import ListenerConfig
 from trivium.observability import http
 from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
-from trivium.observability.http import HttpServer
+from trivium.observability.http import HttpServer, Metrics
 from trivium.runtime.authentication import make_authenticator
 from trivium.security.permissions import Permissions
 
@@ -59,7 +59,7 @@ async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tupl
         make_authenticator(Config(), run),
         Permissions(),
         lambda: None,
-        lambda: "",
+        Metrics((), lambda path, query: iter(())),
         ListenerConfig(protocol="http", address="127.0.0.1:0"),
         api=api,
     )

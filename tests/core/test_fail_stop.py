@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,7 +22,7 @@ from trivium.common.turns import EndOfTurn
 from trivium.common.values import HeaderValue
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, InternalError
-from trivium.observability.http import HttpServer
+from trivium.observability.http import HttpServer, Metrics
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import REJECTED
@@ -768,25 +768,37 @@ async def test_an_error_of_the_last_write_batch_is_raised_and_the_directory_is_r
     await assert_nothing_half_done(world)
 
 
-@pytest.mark.parametrize("where", ["unready", "metrics_text"])
+@pytest.mark.parametrize("where", ["unready", "metrics", "pieces"])
 async def test_an_error_while_http_is_answered_costs_that_request_alone(
     world: World, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     def fail() -> str:
         raise ERROR
 
+    def make(path: str, query: list[tuple[str, str]]) -> Iterator[str]:
+        return fails_late() if where == "pieces" else iter(fail())
+
+    def fails_late() -> Iterator[str]:
+        yield "half"
+        fail()
+
     world.listen_for_http()
     async with world.broker as broker:
         assert broker.server is not None
         listener = broker.config.all_listeners()[-1]
         server = HttpServer(
-            broker.server.driver, broker.authenticator, broker.permissions, fail, fail, listener
+            broker.server.driver,
+            broker.authenticator,
+            broker.permissions,
+            fail,
+            Metrics(("/metrics",), make),
+            listener,
         )
         bound = socket.create_server(("127.0.0.1", 0))
         await server.start()
         loop = asyncio.get_running_loop()
         accepts = await loop.create_server(lambda: server.connect() or Refused(), sock=bound)
-        path = "/metrics" if where == "metrics_text" else "/health/ready"
+        path = "/health/ready" if where == "unready" else "/metrics"
         for each, status in ((path, 500), ("/health/live", 200)):
             reader, writer = await asyncio.open_connection(*bound.getsockname())
             writer.write(f"GET {each} HTTP/1.0\r\n\r\n".encode())

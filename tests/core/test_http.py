@@ -6,13 +6,13 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
 import pytest
 
 from trivium.config import AuthConfig, Config, Listen, UserConfig
-from trivium.observability.http import HttpServer
+from trivium.observability.http import MAX_SCRAPES, HttpServer, Metrics
 from trivium.runtime.authentication import make_authenticator
 from trivium.runtime.sockets import Refused
 from trivium.security import hash_queue
@@ -38,11 +38,29 @@ class Site:
         self.server: HttpServer | None = None
         #: passwords that were hashed
         self.hashed = 0
+        #: answers with metrics that were begun, and whether none of them ends
+        self.scrapes = 0
+        self.is_held = False
+        self.are_many = asyncio.Event()
 
     def unready(self) -> str | None:
         if self.fault is not None:
             raise self.fault
         return self.reason
+
+    def metrics(self, path: str, query: list[tuple[str, str]]) -> Iterator[str]:
+        if query:
+            raise ValueError("no parameters here")
+        return self.pieces()
+
+    def pieces(self) -> Iterator[str]:
+        self.scrapes += 1
+        if self.scrapes == MAX_SCRAPES:
+            self.are_many.set()
+        yield "up "
+        while self.is_held:
+            yield ""
+        yield "1\n"
 
     async def ask(self, path: str, *headers: str) -> tuple[int, dict[str, str], str]:
         lines = [f"GET {path} HTTP/1.1", "Host: test", "Connection: close", *headers, "", ""]
@@ -78,7 +96,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         make_authenticator(config, pool),
         Permissions(),
         site.unready,
-        lambda: "up 1\n",
+        Metrics(("/metrics",), site.metrics),
         config.all_listeners()[-1],
         handshake_seconds,
     )
@@ -118,6 +136,21 @@ async def test_metrics_have_the_prometheus_content_type(site: Site) -> None:
     status, headers, body = await site.ask("/metrics")
     assert (status, body) == (200, "up 1\n")
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def test_metrics_that_there_are_not_answer_400_with_the_reason(site: Site) -> None:
+    assert (await site.ask("/metrics?x=1"))[::2] == (400, "no parameters here\n")
+
+
+async def test_others_are_served_while_metrics_are_made_but_no_more_metrics(site: Site) -> None:
+    site.is_held = True
+    asking = [asyncio.create_task(site.ask("/metrics")) for _ in range(MAX_SCRAPES)]
+    await site.are_many.wait()
+    assert (await site.ask("/metrics"))[0] == 503
+    assert (await site.ask("/health/live"))[0] == 200
+    site.is_held = False
+    assert {(await each)[0] for each in asking} == {200}
+    assert (await site.ask("/metrics"))[0] == 200
 
 
 async def test_unknown_path_answers_404(site: Site) -> None:

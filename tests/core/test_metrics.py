@@ -1,27 +1,27 @@
 """Counters as Prometheus sees them, read with Prometheus's own parser."""
 
+from collections.abc import Iterable
+
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.metrics import Key, parse
 from trivium import __version__
 from trivium.observability.metrics import ProtocolMetrics, Sample, render
 from trivium.observability.process import process_samples
 
 
-def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+def rendered(
+    protocols: dict[str, ProtocolMetrics], samples: Iterable[Sample | None]
+) -> dict[Key, float]:
+    return parse("".join(render(protocols, samples)))
 
 
 def test_counters_carry_the_protocol_as_label() -> None:
     mqtt, amqp = ProtocolMetrics(), ProtocolMetrics()
     mqtt.messages_received = 3
     amqp.messages_received = 2**60
-    values = parse(render({"mqtt": mqtt, "amqp": amqp}, []))
+    values = rendered({"mqtt": mqtt, "amqp": amqp}, [])
     assert values["trivium_messages_received_total", (("protocol", "mqtt"),)] == 3
     assert values["trivium_messages_received_total", (("protocol", "amqp"),)] == 2**60
 
@@ -32,14 +32,14 @@ def test_every_counter_is_rendered() -> None:
     assert "messages_dropped" in names
     for number, name in enumerate(names, start=1):
         setattr(metrics, name, number * 1000)
-    shown = set(parse(render({"mqtt": metrics}, [])).values())
+    shown = set(rendered({"mqtt": metrics}, []).values())
     assert {number * 1000 for number in range(1, len(names) + 1)} <= shown
 
 
 def test_open_connections_are_opened_less_closed() -> None:
     metrics = ProtocolMetrics()
     metrics.connections_opened, metrics.connections_closed = 7, 5
-    values = parse(render({"mqtt": metrics}, []))
+    values = rendered({"mqtt": metrics}, [])
     assert values["trivium_connections", (("protocol", "mqtt"),)] == 2
 
 
@@ -49,7 +49,7 @@ def test_samples_of_one_name_form_one_family() -> None:
         Sample("queue_messages", "gauge", "Messages in queues", 1, 'state="unacknowledged"'),
         Sample("process_cpu_seconds_total", "counter", "CPU time", 0.25),
     ]
-    text = render({}, samples)
+    text = "".join(render({}, samples))
     values = parse(text)
     assert values["trivium_queue_messages", (("state", "ready"),)] == 4
     assert values["trivium_queue_messages", (("state", "unacknowledged"),)] == 1
@@ -59,7 +59,7 @@ def test_samples_of_one_name_form_one_family() -> None:
 
 
 def test_process_metrics_describe_this_process() -> None:
-    values = parse(render({}, process_samples()))
+    values = rendered({}, process_samples())
     own = psutil.Process()
     ((_, labels),) = (key for key in values if key[0] == "trivium_info")
     assert dict(labels)["version"] == __version__

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import amqp, mqtt, native
+from tests.support.metrics import metrics_text
 from tests.support.server import Client
 from trivium.cli.configuration import load
 from trivium.config import EVERYTHING, Config, HttpAuthConfig, UserConfig
@@ -114,7 +115,7 @@ def test_a_refusal_does_not_say_what_was_shown(
     assert "guest" in caplog.text
     assert SECRET not in caplog.text
     assert SECRET.encode() not in client.take_bytes()
-    assert SECRET not in server.broker.metrics_text()
+    assert SECRET not in metrics_text(server.broker)
 
 
 @pytest.mark.parametrize("refused", [refused_by_mqtt, refused_by_amqp, refused_by_native])

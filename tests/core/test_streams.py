@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
+from tests.support.metrics import metrics_text
 from tests.support.steps import Compared, comparisons
 from tests.support.storages import HeldStorage
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
@@ -202,7 +203,7 @@ def test_a_large_turn_is_cut_into_batches(
 def test_messages_put_into_streams_are_counted(broker: Broker, stream: Stream) -> None:
     stream.accept(message(b"1"))
     broker.vhosts["/"].declare_stream("t", 1).accept(message(b"2"))
-    lines = broker.metrics_text().splitlines()
+    lines = metrics_text(broker).splitlines()
     (line,) = [line for line in lines if line.startswith("trivium_stream_messages_total ")]
     assert float(line.split()[1]) == 2
 

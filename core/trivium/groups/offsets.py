@@ -63,6 +63,10 @@ class Groups:
         incarnations = self._groups.get(group, {})
         return [stream for stream in known.values() if stream.incarnation in incarnations]
 
+    def of_stream(self, stream: Stream) -> list[str]:
+        """The groups that have committed an offset of the stream."""
+        return list(self._offsets.get(stream.incarnation, {}))
+
     def has(self, group: str) -> bool:
         """Whether the group has committed an offset."""
         return group in self._groups

@@ -8,8 +8,9 @@ broker. It runs on the broker's own loop.
 - `/api/...` is for whoever `api` asks (see `trivium.observability.api`), by users with a password,
   token or key. Pages of other sites gain nothing: they would need leave for PUT, DELETE or JSON,
   which nobody gives (CORS).
-- `GET /metrics` is the Prometheus text format. Where anonymous access is not admitted (see
-  `Authenticator.admits_anonymous`), it wants a user's name and password by HTTP Basic.
+- `GET /metrics`, and what is below it, is the Prometheus text format. Where anonymous access is
+  not admitted (see `Authenticator.admits_anonymous`), it wants a user's name and password by HTTP
+  Basic.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import unquote
@@ -56,6 +58,11 @@ SMALL_BODY_BYTES: Final = 64 * 1024
 GATHERED_BYTES: Final = 64 * 1024
 #: seconds in which a client takes a part of an answer
 SEND_SECONDS: Final = 30.0
+#: answers with metrics at a time, and seconds that one may take
+MAX_SCRAPES: Final = 4
+SCRAPE_SECONDS: Final = 30.0
+#: seconds for which metrics are made before others are served
+SLICE_SECONDS: Final = 0.002
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -88,6 +95,21 @@ class HttpDriver(Protocol):
         """Call ``work`` after some time."""
 
 
+class Metrics:
+    """Where the metrics are, and what makes them of a path and its query, piece by piece.
+
+    ``make`` raises ValueError for what it does not know.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[str, ...],
+        make: Callable[[str, list[tuple[str, str]]], Iterator[str]],
+    ) -> None:
+        self.paths = paths
+        self.make = make
+
+
 #: Tags of users who may see the metrics. Clients without credentials are let in by address.
 _MAY_WATCH: Final = frozenset((ADMINISTRATOR, MONITORING))
 
@@ -95,8 +117,8 @@ _MAY_WATCH: Final = frozenset((ADMINISTRATOR, MONITORING))
 class HttpServer:
     """Serves health and metrics to the clients of one listener.
 
-    `unready` gives the reason why the broker is not ready, or None; `metrics_text` renders the
-    metrics. Both are called on the loop. A connection that has asked nothing within
+    `unready` gives the reason why the broker is not ready, or None; `metrics` makes the metrics.
+    Both are called on the loop. A connection that has asked nothing within
     `handshake_seconds` is closed. `upgrades` makes, by path, what takes the socket over from a
     client that asks for a WebSocket.
     """
@@ -107,7 +129,7 @@ class HttpServer:
         authenticator: Authenticator,
         permissions: Permissions,
         unready: Callable[[], str | None],
-        metrics_text: Callable[[], str],
+        metrics: Metrics,
         listener: ListenerConfig,
         handshake_seconds: float = 10.0,
         upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
@@ -117,7 +139,9 @@ class HttpServer:
         self._authenticator = authenticator
         self._permissions = permissions
         self._unready = unready
-        self._metrics_text = metrics_text
+        self._metrics = metrics
+        #: answers with metrics that are being made or sent
+        self._scrapes = 0
         self._listener = listener
         self._handshake_seconds = handshake_seconds
         self._max_connections = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
@@ -128,7 +152,8 @@ class HttpServer:
         application = web.Application(middlewares=[self._has_asked])
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
-        application.router.add_get("/metrics", self._get_metrics)
+        for path in metrics.paths:
+            application.router.add_get(path, self._get_metrics)
         self._api = api
         if api is not None:
             application.router.add_route("*", r"/api/{path:[\s\S]*}", self._ask_api)
@@ -207,7 +232,7 @@ class HttpServer:
         # Nobody gets it.
         return web.Response()
 
-    async def _get_metrics(self, request: web.Request) -> web.Response:
+    async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
         identity = await self._identify(request)
         if identity is not None and not identity.is_anonymous:
             try:
@@ -216,8 +241,25 @@ class HttpServer:
                 return web.Response(status=403, text=f"{error}\n")
         if identity is None:
             return web.Response(status=401, headers=_CHALLENGE, text=f"{_CREDENTIALS_NEEDED}\n")
-        response = web.Response(text=self._metrics_text())
-        response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
+        if self._scrapes >= MAX_SCRAPES:
+            return web.Response(status=503, text="others ask for metrics just now\n")
+        try:
+            pieces = self._metrics.make(request.path, list(request.query.items()))
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        self._scrapes += 1
+        response = web.Response()
+        try:
+            async with asyncio.timeout(SCRAPE_SECONDS):
+                response = web.Response(text=await _join(pieces))
+                response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._scrapes -= 1
         return response
 
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
@@ -304,6 +346,18 @@ class HttpServer:
                 headers={hdrs.RETRY_AFTER: "1"}, text="too many want to come in: try again later\n"
             )
         return None if login is None else login.identity
+
+
+async def _join(pieces: Iterator[str]) -> str:
+    """All pieces together; between them others are served."""
+    found: list[str] = []
+    began_at = time.monotonic()
+    for piece in pieces:
+        found.append(piece)
+        if time.monotonic() - began_at > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            began_at = time.monotonic()
+    return "".join(found)
 
 
 _CREDENTIALS_NEEDED: Final = "user name and password are needed"

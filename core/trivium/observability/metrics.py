@@ -3,14 +3,21 @@
 Counters are plain integer attributes, so that counting on the hot path costs one addition:
 ``metrics.messages_received += 1``. Nothing is rendered, looked up or locked until somebody scrapes.
 
-The number of time series is fixed by the number of protocols. Queues, streams and clients are only
-ever summed up: a scrape stays small however many of them there are.
+What is of a protocol, or of the broker, is a sample of its own. What is of a queue, a stream or
+another object is shown only to who asks for it, and only so much: see ``Room``. An answer is made
+piece by piece, so that messages are served meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
+
+from trivium.common.histograms import Histogram
+
+#: Rows after which others may be served.
+ROWS_AT_ONCE: Final = 32
 
 
 class ProtocolMetrics:
@@ -57,17 +64,43 @@ _PROTOCOL_COUNTERS: Final = (
 class Sample:
     """One metric without labels, or with labels that are already written out (`state="ready"`)."""
 
-    def __init__(self, name: str, kind: str, text: str, value: float, labels: str = "") -> None:
+    def __init__(
+        self, name: str, kind: str, text: str, value: float, labels: str = "", suffix: str = ""
+    ) -> None:
         self.name = name
-        #: `counter` or `gauge`
+        #: `counter`, `gauge` or `histogram`
         self.kind = kind
         self.text = text
         self.value = value
         self.labels = labels
+        #: behind the name, of a histogram's parts
+        self.suffix = suffix
 
 
-def render(protocols: dict[str, ProtocolMetrics], samples: Iterable[Sample]) -> str:
-    """The Prometheus text format, version 0.0.4.
+def histogram_samples(name: str, text: str, histogram: Histogram) -> list[Sample]:
+    """The buckets, sum and count of a histogram."""
+    samples: list[Sample] = []
+    count = 0
+    for bound, found in zip([*histogram.bounds, None], list(histogram.counts), strict=True):
+        count += found
+        labels = f'le="{"+Inf" if bound is None else bound}"'
+        samples.append(Sample(name, "histogram", text, count, labels, "_bucket"))
+    samples.append(Sample(name, "histogram", text, round(histogram.sum, 9), "", "_sum"))
+    samples.append(Sample(name, "histogram", text, count, "", "_count"))
+    return samples
+
+
+def label(name: str, value: str) -> str:
+    """A label as the text format has it."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{name}="{escaped}"'
+
+
+def render(
+    protocols: dict[str, ProtocolMetrics], samples: Iterable[Sample | None]
+) -> Iterator[str]:
+    """The Prometheus text format, version 0.0.4, piece by piece; an empty piece for each None,
+    where others may be served.
 
     Samples of one name must follow one another; all names get the prefix `trivium_` unless they
     begin with `process_`.
@@ -84,18 +117,69 @@ def render(protocols: dict[str, ProtocolMetrics], samples: Iterable[Sample]) -> 
         lines.append(f'trivium_connections{{protocol="{protocol}"}} {count}')
     previous = ""
     for sample in samples:
+        if sample is None:
+            yield ""
+            continue
         full = sample.name if sample.name.startswith("process_") else f"trivium_{sample.name}"
         if full != previous:
             _describe(lines, full, sample.kind, sample.text)
             previous = full
-        labels = f"{{{sample.labels}}}" if sample.labels else ""
-        # Compiled code turns the whole numbers that it is given into floats.
-        whole = int(sample.value)
-        number = str(whole) if whole == sample.value else repr(sample.value)
-        lines.append(f"{full}{labels} {number}")
-    return "\n".join(lines) + "\n"
+        lines.append(line_of(full + sample.suffix, sample.labels, sample.value))
+    yield "\n".join(lines) + "\n"
+
+
+def line_of(name: str, labels: str, value: float) -> str:
+    """The line of one sample."""
+    shown = f"{{{labels}}}" if labels else ""
+    # Compiled code turns the whole numbers that it is given into floats.
+    whole = int(value)
+    return f"{name}{shown} {whole if whole == value else repr(value)}"
 
 
 def _describe(lines: list[str], name: str, kind: str, text: str) -> None:
     lines.append(f"# HELP {name} {text}")
     lines.append(f"# TYPE {name} {kind}")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of objects of a kind: each sample has labels that say of which."""
+
+    name: str
+    #: `counter` or `gauge`
+    kind: str
+    text: str
+
+
+#: What one object shows: the index of a metric, labels written out, and the value.
+Row = list[tuple[int, str, float]]
+
+
+class Room:
+    """How many samples of objects an answer may have."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+        #: objects that are not shown
+        self.left_out = 0
+
+
+def render_objects(metrics: tuple[Metric, ...], rows: Iterable[Row], room: Room) -> Iterator[str]:
+    """``render`` of metrics of objects, of which each row shows one; others may be served at an
+    empty row too."""
+    lines: list[list[str]] = [[] for _ in metrics]
+    names = [f"trivium_detailed_{metric.name}" for metric in metrics]
+    for count, row in enumerate(rows):
+        if len(row) > room.left:
+            room.left_out += 1
+        else:
+            room.left -= len(row)
+            for index, labels, value in row:
+                lines[index].append(line_of(names[index], labels, value))
+        if not row or count % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            yield ""
+    for metric, name, found in zip(metrics, names, lines, strict=True):
+        if found:
+            head: list[str] = []
+            _describe(head, name, metric.kind, metric.text)
+            yield "\n".join([*head, *found]) + "\n"

@@ -12,7 +12,9 @@ many queues, and most are idle: what few of them need is made when it is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
 
 from trivium.common.counters import NOTHING_COUNTED, QueueCounters
 from trivium.common.quotas import Account
@@ -35,6 +37,9 @@ from trivium.storage.base import Log
 
 if TYPE_CHECKING:
     from trivium.queues.namespace import QueueNamespace
+
+#: Of so many deliveries of a queue one is measured.
+SAMPLED: Final[i64] = 64
 
 __all__ = ["Consumer", "Queue", "QueueEntry"]
 
@@ -304,6 +309,10 @@ class Queue(Destination):
         counters = _counters(self)
         if entry.is_redelivered:
             counters.redelivered += 1
+        if (counters.delivered + counters.delivered_settled) % SAMPLED == 0:
+            self._broker.timings.deliveries.observe(
+                max(self._broker.now_ms - entry.message.timestamp, 0) / 1000
+            )
         consumer.deliver(entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)

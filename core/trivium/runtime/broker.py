@@ -22,15 +22,12 @@ from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
 from trivium.messages.message import PROTOCOL_NEUTRAL, register_codec
 from trivium.messages.neutral import NeutralCodec
-from trivium.observability.metrics import ProtocolMetrics, render
-from trivium.observability.process import process_samples
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.pacing import Pacing
-from trivium.runtime.samples import broker_samples
 from trivium.runtime.virtual_hosts import VirtualHosts
 from trivium.security.authenticator import Authenticator
 from trivium.security.permissions import Permissions
@@ -300,6 +297,10 @@ class Broker(Host):
         due_at = self.next_at()
         if due_at:
             self.driver.wake_at(due_at)
+        received = 0
+        for adapter in self.adapters.values():
+            received += adapter.metrics.messages_received
+        self.timings.end_turn(self.storage, received)
         self.storage.commit()
         if self._dirty:
             connections = self._dirty
@@ -398,13 +399,6 @@ class Broker(Host):
             return "the broker is stopping"
         reason = self.alarms.reason
         return None if reason is None else f"{reason}: publishers are paused"
-
-    def metrics_text(self) -> str:
-        """All metrics in the Prometheus text format."""
-        protocols: dict[str, ProtocolMetrics] = {}
-        for name, adapter in self.adapters.items():
-            protocols[name] = adapter.metrics
-        return render(protocols, [*process_samples(), *broker_samples(self)])
 
     def _fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
         self.driver.fetch(request, done)

@@ -54,7 +54,7 @@ class LoopDriver(Driver):
         """
         if not self._has_begun:
             self._has_begun = True
-            self._began_at = time.monotonic()
+            self._began_at = self._broker.timings.began_at = time.monotonic()
             self._broker.begin_turn()
             self.request_turn()
 
@@ -164,6 +164,7 @@ class LoopDriver(Driver):
             self._is_turn_requested = False
             self._broker.events.serving = None
             self._broker.end_turn()
+            self._broker.timings.turns.observe(time.monotonic() - self._began_at)
             self._has_begun = False
             if self._closing:
                 drivers = self._closing

@@ -203,7 +203,8 @@ class Listeners:
         """Makes what a client of an HTTP listener is served by, outermost first."""
         if config.websocket:
             raise ConfigError(f"{config.name}: WebSockets are served over HTTP without `websocket`")
-        from trivium.observability.http import HttpServer
+        from trivium.observability.http import HttpServer, Metrics
+        from trivium.runtime.exposition import PATHS, metrics
 
         server = self._server
         broker = self._broker
@@ -214,7 +215,7 @@ class Listeners:
             broker.authenticator,
             broker.permissions,
             broker.unready,
-            broker.metrics_text,
+            Metrics(PATHS, lambda path, query: metrics(broker, path, query)),
             config,
             broker.config.limits.handshake_seconds,
             {

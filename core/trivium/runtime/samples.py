@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import (
@@ -14,7 +15,8 @@ from trivium.common.quotas import (
     VHOST,
     Account,
 )
-from trivium.observability.metrics import Sample
+from trivium.observability.metrics import ROWS_AT_ONCE, Sample, histogram_samples, label
+from trivium.vhost.totals import Totals
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -24,9 +26,14 @@ if TYPE_CHECKING:
 MAX_LIMITS: Final = 1000
 
 
-def broker_samples(broker: Broker) -> list[Sample]:
-    """All of them."""
-    return [*_pauses(broker), *_messages(broker), *_contents(broker), *_quotas(broker)]
+def broker_samples(broker: Broker) -> Iterator[Sample | None]:
+    """All of them; None where others may be served."""
+    yield from _pauses(broker)
+    yield from _messages(broker)
+    yield from _contents(broker)
+    yield from _quotas(broker)
+    yield from _timings(broker)
+    yield from _storage(broker)
 
 
 def _quotas(broker: Broker) -> list[Sample]:
@@ -55,8 +62,8 @@ def _quotas(broker: Broker) -> list[Sample]:
                 continue
             if len(limits) == MAX_LIMITS:
                 break
-            name = account.name.replace("\\", "\\\\").replace('"', '\\"')
-            labels = f'scope="{account.scope}",name="{name}",limit="{NAMES[what]}"'
+            name = label("name", account.name)
+            labels = f'scope="{account.scope}",{name},limit="{NAMES[what]}"'
             text = "Limits, by whose they are"
             limits.append(Sample("quota_limit", "gauge", text, account.limits[what], labels))
             count = _used(broker, account, what)
@@ -78,27 +85,108 @@ def _used(broker: Broker, account: Account, what: int) -> int:
     return counts[what]
 
 
-def _contents(broker: Broker) -> list[Sample]:
-    """What is there: queues, streams and what is in them."""
-    vhosts = list(broker.vhosts.values())
-    queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
-    streams = [stream for vhost in vhosts for stream in vhost.streams.values()]
-    ready = sum(len(queue) for queue in queues)
-    unsettled = sum(queue.unsettled for queue in queues)
-    retained = sum(len(vhost.retained) for vhost in vhosts)
+def _contents(broker: Broker) -> Iterator[Sample | None]:
+    """What is there: queues, streams and what is in them; and what became of it."""
+    totals = Totals()
+    queues = streams = ready = unsettled = retained = 0
+    for vhost in list(broker.vhosts.values()):
+        # What goes meanwhile counts as it was, and once.
+        totals.add_totals(vhost.gone)
+        queues += len(vhost.queues)
+        streams += len(vhost.streams)
+        retained += len(vhost.retained)
+        for stream in vhost.streams.values():
+            totals.add_stream(stream)
+        for count, queue in enumerate(list(vhost.queues.values())):
+            totals.add(queue)
+            ready += len(queue)
+            unsettled += queue.unsettled
+            if count % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                yield None
+    yield Sample("queues", "gauge", "Queues", queues)
+    yield Sample("streams", "gauge", "Streams", streams)
+    text = "Messages put into streams"
+    yield Sample("stream_messages_total", "counter", text, totals.stream_messages)
+    text = "Records of streams that clients were sent"
+    yield Sample("stream_records_read_total", "counter", text, totals.records_read)
+    yield Sample("retained_messages", "gauge", "Retained", retained)
     text = "Messages in queues"
+    yield Sample("queue_messages", "gauge", text, ready, 'state="ready"')
+    yield Sample("queue_messages", "gauge", text, unsettled, 'state="unsettled"')
+    yield from _became(totals)
+
+
+def _became(totals: Totals) -> Iterator[Sample]:
+    """What became of messages in queues."""
+    for name, text, value in (
+        ("published", "Messages that queues took", totals.published),
+        ("refused", "Messages that queues had no room for", totals.refused),
+        ("redelivered", "Messages handed to consumers again", totals.redelivered),
+        ("acknowledged", "Messages that clients settled", totals.acknowledged),
+        ("expired", "Messages that expired", totals.expired),
+    ):
+        yield Sample(f"queue_messages_{name}_total", "counter", text, value)
+    for name, text, manual, auto in (
+        ("delivered", "Handed to consumers", totals.delivered, totals.delivered_settled),
+        ("got", "Taken without a consumer", totals.got, totals.got_settled),
+    ):
+        full = f"queue_messages_{name}_total"
+        yield Sample(full, "counter", text, manual, 'ack="manual"')
+        yield Sample(full, "counter", text, auto, 'ack="auto"')
+    for name, text, counts in (
+        ("dead_lettered", "Given up, to a dead letter exchange", totals.dead_lettered),
+        ("dropped", "Given up for good", totals.dropped),
+    ):
+        for reason, count in sorted(counts.items()):
+            full = f"queue_messages_{name}_total"
+            yield Sample(full, "counter", text, count, f'reason="{reason}"')
+
+
+def _timings(broker: Broker) -> list[Sample]:
+    """How long things take."""
+    timings = broker.timings
     return [
-        Sample("queues", "gauge", "Queues", len(queues)),
-        Sample("streams", "gauge", "Streams", len(streams)),
-        Sample(
-            "stream_messages_total",
-            "counter",
-            "Messages put into streams",
-            sum(stream.published for stream in streams),
+        *histogram_samples("turn_seconds", "Length of turns", timings.turns),
+        *histogram_samples(
+            "publish_acknowledge_seconds",
+            "From the turn in which messages came to the disk having them",
+            timings.acknowledgements,
         ),
-        Sample("retained_messages", "gauge", "Retained", retained),
-        Sample("queue_messages", "gauge", text, ready, 'state="ready"'),
-        Sample("queue_messages", "gauge", text, unsettled, 'state="unsettled"'),
+        *histogram_samples(
+            "publish_deliver_seconds",
+            "From publish to the delivery by a queue, of each 64th delivery of a queue",
+            timings.deliveries,
+        ),
+    ]
+
+
+def _storage(broker: Broker) -> list[Sample]:
+    """What the storage has measured, if it is on disk."""
+    found = broker.storage.figures()
+    if found is None:
+        return []
+    return [
+        *histogram_samples(
+            "storage_sync_seconds", "To write and sync a batch, or to sync some", found.syncs
+        ),
+        *histogram_samples("storage_write_seconds", "To write a batch unsynced", found.writes),
+        *histogram_samples("storage_batch_bytes", "Size of write batches", found.batches),
+        *histogram_samples("storage_checkpoint_seconds", "Checkpoints", found.checkpoints),
+        Sample(
+            "storage_recovery_seconds",
+            "gauge",
+            "Time that the start took to recover",
+            round(found.recovery_seconds, 6),
+        ),
+        Sample(
+            "storage_journal_bytes",
+            "gauge",
+            "Bytes of the journal that a start would read",
+            found.journal_bytes,
+        ),
+        Sample("storage_journal_files", "gauge", "Files of the journal", found.journal_files),
+        Sample("storage_segments", "gauge", "Segment files", found.segments),
+        Sample("storage_segment_bytes", "gauge", "Bytes in them", found.segment_bytes),
     ]
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 
 from mypy_extensions import mypyc_attr
 
+from trivium.storage.figures import StorageFigures
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DurabilityWaiter:
@@ -162,6 +164,10 @@ class Storage:
     def pending_bytes(self) -> int:
         """About the bytes that wait for the disk, more than is usual, and take memory meanwhile."""
         return 0
+
+    def figures(self) -> StorageFigures | None:
+        """What it has measured; None where there is no disk."""
+        return None
 
     def free_space(self) -> None:
         """The disk is short: give back what can be given back, in the turns to come."""

@@ -20,6 +20,7 @@ from trivium.storage.checkpoint.checkpoint import ROWS, CheckpointTarget
 from trivium.storage.checkpoint.checkpoints import Checkpoints
 from trivium.storage.checkpoint.journal_backlog import JournalBacklog
 from trivium.storage.errors import StorageError, StorageFailed
+from trivium.storage.figures import StorageFigures
 from trivium.storage.files.directory import SEGMENT_DIRECTORY
 from trivium.storage.files.encryption import Keys
 from trivium.storage.files.executor import Completions, Executor, ThreadExecutor, Work, Workers
@@ -60,6 +61,13 @@ class WriteBatchWork(Work):
         storage = self._storage
         now = storage.executor.now()
         self.size = storage.journal.write(self.number, self._parts, 0, False, now)
+        taken = storage.executor.now() - now
+        measured = storage.measured
+        if storage.journal.synced == self.number:
+            measured.syncs.observe(taken)
+        else:
+            measured.writes.observe(taken)
+        measured.batches.observe(self.size)
         storage.sync_later()
 
     def finish(self) -> None:
@@ -77,7 +85,9 @@ class SyncWork(Work):
     def run(self) -> None:
         """On the journal's worker: sync."""
         storage = self._storage
-        storage.journal.sync(storage.executor.now())
+        now = storage.executor.now()
+        storage.journal.sync(now)
+        storage.measured.syncs.observe(storage.executor.now() - now)
 
     def finish(self) -> None:
         """On the loop's thread: go on with what waited for it."""
@@ -164,6 +174,9 @@ class DiskStorage(Storage):
         self, size: int, rows: int, entropy: Callable[[int], bytes], compresses: bool
     ) -> Checkpoints:
         opened = self._opened
+        #: what was measured; ``figures`` has it whole
+        self.measured = StorageFigures()
+        self.measured.recovery_seconds = self.executor.now() - opened.began_at
         self._backlog = JournalBacklog(size, opened.journal_bytes)
         if opened.wants_checkpoint:
             self._backlog.ask_for_logs()
@@ -185,6 +198,8 @@ class DiskStorage(Storage):
             self.completions,
             self.ask_for_turn,
             self.sync_journal,
+            self.executor.now,
+            self.measured.checkpoints,
         )
 
     def table(self, name: str) -> Table:
@@ -219,6 +234,15 @@ class DiskStorage(Storage):
         if not self.segments.make_room(0):
             self._wake()
         self._checkpoints.turn(self.write_batch, self.durable)
+
+    def figures(self) -> StorageFigures:
+        figures = self.measured
+        figures.journal_bytes = self._backlog.size
+        figures.journal_files = len(self.journal.files)
+        sizes = list(self.segments.sizes.values())
+        figures.segments = len(sizes)
+        figures.segment_bytes = sum(sizes)
+        return figures
 
     def ask_for_checkpoint(self) -> None:
         """Have a checkpoint made, however little is in the journal."""

@@ -81,6 +81,7 @@ class OpenDirectory:
         self._keys = keys
         self._entropy = entropy
         self._segments = segments
+        self.began_at = now
         try:
             filesystem.make_directory(directory)
             self._lock = filesystem.lock(f"{directory}/{LOCK_FILE}")

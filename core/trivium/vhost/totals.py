@@ -29,6 +29,31 @@ class Totals:
         #: records of streams: appended, and read by clients
         self.appended = 0
         self.records_read = 0
+        #: messages that streams took
+        self.stream_messages = 0
+
+    def copy(self) -> Totals:
+        """The same, to add more."""
+        totals = Totals()
+        totals.add_totals(self)
+        return totals
+
+    def add_totals(self, other: Totals) -> None:
+        """Add what was summed up."""
+        self.published += other.published
+        self.refused += other.refused
+        self.delivered += other.delivered
+        self.delivered_settled += other.delivered_settled
+        self.redelivered += other.redelivered
+        self.got += other.got
+        self.got_settled += other.got_settled
+        self.acknowledged += other.acknowledged
+        self.expired += other.expired
+        self.appended += other.appended
+        self.records_read += other.records_read
+        self.stream_messages += other.stream_messages
+        _add(self.dead_lettered, other.dead_lettered)
+        _add(self.dropped, other.dropped)
 
     def add(self, queue: Queue) -> None:
         """Add what a queue has counted."""
@@ -44,20 +69,25 @@ class Totals:
         self.expired += given_up.expired
         # What is on its way to the dead letter exchange is not settled yet.
         others = counters.delivered_settled + counters.got_settled - given_up.count
-        for sums, counts in (
-            (self.dead_lettered, given_up.dead_lettered),
-            (self.dropped, given_up.dropped),
-        ):
-            for reason, count in counts.items():
-                sums[reason] = sums.get(reason, 0) + count
-                others += count
+        others += _add(self.dead_lettered, given_up.dead_lettered)
+        others += _add(self.dropped, given_up.dropped)
         self.acknowledged += counters.settled - others
 
     def add_stream(self, stream: Stream) -> None:
         """Add what a stream has counted."""
+        self.stream_messages += stream.published
         for partition in stream.partitions:
             self.appended += partition.appended
             self.records_read += partition.records_read
+
+
+def _add(sums: dict[str, int], counts: dict[str, int]) -> int:
+    """Add counts by reason to ``sums``; how many they are in all."""
+    total = 0
+    for reason, count in counts.items():
+        sums[reason] = sums.get(reason, 0) + count
+        total += count
+    return total
 
 
 def totals_of(queue: Queue) -> Totals:

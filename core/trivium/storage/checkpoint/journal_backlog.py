@@ -29,6 +29,11 @@ class JournalBacklog:
         self._for_logs += size
         self._for_rows += size
 
+    @property
+    def size(self) -> int:
+        """Bytes that would be read at a start."""
+        return max(self._for_logs + self._for_logs_begun, self._for_rows + self._for_rows_begun)
+
     def ask_for_logs(self) -> None:
         """A checkpoint with logs is due, however little there is."""
         self._for_logs = max(self._for_logs, self._checkpoint_size)
