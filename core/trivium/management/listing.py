@@ -82,6 +82,7 @@ class Listing(Generic[Item]):
         is_paged: bool = False,
     ) -> None:
         query = call.request.query
+        self._is_paged = is_paged
         if is_paged:
             # There are no lists without pages.
             query = {"page": "1", **query}
@@ -122,7 +123,8 @@ class Listing(Generic[Item]):
         first = (page.number - 1) * page.size
         if page.number > pages:
             reason = f"Page out of range, page: {page.number} page size: {page.size}, len: {count}"
-            raise ApiRefused(refusal(400, "page_out_of_range", reason))
+            status = 404 if self._is_paged else 400
+            raise ApiRefused(refusal(status, "page_out_of_range", reason))
         yield from self._skip(merged, first)
         head = {"filtered_count": count, "item_count": min(page.size, count - first)}
         tail = {

@@ -16,6 +16,13 @@ from trivium import __version__
 from trivium.common.timers import Timed
 from trivium.errors import TopologyError
 from trivium.management import views
+from trivium.management.accounts import (
+    permissions_in,
+    permit,
+    permit_topics,
+    put_user,
+    topic_permissions_in,
+)
 from trivium.management.calls import BadRequest, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_from
@@ -23,15 +30,10 @@ from trivium.management.compatible.general import DIALECT
 from trivium.management.compatible.password_hashes import imported
 from trivium.management.compatible.policies import LIMITS, parameters_of, policy_of, shown_policy
 from trivium.management.compatible.users import (
-    permissions_in,
-    permit,
-    permit_topics,
-    put_user,
     shown_permission,
     shown_topic_permission,
     shown_user,
     tags_of,
-    topic_permissions_in,
 )
 from trivium.management.compatible.vhosts import settings_of
 from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import USER as USER_SCOPE
 from trivium.errors import NotFound
+from trivium.management.accounts import (
+    Permission,
+    TopicPermission,
+    permissions_in,
+    permit,
+    permit_topics,
+    put_user,
+    set_password,
+    topic_permissions_in,
+)
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.compatible.password_hashes import exported, imported
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED, Endpoint
@@ -15,11 +25,9 @@ from trivium.management.values import checked, number_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.user_deletion import delete_user
 from trivium.security.granted import USER
-from trivium.security.passwords import no_password
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
-    from trivium.security.scram import ScramKeys
     from trivium.security.stored import StoredUser
 
 #: Users that are deleted by one request.
@@ -102,49 +110,10 @@ def put(call: Call) -> None:
     elif text_of(body, "password", ""):
         password = text_of(body, "password").encode()
         users.check_password(password)
-        _hash(call, name, password, tags)
+        set_password(call, name, password, tags)
     else:
         put_user(call.broker, name, "", tags)
         call.created(known is None)
-
-
-def put_user(
-    broker: Broker, name: str, stored: str, tags: list[str], scram: ScramKeys | None = None
-) -> None:
-    """Make a user, or change one; an empty password is none that anybody can show."""
-    users = broker.users
-    stored = stored or no_password()
-    known = users.find(name)
-    if known is None:
-        users.add(name, stored, tags, scram)
-    else:
-        if (known.stored, known.scram) != (stored, scram):
-            users.set_password(name, stored, scram)
-        if known.tags != frozenset(tags):
-            users.set_tags(name, tags)
-
-
-def _hash(call: Call, name: str, password: bytes, tags: list[str]) -> None:
-    """Have the password hashed in a thread, then change the user."""
-    users = call.broker.users
-    found: list[tuple[str, ScramKeys | None]] = []
-
-    def work() -> bool:
-        found.append(users.hash(password))
-        return True
-
-    def done(_: bool) -> None:
-        def change() -> None:
-            if not found:
-                raise BadRequest("the password cannot be hashed")
-            ((stored, scram),) = found
-            is_new = users.find(name) is None
-            put_user(call.broker, name, stored, tags, scram)
-            call.created(is_new)
-
-        call.later(change)
-
-    call.broker.driver.run_blocking(work, done)
 
 
 def delete(call: Call) -> None:
@@ -179,31 +148,14 @@ def delete_many(call: Call) -> None:
 
 # Permissions
 
-_Permission = tuple[str, str, tuple[str, str, str]]
-_Topic = tuple[str, str, str, tuple[str, str]]
 
-
-def permissions_in(broker: Broker) -> Iterator[_Permission]:
-    """User, virtual host and patterns."""
-    for name, grants in broker.authentication.granted.all(USER):
-        for vhost, patterns in sorted(grants.permissions.items()):
-            yield name, vhost, patterns
-
-
-def topic_permissions_in(broker: Broker) -> Iterator[_Topic]:
-    """User, virtual host, exchange and patterns."""
-    for name, grants in broker.authentication.granted.all(USER):
-        for (vhost, exchange), patterns in sorted(grants.topics.items()):
-            yield name, vhost, exchange, patterns
-
-
-def shown_permission(permission: _Permission) -> dict[str, object]:
+def shown_permission(permission: Permission) -> dict[str, object]:
     """A permission of a user in a virtual host."""
     user, vhost, (configure, write, read) = permission
     return {"user": user, "vhost": vhost, "configure": configure, "write": write, "read": read}
 
 
-def shown_topic_permission(permission: _Topic) -> dict[str, object]:
+def shown_topic_permission(permission: TopicPermission) -> dict[str, object]:
     """A permission of a user for the topics of an exchange."""
     user, vhost, exchange, (write, read) = permission
     return {"user": user, "vhost": vhost, "exchange": exchange, "write": write, "read": read}
@@ -251,16 +203,6 @@ def put_permission(call: Call) -> None:
     call.created(is_new)
 
 
-def permit(broker: Broker, user: str, vhost: str, patterns: list[str]) -> bool:
-    """Grant them; whether there was nothing before."""
-    granted = broker.authentication.granted
-    grants = granted.copy(USER, user)
-    is_new = vhost not in grants.permissions
-    grants.permit(vhost, *patterns)
-    granted.set(USER, user, grants)
-    return is_new
-
-
 def delete_permission(call: Call) -> None:
     """Take it back."""
     granted = call.broker.authentication.granted
@@ -293,18 +235,6 @@ def put_topic_permission(call: Call) -> None:
     exchange = text_of(body, "exchange")
     user, vhost = call.names["user"], call.names["vhost"]
     call.created(permit_topics(call.broker, user, vhost, exchange, patterns))
-
-
-def permit_topics(
-    broker: Broker, user: str, vhost: str, exchange: str, patterns: list[str]
-) -> bool:
-    """Grant them; whether there was nothing before."""
-    granted = broker.authentication.granted
-    grants = granted.copy(USER, user)
-    is_new = (vhost, exchange) not in grants.topics
-    grants.permit_topics(vhost, exchange, *patterns)
-    granted.set(USER, user, grants)
-    return is_new
 
 
 def delete_topic_permission(call: Call) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.management.rest import (
+    connections,
+    exchanges,
     general,
     groups,
     policies,
+    queues,
     retained,
     sessions,
     streams,
+    users,
     vhosts,
 )
 from trivium.management.rest.operations import Operation
@@ -23,9 +27,13 @@ from trivium.management.rest.operations import Operation
 ENDPOINTS: Final[tuple[Operation, ...]] = (
     *general.ENDPOINTS,
     *vhosts.ENDPOINTS,
+    *exchanges.ENDPOINTS,
+    *queues.ENDPOINTS,
     *streams.ENDPOINTS,
     *groups.ENDPOINTS,
     *sessions.ENDPOINTS,
     *retained.ENDPOINTS,
     *policies.ENDPOINTS,
+    *connections.ENDPOINTS,
+    *users.ENDPOINTS,
 )

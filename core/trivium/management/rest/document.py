@@ -153,7 +153,7 @@ def _problems(each: Operation) -> dict[str, object]:
     statuses = [HTTPStatus.BAD_REQUEST]
     if each.tags:
         statuses += [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN]
-    if "{" in each.path:
+    if "{" in each.path or each.is_list:
         statuses.append(HTTPStatus.NOT_FOUND)
     if each.method != "GET":
         statuses.append(HTTPStatus.CONFLICT)

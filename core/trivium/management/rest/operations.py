@@ -43,7 +43,6 @@ PAGES: Final = (
         Annotated[str, About(longest=MAX_NAME_LENGTH)],
         "only what has this text in its name",
     ),
-    Parameter("use_regex", bool, "`name` is a pattern"),
     Parameter("sort", Annotated[str, About(longest=MAX_NAME_LENGTH)], "a field to sort by"),
     Parameter("sort_reverse", bool, "from the largest down"),
 )

@@ -69,6 +69,11 @@ Name = Annotated[str, About(shortest=1, longest=MAX_NAME)]
 Count = Annotated[int, About(least=0)]
 #: Milliseconds since the epoch.
 Time = Annotated[int, About(text="milliseconds since the epoch", least=0)]
+#: How much something may have of what.
+Limits = Annotated[
+    dict[str, Annotated[int, About(least=-1, most=(1 << 53) - 1)]],
+    About(text="by name, such as max-queues; -1 is no limit"),
+]
 #: Arguments or headers: any JSON whose numbers have 64 bits.
 Table = dict[str, object]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from trivium.common.quotas import VHOST, check_limits
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
 from trivium.management.rest.operations import answer, body_of, listed, operation
-from trivium.management.rest.schema import About, Count, Name
+from trivium.management.rest.schema import About, Count, Limits, Name
 from trivium.observability.api import ApiAnswer
 from trivium.queues.arguments import CLASSIC
 from trivium.vhost.settings import (
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 _Type = Literal["classic", "quorum", "stream"]
 _Tag = Annotated[str, About(shortest=1, longest=MAX_TAG_BYTES)]
-_Limits = Annotated[
-    dict[str, Annotated[int, About(least=-1, most=(1 << 53) - 1)]],
-    About(text="by name, such as max-queues; -1 is no limit"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class VirtualHost:
     description: str
     tags: list[str]
     default_queue_type: _Type
-    limits: _Limits
+    limits: Limits
     exchanges: Count
     queues: Count
     streams: Count
@@ -54,7 +50,7 @@ class VirtualHostSetting:
     description: Annotated[str | None, About(longest=MAX_DESCRIPTION_BYTES)] = None
     tags: Annotated[list[_Tag] | None, About(longest=MAX_TAGS)] = None
     default_queue_type: _Type | None = None
-    limits: _Limits | None = None
+    limits: Limits | None = None
 
 
 def _view(vhost: CoreVirtualHost) -> VirtualHost:

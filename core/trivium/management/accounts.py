@@ -1,0 +1,100 @@
+"""What operators do to users and their permissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from trivium.management.calls import BadRequest, Call
+from trivium.security.granted import USER
+from trivium.security.passwords import no_password
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+    from trivium.security.scram import ScramKeys
+
+
+def put_user(
+    broker: Broker, name: str, stored: str, tags: list[str], scram: ScramKeys | None = None
+) -> None:
+    """Make a user, or change one; an empty password is none that anybody can show."""
+    users = broker.users
+    stored = stored or no_password()
+    known = users.find(name)
+    if known is None:
+        users.add(name, stored, tags, scram)
+    else:
+        if (known.stored, known.scram) != (stored, scram):
+            users.set_password(name, stored, scram)
+        if known.tags != frozenset(tags):
+            users.set_tags(name, tags)
+
+
+def set_password(
+    call: Call,
+    name: str,
+    password: bytes,
+    tags: list[str],
+    rest: Callable[[], None] = lambda: None,
+) -> None:
+    """``put_user`` with a password that a thread hashes, then ``rest``; and answer."""
+    users = call.broker.users
+    found: list[tuple[str, ScramKeys | None]] = []
+
+    def work() -> bool:
+        found.append(users.hash(password))
+        return True
+
+    def done(_: bool) -> None:
+        def change() -> None:
+            if not found:
+                raise BadRequest("the password cannot be hashed")
+            ((stored, scram),) = found
+            is_new = users.find(name) is None
+            put_user(call.broker, name, stored, tags, scram)
+            rest()
+            call.created(is_new)
+
+        call.later(change)
+
+    call.broker.driver.run_blocking(work, done)
+
+
+Permission = tuple[str, str, tuple[str, str, str]]
+TopicPermission = tuple[str, str, str, tuple[str, str]]
+
+
+def permissions_in(broker: Broker) -> Iterator[Permission]:
+    """User, virtual host and patterns."""
+    for name, grants in broker.authentication.granted.all(USER):
+        for vhost, patterns in sorted(grants.permissions.items()):
+            yield name, vhost, patterns
+
+
+def topic_permissions_in(broker: Broker) -> Iterator[TopicPermission]:
+    """User, virtual host, exchange and patterns."""
+    for name, grants in broker.authentication.granted.all(USER):
+        for (vhost, exchange), patterns in sorted(grants.topics.items()):
+            yield name, vhost, exchange, patterns
+
+
+def permit(broker: Broker, user: str, vhost: str, patterns: list[str]) -> bool:
+    """Grant them; whether there was nothing before."""
+    granted = broker.authentication.granted
+    grants = granted.copy(USER, user)
+    is_new = vhost not in grants.permissions
+    grants.permit(vhost, *patterns)
+    granted.set(USER, user, grants)
+    return is_new
+
+
+def permit_topics(
+    broker: Broker, user: str, vhost: str, exchange: str, patterns: list[str]
+) -> bool:
+    """Grant them; whether there was nothing before."""
+    granted = broker.authentication.granted
+    grants = granted.copy(USER, user)
+    is_new = (vhost, exchange) not in grants.topics
+    grants.permit_topics(vhost, exchange, *patterns)
+    granted.set(USER, user, grants)
+    return is_new

@@ -1,0 +1,315 @@
+"""Exchanges and bindings. In a path ``amq.default`` is the default exchange."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from trivium.common.values import same
+from trivium.errors import NotFound
+from trivium.management.endpoints import ENTERED, BadRequest
+from trivium.management.rest.operations import (
+    Parameter,
+    answer,
+    asked,
+    body_of,
+    listed,
+    operation,
+)
+from trivium.management.rest.schema import About, Count, Name, Table
+from trivium.management.topology import bind, declare_exchange, delete_exchange, unbind
+from trivium.management.values import shown_table
+from trivium.management.views import (
+    default_binding,
+    queues_of,
+    view_binding,
+    view_exchange,
+)
+from trivium.observability.api import ApiAnswer
+from trivium.security.permissions import DEFAULT_EXCHANGE
+
+if TYPE_CHECKING:
+    from trivium.management.calls import Call
+    from trivium.management.views import BindingView
+    from trivium.routing.exchanges import Exchange as CoreExchange
+    from trivium.vhost.virtual_host import VirtualHost
+
+_Kind = Literal["exchange", "queue"]
+_Text = Annotated[str, About(longest=255)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCounters:
+    """What an exchange has counted since the start."""
+
+    published: Count
+    routed: Annotated[int, About(text="messages, once for each destination", least=0)]
+    unroutable: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An exchange; the default one has an empty name."""
+
+    vhost: Name
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: Table
+    policy: str | None
+    counters: ExchangeCounters
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeDeclaration:
+    """An exchange that is to be there."""
+
+    type: Annotated[str, About(text="direct, fanout, topic, headers, ...", longest=255)] = "topic"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Annotated[Table, About(text="such as alternate-exchange")] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What leads from an exchange to a queue, a stream or an exchange."""
+
+    vhost: Name
+    source: str
+    destination: str
+    destination_kind: _Kind
+    key: Annotated[str, About(text="what is no text is replaced; see `key_base64`")]
+    key_base64: str
+    is_filter: Annotated[bool, About(text="whether `key` is a topic filter of a session")]
+    arguments: Table
+
+
+@dataclass(frozen=True, slots=True)
+class BindingDeclaration:
+    """A binding that is to be there, or not to be."""
+
+    source: Annotated[str, About(shortest=1, longest=255)]
+    destination: Annotated[str, About(shortest=1, longest=255)]
+    destination_kind: _Kind = "queue"
+    key: _Text = ""
+    key_base64: Annotated[str | None, About(text="in place of `key`", longest=344)] = None
+    arguments: Annotated[Table, About(text="such as x-match")] = field(default_factory=dict)
+
+
+_IF_UNUSED: Final = Parameter("if_unused", bool, "only where nothing is bound to it")
+_SOURCE: Final = Parameter("source", _Text, "only those from this exchange")
+_DESTINATION: Final = Parameter("destination", _Text, "only those to what has this name")
+
+_Item = tuple["VirtualHost", "CoreExchange"]
+
+
+def _view(item: _Item) -> Exchange:
+    view = view_exchange(*item)
+    counters = item[1].counters
+    return Exchange(
+        vhost=view.vhost,
+        name=view.name,
+        type=view.kind,
+        durable=view.durable,
+        auto_delete=view.auto_delete,
+        internal=view.internal,
+        arguments=shown_table(view.arguments),
+        policy=None if view.policy is None else view.policy.name,
+        counters=ExchangeCounters(counters.published, counters.routed, counters.unroutable),
+    )
+
+
+def _list(call: Call) -> Iterator[_Item]:
+    for vhost in call.vhosts():
+        for exchange in list(vhost.exchanges.values()):
+            yield vhost, exchange
+
+
+def list_all(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    return listed(call, _list(call), _view, lambda item: (item[0].name, item[1].name))
+
+
+def _name(text: str) -> str:
+    return "" if text == DEFAULT_EXCHANGE else text
+
+
+def show(call: Call) -> ApiAnswer:
+    """One."""
+    vhost = call.vhost
+    return answer(_view((vhost, vhost.exchange(_name(call.names["exchange"])))))
+
+
+def declare(call: Call) -> None:
+    """Have one; one that is there must be the same."""
+    wanted = body_of(call, ExchangeDeclaration)
+    is_new = declare_exchange(
+        call.vhost,
+        call.access,
+        _name(call.names["exchange"]),
+        wanted.type,
+        wanted.durable,
+        wanted.auto_delete,
+        wanted.internal,
+        call.table(wanted.arguments),
+    )
+    call.created(is_new)
+
+
+def delete(call: Call) -> None:
+    """Delete one with its bindings."""
+    vhost = call.vhost
+    name = _name(call.names["exchange"])
+    if name not in vhost.exchanges:
+        raise NotFound(f"no exchange '{name}' in vhost '{vhost.name}'")
+    delete_exchange(vhost, call.access, name, asked(call, _IF_UNUSED, False))
+    call.gone()
+
+
+def _bindings_in(vhost: VirtualHost) -> Iterator[BindingView]:
+    for exchange in list(vhost.exchanges.values()):
+        if not exchange.name:
+            for queue in queues_of(vhost):
+                yield default_binding(vhost, queue.name)
+            continue
+        for each in exchange.bindings():
+            view = view_binding(vhost, exchange.name, each)
+            if view is not None:
+                yield view
+
+
+def _view_binding(view: BindingView) -> Binding:
+    return Binding(
+        vhost=view.vhost,
+        source=view.source,
+        destination=view.destination,
+        destination_kind="exchange" if view.is_to_exchange else "queue",
+        key=view.key.decode(errors="replace"),
+        key_base64=base64.b64encode(view.key).decode(),
+        is_filter=view.is_filter,
+        arguments=shown_table(view.arguments),
+    )
+
+
+def bindings(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    source, destination = asked(call, _SOURCE, None), asked(call, _DESTINATION, None)
+    if source is not None:
+        source = _name(source)
+    every = (view for vhost in call.vhosts() for view in _bindings_in(vhost))
+    return listed(
+        call,
+        every,
+        _view_binding,
+        lambda view: (view.vhost, view.source, view.key.decode(errors="replace"), view.destination),
+        lambda view: source in (None, view.source) and destination in (None, view.destination),
+    )
+
+
+def _key_of(wanted: BindingDeclaration) -> bytes:
+    if wanted.key_base64 is None:
+        return wanted.key.encode()
+    try:
+        return base64.b64decode(wanted.key_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest("'key_base64' is no base64") from None
+
+
+def make_binding(call: Call) -> None:
+    """Bind; what is bound already stays so."""
+    wanted = body_of(call, BindingDeclaration)
+    bind(
+        call.vhost,
+        call.access,
+        wanted.source,
+        wanted.destination,
+        wanted.destination_kind == "exchange",
+        _key_of(wanted),
+        call.table(wanted.arguments),
+    )
+    call.gone()
+
+
+def remove_binding(call: Call) -> None:
+    """Unbind."""
+    wanted = body_of(call, BindingDeclaration)
+    vhost = call.vhost
+    key = _key_of(wanted)
+    arguments = call.table(wanted.arguments)
+    is_to_exchange = wanted.destination_kind == "exchange"
+    for each in vhost.exchange(wanted.source).bindings():
+        view = view_binding(vhost, wanted.source, each)
+        if (
+            view is not None
+            and (view.destination, view.is_to_exchange) == (wanted.destination, is_to_exchange)
+            and (view.key, view.is_filter) == (key, False)
+            and same(dict(view.arguments), arguments)
+        ):
+            unbind(vhost, call.access, wanted.source, each, wanted.destination_kind)
+            call.gone()
+            return
+    raise NotFound("no such binding")
+
+
+_ALL: Final = "vhosts/{vhost}/exchanges"
+_ONE: Final = "vhosts/{vhost}/exchanges/{exchange}"
+_BINDINGS: Final = "vhosts/{vhost}/bindings"
+
+ENDPOINTS: Final = (
+    operation("GET", "exchanges", list_all, "Exchanges", result=Exchange, is_list=True),
+    operation("GET", _ALL, list_all, "Those of a virtual host", result=Exchange, is_list=True),
+    operation("GET", _ONE, show, "An exchange", result=Exchange),
+    operation(
+        "PUT",
+        _ONE,
+        declare,
+        "Declare an exchange",
+        vhost=ENTERED,
+        body=ExchangeDeclaration,
+        statuses=(201, 204),
+    ),
+    operation(
+        "DELETE",
+        _ONE,
+        delete,
+        "Delete an exchange",
+        vhost=ENTERED,
+        query=(_IF_UNUSED,),
+        statuses=(204,),
+    ),
+    operation(
+        "GET",
+        _BINDINGS,
+        bindings,
+        "Bindings",
+        result=Binding,
+        is_list=True,
+        query=(_SOURCE, _DESTINATION),
+    ),
+    operation(
+        "POST",
+        _BINDINGS,
+        make_binding,
+        "Bind",
+        vhost=ENTERED,
+        body=BindingDeclaration,
+        statuses=(204,),
+    ),
+    operation(
+        "POST",
+        _BINDINGS + "/delete",
+        remove_binding,
+        "Unbind",
+        vhost=ENTERED,
+        body=BindingDeclaration,
+        statuses=(204,),
+    ),
+)
