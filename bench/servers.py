@@ -248,6 +248,11 @@ class RabbitMq(Server):
     name = "rabbitmq"
     protocols = frozenset({"amqp", "mqtt"})
     doors = frozenset({PLAIN, TLS})
+    plugins: tuple[str, ...] = ("rabbitmq_mqtt",)
+
+    def _more_settings(self) -> str:
+        """Lines of its configuration."""
+        return ""
 
     def _launch(self) -> None:
         program = self._program()
@@ -270,8 +275,9 @@ class RabbitMq(Server):
             "mqtt.prefetch = 1000\n"
             "log.file.level = error\n"
             "log.console = false\n"
+            f"{self._more_settings()}"
         )
-        (self.directory / "enabled_plugins").write_text("[rabbitmq_mqtt].\n")
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
         home = self.directory / "home"
         home.mkdir()
         environment = {

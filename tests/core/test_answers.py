@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
+import pytest
 
 from trivium.config import Config
 from trivium.listen import ListenerConfig
@@ -174,6 +175,30 @@ async def test_a_large_body_is_read_whole_and_one_that_is_too_large_refused() ->
             headers = {"Content-Type": "application/json"}
             body_of = io.BytesIO(wrong)
             assert (await ask(url + "x", "POST", data=body_of, headers=headers))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json"}, 204),
+        ({"Content-Type": "application/json; charset=utf-8", "Origin": "http://x"}, 204),
+        ({}, 204),
+        ({"Origin": "http://x"}, 415),
+        ({"Sec-Fetch-Site": "cross-site"}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+async def test_a_page_of_another_site_cannot_send_a_body(
+    headers: dict[str, str], status: int
+) -> None:
+    """Those are what a page may send without being asked for leave (Fetch, 2.2.2), and a browser
+    says where it comes from."""
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        options: Any = {"skip_auto_headers": ["Content-Type"]}
+        found, _, _ = await ask(url + "x", "POST", data=b"{}", headers=headers, **options)
+        assert found == status
+        assert len(api.requests) == (status == 204)
 
 
 async def test_what_stands_behind_the_path_and_who_need_not_say_who_they_are() -> None:

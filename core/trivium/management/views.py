@@ -262,6 +262,8 @@ class ConsumerView:
     #: whether it may get something, and why: ``up``, ``single_active``, ``waiting``
     active: bool
     activity: str
+    #: milliseconds in which it must settle what it gets; 0 for any time
+    timeout_ms: int
 
 
 def view_consumers(broker: Broker, connection: Connection) -> list[ConsumerView]:
@@ -271,21 +273,28 @@ def view_consumers(broker: Broker, connection: Connection) -> list[ConsumerView]
         return []
     view = view_connection(broker, connection)
     vhost = broker.vhosts.get(view.vhost)
-    return [_consumer(vhost, view, about) for about in consumers]
+    return [_consumer(broker, vhost, view, about) for about in consumers]
 
 
 def _consumer(
-    vhost: VirtualHost | None, connection: ConnectionView, about: ConsumerDescription
+    broker: Broker,
+    vhost: VirtualHost | None,
+    connection: ConnectionView,
+    about: ConsumerDescription,
 ) -> ConsumerView:
+    usual = int(broker.config.limits.consumer_timeout_seconds * 1000)
     queue = None if vhost is None else vhost.queues.get(about.queue)
     if queue is None:
-        return ConsumerView(connection, about, False, True, "up")
+        return ConsumerView(connection, about, False, True, "up", usual)
+    own = queue.settings.consumer_timeout
+    timeout = usual if own < 0 else own
     rotation = queue.consumers
     if not rotation.is_single:
-        return ConsumerView(connection, about, rotation.is_exclusive, True, "up")
+        return ConsumerView(connection, about, rotation.is_exclusive, True, "up", timeout)
     first = rotation.first()
     active = first is not None and first.describe() == about
-    return ConsumerView(connection, about, False, active, "single_active" if active else "waiting")
+    activity = "single_active" if active else "waiting"
+    return ConsumerView(connection, about, False, active, activity, timeout)
 
 
 def view_consumers_of(broker: Broker, vhost: VirtualHost, queue: Queue) -> list[ConsumerView]:
@@ -296,7 +305,7 @@ def view_consumers_of(broker: Broker, vhost: VirtualHost, queue: Queue) -> list[
         about = consumer.describe()
         if about is not None and isinstance(about.connection, Connection):
             view = view_connection(broker, about.connection)
-            found.append(_consumer(vhost, view, about))
+            found.append(_consumer(broker, vhost, view, about))
     return found
 
 

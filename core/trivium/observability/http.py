@@ -388,7 +388,7 @@ async def _read_json(request: web.Request, most_bytes: int) -> object:
                 raise ApiRefused(too_large)
         if not data:
             return None
-        if request.content_type != "application/json":
+        if not _says_json(request):
             text = "a body is application/json"
             raise ApiRefused(refusal(415, "unsupported_media_type", text))
         if len(data) <= SMALL_BODY_BYTES:
@@ -396,6 +396,14 @@ async def _read_json(request: web.Request, most_bytes: int) -> object:
         return await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
     except (ValueError, RecursionError, OSError, web.RequestPayloadError):
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
+
+
+def _says_json(request: web.Request) -> bool:
+    """Whether a body is said to be JSON. Some tools say nothing; a browser must say so, which
+    pages of other sites cannot without leave."""
+    if hdrs.CONTENT_TYPE in request.headers:
+        return request.content_type == "application/json"
+    return hdrs.ORIGIN not in request.headers and "Sec-Fetch-Site" not in request.headers
 
 
 def _parse_large(data: bytearray) -> object:

@@ -189,10 +189,13 @@ def get_all(call: Call) -> ApiAnswer:
 
 
 def get_of_vhost(call: Call) -> ApiAnswer:
-    """The document of a virtual host, in which none is named."""
+    """The document of a virtual host, in which none is named but by policies, as in RabbitMQ."""
     vhost = call.vhost
     head: dict[str, object] = {"rabbit_version": DIALECT, "product_name": "Trivium"}
-    sections = [(name, _without_vhost(find(vhost))) for name, find in _OF_VHOST]
+    sections = [
+        (name, find(vhost) if find is _policies else _without_vhost(find(vhost)))
+        for name, find in _OF_VHOST
+    ]
     return ApiAnswer(200, parts=_document(head, sections))
 
 

@@ -85,11 +85,12 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
         totals = _messages(census)
         sees_all = ADMINISTRATOR in call.identity.tags
         found["queue_totals"] = stats.lengths(broker, totals) if sees_all else totals
+        found |= {"churn_rates": {}, "message_stats": {}}
         if call.watches:
             figures = of_broker(broker)
             churn = {name: figures.pop(name) for name in _CHURN}
             found["churn_rates"] = stats.rates(broker, churn)
-            found |= stats.message_stats(broker, figures) or {"message_stats": {}}
+            found |= stats.message_stats(broker, figures)
     elif call.asks("enable_queue_totals"):
         found["queue_totals"] = _messages(census)
     yield encode(found)
@@ -224,11 +225,9 @@ def get_node(call: Call) -> ApiAnswer:
 
 
 def get_memory(call: Call) -> ApiAnswer:
-    """Its memory, as far as it is known what it is for."""
+    """What its memory is for, which is not known; clients know this word."""
     _check_node(call)
-    used = max(call.broker.driver.resident_memory(), 0)
-    total = {"rss": used, "allocated": used, "erlang": 0}
-    return ApiAnswer(200, {"memory": {"total": total, "strategy": "rss"}})
+    return ApiAnswer(200, {"memory": "not_available"})
 
 
 def get_cluster_name(call: Call) -> ApiAnswer:

@@ -215,6 +215,7 @@ def consumer(view: ConsumerView) -> dict[str, object]:
         "active": view.active,
         "activity_status": view.activity,
         "prefetch_count": about.limit,
+        "consumer_timeout": view.timeout_ms,
         "arguments": shown_table(about.arguments),
         "channel_details": {
             "name": f"{connection.name} ({about.channel})",

@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
 
 
-#: Keys of a request. Some clients write one of them without a line.
-_KEYS: Final = (
-    *("description", "tags", "default_queue_type", "defaultqueuetype", "tracing"),
-    *("name", "metadata"),
-)
-
-
 def fields(vhost: VirtualHost) -> dict[str, object]:
     """What is shown of one."""
     settings = vhost.settings
@@ -54,6 +47,7 @@ def settings_of(known: VirtualHost | None, body: Mapping[str, object]) -> Virtua
         settings = replace(settings, description=text_of(body, "description"))
     if "tags" in body:
         settings = replace(settings, tags=_tags(body["tags"]))
+    # Some clients write it without a line.
     for key in ("default_queue_type", "defaultqueuetype"):
         if key in body:
             kind = text_of(body, key)
@@ -65,10 +59,7 @@ def settings_of(known: VirtualHost | None, body: Mapping[str, object]) -> Virtua
 
 
 def put(call: Call) -> None:
-    """Make one, or give one that exists what is named."""
-    for key in call.body:
-        if key not in _KEYS:
-            raise BadRequest(f"{key!r} cannot be set")
+    """Make one, or give one that exists what is named; clients name other things too."""
     name = call.names["vhost"]
     virtual_hosts = call.broker.virtual_hosts
     known = virtual_hosts.by_name.get(name)

@@ -1,0 +1,524 @@
+"""Tools for RabbitMQ's management API, as they are, and their requests where they are no Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urljoin
+from uuid import uuid4
+
+import pika
+import pika.exceptions
+import pytest
+
+from bench.servers import ServerError
+from interop.brokers import LOOPBACK, TriviumProcess
+from interop.management import Api, ManagedRabbitMq
+
+#: Debian's package has it; it is of no other.
+RABBITMQADMIN: Final = Path("/usr/bin/rabbitmqadmin")
+
+
+@pytest.fixture(scope="module")
+def trivium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TriviumProcess]:
+    process = TriviumProcess(tmp_path_factory.mktemp("broker"), protocols=("amqp", "http", "mqtt"))
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def api(trivium: TriviumProcess) -> Api:
+    return Api(trivium.ports["http"])
+
+
+@pytest.fixture
+def name() -> str:
+    return f"n{uuid4().hex}"
+
+
+@pytest.fixture
+def connection(trivium: TriviumProcess) -> Iterator[pika.BlockingConnection]:
+    parameters = pika.ConnectionParameters(
+        LOOPBACK, trivium.ports["amqp"], client_properties={"connection_name": "here"}
+    )
+    made = pika.BlockingConnection(parameters)
+    yield made
+    if made.is_open:
+        made.close()
+
+
+# rabbitmqadmin, the one in Python
+
+
+class Admin:
+    """Runs rabbitmqadmin against a broker."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def run(self, *words: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [str(RABBITMQADMIN), "-P", str(self._port), "-f", "raw_json", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == status, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.run(*words))
+        return rows
+
+
+@pytest.fixture
+def admin(trivium: TriviumProcess) -> Admin:
+    if not RABBITMQADMIN.exists():
+        pytest.skip("rabbitmqadmin is not installed (rabbitmq-server)")
+    return Admin(trivium.ports["http"])
+
+
+def test_rabbitmqadmin_declares_lists_and_deletes(admin: Admin, name: str) -> None:
+    admin.run("declare", "vhost", f"name={name}")
+    admin.run("declare", "user", f"name={name}", "password=secret", "tags=management")
+    admin.run(
+        *("declare", "permission", f"vhost={name}", f"user={name}"),
+        *("configure=.*", "write=.*", "read=.*"),
+    )
+    # Whoever declares needs a permission there.
+    admin.run(
+        *("declare", "permission", f"vhost={name}", f"user={name}"),
+        *("configure=.*", "write=.*", "read=.*"),
+    )
+    admin.run("declare", "policy", f"name={name}", "pattern=^q", 'definition={"max-length":7}')
+    admin.run("declare", "exchange", f"name={name}", "type=topic")
+    admin.run("declare", "queue", f"name={name}", "durable=true", 'arguments={"x-max-priority":3}')
+    admin.run("declare", "queue", f"name=s{name}", "queue_type=stream", "durable=true")
+    admin.run(
+        *("declare", "binding", f"source={name}", f"destination={name}"),
+        *("destination_type=queue", "routing_key=a.*"),
+    )
+    assert name in [row["name"] for row in admin.rows("list", "vhosts")]
+    assert name in [row["name"] for row in admin.rows("list", "users")]
+    assert name in [row["user"] for row in admin.rows("list", "permissions")]
+    assert name in [row["name"] for row in admin.rows("list", "policies")]
+    assert name in [row["name"] for row in admin.rows("list", "exchanges")]
+    (queue,) = [row for row in admin.rows("list", "queues") if row["name"] == name]
+    assert (queue["type"], queue["arguments"], queue["messages"]) == (
+        "classic",
+        {"x-max-priority": 3},
+        0,
+    )
+    bound = [row for row in admin.rows("list", "bindings") if row["source"] == name]
+    assert [(row["destination"], row["routing_key"]) for row in bound] == [(name, "a.*")]
+    admin.run(
+        *("delete", "binding", f"source={name}", "destination_type=queue", f"destination={name}"),
+        f"properties_key={bound[0]['properties_key']}",
+    )
+    for kind in ("queue", "exchange", "policy", "user", "vhost"):
+        admin.run("delete", kind, f"name={name}")
+    admin.run("delete", "queue", f"name=s{name}")
+    admin.run("delete", "queue", f"name={name}", status=1)
+
+
+def test_rabbitmqadmin_publishes_gets_and_purges(admin: Admin, name: str) -> None:
+    admin.run("declare", "queue", f"name={name}", "durable=true")
+    admin.run("publish", "exchange=amq.default", f"routing_key={name}", "payload=hello")
+    admin.run(
+        *("publish", "exchange=amq.default", f"routing_key={name}", "payload=there"),
+        'properties={"delivery_mode":2,"headers":{"a":1}}',
+    )
+    first, second = admin.rows("get", f"queue={name}", "count=2", "ackmode=ack_requeue_true")
+    assert (first["payload"], second["payload"]) == ("hello", "there")
+    assert second["properties"] == {"delivery_mode": 2, "headers": {"a": 1}}
+    (first,) = admin.rows("get", f"queue={name}", "ackmode=ack_requeue_false")
+    assert (first["payload"], first["redelivered"]) == ("hello", True)
+    admin.run("purge", "queue", f"name={name}")
+    assert admin.rows("get", f"queue={name}") == []
+    admin.run("delete", "queue", f"name={name}")
+
+
+def test_rabbitmqadmin_sees_and_closes_connections(
+    admin: Admin, connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name, exclusive=True)
+    channel.basic_qos(prefetch_count=5)
+    channel.basic_consume(name, lambda *_: None, consumer_tag="tag")
+    (row,) = admin.rows("list", "connections")
+    assert (row["user"], row["protocol"], row["channels"]) == ("guest", "AMQP 0-9-1", 1)
+    assert row["client_properties"]["connection_name"] == "here"
+    (of_channel,) = admin.rows("list", "channels")
+    assert (of_channel["name"], of_channel["consumer_count"]) == (f"{row['name']} (1)", 1)
+    (consumer,) = admin.rows("list", "consumers")
+    assert (consumer["queue"]["name"], consumer["consumer_tag"]) == (name, "tag")
+    assert consumer["channel_details"]["connection_name"] == row["name"]
+    assert admin.rows("show", "overview")[0]["object_totals"]["connections"] == 1
+    assert admin.rows("list", "nodes")[0]["running"] is True
+    admin.run("close", "connection", f"name={row['name']}")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+        channel.start_consuming()
+    assert closed.value.reply_code == 320
+    assert "Closed via management plugin" in closed.value.reply_text
+
+
+def test_rabbitmqadmin_exports_and_imports(admin: Admin, name: str, tmp_path: Path) -> None:
+    admin.run("declare", "queue", f"name={name}", "durable=true")
+    file = tmp_path / "definitions.json"
+    admin.run("export", str(file))
+    assert name in [queue["name"] for queue in json.loads(file.read_text())["queues"]]
+    admin.run("delete", "queue", f"name={name}")
+    admin.run("import", str(file))
+    assert name in [row["name"] for row in admin.rows("list", "queues")]
+    admin.run("delete", "queue", f"name={name}")
+
+
+# pyrabbit2
+
+
+def test_pyrabbit2(trivium: TriviumProcess, name: str) -> None:
+    from pyrabbit2.api import Client
+
+    client = Client(f"{LOOPBACK}:{trivium.ports['http']}", "guest", "guest")
+    assert client.is_alive()
+    assert client.get_whoami()["name"] == "guest"
+    assert client.get_overview()["rabbitmq_version"]
+    client.create_vhost(name)
+    assert name in client.get_vhost_names()
+    client.delete_vhost(name)
+    client.create_queue("/", name, durable=True)
+    client.create_exchange("/", name, "topic")
+    client.create_binding("/", name, name, "a.#")
+    assert client.publish("/", name, "a.b", "hello") is True
+    assert client.get_queue_depth("/", name) == 1
+    (message,) = client.get_messages("/", name, count=1, requeue=False)
+    assert message["payload"] == "hello"
+    assert len(client.get_queue_bindings("/", name)) == 2
+    client.purge_queue("/", name)
+    client.delete_queue("/", name)
+    client.delete_exchange("/", name)
+    client.create_user(name, "secret")
+    client.set_vhost_permissions("/", name, ".*", ".*", ".*")
+    assert client.get_permission("/", name)["read"] == ".*"
+    client.delete_user(name)
+    assert client.get_connections() == []
+    assert client.get_channels() == []
+    assert [node["running"] for node in client.get_nodes()] == [True]
+
+
+# What other tools ask, and what they read of the answers
+
+
+def test_flower_lists_the_queues_of_a_virtual_host(api: Api, name: str) -> None:
+    """``flower.utils.broker.RabbitMQ.queues``: a URL joined to that of the API."""
+    api.put(f"queues/%2F/{name}")
+    url = urljoin(api.url, "queues/" + quote("/", ""))
+    (found,) = [each for each in api.get(url.removeprefix(api.url)) if each["name"] == name]
+    for key in ("messages", "messages_ready", "messages_unacknowledged", "consumers"):
+        assert found[key] == 0
+    assert found["state"] == "running"
+    api.ask("DELETE", f"queues/%2F/{name}")
+
+
+def test_keda_reads_lengths_and_rates(api: Api, name: str) -> None:
+    """``rabbitmq_scaler.go``: one queue by its name, or a page of those that match."""
+    api.put(f"queues/%2F/{name}")
+    body = {"routing_key": name, "payload": "x", "payload_encoding": "string", "properties": {}}
+    assert api.ask("POST", "exchanges/%2F/amq.default/publish", body) == (200, {"routed": True})
+    one = api.get(f"queues/%2F/{name}")
+    pattern = quote(f"^{name}$", safe="")
+    page = api.get(
+        f"queues/%2F?page=1&use_regex=true&pagination=false&name={pattern}&page_size=100"
+    )
+    assert page["page_count"] == 1
+    for found in (one, *page["items"]):
+        assert (found["name"], found["messages"], found["messages_ready"]) == (name, 1, 1)
+        assert found["messages_unacknowledged"] == 0
+        for key in ("publish_details", "deliver_get_details"):
+            assert isinstance(found["message_stats"][key]["rate"], float)
+    api.ask("DELETE", f"queues/%2F/{name}")
+
+
+def test_rabbitmq_exporter_finds_its_figures(api: Api, name: str) -> None:
+    """``rabbitmq_exporter``: lists without an order (``?sort=``), numbers by their paths."""
+    api.put(f"queues/%2F/{name}", {"arguments": {"x-max-length": 9}})
+    overview = api.get("overview?sort=")
+    for key in ("node", "erlang_version", "rabbitmq_version", "cluster_name"):
+        assert isinstance(overview[key], str)
+    for key in ("channels", "connections", "consumers", "queues", "exchanges"):
+        assert isinstance(overview["object_totals"][key], int)
+    for key in ("messages", "messages_ready", "messages_unacknowledged"):
+        assert isinstance(overview["queue_totals"][key], int)
+    (queue,) = [each for each in api.get("queues?sort=") if each["name"] == name]
+    for key in ("vhost", "state", "node"):
+        assert isinstance(queue[key], str)
+    assert queue["arguments"] == {"x-max-length": 9}
+    for key in ("messages", "messages_ready", "message_bytes_ready", "consumers"):
+        assert queue[key] == 0
+    (node,) = api.get("nodes?sort=")
+    for key in (
+        *("fd_used", "fd_total", "sockets_used", "sockets_total", "mem_used", "mem_limit"),
+        *("disk_free", "disk_free_limit", "uptime", "run_queue"),
+    ):
+        assert isinstance(node[key], int), key
+    for key in ("running", "mem_alarm", "disk_free_alarm"):
+        assert isinstance(node[key], bool), key
+    assert node["partitions"] == []
+    assert api.get("exchanges?sort=") != []
+    assert api.get("connections?sort=") == []
+    assert api.get("aliveness-test/%2F") == {"status": "ok"}
+    api.ask("DELETE", f"queues/%2F/{name}")
+
+
+#: What the client of rabbitmqadmin v2 takes no answer without (its Rust types), by path.
+NEEDED: Final[dict[str, dict[str, Any]]] = {
+    "overview": {
+        **dict.fromkeys(("cluster_name", "node", "erlang_full_version", "erlang_version"), str),
+        **dict.fromkeys(("rabbitmq_version", "product_name", "product_version"), str),
+        "statistics_db_event_queue": int,
+        **dict.fromkeys(("churn_rates", "queue_totals", "object_totals", "message_stats"), dict),
+        "listeners": list,
+    },
+    "nodes": {
+        **dict.fromkeys(("uptime", "run_queue", "processors", "fd_total", "proc_total"), int),
+        **dict.fromkeys(("mem_limit", "disk_free_limit"), int),
+        **dict.fromkeys(("mem_alarm", "disk_free_alarm", "being_drained"), bool),
+        **dict.fromkeys(("name", "os_pid", "rates_mode"), str),
+        "enabled_plugins": list,
+    },
+    "connections": {
+        **dict.fromkeys(("name", "node", "protocol", "user", "state"), str),
+        **dict.fromkeys(("connected_at", "channels", "peer_port"), int),
+        "client_properties": dict,
+    },
+    "channels": {
+        **dict.fromkeys(("name", "vhost", "state"), str),
+        **dict.fromkeys(("number", "consumer_count", "prefetch_count"), int),
+        **dict.fromkeys(("messages_unacknowledged", "messages_unconfirmed"), int),
+        "confirm": bool,
+        "connection_details": dict,
+    },
+    "consumers": {
+        **dict.fromkeys(("active", "ack_required", "exclusive"), bool),
+        **dict.fromkeys(("prefetch_count", "consumer_timeout"), int),
+        **dict.fromkeys(("arguments", "queue", "channel_details"), dict),
+        "consumer_tag": str,
+    },
+    "queues": {
+        **dict.fromkeys(("name", "vhost", "type", "node", "state"), str),
+        **dict.fromkeys(("durable", "auto_delete", "exclusive"), bool),
+        "arguments": dict,
+    },
+    "exchanges": {
+        **dict.fromkeys(("name", "vhost", "type"), str),
+        **dict.fromkeys(("durable", "auto_delete"), bool),
+        "arguments": dict,
+    },
+    "bindings": {
+        **dict.fromkeys(("source", "vhost", "destination", "destination_type"), str),
+        **dict.fromkeys(("routing_key", "properties_key"), str),
+        "arguments": dict,
+    },
+    "users": {"name": str, "tags": list, "password_hash": str},
+    "vhosts": {"name": str, "tags": list, "description": str, "metadata": dict},
+    "permissions": dict.fromkeys(("user", "vhost", "configure", "read", "write"), str),
+    "health/checks/alarms": {"status": str},
+}
+
+
+def test_rabbitmqadmin_v2_can_read_the_answers(
+    api: Api, connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name)
+    channel.basic_consume(name, lambda *_: None)
+    for path, needed in NEEDED.items():
+        found = api.get(path)
+        for one in found if isinstance(found, list) else [found]:
+            for key, kind in needed.items():
+                assert type(one[key]) is kind, (path, key, one.get(key))
+    for path in (
+        *("feature-flags", "deprecated-features/used", "vhost-limits", "user-limits"),
+        *("policies", "operator-policies", "parameters", "global-parameters"),
+    ):
+        assert isinstance(api.get(path), list)
+    (node,) = api.get("nodes")
+    assert api.get(f"nodes/{node['name']}/memory") == {"memory": "not_available"}
+    channel.queue_delete(name)
+
+
+# RabbitMQ itself
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedRabbitMq]:
+    server = ManagedRabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+    try:
+        server.version()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server.start()
+    yield server
+    server.stop()
+
+
+def populate(api: Api, amqp_port: int) -> pika.BlockingConnection:
+    """Make one of each thing; the connection of a consumer."""
+    api.put("vhosts/other", {"description": "d", "tags": "a,b"})
+    api.put("users/ann", {"password": "secret", "tags": "management"})
+    api.put("permissions/%2F/ann", {"configure": "c", "write": "w", "read": "r"})
+    topic = {"exchange": "amq.topic", "write": "w", "read": "r"}
+    api.put("topic-permissions/%2F/ann", topic)
+    api.put("user-limits/ann/max-channels", {"value": 9})
+    api.put("vhost-limits/other/max-connections", {"value": 9})
+    api.put("global-parameters/g", {"value": {"a": [1]}})
+    policy = {"pattern": "^q", "definition": {"max-length": 50}, "apply-to": "queues"}
+    api.put("policies/%2F/p", policy)
+    api.put("exchanges/%2F/ex", {"type": "topic", "durable": True})
+    api.put("exchanges/%2F/he", {"type": "headers", "durable": True})
+    api.put("queues/%2F/q", {"durable": True, "arguments": {"x-max-priority": 3}})
+    api.put("queues/%2F/qq", {"durable": True, "arguments": {"x-queue-type": "quorum"}})
+    api.put("queues/%2F/st", {"durable": True, "arguments": {"x-queue-type": "stream"}})
+    api.ask("POST", "bindings/%2F/e/ex/q/q", {"routing_key": "a.*"})
+    headers = {"x-match": "any", "a": 1, "b": "x"}
+    api.ask("POST", "bindings/%2F/e/he/q/qq", {"routing_key": "", "arguments": headers})
+    api.ask("POST", "bindings/%2F/e/ex/e/he", {"routing_key": "#"})
+    connection = pika.BlockingConnection(pika.ConnectionParameters(LOOPBACK, amqp_port))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("ex", "a.b", b"x")
+    channel.basic_consume("q", lambda *_: None, consumer_tag="tag")
+    connection.process_data_events(0)
+    return connection
+
+
+#: What both are asked.
+PATHS: Final = (
+    *("overview", "whoami", "nodes", "vhosts", "users", "users/ann", "permissions"),
+    *("topic-permissions", "user-limits", "vhost-limits", "global-parameters/g", "policies"),
+    *("parameters", "exchanges", "exchanges/%2F/ex", "queues", "queues/%2F/q", "bindings"),
+    *("bindings/%2F/e/ex/q/q", "connections", "channels", "consumers", "definitions"),
+    *("definitions/%2F", "cluster-name", "aliveness-test/%2F", "health/checks/alarms"),
+    *("health/checks/virtual-hosts", "queues?page=1&page_size=2", "auth", "extensions"),
+    *("health/checks/port-listener/1", "queues/%2F/no", "users/ann/permissions"),
+)
+#: Paths where no field may be missing: they say what was declared and granted.
+COMPLETE: Final = (
+    *("whoami", "users", "users/ann", "permissions", "topic-permissions", "user-limits"),
+    *("vhost-limits", "global-parameters/g", "policies", "bindings", "bindings/%2F/e/ex/q/q"),
+    *("definitions", "definitions/%2F", "cluster-name", "users/ann/permissions"),
+    *("aliveness-test/%2F", "health/checks/alarms", "health/checks/port-listener/1"),
+)
+
+
+def kinds(value: Any, path: str, found: dict[str, set[str]]) -> None:
+    """The kinds of values by their paths, of the items of lists together."""
+    if isinstance(value, dict):
+        found.setdefault(path, set()).add("object")
+        for key, item in value.items():
+            kinds(item, f"{path}/{key}", found)
+    elif isinstance(value, list):
+        found.setdefault(path, set()).add("list")
+        for item in value:
+            kinds(item, path + "/", found)
+    else:
+        names = {bool: "boolean", int: "number", float: "number", str: "text"}
+        found.setdefault(path, set()).add(names.get(type(value), "null"))
+
+
+@pytest.mark.one_build
+def test_answers_have_the_fields_and_types_of_rabbitmq(
+    rabbitmq: ManagedRabbitMq, tmp_path: Path
+) -> None:
+    """Where both have a field it has the same type; of what is declared none is missing."""
+    ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
+    ours.start()
+    answers: list[dict[str, tuple[int, Any]]] = []
+    try:
+        for api, port in (
+            (rabbitmq.api, rabbitmq.addresses["amqp"].port),
+            (Api(ours.ports["http"]), ours.ports["amqp"]),
+        ):
+            connection = populate(api, port)
+            api.wait_for("connections", "state")
+            api.wait_for("channels", "consumer_count")
+            api.wait_for("queues/%2F/q", "messages")
+            answers.append({path: api.ask("GET", path) for path in PATHS})
+            connection.close()
+    finally:
+        ours.stop()
+    theirs, mine = answers
+    wrong: list[tuple[object, ...]] = []
+    for path in PATHS:
+        if theirs[path][0] != mine[path][0]:
+            wrong.append((path, "status", theirs[path][0], mine[path][0]))
+            continue
+        there: dict[str, set[str]] = {}
+        here: dict[str, set[str]] = {}
+        kinds(theirs[path][1], path, there)
+        kinds(mine[path][1], path, here)
+        for place, found in here.items():
+            expected = there.get(place)
+            if expected and not (found - {"null"}) <= expected | {"null"} and expected != {"null"}:
+                wrong.append((place, "type", expected, found))
+        if path in COMPLETE:
+            wrong += [(place, "missing") for place in there.keys() - here.keys()]
+    assert wrong == []
+
+
+@pytest.mark.one_build
+def test_definitions_go_from_rabbitmq_to_here_and_back(
+    rabbitmq: ManagedRabbitMq, tmp_path: Path
+) -> None:
+    ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
+    ours.start()
+    try:
+        here = Api(ours.ports["http"])
+        populate(rabbitmq.api, rabbitmq.addresses["amqp"].port).close()
+        document = rabbitmq.api.get("definitions")
+        assert here.ask("POST", "definitions", document) == (204, None)
+        exported = here.get("definitions")
+        for section, keys in (
+            ("queues", ("vhost", "name", "durable", "auto_delete", "arguments")),
+            ("exchanges", ("vhost", "name", "type", "durable", "internal", "arguments")),
+            ("bindings", ("vhost", "source", "destination", "routing_key", "arguments")),
+            ("policies", ("vhost", "name", "pattern", "apply-to", "definition", "priority")),
+            ("permissions", ("user", "vhost", "configure", "write", "read")),
+            ("topic_permissions", ("user", "vhost", "exchange", "write", "read")),
+            ("users", ("name", "password_hash", "hashing_algorithm", "tags", "limits")),
+        ):
+            wanted = [
+                {key: entry[key] for key in keys}
+                for entry in document[section]
+                # Those who stand in the configuration stay as they are there.
+                if "guest" not in (entry.get("user"), entry.get("name"))
+            ]
+            found = [{key: entry[key] for key in keys} for entry in exported[section]]
+            assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, wanted)), section
+        # Whoever came along logs in, and messages go where they went.
+        assert Api(ours.ports["http"], "ann:secret").get("whoami")["name"] == "ann"
+        routed = {"payload": "x", "payload_encoding": "string"}
+        for exchange, key, headers, queue in (
+            ("ex", "a.b", {}, "q"),
+            ("ex", "other", {"a": 1}, "qq"),
+            ("he", "", {"b": "x"}, "qq"),
+            ("ex", "other", {"c": 1}, None),
+        ):
+            properties = {"headers": headers}
+            message = {**routed, "routing_key": key, "properties": properties}
+            for api in (rabbitmq.api, here):
+                path = f"exchanges/%2F/{exchange}/publish"
+                assert api.ask("POST", path, message) == (200, {"routed": queue is not None})
+        assert rabbitmq.api.ask("POST", "definitions", exported)[0] == 204
+        again = rabbitmq.api.get("definitions")
+        for section in ("queues", "exchanges", "bindings", "policies", "permissions"):
+            before = sorted(json.dumps(entry, sort_keys=True) for entry in document[section])
+            after = sorted(json.dumps(entry, sort_keys=True) for entry in again[section])
+            assert after == before, section
+    finally:
+        ours.stop()
