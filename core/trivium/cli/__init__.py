@@ -80,6 +80,21 @@ newline.
 {_EXIT_CODES}"""
 
 
+_BENCH_EPILOG: Final = f"""\
+URL is mqtt://, amqp:// or trivium:// followed by [USER:PASSWORD@]HOST[:PORT]; the last two may end
+in /VHOST. It may be any broker's. A word of those alone is a broker of its own, in a directory for
+temporary files, and nothing is each of the three in turn.
+{TLS_EPILOG}
+mqtt publishes to topics of which each consumer gets every message; amqp and trivium publish to a
+queue that the consumers share. With --rate delays count from when a message was due. Interrupt it
+once for the results so far, twice to wait for nothing.
+
+exit codes:
+  {EXIT_OK}  nothing was lost (at QoS 0 it may be), nothing came twice
+  {EXIT_FAILED}  something was, or the connection failed
+  {EXIT_USAGE}  wrong arguments
+"""
+
 _CHECK_EPILOG: Final = f"""\
 The broker must not run. Every checksum is verified and every message decoded; nothing is changed.
 One line for each log (the messages of a queue, a partition of a stream) says what it holds, then
@@ -178,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="one JSON object per line")
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
+    _add_bench(add("bench", "Load a broker, and measure rates and delays.", _BENCH_EPILOG))
     _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
     for name, summary in _PERMISSION_COMMANDS.items():
         _add_permission(name, add(name, summary, _USER_EPILOG))
@@ -262,6 +278,41 @@ def _add_sub(sub: argparse.ArgumentParser) -> None:
         help="put the address before each payload; say on standard error when subscribed",
     )
     _add_way(sub)
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    add_server(bench, is_optional=True)
+    bench.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
+    bench.add_argument(
+        "--transient", action="store_true", help="amqp, trivium: confirmed, but kept in memory only"
+    )
+    for name, default, what in (
+        ("publishers", 1, "connections that publish"),
+        ("consumers", 1, "connections that receive; 0 only publishes"),
+        ("size", 64, "bytes of a payload"),
+        ("window", 1000, "messages of a publisher that wait for their acknowledgement"),
+    ):
+        kind = _not_negative if name == "consumers" else _positive
+        bench.add_argument(
+            f"--{name}",
+            type=kind,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: {default})",
+        )
+    bench.add_argument(
+        "--rate", type=_positive, metavar="N", help="messages a second of all (default: all it can)"
+    )
+    _add_seconds(bench)
+    bench.add_argument("--count", type=_positive, metavar="N", help="messages, instead of a time")
+    bench.add_argument("--name", type=_not_empty, help="of the queue, or where topics begin")
+    bench.add_argument("--json", action="store_true", help="one JSON object per protocol")
+
+
+def _add_seconds(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--seconds", type=_seconds, default=10.0, metavar="S", help="of publishing (default: 10)"
+    )
 
 
 def _add_way(command: argparse.ArgumentParser) -> None:
@@ -393,6 +444,21 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _not_negative(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
+def _seconds(text: str) -> float:
+    """From a tenth of a second to a day."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 86400")
+    return seconds
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command with `arguments` (those of the process by default); its exit code."""
     parser = _parser()
@@ -424,6 +490,10 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import clients
 
         return clients.run(options)
+    if options.command == "bench":
+        from trivium.cli import bench
+
+        return bench.run(options)
     if options.command == "import":
         from trivium.cli import importing
 

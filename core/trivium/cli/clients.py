@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -151,7 +151,8 @@ def run(options: argparse.Namespace) -> int:
     # The clients' libraries log what they also raise.
     logging.disable()
     try:
-        server, connect = _open(options)
+        server, opened = open_url(options, "trivium.clients")
+        connect: Connect = opened
         asyncio.run(_run(options, server, connect))
     except UsageError as error:
         return _fail(EXIT_USAGE, options, error)
@@ -168,14 +169,15 @@ def _fail(code: int, options: argparse.Namespace, error: Exception) -> int:
     return code
 
 
-def _open(options: argparse.Namespace) -> tuple[Server, Connect]:
+def open_url(options: argparse.Namespace, group: str) -> tuple[Server, Any]:
+    """Where the URL leads, and what the entry-point group has for its scheme. Raises UsageError."""
     url: str = options.url
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise UsageError(f"not a URL: {error}") from None
-    clients = {entry.name: entry for entry in entry_points(group="trivium.clients")}
+    clients = {entry.name: entry for entry in entry_points(group=group)}
     scheme = parts.scheme
     is_tls = scheme not in clients
     if is_tls:
@@ -184,7 +186,7 @@ def _open(options: argparse.Namespace) -> tuple[Server, Connect]:
         known = ", ".join(f"{name}[s]://" for name in sorted(clients))
         raise UsageError(f"{_without_password(url)!r} does not begin with one of {known}")
     try:
-        connect: Connect = clients[scheme].load()
+        found = clients[scheme].load()
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{scheme}:// needs the package {error.name}: pip install 'trivium[cli]'"
@@ -198,7 +200,7 @@ def _open(options: argparse.Namespace) -> tuple[Server, Connect]:
         unquote(parts.path.removeprefix("/")),
         _tls(options, scheme, is_tls),
     )
-    return server, connect
+    return server, found
 
 
 def _without_password(url: str) -> str:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     )
     _raise_file_limit()
     relax_interpreter()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             return runner.run(_serve(config))
         except ConfigError as error:
@@ -137,7 +137,8 @@ def ready_line(broker: Broker) -> str:
     return " ".join(["trivium ready", *(f"{name}={place}" for name, place in places.items())])
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes the loop: uvloop where there is one."""
     try:
         import uvloop
     except ImportError:

@@ -23,9 +23,9 @@ the environment variable {SECRET_VARIABLE}.
 """
 
 
-def add_server(parser: argparse.ArgumentParser) -> None:
+def add_server(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """The URL, and what is said beside it."""
-    parser.add_argument("url", metavar="URL")
+    parser.add_argument("url", metavar="URL", nargs="?" if is_optional else None)
     beside = parser.add_argument_group("connection")
     for name, what in (
         ("ca", "authorities to trust instead of the system's, PEM"),

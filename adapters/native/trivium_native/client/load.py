@@ -1,0 +1,264 @@
+"""`trivium://` for loads, by the project's own client.
+
+At QoS 2 of a load that resumes, publishers are idempotent producers: what was not confirmed is sent
+again in the next connection, under the same numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from trivium.cli.clients import ClientError, Server, UsageError
+from trivium.cli.roads import PREFETCH, Consumer, Plan, Publisher, Watcher
+from trivium.common.client_tls import TlsError
+from trivium_native.client import client as native
+from trivium_native.client import operations
+from trivium_native.client.connection import ClientConnection
+from trivium_native.client.url import DEFAULT_TLS_PORT, Target
+from trivium_native.client.values import Delivery, Producer, Publication
+from trivium_native.wire.errors import NativeError, Rejected
+from trivium_native.wire.frames import DEFAULT_PORT
+
+#: Milliseconds after which a queue is gone whose load could not delete it.
+EXPIRES_MS: Final = 600_000
+
+T = TypeVar("T")
+
+
+def open_road(server: Server, plan: Plan) -> NativeRoad:
+    """The road of a URL."""
+    return NativeRoad(server, plan)
+
+
+class NativeRoad:
+    """A queue that the consumers share."""
+
+    listener = "native"
+    lasting: tuple[int, ...] = (1, 2)
+    copies = False
+
+    def __init__(self, server: Server, plan: Plan) -> None:
+        default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
+        self._target = Target(
+            server.host,
+            default_port if server.port is None else server.port,
+            server.path or "/",
+            server.username,
+            server.password or "",
+            server.tls,
+        )
+        self._plan = plan
+        self._unconfirmed: dict[int, dict[int, list[Publication]]] = {}
+        self._begins: dict[int, int] = {}
+
+    async def prepare(self) -> None:
+        durable = self._plan.qos > 0 and not self._plan.is_transient
+        # One that nobody consumes would be gone in the middle of a long load.
+        arguments = {"x-expires": EXPIRES_MS} if self._plan.consumers else None
+        wire = await NativeWire.connect(self._target)
+        await wire.attempt(
+            wire.client.declare_queue(self._plan.name, durable=durable, arguments=arguments)
+        )
+        await wire.close()
+
+    async def clean_up(self) -> None:
+        wire = await NativeWire.connect(self._target)
+        await wire.attempt(wire.client.delete("queue", self._plan.name))
+        await wire.close()
+
+    async def publisher(self, index: int, watcher: Watcher) -> Publisher:
+        wire = await NativeWire.connect(self._target)
+        producer = None
+        unconfirmed: dict[int, list[Publication]] = {}
+        if self._plan.qos == 2 and self._plan.resumes:
+            name = f"{self._plan.name}-p{index}"
+            producer = await wire.attempt(wire.client.open_producer(name))
+            begin = self._begins.setdefault(index, producer.sequence)
+            producer = replace(producer, sequence=begin)
+            unconfirmed = self._unconfirmed.setdefault(index, {})
+        found = NativePublisher(wire, watcher, self._plan, producer, unconfirmed)
+        found.resume()
+        return found
+
+    async def consumer(self, index: int, watcher: Watcher) -> Consumer:
+        wire = await NativeWire.connect(self._target)
+        return await NativeConsumer.start(wire, watcher, self._plan)
+
+
+class NativeWire:
+    """A client that is open until it is closed."""
+
+    def __init__(self, client: native.Client, stack: AsyncExitStack) -> None:
+        self.client = client
+        self._stack = stack
+
+    @classmethod
+    async def connect(cls, target: Target) -> NativeWire:
+        """Raises ClientError, UsageError."""
+        stack = AsyncExitStack()
+        try:
+            client = await stack.enter_async_context(native.connect(target))
+        except TlsError as error:
+            raise UsageError(str(error)) from None
+        except NativeError as error:
+            raise ClientError(error.text) from None
+        return cls(client, stack)
+
+    async def attempt(self, request: Awaitable[T]) -> T:
+        """The result of a request; what fails closes the client. Raises ClientError."""
+        try:
+            return await request
+        except NativeError as error:
+            await self.close()
+            raise ClientError(error.text) from None
+
+    async def close(self) -> None:
+        try:
+            await self._stack.aclose()
+        except NativeError:
+            pass
+
+
+class NativePublisher:
+    """Publishes to the queue through the default exchange, all of a flush in one request."""
+
+    is_writable = True
+
+    def __init__(
+        self,
+        wire: NativeWire,
+        watcher: Watcher,
+        plan: Plan,
+        producer: Producer | None,
+        unconfirmed: dict[int, list[Publication]],
+    ) -> None:
+        self._wire = wire
+        self._watcher = watcher
+        self._plan = plan
+        self._producer = producer
+        #: requests that are not confirmed, by the number of their first message, in their order
+        self._unconfirmed = unconfirmed
+        self._first = 0
+        self._batch: list[Publication] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    def publish(self, number: int, payload: bytes) -> None:
+        if not self._batch:
+            self._first = number
+        self._batch.append(
+            Publication(
+                payload=payload,
+                routing_key=self._plan.name,
+                exchange="",
+                mode=self._plan.qos,
+                persistent=False if self._plan.is_transient else None,
+            )
+        )
+
+    def flush(self) -> None:
+        if not self._batch:
+            return
+        batch, self._batch = self._batch, []
+        if self._producer is not None:
+            self._unconfirmed[self._first] = batch
+        self._send(self._first, batch)
+
+    def resume(self) -> None:
+        """Send again what is not confirmed."""
+        for first, batch in list(self._unconfirmed.items()):
+            self._send(first, batch)
+
+    def _send(self, first: int, batch: list[Publication]) -> None:
+        task = asyncio.create_task(self._request(first, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _request(self, first: int, batch: list[Publication]) -> None:
+        producer = self._producer
+        if producer is not None:
+            producer = replace(producer, sequence=producer.sequence + first)
+        tell = self._watcher.acknowledged
+        try:
+            await self._wire.client.publish_batch(batch, producer)
+        except Rejected:
+            tell = self._watcher.refused
+        except NativeError as error:
+            if not self._is_over:
+                self._is_over = True
+                self._watcher.lost(error.text)
+            return
+        self._unconfirmed.pop(first, None)
+        for number in range(first, first + len(batch)):
+            tell(number)
+
+    async def close(self) -> None:
+        self._is_over = True
+        await self._wire.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class NativeConsumer:
+    """Consumes the queue, and acknowledges once a turn."""
+
+    def __init__(self, wire: NativeWire, watcher: Watcher) -> None:
+        self._wire = wire
+        self._watcher = watcher
+        self._connection: ClientConnection = wire.client.connection
+        self.number = self._connection.next_number()
+        self._stack = AsyncExitStack()
+        self._tag = 0
+        self._taken = 0
+        self._is_scheduled = False
+        self._is_settled = False
+        self._is_over = False
+
+    @classmethod
+    async def start(cls, wire: NativeWire, watcher: Watcher, plan: Plan) -> NativeConsumer:
+        """A consumer that is subscribed. Raises ClientError."""
+        consumer = cls(wire, watcher)
+        consumer._is_settled = plan.qos == 0
+        operation = operations.subscribe_queue(
+            consumer.number, plan.name, PREFETCH, 0, consumer._is_settled, False
+        )
+        await wire.attempt(
+            consumer._stack.enter_async_context(
+                consumer._connection.subscribed(consumer, operation)
+            )
+        )
+        return consumer
+
+    def put(self, item: Delivery) -> None:
+        self._watcher.received(item.payload, item.is_redelivered)
+        self._tag = item.tag
+        self._taken += 1
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
+        self._is_scheduled = False
+        taken, self._taken = self._taken, 0
+        if self._connection.error is not None:
+            return
+        if self._is_settled:
+            self._connection.add_credit(self.number, taken)
+        else:
+            self._connection.send(operations.settle(self.number, 1, self._tag), False)
+
+    def end(self, error: NativeError) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._watcher.lost(error.text)
+
+    async def close(self) -> None:
+        self._is_over = True
+        try:
+            await self._stack.aclose()
+        except NativeError:
+            pass
+        await self._wire.close()

@@ -1,0 +1,145 @@
+"""A broker of a command's own: a child process on a data directory that is gone afterwards.
+
+It listens on loopback, on ports that are free. Only this child is ever signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from trivium.cli.clients import ClientError
+from trivium.cli.serve import protocols
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 30.0
+#: Bytes of the end of its log that an error shows.
+LOG_TAIL: Final = 2000
+
+
+class OwnBroker:
+    """`trivium serve` with some listeners, or another command that takes its options.
+
+    Its directory, of which `data` is the broker's, is made below the system's place for temporary
+    files, or in ``directory``.
+    """
+
+    def __init__(
+        self,
+        listeners: Iterable[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        command: tuple[str, ...] = (),
+        directory: str | None = None,
+    ) -> None:
+        self._listeners = set(listeners)
+        self._environment = dict(os.environ) | dict(environment or {})
+        self._command = command or (sys.executable, "-m", "trivium", "serve")
+        self._temporary = tempfile.TemporaryDirectory(prefix="trivium-", dir=directory)
+        self.directory = Path(self._temporary.name)
+        self._log = self.directory / "broker.log"
+        self._process: asyncio.subprocess.Process | None = None
+        #: where each listener is, once it is ready
+        self.ports: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """The process has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it, and wait until it takes connections. Raises ClientError."""
+        places = [
+            word
+            for name in sorted(protocols())
+            for word in (f"--{name}", "0" if name in self._listeners else "off")
+        ]
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *("--data", str(self.directory / "data")),
+                *places,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                # What interrupts the command is not for it.
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = (await self._process.stdout.readline()).decode()
+        except TimeoutError:
+            line = ""
+        if not line.startswith("trivium ready "):
+            await self.kill()
+            raise ClientError(f"the broker does not start: {self.log_tail() or line}")
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        self.ports = {
+            name: int(words[name].rpartition(":")[2]) for name in self._listeners if name in words
+        }
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it; nothing where it has ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End it at once (SIGKILL)."""
+        self.signal(signal.SIGKILL)
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        if self._process is not None:
+            await self._process.wait()
+
+    async def stop(self) -> int:
+        """Ask it to end (SIGTERM), or kill it where it does not; its exit code."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.ended()
+        except TimeoutError:
+            await self.kill()
+        assert self._process is not None
+        return self._process.returncode or 0
+
+    def log_tail(self) -> str:
+        """The end of what it has logged."""
+        try:
+            text = self._log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        except OSError:
+            return ""
+        return " | ".join(line for line in text.splitlines()[-4:] if line.strip())
+
+    async def close(self) -> None:
+        """End it, and remove its directory."""
+        if self._process is not None:
+            await self.stop()
+        self._temporary.cleanup()
