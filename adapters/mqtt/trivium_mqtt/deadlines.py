@@ -17,6 +17,8 @@ class Deadlines:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        #: sessions whose time was over
+        self.ended = 0
         self._timers = Timers()
         # Those whose time has come since ``take_due``.
         self._due: list[Session] = []

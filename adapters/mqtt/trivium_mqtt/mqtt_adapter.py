@@ -26,6 +26,7 @@ from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.session import Session
 from trivium_mqtt.sessions import Sessions
 from trivium_mqtt.store import SessionStore
+from trivium_mqtt.sys_topics import SysTopics
 
 
 class MqttAdapter(Adapter):
@@ -41,6 +42,7 @@ class MqttAdapter(Adapter):
         self._broker: Broker | None = None
         #: by the name of their virtual host
         self._sessions: dict[str, Sessions] = {}
+        self._topics: SysTopics | None = None
 
     def start(self, broker: Broker) -> None:
         register_codec(PROTOCOL_MQTT, MqttCodec())
@@ -49,6 +51,9 @@ class MqttAdapter(Adapter):
         self._broker = broker
         for vhost in broker.vhosts.values():
             self._sessions_of(vhost)
+        if self._options.sys_interval_seconds:
+            interval = self._options.sys_interval_seconds
+            self._topics = SysTopics(broker, self._sessions, self.metrics, interval)
 
     def _sessions_of(self, vhost: VirtualHost) -> Sessions:
         """The sessions of a virtual host, which may be a new one."""
@@ -136,6 +141,8 @@ class MqttAdapter(Adapter):
     def tick(self, now: float) -> None:
         for sessions in self._sessions.values():
             sessions.tick()
+        if self._topics is not None:
+            self._topics.tick()
 
 
 def _kept_for(sessions: Sessions, name: str) -> list[Session]:

@@ -26,6 +26,7 @@ _RANGES: Final = {
     "maximum_subscriptions": (1, _FOUR_BYTES),
     "maximum_queued": (1, _FOUR_BYTES),
     "maximum_queued_bytes": (0, 1 << 62),
+    "sys_interval_seconds": (0, 3600),
 }
 
 
@@ -59,6 +60,8 @@ class MqttOptions:
     #: bytes of payload that wait for one session, in memory or on disk, above which further
     #: messages are dropped; 0: no limit
     maximum_queued_bytes: int = 0
+    #: seconds between two looks at what `$SYS/broker/...` says; 0: there are no such topics
+    sys_interval_seconds: int = 10
     #: whether a user name `vhost:user` names a virtual host
     vhost_in_username: bool = True
 

@@ -324,6 +324,7 @@ class Sessions:
     def _take_due(self, session: Session) -> None:
         elapsed = self.broker.elapsed_ms
         if 0 < session.ends <= elapsed:
+            self.deadlines.ended += 1
             self.end(session)
             return
         if session.will is not None and session.will_due <= elapsed:
@@ -373,7 +374,8 @@ class Sessions:
     def _replay(self, subscription: Subscription, after: bytes) -> Replay:
         """Have the retained messages sent that come ``after`` this key."""
         session = subscription.session
-        replay = Replay(session, subscription, self.vhost.retained, after)
+        retained = self.vhost.own.retained_for(subscription.topic_filter)
+        replay = Replay(session, subscription, retained, after)
         replays = session.replays
         if replays is None:
             replays = {}

@@ -19,6 +19,7 @@ from trivium.common.values import matches
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.messages.topics import (
+    RESERVED,
     PatternTree,
     filter_pattern,
     is_reserved,
@@ -454,6 +455,16 @@ class TopicExchange(Exchange):
                 return [binding for binding in found if not binding.is_filter]
             return [binding for binding in found if not binding.hides_dollar]
         return found
+
+    def match_own(self, key: bytes) -> list[Binding]:
+        """The bindings that lead on what the broker itself publishes: those that name ``$SYS``."""
+        found = self._tree.match(levels_of(key))
+        return [
+            binding
+            for binding in found
+            if binding.pattern.startswith(RESERVED)
+            and not isinstance(binding.destination, ExchangeDestination)
+        ]
 
     def _added(self, binding: Binding) -> None:
         self._tree.add(binding.levels(), binding)

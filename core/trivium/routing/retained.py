@@ -75,7 +75,14 @@ def _put_in_order(keys: list[bytes]) -> None:
 class RetainedMessages:
     """Retained messages of one virtual host. ``table`` may already hold rows: they are loaded."""
 
-    def __init__(self, table: Table, refused: Callable[[int], object] = lambda what: None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        refused: Callable[[int], object] = lambda what: None,
+        is_own: bool = False,
+    ) -> None:
+        # Whether they are the broker's own, and no others.
+        self._is_own = is_own
         #: how many messages were kept since the start; each knows its number
         self.sequence = 0
         self._table = table
@@ -120,7 +127,7 @@ class RetainedMessages:
         of the address stays then.
         """
         key = message.address.key
-        if is_reserved(key):
+        if is_reserved(key) != self._is_own:
             return
         if not message.size:
             self.clear(key)

@@ -63,6 +63,7 @@ from trivium.vhost.bindings import Bindings
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.vhost.delays import Delays
 from trivium.vhost.limits import apply_limits
+from trivium.vhost.own_topics import OwnTopics
 from trivium.vhost.pending_changes import PendingChanges
 from trivium.vhost.policies import Policies, Policy
 from trivium.vhost.policy_walk import PolicyWalk
@@ -113,6 +114,8 @@ class VirtualHost(StreamNamespace):
             storage.table(f"retained/{name}"),
             lambda what: broker.quotas.refused(self.account, what),
         )
+        #: what the broker itself publishes
+        self.own = OwnTopics(self)
         self.policies = Policies(storage.table(f"policies/{name}"), declarers, name)
         self.policy_walk = PolicyWalk(self, default_delivery)
         self.groups = Groups(storage.table(f"groups/{name}"))
