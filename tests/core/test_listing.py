@@ -179,6 +179,24 @@ def test_a_list_is_made_in_parts_and_between_them_others_are_served(
     assert parts.count(b"") >= 90
 
 
+def test_others_are_served_while_items_are_looked_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += listing.SLICE_SECONDS / 10
+            return self.now
+
+    monkeypatch.setattr(listing, "time", Clock())
+    looked = [*[None] * 1000, "found"]
+    found = Listing(call_with({}), looked, described, lambda name: (name,)).answer()
+    parts = list(found.parts or ())
+    assert names_of(json.loads(b"".join(parts))) == ["found"]
+    assert parts.count(b"") >= 90
+
+
 def test_what_has_gone_meanwhile_is_left_out() -> None:
     gone = {"B2"}
     found = Listing(

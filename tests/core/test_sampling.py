@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -37,7 +38,9 @@ class Site:
         self._management.ask(request, answers.append)
         self.server.settle()
         (answer,) = answers
-        return answer.body
+        if answer.parts is None:
+            return answer.body
+        return json.loads(b"".join(answer.parts))
 
     def queue(self, **query: str) -> Any:
         return self.get("queues / q", **query)

@@ -95,7 +95,7 @@ def of_connection(traffic: Traffic) -> Figures:
 def everything(broker: Broker) -> Iterator[tuple[object, Figures]]:
     """All that has figures, and at the end the broker, with what its parts come to.
 
-    What is gone by the time it is reached is left out.
+    What is gone by the time it is reached is left out. None stands for what never moved.
     """
     lengths = dict.fromkeys(LENGTHS, 0)
     for vhost in list(broker.vhosts.values()):
@@ -104,8 +104,8 @@ def everything(broker: Broker) -> Iterator[tuple[object, Figures]]:
                 figures = of_queue(queue)
                 for name in LENGTHS:
                     lengths[name] += figures[name]
-                if queue.counters is not NOTHING_COUNTED:
-                    yield queue, figures
+                moves = queue.counters is not NOTHING_COUNTED
+                yield (queue if moves else None), figures
         for stream in list(vhost.streams.values()):
             if not stream.is_deleted:
                 figures = of_stream(stream)

@@ -68,14 +68,15 @@ class Listing(Generic[Item]):
 
     ``describe`` makes what JSON shows of an item, ``order`` its place where no other is asked for:
     its virtual host and name, the last of which is the name that is looked at where pages are
-    filtered. What an item has become by the time it is described is shown; where ``describe`` says
-    None it is left out.
+    filtered. Whoever finds the items says None where it has looked for one in vain, so that others
+    are served meanwhile. What an item has become by the time it is described is shown; where
+    ``describe`` says None it is left out.
     """
 
     def __init__(
         self,
         call: Call,
-        items: Iterable[Item],
+        items: Iterable[Item | None],
         describe: Callable[[Item], Mapping[str, object] | None],
         order: Callable[[Item], tuple[str, ...]],
         admits: Callable[[Item], bool] | None = None,
@@ -143,6 +144,8 @@ class Listing(Generic[Item]):
         for item in self._items:
             if self._slices.is_over:
                 yield None
+            if item is None:
+                continue
             if self._admits is not None and not self._admits(item):
                 continue
             self._total += 1

@@ -105,6 +105,10 @@ class Sampler(Timed):
         broker = self._broker
         slices = Slices()
         for thing, figures in walk:
+            if thing is None:
+                if slices.is_over:
+                    return True
+                continue
             series = self._series.get(thing)
             if series is None:
                 series = Series(MAX_SAMPLES if thing is broker else 2)

@@ -38,23 +38,21 @@ def _order(view: BindingView) -> tuple[str, ...]:
     return view.vhost, kind, view.destination, view.key.decode(errors="replace"), view.source
 
 
-def _listed(call: Call, found: Iterable[BindingView]) -> ApiAnswer:
+def _listed(call: Call, found: Iterable[BindingView | None]) -> ApiAnswer:
     return Listing(call, found, shown.binding, _order).answer()
 
 
-def bindings_from(vhost: VirtualHost, exchange: Exchange) -> Iterator[BindingView]:
-    """Those that lead from an exchange to what has a name."""
+def bindings_from(vhost: VirtualHost, exchange: Exchange) -> Iterator[BindingView | None]:
+    """Those that lead from an exchange to what has a name; None for another one."""
     if not exchange.name:
         for queue in views.queues_of(vhost):
             yield views.default_binding(vhost, queue.name)
         return
     for binding in exchange.bindings():
-        view = views.view_binding(vhost, exchange.name, binding)
-        if view is not None:
-            yield view
+        yield views.view_binding(vhost, exchange.name, binding)
 
 
-def _all(call: Call) -> Iterator[BindingView]:
+def _all(call: Call) -> Iterator[BindingView | None]:
     for vhost in call.vhosts():
         for exchange in list(vhost.exchanges.values()):
             yield from bindings_from(vhost, exchange)
@@ -70,15 +68,17 @@ def bindings_to(call: Call, target: Queue | Stream | Exchange) -> ApiAnswer:
     is_to_exchange = not isinstance(target, Queue | Stream)
     vhost = call.vhost
 
-    def found() -> Iterator[BindingView]:
+    def found() -> Iterator[BindingView | None]:
         if not is_to_exchange:
             yield views.default_binding(vhost, target.name)
         for exchange in list(vhost.exchanges.values()):
-            if not exchange.name:
-                continue
-            for view in bindings_from(vhost, exchange):
-                if view.destination == target.name and view.is_to_exchange == is_to_exchange:
-                    yield view
+            for view in bindings_from(vhost, exchange) if exchange.name else ():
+                leads_there = (
+                    view is not None
+                    and view.destination == target.name
+                    and view.is_to_exchange == is_to_exchange
+                )
+                yield view if leads_there else None
 
     return _listed(call, found())
 

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 _CLOSED: Final = "Closed via management plugin"
 
 
-def _seen(call: Call) -> list[Connection]:
-    """The connections that are in, and that the caller may see."""
+def _seen(call: Call) -> Iterator[Connection | None]:
+    """The connections that are in, and that the caller may see; None for another one."""
     vhost = call.vhost.name if "vhost" in call.names else None
     user = call.names.get("user")
     own = None if call.watches else call.identity.name
-    return [
-        connection
-        for connection in call.broker.connections
-        if connection.login is not None
-        and (vhost is None or connection.access.vhost == vhost)
-        and (user is None or connection.identity.name == user)
-        and (own is None or connection.identity.name == own)
-    ]
+    for connection in list(call.broker.connections):
+        is_seen = (
+            connection.login is not None
+            and (vhost is None or connection.access.vhost == vhost)
+            and user in (None, connection.identity.name)
+            and own in (None, connection.identity.name)
+        )
+        yield connection if is_seen else None
 
 
 def _name_of(call: Call) -> Callable[[Connection], tuple[str, ...]]:
@@ -91,7 +91,8 @@ def close_of_user(call: Call) -> ApiAnswer:
     _require_own(call, call.names["user"])
     reason = _reason(call)
     for connection in _seen(call):
-        connection.managed().close(reason)
+        if connection is not None:
+            connection.managed().close(reason)
     return ApiAnswer(204)
 
 
@@ -99,9 +100,11 @@ def _reason(call: Call) -> str:
     return call.request.reason or _CLOSED
 
 
-def _channels(call: Call, connections: Iterable[Connection]) -> Iterator[ChannelView]:
+def _channels(call: Call, connections: Iterable[Connection | None]) -> Iterator[ChannelView | None]:
     for connection in connections:
-        yield from views.view_channels(call.broker, connection)
+        yield None
+        if connection is not None:
+            yield from views.view_channels(call.broker, connection)
 
 
 def get_channels(call: Call) -> ApiAnswer:
@@ -114,7 +117,7 @@ def get_channels_of(call: Call) -> ApiAnswer:
     return _listed(call, _channels(call, [_found(call)]))
 
 
-def _listed(call: Call, channels: Iterable[ChannelView]) -> ApiAnswer:
+def _listed(call: Call, channels: Iterable[ChannelView | None]) -> ApiAnswer:
     stats = Stats(call)
     return Listing(
         call,
@@ -149,11 +152,12 @@ def get_consumers(call: Call) -> ApiAnswer:
     """The consumers in the virtual hosts that the caller may see."""
     broker = call.broker
     vhosts = {vhost.name for vhost in call.vhosts()}
-    connections = [each for each in broker.connections if each.access.vhost in vhosts]
 
-    def found() -> Iterator[ConsumerView]:
-        for connection in connections:
-            yield from views.view_consumers(broker, connection)
+    def found() -> Iterator[ConsumerView | None]:
+        for connection in list(broker.connections):
+            yield None
+            if connection.access.vhost in vhosts:
+                yield from views.view_consumers(broker, connection)
 
     return Listing(
         call,

@@ -94,6 +94,8 @@ def _bindings(vhost: VirtualHost) -> _Entries:
         if not exchange.name:
             continue
         for view in bindings_from(vhost, exchange):
+            if view is None:
+                continue
             queue = vhost.queues.get(view.destination)
             is_private = queue is not None and (queue.owner is not None or queue.adapter != "")
             if view.is_filter or (is_private and not view.is_to_exchange):

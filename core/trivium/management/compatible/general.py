@@ -23,7 +23,7 @@ from trivium.management.endpoints import (
 )
 from trivium.management.figures import Figures, of_broker
 from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, Slices
 from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.routing.exchanges import EXCHANGE_TYPES
@@ -81,7 +81,10 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
     for _ in census.count(call.vhosts()):
         yield b""
     if not is_short:
-        found["object_totals"] = {**_clients(call), **_objects(census)}
+        clients = _Clients(call)
+        for _ in clients.count():
+            yield b""
+        found["object_totals"] = {**clients.shown(), **_objects(census)}
         totals = _messages(census)
         sees_all = ADMINISTRATOR in call.identity.tags
         found["queue_totals"] = stats.lengths(broker, totals) if sees_all else totals
@@ -143,15 +146,29 @@ def _contexts(broker: Broker) -> list[dict[str, object]]:
     ]
 
 
-def _clients(call: Call) -> dict[str, object]:
-    """The connections that the caller may see, and their channels."""
-    own = None if call.watches else call.identity.name
-    connections = channels = 0
-    for each in call.broker.connections:
-        if each.login is not None and own in (None, each.identity.name):
-            connections += 1
-            channels += each.usage.channels
-    return {"connections": connections, "channels": channels}
+class _Clients:
+    """The connections that a caller may see, and their channels."""
+
+    def __init__(self, call: Call) -> None:
+        self._broker = call.broker
+        self._own = None if call.watches else call.identity.name
+        self._connections = 0
+        self._channels = 0
+
+    def count(self) -> Iterator[None]:
+        """Count; each time that it pauses others are to be served."""
+        slices = Slices()
+        for each in list(self._broker.connections):
+            if each.login is not None and self._own in (None, each.identity.name):
+                self._connections += 1
+                self._channels += each.usage.channels
+            if slices.is_over:
+                yield
+                slices.begin()
+
+    def shown(self) -> dict[str, object]:
+        """How many there are."""
+        return {"connections": self._connections, "channels": self._channels}
 
 
 def _node(call: Call) -> dict[str, object]:

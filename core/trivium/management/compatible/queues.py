@@ -11,15 +11,16 @@ from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_to
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, Slices
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
-from trivium.management.values import flag_of, table_of
+from trivium.management.values import encode, flag_of, table_of
 from trivium.observability.api import ApiAnswer
 from trivium.queues.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trivium.management.views import ConsumerView
     from trivium.streams.stream import Stream
     from trivium.vhost.virtual_host import VirtualHost
 
@@ -74,27 +75,38 @@ def _found(call: Call) -> Queue | Stream:
 
 def get_one(call: Call) -> ApiAnswer:
     """One, with its consumers."""
-    vhost = call.vhost
-    found = _found(call)
+    return ApiAnswer(200, parts=_described(call, call.vhost, _found(call), Stats(call)))
+
+
+def _described(
+    call: Call, vhost: VirtualHost, found: Queue | Stream, stats: Stats
+) -> Iterator[bytes]:
+    """A queue or stream. The consumers of a stream are looked for among all connections."""
     broker = call.broker
-    view = views.view_queue(vhost, found)
+    slices = Slices()
+    consumers: list[ConsumerView] = []
     if isinstance(found, Queue):
         consumers = views.view_consumers_of(broker, vhost, found)
     else:
-        consumers = [
-            consumer
-            for connection in broker.connections
-            if connection.access.vhost == vhost.name
-            for consumer in views.view_consumers(broker, connection)
-            if consumer.about.queue == found.name
-        ]
-    described = shown.queue(view, found, Stats(call))
+        for connection in list(broker.connections):
+            if connection.access.vhost == vhost.name:
+                every = views.view_consumers(broker, connection)
+                consumers += [each for each in every if each.about.queue == found.name]
+            if slices.is_over:
+                yield b""
+                slices.begin()
+    view = views.view_queue(vhost, found)
+    described = shown.queue(view, found, stats)
     described["consumers"] = len(consumers)
     described["consumer_details"] = [shown.consumer(consumer) for consumer in consumers]
+    tags = [each.about.tag for each in consumers if each.exclusive]
+    described["exclusive_consumer_tag"] = tags[0] if tags else None
+    tags = [each.about.tag for each in consumers if each.activity == "single_active"]
+    described["single_active_consumer_tag"] = tags[0] if tags else None
     if view.owner is not None:
         owner = views.view_connection(broker, view.owner)
         described["owner_pid_details"] = shown.connection_details(owner)
-    return ApiAnswer(200, described)
+    yield encode(described)
 
 
 def put(call: Call) -> None:
