@@ -15,13 +15,13 @@ from typing import Any, Final, Literal
 
 from trivium.common.quotas import USER, VHOST, check_limits
 from trivium.errors import ConfigError, PreconditionFailed
+from trivium.listen import CONTROL, UNIX, ControlListener, name_all, short_listener
 from trivium.listen import CertificateConfig as CertificateConfig
 from trivium.listen import Listen as Listen
 from trivium.listen import ListenerConfig as ListenerConfig
 from trivium.listen import TlsConfig as TlsConfig
 from trivium.listen import is_loopback as is_loopback
 from trivium.listen import join_address as join_address
-from trivium.listen import name_all, short_listener
 from trivium.security.passwords import (
     MAX_ITERATIONS,
     PasswordFormatError,
@@ -433,6 +433,47 @@ class MetricsConfig:
             raise ConfigError("max_series must not be negative")
 
 
+#: The control socket's file in the data directory.
+CONTROL_FILE: Final = "control.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    """`[control]`: the Unix socket by which commands reach the broker, in its owner's name."""
+
+    #: its path; `auto` is `control.sock` in the data directory, and nowhere without one; `off`
+    socket: str = "auto"
+    #: permissions, octal digits: whoever may write to it is an administrator
+    mode: str = "0600"
+    #: `USER[:GROUP]` to whom it belongs; "" is who runs the broker
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        if self.socket != "off":
+            self._at(self.socket, False)
+
+    def listener(self, storage: StorageConfig) -> ControlListener | None:
+        """What listens there; None where nothing does."""
+        if self.socket == "off":
+            return None
+        if self.socket != "auto":
+            return self._at(self.socket, False)
+        if storage.mode == "memory":
+            return None
+        return self._at(str(storage.data / CONTROL_FILE), True)
+
+    def _at(self, path: str, may_be_missing: bool) -> ControlListener:
+        """Raises ConfigError."""
+        return ControlListener(
+            protocol="http",
+            address=UNIX + path,
+            name=CONTROL,
+            mode=self.mode,
+            owner=self.owner,
+            may_be_missing=may_be_missing,
+        )
+
+
 def default_listen() -> dict[str, Listen]:
     """Every protocol that comes with the broker, on loopback and its customary port."""
     return {protocol: Listen(port) for protocol, port in DEFAULT_PORTS.items()}
@@ -452,6 +493,8 @@ class Config:
     #: the TLS of those of `listen` that have it
     tls: TlsConfig = field(default_factory=TlsConfig)
     listeners: tuple[ListenerConfig, ...] = ()
+    #: a broker that is embedded has none unless it says so
+    control: ControlConfig = ControlConfig(socket="off")
     storage: StorageConfig = StorageConfig()
     delivery: DeliveryConfig = DeliveryConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -469,7 +512,8 @@ class Config:
     protocols: Mapping[str, object] = field(default_factory=dict)
 
     def all_listeners(self) -> tuple[ListenerConfig, ...]:
-        """Every listener, each with a name of its own: those of `listen`, and `listeners`.
+        """Every listener, each with a name of its own: those of `listen`, `listeners`, and the
+        control socket.
 
         Raises ConfigError.
         """
@@ -480,7 +524,8 @@ class Config:
                     short.append(short_listener(name, listen, self.tls))
                 except ConfigError as error:
                     raise ConfigError(f"[listen] {name}: {error}") from None
-        return name_all([*short, *self.listeners])
+        control = self.control.listener(self.storage)
+        return name_all([*short, *self.listeners, *([] if control is None else [control])])
 
     def __post_init__(self) -> None:
         self.all_listeners()

@@ -169,6 +169,10 @@ class TlsConfig:
         return self.client_certificates or ("optional" if self.ca else "off")
 
 
+#: What the listener of the control socket is called.
+CONTROL: Final = "control"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
     """One of `[[listeners]]`; each entry of `[listen]` is another one.
@@ -271,6 +275,14 @@ class ListenerConfig:
             return self.protocol + secure
         prefix = "" if self.protocol == WEBSOCKET_PROTOCOL else f"{self.protocol}-"
         return f"{prefix}ws{secure}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlListener(ListenerConfig):
+    """The control socket: whoever may open it is the broker's owner."""
+
+    #: whether the broker goes without where it cannot be
+    may_be_missing: bool = False
 
 
 def is_secure(name: str) -> bool:

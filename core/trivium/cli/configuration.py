@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from trivium.config import (
     DEFAULT_PORTS,
     Config,
+    ControlConfig,
     Fsync,
     Listen,
     ListenerConfig,
@@ -83,6 +84,7 @@ def load(
     told = {listener.protocol for listener in built["listeners"]}
     defaults = {name: listen for name, listen in default_listen().items() if name not in told}
     built["listen"] = {**defaults, **sections.get("listen", {})}
+    built.setdefault("control", ControlConfig())
     own = {name: built.pop(name) for name in of_protocols if name in built}
     return Config(**built, protocols=own)
 

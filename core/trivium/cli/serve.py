@@ -21,6 +21,7 @@ from trivium.cli.configuration import load
 from trivium.cli.service import ServiceManager
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, InternalError, TriviumError
+from trivium.listen import CONTROL
 from trivium.observability.process import is_compiled
 from trivium.runtime.broker import Broker
 from trivium.storage.errors import (
@@ -132,7 +133,8 @@ async def _serve(config: Config) -> int:
 def ready_line(broker: Broker) -> str:
     """What is printed once connections are accepted; programs that start the broker read it."""
     storage = broker.config.storage
-    places = dict(broker.listeners)
+    # The control socket is for commands, which know where it is; and paths may have spaces.
+    places = {name: place for name, place in broker.listeners.items() if name != CONTROL}
     places["data"] = "memory" if storage.mode == "memory" else str(storage.data)
     return " ".join(["trivium ready", *(f"{name}={place}" for name, place in places.items())])
 

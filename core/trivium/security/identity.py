@@ -33,5 +33,11 @@ class Identity:
         return (self.scopes, self.is_narrowed) == (other.scopes, other.is_narrowed)
 
 
+#: Whoever may open the control socket: an administrator to whom everything is granted. No user has
+#: its name.
+OWNER: Final = Identity(
+    "(owner)", frozenset({ADMINISTRATOR}), scopes=("configure:*/*", "read:*/*", "write:*/*")
+)
+
 #: Whom a connection has before it has authenticated: nothing is permitted.
 NOBODY: Final = Identity("")

@@ -14,7 +14,7 @@ from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.hash_queue import HashQueue, RunInPool
-from trivium.security.identity import ADMINISTRATOR
+from trivium.security.identity import ADMINISTRATOR, OWNER
 from trivium.security.passwords import (
     PasswordFormatError,
     check_stored_password,
@@ -270,6 +270,8 @@ def check_name(name: str) -> None:
         raise PreconditionFailed(f"a user's name has 1 to {MAX_NAME_BYTES} bytes")
     if not name.isprintable():
         raise PreconditionFailed("a user's name has printable characters only")
+    if name == OWNER.name:
+        raise PreconditionFailed(f"'{name}' is whoever uses the control socket")
 
 
 def check_tags(tags: Iterable[str]) -> frozenset[str]:
