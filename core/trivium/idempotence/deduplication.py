@@ -95,6 +95,11 @@ def deduplication_id(message: Message, header: str) -> bytes | None:
         identity = str(value).encode()
     else:
         return None
+    return short_id(identity)
+
+
+def short_id(identity: bytes) -> bytes:
+    """An id, or its digest where it is long."""
     return identity if len(identity) <= MAX_ID_BYTES else hashlib.sha256(identity).digest()
 
 
@@ -250,10 +255,11 @@ class Deduplication:
         return found
 
     def keep_only(self, names: Mapping[str, Container[str]]) -> None:
-        """After a start: forget the windows of what did not come back. ``names`` are by kind."""
+        """After a start: forget the windows of what did not come back. ``names`` are by kind,
+        and those of other kinds are kept."""
         for scope in list(self._windows):
             kind, _, name = scope.decode().partition("/")
-            if name not in names.get(kind, ()):
+            if kind in names and name not in names[kind]:
                 self._windows.pop(scope).clear()
 
     def drop(self, kind: str, name: str) -> None:

@@ -25,6 +25,9 @@ ADMINISTRATORS: Final = frozenset((ADMINISTRATOR,))
 #: of an endpoint that needs no user at all
 ANYBODY: Final[frozenset[str]] = frozenset()
 
+#: of one for every client that may connect, without credentials where its listener admits that
+CLIENTS: Final = frozenset(("client",))
+
 # What the user needs of the virtual host in the path.
 #: any permission there, or to be an administrator
 SEEN: Final = "seen"

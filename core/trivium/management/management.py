@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Final
 from trivium.errors import AccessRefused
 from trivium.management import compatible, rest
 from trivium.management.calls import NOT_FOUND, Call, Done
-from trivium.management.endpoints import SEEN, UNCHECKED, WATCHED, Endpoint, Endpoints, Place
+from trivium.management.endpoints import (
+    CLIENTS,
+    SEEN,
+    UNCHECKED,
+    WATCHED,
+    Endpoint,
+    Endpoints,
+    Place,
+)
 from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
@@ -51,7 +59,11 @@ class Management:
     def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
         """Where a request leads. Raises ApiRefused where there is nothing."""
         _, endpoint = self._found(method, path)
-        return ApiPlace(is_public=not endpoint.tags, most_bytes=endpoint.most_bytes)
+        return ApiPlace(
+            is_public=not endpoint.tags,
+            most_bytes=endpoint.most_bytes,
+            admits_anonymous=endpoint.tags is CLIENTS,
+        )
 
     def ask(self, request: ApiRequest, done: Done) -> None:
         """Carry out one request."""
@@ -99,7 +111,7 @@ class Management:
     def _check(self, call: Call) -> None:
         """Raise AccessRefused unless the caller may, NotFound where the virtual host is none."""
         endpoint = call.endpoint
-        if endpoint.tags:
+        if endpoint.tags and endpoint.tags is not CLIENTS:
             self._require_tag(call, endpoint.tags)
         if endpoint.vhost == UNCHECKED or "vhost" not in call.names:
             return

@@ -15,6 +15,7 @@ from trivium.messages.message import (
     Properties,
 )
 from trivium.messages.neutral import encode_neutral
+from trivium.messages.topics import MAX_LEVELS
 from trivium.queues.ready import LoadWaiter
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: Messages, and bytes of payload, that are taken together.
 MAX_TAKEN: Final = 1000
 MAX_TAKEN_BYTES: Final = 16 * 1024 * 1024
+#: Bytes of a routing key, as of the longest topic on another road.
+MAX_KEY_BYTES: Final = 65_535
 
 
 def publish(
@@ -45,6 +48,9 @@ def publish(
     if len(payload) > broker.config.limits.max_message_bytes:
         most = broker.config.limits.max_message_bytes
         raise PreconditionFailed(f"a message has at most {most} bytes")
+    if len(key) > MAX_KEY_BYTES or key.count(b".") >= MAX_LEVELS:
+        bounds = f"{MAX_KEY_BYTES} bytes and {MAX_LEVELS} levels"
+        raise PreconditionFailed(f"a routing key has at most {bounds}")
     source = vhost.exchange(exchange)
     mode = AT_LEAST_ONCE if persistent else AT_MOST_ONCE
     wanted = properties.header(DELIVERY_HEADER)

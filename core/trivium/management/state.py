@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium.management.figures import everything
+from trivium.management.leases import Leases
 from trivium.management.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class ManagementState:
         self.attempts: dict[str, Attempts] = {}
         #: ``Broker.elapsed_ms`` when it began
         self.began_at = broker.elapsed_ms
+        #: messages that are with users who have no connection
+        self.leases = Leases(broker)
         self.sampler = Sampler(broker, lambda: everything(broker))
         broker.events.listen(self._heard)
 

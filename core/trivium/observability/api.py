@@ -31,6 +31,8 @@ class ApiRequest:
     identity: Identity
     #: why, in the words of the client; "" where it says nothing
     reason: str = ""
+    #: by which a request that is made again is known; "" for none
+    idempotency_key: str = ""
     #: of the client
     address: str
     listener: ListenerConfig
@@ -66,6 +68,8 @@ class ApiPlace:
     is_public: bool
     #: bytes of the body, at most
     most_bytes: int
+    #: whether clients without credentials may ask whom the listener admits
+    admits_anonymous: bool = False
 
 
 class Api(Protocol):

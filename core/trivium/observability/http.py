@@ -279,7 +279,7 @@ class HttpServer:
         identity = NOBODY
         if not place.is_public:
             found = await self._identify(request)
-            if found is None or found.is_anonymous:
+            if found is None or (found.is_anonymous and not place.admits_anonymous):
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
             identity = found
         try:
@@ -294,6 +294,7 @@ class HttpServer:
             body=body,
             identity=identity,
             reason=request.headers.get("X-Reason", ""),
+            idempotency_key=request.headers.get("Idempotency-Key", ""),
             address=request.remote or "",
             listener=self._listener,
         )
@@ -393,9 +394,14 @@ async def _read_json(request: web.Request, most_bytes: int) -> object:
         if not _says_json(request):
             text = "a body is application/json"
             raise ApiRefused(refusal(415, "unsupported_media_type", text))
+        found: object
         if len(data) <= SMALL_BODY_BYTES:
-            return json.loads(data.decode())
-        return await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
+            found = json.loads(data.decode())
+        else:
+            found = await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
+        if found is None:
+            raise ApiRefused(refusal(400, "bad_request", "a body is not null"))
+        return found
     except (ValueError, RecursionError, OSError, web.RequestPayloadError):
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
 

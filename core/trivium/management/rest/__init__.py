@@ -11,6 +11,7 @@ from typing import Final
 from trivium.management.rest import (
     connections,
     exchanges,
+    gateway,
     general,
     groups,
     policies,
@@ -36,4 +37,5 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *policies.ENDPOINTS,
     *connections.ENDPOINTS,
     *users.ENDPOINTS,
+    *gateway.ENDPOINTS,
 )

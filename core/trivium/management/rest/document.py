@@ -10,7 +10,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from trivium import __version__
-from trivium.management.endpoints import ADMINISTRATORS, ANYBODY, POLICIES, WATCHERS, Endpoint
+from trivium.management.endpoints import (
+    ADMINISTRATORS,
+    ANYBODY,
+    CLIENTS,
+    POLICIES,
+    WATCHERS,
+    Endpoint,
+)
 from trivium.management.rest.schema import SCHEMAS, Count, model_schema, models_in, schema_of
 
 if TYPE_CHECKING:
@@ -77,7 +84,11 @@ def _described(each: Operation) -> dict[str, object]:
         "tags": [each.name.partition("_")[0]],
         "summary": each.summary,
         "description": _tags_of(each),
-        "parameters": [*map(_path_parameter, _names(each.path)), *map(_parameter, each.parameters)],
+        "parameters": [
+            *map(_path_parameter, _names(each.path)),
+            *[_parameter(found, "query") for found in each.parameters],
+            *[_parameter(found, "header") for found in each.headers],
+        ],
         "responses": {
             **{str(status): _done(each, status) for status in each.statuses},
             **_problems(each),
@@ -98,6 +109,8 @@ def _is_optional(body: type) -> bool:
 def _tags_of(each: Endpoint) -> str:
     if each.tags == ANYBODY:
         return "Anybody may ask."
+    if each.tags == CLIENTS:
+        return "Any user may, and whoever the listener admits without credentials."
     names = {ADMINISTRATORS: "administrator", POLICIES: "policymaker", WATCHERS: "monitoring"}
     return f"The tag `{names.get(each.tags, 'management')}` is needed, or one above it."
 
@@ -111,10 +124,10 @@ def _path_parameter(name: str) -> dict[str, object]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _parameter(parameter: Parameter) -> dict[str, object]:
+def _parameter(parameter: Parameter, place: str) -> dict[str, object]:
     return {
         "name": parameter.name,
-        "in": "query",
+        "in": place,
         "description": parameter.text,
         "schema": schema_of(parameter.kind),
     }

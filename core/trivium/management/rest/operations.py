@@ -61,6 +61,7 @@ class Operation(Endpoint):
     #: of what it takes
     body: type | None = None
     query: tuple[Parameter, ...] = ()
+    headers: tuple[Parameter, ...] = ()
     #: when it is done
     statuses: tuple[int, ...] = (200,)
 

@@ -1,0 +1,564 @@
+"""Messages for scripts and browsers: publishing, queues by leases, streams by offset."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from trivium.errors import AccessRefused, NotFound, PreconditionFailed
+from trivium.idempotence.deduplication import Settings, short_id
+from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
+from trivium.management.leases import ACCEPT, Poll
+from trivium.management.listing import Slices
+from trivium.management.publishing import publish
+from trivium.management.rest.operations import (
+    Parameter,
+    answer,
+    asked,
+    body_of,
+    operation,
+)
+from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
+from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
+from trivium.management.values import encode, shown
+from trivium.messages.delivery import DELAY_HEADER, MAX_DELAY
+from trivium.messages.message import Properties
+from trivium.observability.api import ApiAnswer, ApiRefused, refusal
+from trivium.routing.exchanges import REJECTED, UNROUTABLE
+from trivium.security.permissions import DEFAULT_EXCHANGE, READ
+
+if TYPE_CHECKING:
+    from trivium.management.calls import Call
+    from trivium.messages.message import Message
+    from trivium.queues.queue import Queue, QueueEntry
+    from trivium.routing.exchanges import Exchange
+    from trivium.streams.stream import Partition
+
+#: Messages that are published, lent or read by one request: they take some milliseconds.
+MAX_MESSAGES: Final = 100
+MAX_LENT: Final = 200
+MAX_RECORDS: Final = 1000
+#: Bytes of payloads that are read by one request, where the first is not larger.
+MAX_RECORD_BYTES: Final = 4 << 20
+#: Milliseconds that a request waits for messages, and that one is lent.
+MAX_WAIT_MS: Final = 30_000
+LEASE_MS: Final = 30_000
+MAX_LEASE_MS: Final = 3_600_000
+#: Keys of requests that are remembered for each user, and for how long.
+MAX_KEYS: Final = 65_536
+KEY_MS: Final = 24 * 3600 * 1000
+MAX_KEY: Final = 255
+#: What windows of such keys are called.
+REQUEST: Final = "request"
+_KEYS: Final = Settings(True, "", MAX_KEYS, KEY_MS)
+
+_Text = Annotated[str | None, About(longest=255)]
+_Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
+_Outcome = Literal["accepted", "unroutable", "rejected"]
+_Wait = Annotated[int, About(text="milliseconds to wait for one", least=0, most=MAX_WAIT_MS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A message to be published. Its payload is one of three, or empty."""
+
+    key: Annotated[str, About(text="routing key", longest=65_535)] = ""
+    payload: str | None = None
+    payload_base64: str | None = None
+    payload_json: Annotated[object, About(text="any JSON; the content type says so")] = None
+    mode: _Mode = "at-least-once"
+    priority: Annotated[int, About(least=0, most=255)] = 0
+    expiration_ms: Annotated[int | None, About(least=0, most=MAX_DELAY)] = None
+    delay_ms: Annotated[int, About(text="until it is routed", least=0, most=MAX_DELAY)] = 0
+    content_type: _Text = None
+    message_id: _Text = None
+    correlation_id: _Text = None
+    reply_to: _Text = None
+    headers: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Publications:
+    """Messages to be published, in this order."""
+
+    messages: Annotated[list[Publication], About(shortest=1, longest=MAX_MESSAGES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of the messages, once all is durable that must be."""
+
+    outcomes: Annotated[list[_Outcome], About(text="in their order; none where it was repeated")]
+    repeated: Annotated[bool, About(text="whether a request with this key was done before")]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """How many messages are wanted of a queue, and for how long."""
+
+    count: Annotated[int, About(least=1, most=MAX_LENT)] = 1
+    wait_ms: _Wait = 0
+    lease_ms: Annotated[int, About(least=100, most=MAX_LEASE_MS)] = LEASE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message of a queue."""
+
+    lease: Annotated[str | None, About(text="names it; null: it is settled already")]
+    redelivered: bool
+    exchange: str
+    key: str
+    published_at: Time
+    payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
+    payload_base64: str
+    content_type: str | None
+    message_id: str | None
+    headers: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Messages that are lent. What is not settled in time comes back to its queue."""
+
+    messages: list[QueuedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is to become of messages that were lent."""
+
+    leases: Annotated[list[Annotated[str, About(longest=64)]], About(shortest=1, longest=MAX_LENT)]
+    outcome: Literal["accept", "reject", "requeue"] = ACCEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of them."""
+
+    settled: Count
+    gone: Annotated[list[str], About(text="whose time was over: they come again")]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message of a stream."""
+
+    offset: Count
+    exchange: str
+    key: str
+    published_at: Time
+    payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
+    payload_base64: str
+    content_type: str | None
+    headers: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Messages of a partition, in their order."""
+
+    stream: Name
+    partition: Count
+    records: list[Record]
+    next_offset: Annotated[int, About(text="where to go on", least=0)]
+    high_watermark: Count
+
+
+# Publishing
+
+_KEY: Final = Parameter(
+    "Idempotency-Key",
+    Annotated[str, About(longest=MAX_KEY)],
+    "what is asked again with the same key, by the same user, is done once",
+)
+
+
+def publish_many(call: Call) -> None:
+    """Publish messages; answered once they are as durable as their modes say."""
+    exchange = _exchange(call)
+    given = body_of(call, Publications).messages
+    made = [(each, _payload(each), _properties(call, each)) for each in given]
+    keys = [each.key.encode() for each in given]
+    for key in dict.fromkeys(keys):
+        call.access.require_publish(exchange, key)
+    _publish(
+        call,
+        lambda: [
+            _one(call, exchange, each, key, payload, properties)
+            for key, (each, payload, properties) in zip(keys, made, strict=True)
+        ],
+        sum(len(payload) for _, payload, _ in made),
+        len(made),
+    )
+
+
+def _exchange(call: Call) -> Exchange:
+    name = call.names["exchange"]
+    vhost = call.vhost
+    name = "" if name == DEFAULT_EXCHANGE else name
+    call.access.require_exchange("write", name)
+    exchange = vhost.exchange(name)
+    if exchange.internal:
+        raise AccessRefused(f"exchange '{name}' in vhost '{vhost.name}' is internal")
+    return exchange
+
+
+def _payload(each: Publication) -> bytes:
+    if sum(one is not None for one in (each.payload, each.payload_base64, each.payload_json)) > 1:
+        raise BadRequest("a message has one of 'payload', 'payload_base64', 'payload_json'")
+    if each.payload_json is not None:
+        return json.dumps(each.payload_json, ensure_ascii=False, allow_nan=False).encode()
+    if each.payload_base64 is None:
+        return (each.payload or "").encode()
+    try:
+        return base64.b64decode(each.payload_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest("'payload_base64' is no base64") from None
+
+
+def _properties(call: Call, each: Publication) -> Properties:
+    kind = each.content_type
+    if kind is None and each.payload_json is not None:
+        kind = "application/json"
+    found = Properties(
+        content_type=kind,
+        message_id=each.message_id,
+        correlation_id=None if each.correlation_id is None else each.correlation_id.encode(),
+        reply_to=each.reply_to,
+        expiration=each.expiration_ms,
+        headers=list(call.table(each.headers).items()),
+    )
+    if each.delay_ms:
+        found.headers.append((DELAY_HEADER, each.delay_ms))
+    if each.mode == "exactly-once" and found.header("x-delivery") is None:
+        found.headers.append(("x-delivery", each.mode))
+    return found
+
+
+def _one(
+    call: Call,
+    exchange: Exchange,
+    each: Publication,
+    key: bytes,
+    payload: bytes,
+    properties: Properties,
+) -> _Outcome:
+    result = publish(
+        call.broker,
+        call.vhost,
+        exchange.name,
+        key,
+        properties,
+        payload,
+        each.mode != "at-most-once",
+        each.priority,
+    )
+    return (
+        "unroutable" if result == UNROUTABLE else "rejected" if result == REJECTED else "accepted"
+    )
+
+
+def _publish(call: Call, work: Any, size: int, count: int) -> None:
+    """Do the work of a request that publishes, unless it was done before."""
+    broker = call.broker
+    if broker.block_reason is not None:
+        text = f"publishers wait: {broker.block_reason or 'the disk is behind'}"
+        raise ApiRefused(refusal(503, "service_unavailable", text, {"Retry-After": "1"}))
+    _charge(call, size, count)
+    identity = call.request.idempotency_key.encode()
+    if not identity:
+        _answer(call, Published(work(), False))
+        return
+    if len(identity) > MAX_KEY:
+        raise BadRequest(f"'Idempotency-Key' has at most {MAX_KEY} bytes")
+    if call.identity.is_anonymous:
+        raise BadRequest("'Idempotency-Key' is for users")
+    identity = short_id(f"{call.names['exchange']}\0".encode() + identity)
+    window = call.vhost.deduplication.window(REQUEST, call.identity.name)
+    if window.answer(identity) != REJECTED:
+        # The first one is durable before this is answered.
+        _answer(call, Published([], True))
+        return
+    outcomes = work()
+    if "rejected" not in outcomes:
+        window.add(identity, _KEYS, True)
+    _answer(call, Published(outcomes, False))
+
+
+def _charge(call: Call, size: int, count: int) -> None:
+    """Count for the rates of the user, virtual host and listener. Raises ApiRefused where they are
+    used up."""
+    broker = call.broker
+    now = broker.elapsed_ms
+    quotas = broker.quotas
+    accounts = [
+        quotas.account(scope, name)
+        for scope, name in (
+            ("user", call.identity.name),
+            ("vhost", call.vhost.name),
+            ("listener", call.request.listener.name),
+        )
+    ]
+    wait = max(account.wait(now) for account in accounts)
+    if wait:
+        headers = {"Retry-After": str(-(-wait // 1000))}
+        raise ApiRefused(refusal(429, "too_many_requests", "publishing is too fast", headers))
+    for account in accounts:
+        account.charge(count, size, now)
+
+
+def _answer(call: Call, found: Published) -> None:
+    if found.outcomes and all(outcome == "rejected" for outcome in found.outcomes):
+        raise PreconditionFailed("all queues that it led to have no room")
+    call.answer_durably(answer(found, 202))
+
+
+# Queues
+
+
+def _queue(call: Call) -> Queue:
+    name = call.names["queue"]
+    call.access.require(READ, "queue", name)
+    return call.vhost.queue(name)
+
+
+def lease(call: Call) -> None:
+    """Lend messages of a queue: those that there are, or the next ones."""
+    wanted = body_of(call, LeaseRequest)
+    queue = _queue(call)
+    user = call.identity.name
+    leases = call.state.leases
+    count = min(wanted.count, leases.room(user))
+    if count <= 0:
+        text = "this user has as many messages as it may: settle some"
+        raise ApiRefused(refusal(429, "too_many_requests", text, {"Retry-After": "1"}))
+    leases.reserve(user, count)
+
+    def done(taken: list[QueueEntry]) -> None:
+        leases.reserve(user, -count)
+        call.later(lambda: _lend(call, queue, taken, wanted.lease_ms))
+
+    Poll(call.broker, queue, count, wanted.wait_ms, done).begin()
+
+
+def _lend(call: Call, queue: Queue, taken: list[QueueEntry], lease_ms: int) -> ApiAnswer:
+    if not call.access.may(READ, queue.name):
+        for entry in taken:
+            queue.requeue(entry, False)
+        queue.dispatch_later()
+        raise AccessRefused(f"read access to queue '{queue.name}' is over")
+    lent: list[tuple[QueueEntry, str | None]] = []
+    for entry in taken:
+        token = None
+        if not entry.is_settled:
+            token = call.state.leases.lend(call.identity.name, entry, lease_ms).token
+        lent.append((entry, token))
+    items = (shown_model(_queued(*item)) for item in lent)
+    return ApiAnswer(200, parts=_in_parts(b'{"messages":[', items, lambda: b"]}"))
+
+
+def _in_parts(
+    start: bytes, items: Iterator[dict[str, object]], end: Callable[[], bytes]
+) -> Iterator[bytes]:
+    """A text with a list in it, made a part at a time."""
+    slices = Slices()
+    between = start
+    for item in items:
+        yield between + encode(item)
+        between = b","
+        if slices.is_over:
+            yield b""
+            slices.begin()
+    yield (start if between is start else b"") + end()
+
+
+def _texts(payload: bytes) -> tuple[str | None, str]:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = None
+    return text, base64.b64encode(payload).decode()
+
+
+def _headers(properties: Properties) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in properties.headers:
+        found.setdefault(name, shown(value))
+    return found
+
+
+def _queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
+    message = entry.message
+    properties = message.properties()
+    text, encoded = _texts(message.payload)
+    return QueuedMessage(
+        lease=token,
+        redelivered=entry.is_redelivered,
+        exchange=message.address.exchange,
+        key=message.address.key.decode(errors="replace"),
+        published_at=message.timestamp,
+        payload=text,
+        payload_base64=encoded,
+        content_type=properties.content_type,
+        message_id=properties.message_id,
+        headers=_headers(properties),
+    )
+
+
+def settle(call: Call) -> None:
+    """Be done with messages that were lent; answered once that is durable."""
+    wanted = body_of(call, Settlement)
+    queue = _queue(call)
+    leases = call.state.leases
+    gone: list[str] = []
+    tokens = list(dict.fromkeys(wanted.leases))
+    for token in tokens:
+        found = leases.find(call.identity.name, token, queue)
+        if found is None:
+            gone.append(token)
+        else:
+            leases.end(found, wanted.outcome)
+    call.answer_durably(answer(Settled(len(tokens) - len(gone), gone)))
+
+
+# Streams
+
+_OFFSET: Final = Parameter(
+    "offset",
+    Annotated[str, About(pattern="^(first|last|next|[0-9]{1,18})$")],
+    "first, last, next, or a number; first",
+)
+_WAIT: Final = Parameter("wait_ms", _Wait, "milliseconds to wait for a message, 0")
+_MOST: Final = Parameter("limit", Annotated[int, About(least=1, most=MAX_RECORDS)], "how many, 100")
+
+
+def _partition(call: Call) -> Partition:
+    name = call.names["stream"]
+    call.access.require(READ, "stream", name)
+    index = call.names["partition"]
+    stream = call.vhost.stream(name)
+    found = stream.partition(int(index)) if re.fullmatch("[0-9]{1,6}", index) else None
+    if found is None:
+        raise NotFound(f"stream '{name}' has no partition {index}")
+    return found
+
+
+def read(call: Call) -> None:
+    """Read messages of a partition: those that there are, or the next one."""
+    partition = _partition(call)
+    wanted = asked(call, _OFFSET, "first")
+    places = {
+        "first": partition.first_offset,
+        "last": partition.last_offset,
+        "next": partition.high_watermark,
+    }
+    offset = places[wanted] if wanted in places else int(wanted)
+    if offset > partition.high_watermark:
+        raise NotFound(f"the partition ends at {partition.high_watermark}")
+    # What is not kept any more is left out.
+    offset = max(offset, partition.first_offset)
+    limit = asked(call, _MOST, 100)
+
+    def done(batches: Batches | None) -> None:
+        call.later(lambda: _read(call, partition, offset, limit, batches))
+
+    PartitionRead(call.broker, partition, offset, asked(call, _WAIT, 0), done).step()
+
+
+def _read(
+    call: Call, partition: Partition, offset: int, limit: int, batches: Batches | None
+) -> ApiAnswer:
+    stream = partition.stream
+    if batches is None:
+        raise NotFound(f"stream '{stream.name}' was deleted")
+    call.access.require(READ, "stream", stream.name)
+    after = offset
+    has_all = True
+
+    def items() -> Iterator[dict[str, object]]:
+        nonlocal after, has_all
+        size = 0
+        for count, (at, message) in enumerate(messages_in(batches, offset)):
+            if count == limit or (count and size + message.size > MAX_RECORD_BYTES):
+                has_all = False
+                return
+            size += message.size
+            after = at + 1
+            partition.records_read += 1
+            yield shown_model(_record(at, message))
+
+    def end() -> bytes:
+        following = end_of(batches, after) if has_all else after
+        rest = {"next_offset": following, "high_watermark": partition.high_watermark}
+        return b"]," + encode(rest)[1:]
+
+    head = encode({"stream": stream.name, "partition": partition.index})
+    return ApiAnswer(200, parts=_in_parts(head[:-1] + b',"records":[', items(), end))
+
+
+def _record(offset: int, message: Message) -> Record:
+    properties = message.properties()
+    text, encoded = _texts(message.payload)
+    return Record(
+        offset,
+        message.address.exchange,
+        message.address.key.decode(errors="replace"),
+        message.timestamp,
+        text,
+        encoded,
+        properties.content_type,
+        _headers(properties),
+    )
+
+
+_PUBLISH: Final = "vhosts/{vhost}/exchanges/{exchange}/messages"
+_LEASES: Final = "vhosts/{vhost}/queues/{queue}/leases"
+_ANY: Final = {"tags": CLIENTS, "vhost": ENTERED}
+
+ENDPOINTS: Final = (
+    operation(
+        "POST",
+        _PUBLISH,
+        publish_many,
+        "Publish messages",
+        body=Publications,
+        result=Published,
+        statuses=(202,),
+        most_bytes=LARGE,
+        headers=(_KEY,),
+        **_ANY,
+    ),
+    operation(
+        "POST",
+        _LEASES,
+        lease,
+        "Take messages for a time",
+        body=LeaseRequest,
+        result=Leased,
+        **_ANY,
+    ),
+    operation(
+        "POST",
+        _LEASES + "/settle",
+        settle,
+        "Be done with them",
+        body=Settlement,
+        result=Settled,
+        **_ANY,
+    ),
+    operation(
+        "GET",
+        "vhosts/{vhost}/streams/{stream}/partitions/{partition}/records",
+        read,
+        "Read messages of a stream",
+        result=Records,
+        query=(_OFFSET, _MOST, _WAIT),
+        **_ANY,
+    ),
+)

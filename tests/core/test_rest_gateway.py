@@ -1,0 +1,262 @@
+"""Messages over HTTP: published, lent by queues, read from streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.test_rest import Site, serve
+from trivium.config import AuthConfig
+from trivium.management.rest import gateway
+from trivium.management.stream_reading import PartitionRead
+
+EXCHANGES = "vhosts/%2F/exchanges"
+LEASES = "vhosts/%2F/queues/q/leases"
+
+
+async def publish(site: Site, *messages: dict[str, Any], user: str = "root", **options: Any) -> Any:
+    """Publish by the default exchange."""
+    path = f"{EXCHANGES}/amq.default/messages"
+    return await site.ask("POST", path, user, json={"messages": list(messages)}, **options)
+
+
+async def lend(site: Site, user: str = "root", **wanted: Any) -> list[dict[str, Any]]:
+    status, found = await site.ask("POST", LEASES, user, json=wanted)
+    assert status == 200, found
+    messages: list[dict[str, Any]] = found["messages"]
+    return messages
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def settle(site: Site, leases: list[str], outcome: str = "accept") -> Any:
+    body = {"leases": leases, "outcome": outcome}
+    return await site.ask("POST", LEASES + "/settle", json=body)
+
+
+async def test_what_is_published_is_there_after_a_restart_and_unroutable_is_said(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        status, found = await publish(
+            site,
+            {"key": "q", "payload": "text", "headers": {"a": 1}, "content_type": "text/plain"},
+            {"key": "q", "payload_base64": "/w==", "mode": "exactly-once", "message_id": "m"},
+            {"key": "q", "payload_json": {"a": [1, "ü"]}},
+            {"key": "nobody"},
+        )
+        assert (status, found["repeated"]) == (202, False)
+        assert found["outcomes"] == ["accepted"] * 3 + ["unroutable"]
+    async with serve(tmp_path) as site:
+        first, second, third = await lend(site, count=10)
+        assert (first["payload"], first["headers"], first["content_type"]) == (
+            "text",
+            {"a": 1},
+            "text/plain",
+        )
+        assert (second["payload"], second["payload_base64"], second["message_id"]) == (
+            None,
+            "/w==",
+            "m",
+        )
+        assert (third["payload"], third["content_type"]) == ('{"a": [1, "ü"]}', "application/json")
+
+
+async def test_a_request_with_an_idempotency_key_is_done_once_also_over_a_restart(
+    tmp_path: Path,
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        site.broker.vhost("/").declare_stream("s")
+        for target in ("q", "s"):
+            headers = {"Idempotency-Key": f"k-{target}"}
+            message = {"key": target, "payload": "1"}
+            assert (await publish(site, message, headers=headers))[1]["repeated"] is False
+            assert await publish(site, message, headers=headers) == (
+                202,
+                {"outcomes": [], "repeated": True},
+            )
+        assert (await publish(site, {"key": "q"}, headers=key))[1]["repeated"] is False
+        # Another user's key is another one.
+        _, found = await publish(site, {"key": "q"}, user="man", headers=key)
+        assert found["repeated"] is False
+        assert len(queue) == 3
+        assert site.broker.vhost("/").stream("s").record_count == 1
+    async with serve(tmp_path) as site:
+        assert (await publish(site, {"key": "q"}, headers=key))[1]["repeated"] is True
+        assert len(site.broker.vhost("/").queue("q")) == 3
+
+
+async def test_what_is_rejected_is_refused_and_may_be_asked_again(tmp_path: Path) -> None:
+    key = {"Idempotency-Key": "k"}
+    async with serve(tmp_path) as site:
+        arguments: Any = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        queue = site.broker.vhost("/").declare_queue("q", arguments=arguments)
+        assert (await publish(site, {"key": "q"}))[0] == 202
+        assert (await publish(site, {"key": "q"}, headers=key))[0] == 409
+        queue.purge()
+        assert (await publish(site, {"key": "q"}, headers=key))[1] == {
+            "outcomes": ["accepted"],
+            "repeated": False,
+        }
+
+
+async def test_a_lease_is_settled_rejected_given_back_or_over(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        await publish(site, *({"key": "q", "payload": str(number)} for number in range(4)))
+        leases = [message["lease"] for message in await lend(site, count=3)]
+        assert (queue.unsettled, len(queue)) == (3, 1)
+        assert await settle(site, leases[:1]) == (200, {"settled": 1, "gone": []})
+        assert await settle(site, [leases[0]]) == (200, {"settled": 0, "gone": [leases[0]]})
+        assert await settle(site, leases[1:2], "requeue") == (200, {"settled": 1, "gone": []})
+        assert await settle(site, leases[2:], "reject") == (200, {"settled": 1, "gone": []})
+        assert (queue.unsettled, len(queue)) == (0, 2)
+        # Who has it does not settle it in time: it comes again.
+        taken = await lend(site, lease_ms=100)
+        assert [(each["payload"], each["redelivered"]) for each in taken] == [("1", True)]
+        again = await lend(site, count=2, wait_ms=20_000)
+        while not any(each["payload"] == "1" for each in again):
+            again += await lend(site, wait_ms=20_000)
+        assert await settle(site, [taken[0]["lease"]]) == (
+            200,
+            {"settled": 0, "gone": [taken[0]["lease"]]},
+        )
+
+
+async def test_a_request_waits_for_the_next_message_and_then_no_longer(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        assert await lend(site, wait_ms=1) == []
+        asked = asyncio.create_task(lend(site, wait_ms=30_000))
+        await until(lambda: len(queue.consumers) > 0)
+        await publish(site, {"key": "q", "payload": "x"})
+        assert [each["payload"] for each in await asked] == ["x"]
+        assert len(queue.consumers) == 0
+        asked = asyncio.create_task(lend(site, wait_ms=30_000))
+        await until(lambda: len(queue.consumers) > 0)
+        site.broker.vhost("/").delete_queue(queue)
+        assert await asked == []
+
+
+async def test_leases_are_the_users_alone_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.management.leases.MAX_LEASES", 2)
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        await publish(site, *[{"key": "q"}] * 5)
+        leases = [message["lease"] for message in await lend(site, "man", count=5)]
+        assert len(leases) == 2
+        status, found = await site.ask("POST", LEASES, "man", json={})
+        assert (status, found["type"]) == (429, "urn:trivium:problem:too-many-requests")
+        # Another user has none of these.
+        assert await settle(site, leases) == (200, {"settled": 0, "gone": leases})
+        assert queue.unsettled == 2
+
+
+async def test_a_stream_is_read_from_an_offset_on_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    class Read(PartitionRead):
+        def step(self) -> None:
+            super().step()
+            began.set()
+
+    async with serve(tmp_path) as site:
+        partition = site.broker.vhost("/").declare_stream("s").partitions[0]
+        path = "vhosts/%2F/streams/s/partitions/0/records"
+        await publish(site, *({"key": "s", "payload": str(number)} for number in range(5)))
+        _, found = await site.ask("GET", path + "?limit=2")
+        assert [each["payload"] for each in found["records"]] == ["0", "1"]
+        _, found = await site.ask("GET", f"{path}?offset={found['next_offset']}")
+        assert [each["offset"] for each in found["records"]] == [2, 3, 4]
+        assert (found["next_offset"], found["high_watermark"]) == (5, 5)
+        _, found = await site.ask("GET", path + "?offset=last")
+        assert [each["payload"] for each in found["records"]] == ["4"]
+        assert (await site.ask("GET", path + "?offset=next"))[1]["records"] == []
+        assert (await site.ask("GET", path + "?offset=6"))[0] == 404
+        assert (await site.ask("GET", path + "?offset=odd"))[0] == 400
+        assert (await site.ask("GET", path.replace("/0/", "/1/")))[0] == 404
+        assert partition.records_read == 6
+        monkeypatch.setattr(gateway, "PartitionRead", Read)
+        asked = asyncio.create_task(site.ask("GET", path + "?offset=next&wait_ms=30000"))
+        await began.wait()
+        await publish(site, {"key": "s", "payload": "new"})
+        assert [each["payload"] for each in (await asked)[1]["records"]] == ["new"]
+
+
+async def test_messages_need_the_permissions_of_every_road(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        vhost.declare_queue("q", durable=True)
+        vhost.declare_stream("s")
+        vhost.declare_exchange("inside", "topic", internal=True)
+        asked: list[tuple[str, str, dict[str, Any]]] = [
+            ("POST", f"{EXCHANGES}/amq.default/messages", {"json": {"messages": [{}]}}),
+            ("POST", LEASES, {"json": {}}),
+            ("POST", LEASES + "/settle", {"json": {"leases": ["x"]}}),
+            ("GET", "vhosts/%2F/streams/s/partitions/0/records", {}),
+        ]
+        for method, path, options in asked:
+            assert (await site.ask(method, path, "joe", **options))[0] == 403
+        path = f"{EXCHANGES}/inside/messages"
+        assert (await site.ask("POST", path, json={"messages": [{}]}))[0] == 403
+        refused: list[tuple[dict[str, Any], int]] = [
+            ({"payload": "a", "payload_base64": "YQ=="}, 400),
+            ({"payload_base64": "!"}, 400),
+            ({"key": "." * 128}, 409),
+            ({"mode": "odd"}, 422),
+            ({"priority": 256}, 422),
+            ({"headers": {"x-delivery": "odd"}}, 409),
+        ]
+        for message, wanted in refused:
+            assert (await publish(site, message))[0] == wanted, message
+        assert (await publish(site, *[{}] * 101))[0] == 422
+
+
+async def test_clients_without_credentials_come_where_the_listener_admits_them(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        assert (await publish(site, {"key": "q"}, user=""))[0] == 202
+        headers = {"Idempotency-Key": "k"}
+        assert (await publish(site, {"key": "q"}, user="", headers=headers))[0] == 400
+        assert len(await lend(site, "")) == 1
+        assert (await site.ask("GET", "queues", ""))[0] == 401
+    async with serve(tmp_path, auth=AuthConfig(anonymous="never")) as site:
+        assert (await publish(site, {"key": "q"}, user=""))[0] == 401
+
+
+async def test_who_publishes_faster_than_it_may_is_told_when_to_come_again(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q")
+        limits = {"publish-messages-per-second": 5}
+        await site.ask("PUT", "users/new", json={"password": "p", "limits": limits})
+        patterns = {"configure": "", "write": ".*", "read": ""}
+        await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+        messages = [{"key": "q"}] * 50
+        assert (await publish(site, *messages, user="new"))[0] == 202
+        assert (await publish(site, {"key": "q"}, user="new"))[0] == 429
+
+
+async def test_publishers_wait_while_there_is_an_alarm(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.block_reason = "low on disk"
+        status, found = await publish(site, {})
+        assert (status, found["detail"]) == (503, "publishers wait: low on disk")
