@@ -2,115 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import aiomqtt
 import pytest
-from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from yarl import URL
 
 import trivium_native
-from trivium.config import AuditConfig, Config, Listen, StorageConfig, UserConfig
+from tests.support.rest import DOCUMENT, USERS, serve
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
-from trivium.management.rest.document import document
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
 from trivium.runtime.broker import Broker
 from trivium_native.errors import ClosedByOperator
-
-EVERYTHING = {"*": {"configure": ".*", "write": ".*", "read": ".*"}}
-USERS = {
-    "root": UserConfig(password="p", tags=("administrator",), permissions=EVERYTHING),
-    "ann": UserConfig(password="p", tags=("monitoring",)),
-    "pol": UserConfig(password="p", tags=("policymaker",), permissions=EVERYTHING),
-    "man": UserConfig(password="p", tags=("management",), permissions=EVERYTHING),
-    "joe": UserConfig(password="p"),
-}
-DOCUMENT = json.loads(json.dumps(document(ENDPOINTS)))
-
-
-class Site:
-    """A broker and a client of its HTTP port. Each answer is held against the document."""
-
-    def __init__(self, broker: Broker, client: aiohttp.ClientSession) -> None:
-        self.broker = broker
-        self._client = client
-
-    async def ask(
-        self, method: str, path: str, user: str = "root", **options: Any
-    ) -> tuple[int, Any]:
-        headers = dict(options.pop("headers", {}))
-        if user:
-            headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:p".encode()).decode()
-        url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
-        async with self._client.request(method, url, headers=headers, **options) as answer:
-            text = await answer.text()
-            assert not any(name.startswith("Access-Control") for name in answer.headers)
-            assert (answer.status == 401) is ("WWW-Authenticate" in answer.headers)
-            found = json.loads(text) if text else None
-            check(method, path, answer.status, answer.content_type, found)
-            return answer.status, found
-
-    async def names(self, path: str, user: str = "root") -> list[str]:
-        status, found = await self.ask("GET", path, user)
-        assert status == 200, found
-        return [item["name"] for item in found["items"]]
-
-
-def check(method: str, path: str, status: int, kind: str, body: Any) -> None:
-    """Hold an answer against the document."""
-    segments = path.partition("?")[0].split("/")
-    methods: dict[str, Any] = {}
-    for pattern, found in DOCUMENT["paths"].items():
-        wanted = pattern.split("/")[3:]
-        if len(wanted) == len(segments) and all(
-            one.startswith("{") or one == other for one, other in zip(wanted, segments, strict=True)
-        ):
-            methods = found
-            break
-    operation = methods.get(method.lower(), {"responses": {}})
-    said = operation["responses"].get(str(status), operation["responses"].get("default"))
-    if said is None:
-        assert status in (404, 405)
-        said = {"content": {"application/problem+json": PROBLEM}}
-    if "content" not in said:
-        assert body is None
-        return
-    ((media, content),) = said["content"].items()
-    if method != "HEAD":
-        assert kind == media or (media == "application/json" and kind.startswith("application/"))
-        schema = {**content["schema"], "components": DOCUMENT["components"]}
-        Draft202012Validator(schema).validate(body)
-    if status >= 400:
-        assert body["status"] == status
-        assert body["type"].startswith("urn:trivium:problem:")
-
-
-PROBLEM = {"schema": {"$ref": "#/components/schemas/Problem"}}
-
-
-@contextlib.asynccontextmanager
-async def serve(directory: Path, **keys: Any) -> AsyncIterator[Site]:
-    listen = {"http": Listen(0), **{name: Listen(0) for name in keys.pop("protocols", ())}}
-    config = Config(
-        listen=listen,
-        storage=StorageConfig(data=directory / "data"),
-        users=USERS,
-        audit=AuditConfig(file=str(directory / "audit.log")),
-        **keys,
-    )
-    async with Broker(config) as broker, aiohttp.ClientSession() as client:
-        yield Site(broker, client)
 
 
 def expiring(seconds: int) -> Properties:
@@ -436,6 +344,32 @@ async def test_a_role_is_made_shown_and_deleted(tmp_path: Path) -> None:
         assert (await site.ask("GET", "roles/r"))[0] == 404
 
 
+async def test_live_figures_are_sent_as_events_with_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
+    async with serve(tmp_path, protocols=["mqtt"]) as site:
+        status, found = await site.ask("GET", "live?count=3")
+        assert status == 200
+        assert [len(event["rates"]) for event in found] == [0, 1, 1]
+        assert found[0]["overview"]["vhosts"] == 1
+        monkeypatch.setattr("trivium.management.rest.live.MAX_CLIENTS", 0)
+        assert (await site.ask("GET", "live"))[0] == 429
+
+
+async def test_a_client_of_live_figures_that_is_gone_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
+    monkeypatch.setattr("trivium.management.rest.live.MAX_CLIENTS", 1)
+    async with serve(tmp_path) as site:
+        async with site.open("live") as answer:
+            assert (await answer.content.readline()) == b"event: figures\n"
+            assert (await site.ask("GET", "live?count=1"))[0] == 429
+        while (await site.ask("GET", "live?count=1"))[0] != 200:
+            pass
+
+
 REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("GET", "none", {}, 404),
     ("GET", "vhosts/no", {}, 404),
@@ -493,6 +427,8 @@ async def test_each_operation_wants_its_tag(tmp_path: Path, user: str) -> None:
                 path = "vhosts/nothing"
             else:
                 path = filled(operation.path)
+            if path == "live":
+                path = "live?count=1"
             status, found = await site.ask(operation.method, path, user)
             if not operation.tags:
                 assert status == 200

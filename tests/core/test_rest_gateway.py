@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_rest import Site, serve
+from tests.support.rest import Site, serve
 from trivium.config import AuthConfig
 from trivium.management.rest import gateway
 from trivium.management.stream_reading import PartitionRead

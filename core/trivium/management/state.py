@@ -30,6 +30,8 @@ class ManagementState:
         self.began_at = broker.elapsed_ms
         #: messages that are with users who have no connection
         self.leases = Leases(broker)
+        #: clients that are sent live figures
+        self.watching = 0
         self.sampler = Sampler(broker, lambda: everything(broker))
         broker.events.listen(self._heard)
 

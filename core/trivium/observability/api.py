@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -48,6 +48,9 @@ class ApiAnswer:
     #: in place of a body: parts of a JSON text. Each takes a moment to make, and may be empty: the
     #: rest is for after others were served. ``ApiRefused`` may come before the first that is not.
     parts: Iterator[bytes] | None = None
+    #: in place of both: texts that are sent with a second between them, for as long as the client
+    #: takes them. An empty one is as an empty part.
+    events: Generator[bytes, None, None] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = _JSON
 

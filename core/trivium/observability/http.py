@@ -16,10 +16,11 @@ broker. It runs on the broker's own loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import unquote
 
@@ -56,6 +57,8 @@ KEEP_ALIVE_SECONDS: Final = 5.0
 SMALL_BODY_BYTES: Final = 64 * 1024
 #: bytes of an answer in parts that are sent together, with their number; a longer one is chunked
 GATHERED_BYTES: Final = 64 * 1024
+#: seconds between two events
+EVENT_SECONDS: Final = 1.0
 #: seconds in which a client takes a part of an answer
 SEND_SECONDS: Final = 30.0
 #: answers with metrics at a time, and seconds that one may take
@@ -426,6 +429,8 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
     headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
     if answer.status == 401:
         headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE[hdrs.WWW_AUTHENTICATE]
+    if answer.events is not None and request.method != "HEAD":
+        return await _send_events(request, answer, answer.events, headers)
     text = b""
     parts = answer.parts
     if parts is not None:
@@ -450,6 +455,31 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
     return web.Response(
         status=answer.status, headers=headers, body=text, content_type=answer.content_type
     )
+
+
+async def _send_events(
+    request: web.Request,
+    answer: ApiAnswer,
+    events: Generator[bytes, None, None],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Send one event after the other, until there are no more or the client is gone. One that takes
+    none for long is dropped."""
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    response.content_type = answer.content_type
+    with contextlib.closing(events), contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        try:
+            for event in events:
+                if event:
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await response.write(event)
+                await asyncio.sleep(EVENT_SECONDS if event else 0)
+            await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+    return response
 
 
 async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:

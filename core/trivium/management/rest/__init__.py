@@ -14,6 +14,7 @@ from trivium.management.rest import (
     gateway,
     general,
     groups,
+    live,
     policies,
     queues,
     retained,
@@ -27,6 +28,7 @@ from trivium.management.rest.operations import Operation
 #: All of them.
 ENDPOINTS: Final[tuple[Operation, ...]] = (
     *general.ENDPOINTS,
+    *live.ENDPOINTS,
     *vhosts.ENDPOINTS,
     *exchanges.ENDPOINTS,
     *queues.ENDPOINTS,

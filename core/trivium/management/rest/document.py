@@ -140,7 +140,11 @@ def _done(each: Operation, status: int) -> dict[str, object]:
     schema = schema_of(each.result)
     if each.is_list:
         schema = _page_of(schema)
-    return {**found, "content": {_JSON: {"schema": schema}}}
+    if each.media != _JSON:
+        # A schema is of the whole text, which is no JSON.
+        found["description"] = f"Events with data as {schema.get('$ref')} says"
+        schema = {"type": "string"}
+    return {**found, "content": {each.media: {"schema": schema}}}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -153,13 +153,19 @@ def overview(call: Call) -> ApiAnswer:
 
 
 def _overview(call: Call) -> Iterator[bytes]:
+    found = yield from overview_of(call)
+    yield encode(shown_model(found))
+
+
+def overview_of(call: Call) -> Generator[bytes, None, Overview]:
+    """It, counted a part at a time: with each empty one others are to be served."""
     broker = call.broker
     vhosts = call.vhosts()
     census = Census()
     for _ in census.count(vhosts):
         yield b""
     own = None if call.watches else call.identity.name
-    found = Overview(
+    return Overview(
         version=__version__,
         state="running" if broker.block_reason is None else "blocked",
         alarms=alarms_of(call),
@@ -180,7 +186,6 @@ def _overview(call: Call) -> Iterator[bytes]:
         records=census.records,
         retained_messages=census.retained,
     )
-    yield encode(shown_model(found))
 
 
 def listeners(call: Call) -> ApiAnswer:

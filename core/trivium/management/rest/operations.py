@@ -56,6 +56,8 @@ class Operation(Endpoint):
     summary: str
     #: of what it shows
     result: Any = None
+    #: how it is written; of events, what each has as its data
+    media: str = "application/json"
     #: whether that is one item of a list in pages
     is_list: bool = False
     #: of what it takes

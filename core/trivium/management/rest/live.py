@@ -1,0 +1,102 @@
+"""Live figures, as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from trivium.management.rest.general import Overview, overview_of
+from trivium.management.rest.operations import Parameter, asked, operation
+from trivium.management.rest.schema import About, Name, Time, shown_model
+from trivium.management.values import encode
+from trivium.observability.api import ApiAnswer, ApiRefused, refusal
+
+if TYPE_CHECKING:
+    from trivium.management.calls import Call
+
+#: Clients at a time, and events of one, who comes again then: its credentials are looked at anew.
+MAX_CLIENTS: Final = 16
+MAX_EVENTS: Final = 600
+
+_COUNT: Final = Parameter(
+    "count", Annotated[int, About(least=1, most=MAX_EVENTS)], "how many events, 600"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one protocol did per second since the event before."""
+
+    protocol: Name
+    messages_received: float
+    messages_sent: float
+    bytes_received: float
+    bytes_sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The figures of a moment."""
+
+    at: Time
+    overview: Overview
+    rates: list[Rates]
+
+
+def live(call: Call) -> ApiAnswer:
+    """Figures, each second."""
+    if call.state.watching >= MAX_CLIENTS:
+        text = f"at most {MAX_CLIENTS} clients are sent live figures"
+        raise ApiRefused(refusal(429, "too_many_requests", text, {"Retry-After": "10"}))
+    events = _events(call, asked(call, _COUNT, MAX_EVENTS))
+    return ApiAnswer(200, events=events, content_type="text/event-stream")
+
+
+def _events(call: Call, count: int) -> Generator[bytes, None, None]:
+    broker = call.broker
+    call.state.watching += 1
+    before: Overview | None = None
+    before_ms = 0
+    try:
+        for _ in range(count):
+            if broker.is_stopping:
+                return
+            found = yield from overview_of(call)
+            now_ms = time.monotonic_ns() // 1_000_000
+            rates = [] if before is None else _rates(before, found, now_ms - before_ms)
+            event = Live(time.time_ns() // 1_000_000, found, rates)
+            yield b"event: figures\ndata: " + encode(shown_model(event)) + b"\n\n"
+            before, before_ms = found, now_ms
+    finally:
+        call.state.watching -= 1
+
+
+def _rates(before: Overview, now: Overview, elapsed_ms: int) -> list[Rates]:
+    seconds = max(elapsed_ms, 1) / 1000
+    earlier = {each.name: each for each in before.protocols}
+    return [
+        Rates(
+            each.name,
+            *(
+                round((getattr(each, name) - getattr(earlier[each.name], name)) / seconds, 1)
+                for name in ("messages_received", "messages_sent", "bytes_received", "bytes_sent")
+            ),
+        )
+        for each in now.protocols
+        if each.name in earlier
+    ]
+
+
+ENDPOINTS: Final = (
+    operation(
+        "GET",
+        "live",
+        live,
+        "Figures of each second, as server-sent events",
+        result=Live,
+        media="text/event-stream",
+        query=(_COUNT,),
+    ),
+)
