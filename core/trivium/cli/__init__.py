@@ -95,6 +95,19 @@ exit codes:
   {EXIT_USAGE}  wrong arguments
 """
 
+_CHAOS_EPILOG: Final = f"""\
+EXPERIMENT is kill (SIGKILL and a new start), pause (SIGSTOP), full (no file can become longer, as
+on a full disk) or network (reset, silent, slow or narrow connections); all four without one. The
+broker is a child process on loopback, in a directory for temporary files. Meanwhile messages are
+published with confirms: whatever was acknowledged must come, what comes again must say so, and at
+QoS 2 of mqtt nothing may.
+
+exit codes:
+  {EXIT_OK}  all promises were kept
+  {EXIT_FAILED}  one was broken, or the broker does not start
+  {EXIT_USAGE}  wrong arguments
+"""
+
 _CHECK_EPILOG: Final = f"""\
 The broker must not run. Every checksum is verified and every message decoded; nothing is changed.
 One line for each log (the messages of a queue, a partition of a stream) says what it holds, then
@@ -194,6 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_bench(add("bench", "Load a broker, and measure rates and delays.", _BENCH_EPILOG))
+    _add_chaos(add("chaos", "Disturb a broker of its own, and verify its promises.", _CHAOS_EPILOG))
     _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
     for name, summary in _PERMISSION_COMMANDS.items():
         _add_permission(name, add(name, summary, _USER_EPILOG))
@@ -307,6 +321,41 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--count", type=_positive, metavar="N", help="messages, instead of a time")
     bench.add_argument("--name", type=_not_empty, help="of the queue, or where topics begin")
     bench.add_argument("--json", action="store_true", help="one JSON object per protocol")
+
+
+def _add_chaos(chaos: argparse.ArgumentParser) -> None:
+    chaos.add_argument("experiments", metavar="EXPERIMENT", nargs="*")
+    chaos.add_argument(
+        "--protocol",
+        dest="protocols",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="mqtt, amqp or trivium; may be given again (default: all)",
+    )
+    for name, default, what in (
+        ("rounds", 3, "disturbances of each experiment"),
+        ("rate", 500, "messages a second of each publisher"),
+    ):
+        chaos.add_argument(
+            f"--{name}",
+            type=_positive,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: {default})",
+        )
+    chaos.add_argument(
+        "--patience",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="in which the broker must serve again, and what is under way come (default: 30)",
+    )
+    chaos.add_argument("--seed", type=int, metavar="N", help="repeats what was drawn by chance")
+    chaos.add_argument(
+        "--broker", type=_not_empty, metavar="COMMAND", help="instead of this `trivium serve`"
+    )
+    chaos.add_argument("--json", action="store_true", help="one JSON object per experiment")
 
 
 def _add_seconds(command: argparse.ArgumentParser) -> None:
@@ -494,6 +543,10 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import bench
 
         return bench.run(options)
+    if options.command == "chaos":
+        from trivium.cli import chaos
+
+        return chaos.run(options)
     if options.command == "import":
         from trivium.cli import importing
 

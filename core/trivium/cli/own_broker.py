@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -97,7 +98,7 @@ class OwnBroker:
             line = ""
         if not line.startswith("trivium ready "):
             await self.kill()
-            raise ClientError(f"the broker does not start: {self.log_tail() or line}")
+            raise ClientError(f"the broker does not start: {self.log_tail() or line.strip()}")
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.ports = {
             name: int(words[name].rpartition(":")[2]) for name in self._listeners if name in words
@@ -113,10 +114,18 @@ class OwnBroker:
         self.signal(signal.SIGKILL)
         await self.ended()
 
-    async def ended(self) -> None:
-        """Wait until it has ended."""
-        if self._process is not None:
-            await self._process.wait()
+    def limit_files(self, size: int) -> None:
+        """Let no file of it become longer than so many bytes (RLIMIT_FSIZE), until it starts again.
+
+        To who writes that is as a full disk: the write fails.
+        """
+        assert self._process is not None
+        _, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit code."""
+        return 0 if self._process is None else await self._process.wait()
 
     async def stop(self) -> int:
         """Ask it to end (SIGTERM), or kill it where it does not; its exit code."""
@@ -124,11 +133,10 @@ class OwnBroker:
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self.ended()
+                return await self.ended()
         except TimeoutError:
             await self.kill()
-        assert self._process is not None
-        return self._process.returncode or 0
+        return await self.ended()
 
     def log_tail(self) -> str:
         """The end of what it has logged."""
