@@ -39,6 +39,7 @@ from bench.record import (
 from bench.restart import measure_restart
 from bench.runner import RESULTS, SERVERS, Settings, server_kind
 from bench.scale import measure_scale
+from bench.scrape import measure_scrape
 from bench.servers import ServerError, Trivium
 from bench.storage import measure_storage, storage_table
 
@@ -87,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     scale = commands.add_parser("scale", help="confirms while many table rows are checkpointed")
     scale.add_argument("--retained", type=int, default=1_000_000, help="retained messages")
     scale.add_argument("--messages", type=int, default=200_000, help="of a round")
+    scrape = commands.add_parser("scrape", help="ask the HTTP API about many queues under load")
+    scrape.add_argument("--queues", type=int, default=10_000)
     instructions = commands.add_parser("instructions", help="count instructions per message")
     counted = {**ROWS, **scenarios.SCENARIOS}
     instructions.add_argument("--scenario", action="append", choices=counted, metavar="NAME")
@@ -239,6 +242,12 @@ def _scale(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _scrape(arguments: argparse.Namespace) -> int:
+    results, status = _each([partial(measure_scrape, "trivium", arguments.queues)])
+    _write("scrape", results)
+    return status
+
+
 def _instructions(arguments: argparse.Namespace) -> int:
     rows = arguments.scenario or tuple(ROWS)
     servers = arguments.server or (Trivium.name,)
@@ -328,6 +337,7 @@ _COMMANDS: Final = {
     "backlog": _backlog,
     "restart": _restart,
     "scale": _scale,
+    "scrape": _scrape,
     "instructions": _instructions,
     "latency": _latency,
     "storage": _storage,

@@ -322,6 +322,7 @@ class Trivium(Server):
     protocols = frozenset({"mqtt", "amqp", "native"})
     doors = frozenset({PLAIN, TLS, WEBSOCKET})
     is_compiled = True
+    has_http = False
 
     def __init__(
         self,
@@ -366,6 +367,8 @@ class Trivium(Server):
         # What the listener is called, by protocol.
         served = dict(zip(("mqtt", "amqp", "native"), names[self.door], strict=False))
         ports = ["--mqtt", "off", "--amqp", "off", "--native", "off", "--http", "off"]
+        if self.has_http:
+            served["http"] = "http"
         for name in served.values():
             ports += [f"--{name}", "0"]
         if self.door == TLS and not (self.directory / "server.pem").exists():

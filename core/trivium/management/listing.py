@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from trivium.management.calls import Call
 
 #: Seconds after which others are served.
-SLICE_SECONDS: Final = 0.001
+SLICE_SECONDS: Final = 0.002
+#: Items that are looked at between two looks at the clock.
+STEP: Final = 16
 #: Bytes of text that are handed on together.
 PART_BYTES: Final = 16 * 1024
 #: Items that are sorted at once, in about a slice.
@@ -141,8 +143,8 @@ class Listing(Generic[Item]):
         """The items that are wanted, each with its place; None where others are to be served."""
         matches = None if self._page is None else self._page.matches
         is_plain = self._sort in ("", "name", "vhost")
-        for item in self._items:
-            if self._slices.is_over:
+        for index, item in enumerate(self._items):
+            if index % STEP == 0 and self._slices.is_over:
                 yield None
             if item is None:
                 continue

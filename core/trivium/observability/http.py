@@ -489,8 +489,7 @@ async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:
         found += part
         if len(found) > GATHERED_BYTES:
             return bytes(found), False
-        if not part:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
     return bytes(found), True
 
 
