@@ -13,9 +13,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 import trivium_native
-from tests.support.rest import DOCUMENT, USERS, serve
+from tests.support.rest import DOCUMENT, USERS, filled, serve
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
+from trivium.management.rest.operations import Operation
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
 from trivium.runtime.broker import Broker
 from trivium_native.errors import ClosedByOperator
@@ -409,13 +410,10 @@ async def test_what_cannot_be_is_refused_by_a_problem(tmp_path: Path) -> None:
         assert await site.names("vhosts") == ["/"]
 
 
-def filled(path: str) -> str:
-    """A path of an operation, with names of what there is not; the virtual host is there."""
-    segments = path.split("/")[1:]
-    return "/".join(
-        "%2F" if each == "{vhost}" else "nothing" if each.startswith("{") else each
-        for each in segments
-    )
+def said(operation: Operation) -> dict[str, str]:
+    """What a request of an operation says of its body."""
+    kind = "application/octet-stream" if operation.is_raw else "application/json"
+    return {"Content-Type": kind} if operation.method == "POST" else {}
 
 
 @pytest.mark.parametrize("user", ["", "joe", "man", "pol", "ann", "root"])
@@ -429,7 +427,7 @@ async def test_each_operation_wants_its_tag(tmp_path: Path, user: str) -> None:
                 path = filled(operation.path)
             if path == "live":
                 path = "live?count=1"
-            status, found = await site.ask(operation.method, path, user)
+            status, found = await site.ask(operation.method, path, user, headers=said(operation))
             if not operation.tags:
                 assert status == 200
             elif operation.tags == CLIENTS:
@@ -449,6 +447,7 @@ async def test_each_operation_in_a_virtual_host_wants_a_permission_there(tmp_pat
             if "vhosts/{vhost}/" not in operation.path:
                 continue
             # A watcher sees what clients do, and no more.
-            status, found = await site.ask(operation.method, filled(operation.path), "ann")
+            path = filled(operation.path)
+            status, found = await site.ask(operation.method, path, "ann", headers=said(operation))
             watched = operation.vhost == "watched"
             assert (status == 403) is not watched, (operation, found)

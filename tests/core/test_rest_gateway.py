@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.rest import Site, serve
+from tests.support.rest import Site, filled, serve
 from trivium.config import AuthConfig
-from trivium.management.rest import gateway
+from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
 
 EXCHANGES = "vhosts/%2F/exchanges"
@@ -69,6 +69,49 @@ async def test_what_is_published_is_there_after_a_restart_and_unroutable_is_said
             "m",
         )
         assert (third["payload"], third["content_type"]) == ('{"a": [1, "ü"]}', "application/json")
+
+
+async def test_a_body_is_published_as_it_is(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        path = f"{EXCHANGES}/amq.default/messages/raw?key=q&content_type=image/png"
+        octets = {"Content-Type": "application/octet-stream"}
+        for data in (b"\x00\xff", b""):
+            status, found = await site.ask("POST", path, data=data, headers=octets)
+            assert (status, found["outcomes"]) == (202, ["accepted"])
+        first, second = await lend(site, count=2)
+        assert (first["payload_base64"], first["content_type"]) == ("AP8=", "image/png")
+        assert second["payload"] == ""
+        assert (await site.ask("POST", path + "&mode=odd", data=b"", headers=octets))[0] == 400
+        path = path.replace("amq.default", "none")
+        assert (await site.ask("POST", path, data=b"", headers=octets))[0] == 404
+
+
+#: What a page of another site may send in a user's name without leave (CORS, simple requests).
+SIMPLE = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", "")
+
+
+async def test_pages_of_other_sites_can_do_nothing(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        await publish(site, {"key": "q"})
+        for operation in ENDPOINTS:
+            if operation.method != "POST":
+                continue
+            path = filled(operation.path).replace("queues/nothing", "queues/q")
+            path = path.replace("exchanges/nothing", "exchanges/amq.default")
+            for kind in SIMPLE:
+                for data in (b"{}", b""):
+                    skips = ["Content-Type"] if not kind else []
+                    status, _ = await site.ask(
+                        "POST",
+                        path,
+                        data=data,
+                        headers={"Content-Type": kind} if kind else {},
+                        skip_auto_headers=skips,
+                    )
+                    assert status == 415, (operation, kind, data)
+        assert len(queue) == 1
 
 
 async def test_a_request_with_an_idempotency_key_is_done_once_also_over_a_restart(

@@ -124,3 +124,12 @@ async def serve(directory: Path, **keys: Any) -> AsyncIterator[Site]:
     )
     async with Broker(config) as broker, aiohttp.ClientSession() as client:
         yield Site(broker, client)
+
+
+def filled(path: str) -> str:
+    """A path of an operation, with names of what there is not; the virtual host is there."""
+    segments = path.split("/")[1:]
+    return "/".join(
+        "%2F" if each == "{vhost}" else "nothing" if each.startswith("{") else each
+        for each in segments
+    )

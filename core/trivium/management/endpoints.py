@@ -79,6 +79,8 @@ class Endpoint:
     tags: frozenset[str] = USERS
     vhost: str = SEEN
     most_bytes: int = SMALL
+    #: whether its body is bytes, as they are
+    is_raw: bool = False
 
     def carry_out(self, call: Call) -> ApiAnswer | None:
         """Carry out a call that may be made."""

@@ -62,6 +62,7 @@ class Management:
         return ApiPlace(
             is_public=not endpoint.tags,
             most_bytes=endpoint.most_bytes,
+            is_raw=endpoint.is_raw,
             admits_anonymous=endpoint.tags is CLIENTS,
         )
 

@@ -26,7 +26,7 @@ class ApiRequest:
     path: tuple[str, ...]
     #: what stands behind the path; of what is given twice the first
     query: Mapping[str, str] = field(default_factory=dict)
-    #: the JSON of the body; None where there is none
+    #: the JSON of the body, or its bytes where the place takes these; None where there is none
     body: object
     identity: Identity
     #: why, in the words of the client; "" where it says nothing
@@ -71,6 +71,8 @@ class ApiPlace:
     is_public: bool
     #: bytes of the body, at most
     most_bytes: int
+    #: whether the body is bytes, as they are, and no JSON
+    is_raw: bool = False
     #: whether clients without credentials may ask whom the listener admits
     admits_anonymous: bool = False
 

@@ -34,6 +34,7 @@ from trivium.observability.api import (
     OWN,
     Api,
     ApiAnswer,
+    ApiPlace,
     ApiRefused,
     ApiRequest,
     Refusal,
@@ -287,7 +288,7 @@ class HttpServer:
             identity = found
         try:
             async with asyncio.timeout(self._handshake_seconds):
-                body = await _read_json(request, place.most_bytes)
+                body = await _read_body(request, place, path[0] == OWN)
         except TimeoutError:
             raise ApiRefused(refusal(408, "request_timeout", "the body stays away")) from None
         asked = ApiRequest(
@@ -378,11 +379,15 @@ def _segments(raw_path: str) -> tuple[str, ...]:
     return tuple(unquote(name, errors="strict") for name in names)
 
 
-async def _read_json(request: web.Request, most_bytes: int) -> object:
-    """The JSON of a body, None without one. Raises ApiRefused.
+async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> object:
+    """The JSON of a body, or its bytes where the place takes these; None without one. Raises
+    ApiRefused.
 
-    A large one is read in a thread: each object in it lets the loop go on.
+    A large JSON is read in a thread: each object in it lets the loop go on. A POST says what its
+    body is also where it has none: pages of other sites need leave for that (CORS).
     """
+    most_bytes = place.most_bytes
+    wanted = "application/octet-stream" if place.is_raw else "application/json"
     too_large = refusal(413, "payload_too_large", f"a body has at most {most_bytes} bytes")
     data = bytearray()
     try:
@@ -392,11 +397,13 @@ async def _read_json(request: web.Request, most_bytes: int) -> object:
             data += part
             if len(data) > most_bytes:
                 raise ApiRefused(too_large)
+        must_say = place.is_raw or (is_own and request.method == hdrs.METH_POST)
+        if (must_say or data) and not _says(request, wanted, must_say):
+            raise ApiRefused(refusal(415, "unsupported_media_type", f"a body is {wanted}"))
+        if place.is_raw:
+            return bytes(data)
         if not data:
             return None
-        if not _says_json(request):
-            text = "a body is application/json"
-            raise ApiRefused(refusal(415, "unsupported_media_type", text))
         found: object
         if len(data) <= SMALL_BODY_BYTES:
             found = json.loads(data.decode())
@@ -409,12 +416,13 @@ async def _read_json(request: web.Request, most_bytes: int) -> object:
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
 
 
-def _says_json(request: web.Request) -> bool:
-    """Whether a body is said to be JSON. Some tools say nothing; a browser must say so, which
+def _says(request: web.Request, kind: str, must_say: bool) -> bool:
+    """Whether a body is said to be of a kind. Some tools say nothing; a browser must say so, which
     pages of other sites cannot without leave."""
     if hdrs.CONTENT_TYPE in request.headers:
-        return request.content_type == "application/json"
-    return hdrs.ORIGIN not in request.headers and "Sec-Fetch-Site" not in request.headers
+        return request.content_type == kind
+    is_browser = hdrs.ORIGIN in request.headers or "Sec-Fetch-Site" in request.headers
+    return not must_say and not is_browser
 
 
 def _parse_large(data: bytearray) -> object:

@@ -96,6 +96,8 @@ def _described(each: Operation) -> dict[str, object]:
     }
     if not each.tags:
         found["security"] = []
+    if each.is_raw:
+        found["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     if each.body is not None:
         content = {_JSON: {"schema": schema_of(each.body)}}
         found["requestBody"] = {"required": not _is_optional(each.body), "content": content}
@@ -174,7 +176,7 @@ def _problems(each: Operation) -> dict[str, object]:
         statuses.append(HTTPStatus.NOT_FOUND)
     if each.method != "GET":
         statuses.append(HTTPStatus.CONFLICT)
-    if each.body is not None:
+    if each.body is not None or each.is_raw:
         statuses += [HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY]
     content = {"application/problem+json": {"schema": {"$ref": SCHEMAS + Problem.__name__}}}
     found: dict[str, object] = {

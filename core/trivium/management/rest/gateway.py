@@ -198,6 +198,32 @@ def publish_many(call: Call) -> None:
     )
 
 
+_ROUTING_KEY: Final = Parameter("key", Annotated[str, About(longest=65_535)], "routing key")
+_MODE: Final = Parameter("mode", _Mode, "how it is delivered, at-least-once")
+_TYPE: Final = Parameter("content_type", Annotated[str, About(longest=255)], "of the payload")
+
+
+def publish_raw(call: Call) -> None:
+    """Publish one message, whose payload is the body as it is."""
+    exchange = _exchange(call)
+    payload = call.request.body
+    assert isinstance(payload, bytes)
+    given = Publication(
+        key=asked(call, _ROUTING_KEY, ""),
+        mode=asked(call, _MODE, "at-least-once"),
+        content_type=asked(call, _TYPE, None),
+    )
+    key = given.key.encode()
+    call.access.require_publish(exchange, key)
+    properties = _properties(call, given)
+    _publish(
+        call,
+        lambda: [_one(call, exchange, given, key, payload, properties)],
+        len(payload),
+        1,
+    )
+
+
 def _exchange(call: Call) -> Exchange:
     name = call.names["exchange"]
     vhost = call.vhost
@@ -531,6 +557,19 @@ ENDPOINTS: Final = (
         result=Published,
         statuses=(202,),
         most_bytes=LARGE,
+        headers=(_KEY,),
+        **_ANY,
+    ),
+    operation(
+        "POST",
+        _PUBLISH + "/raw",
+        publish_raw,
+        "Publish a message as it is",
+        result=Published,
+        statuses=(202,),
+        most_bytes=LARGE,
+        is_raw=True,
+        query=(_ROUTING_KEY, _MODE, _TYPE),
         headers=(_KEY,),
         **_ANY,
     ),

@@ -90,7 +90,7 @@ class Operation(Endpoint):
             if name not in known:
                 raise BadRequest(f"there is no parameter {name[:64]!r}")
             _read(known[name], value)
-        if call.request.body is not None and self.body is None:
+        if call.request.body is not None and self.body is None and not self.is_raw:
             raise BadRequest("there is nothing for a body to say")
 
     def refusal_of(self, error: Exception) -> Refusal | None:
