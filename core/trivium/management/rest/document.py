@@ -100,7 +100,9 @@ def _described(each: Operation) -> dict[str, object]:
         found["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     if each.body is not None:
         content = {_JSON: {"schema": schema_of(each.body)}}
-        found["requestBody"] = {"required": not _is_optional(each.body), "content": content}
+        # A POST says what it is in any case, for which there is a body.
+        is_required = each.method == "POST" or not _is_optional(each.body)
+        found["requestBody"] = {"required": is_required, "content": content}
     return found
 
 

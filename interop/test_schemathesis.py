@@ -1,0 +1,62 @@
+"""Trivium's own HTTP API under schemathesis: what its document allows, and what it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interop.brokers import LOOPBACK, TriviumProcess
+
+#: Seconds for it all; what is not reached by then is for another run, whose seed is another one.
+SECONDS = 60
+#: Requests that take as long as they should: events go on, and who waits for messages waits.
+SLOW = "/api/v1/live"
+
+#: Wrong passwords slow down all of their address, and with them this. That each operation wants
+#: credentials is tested in tests/core/test_rest.py.
+UNCHECKED = "ignored_auth"
+
+
+@pytest.mark.long
+def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
+    everything = '{"*" = {configure = ".*", write = ".*", read = ".*"}}'
+    configuration = tmp_path / "trivium.toml"
+    configuration.write_text(
+        f'[users.root]\npassword = "p"\ntags = ["administrator"]\npermissions = {everything}\n'
+    )
+    broker = TriviumProcess(
+        tmp_path,
+        protocols=("mqtt", "http"),
+        arguments=("--config", str(configuration)),
+    )
+    broker.start()
+    try:
+        run = subprocess.run(
+            [
+                *(sys.executable, "-m", "schemathesis.cli", "run"),
+                f"http://{LOOPBACK}:{broker.ports['http']}/api/v1/openapi.json",
+                *(
+                    "--auth",
+                    "root:p",
+                    "--exclude-checks",
+                    UNCHECKED,
+                    "--phases",
+                    "fuzzing,stateful",
+                ),
+                *("--max-examples", "3", "--max-time", str(SECONDS), "--workers", "2"),
+                *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--no-color"),
+                *("--exclude-path", SLOW, "--request-timeout", "40"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS * 4,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout[-20_000:] + run.stderr
+    finally:
+        broker.stop()
+    assert "internal error" not in broker.log.read_text()
