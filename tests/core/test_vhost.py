@@ -43,6 +43,7 @@ def test_predeclared_exchanges_exist(vhost: VirtualHost) -> None:
         "amq.topic": "topic",
         "amq.headers": "headers",
         "amq.match": "headers",
+        "amq.trivium.event": "topic",
     }
 
 

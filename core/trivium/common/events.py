@@ -17,6 +17,8 @@ class Events:
     def __init__(self) -> None:
         #: the connection whose input, or end, is dealt with; None: the broker acts by itself
         self.serving: object = None
+        #: events of which no message was made, since there were too many at once
+        self.dropped = 0
         self._listeners: list[EventListener] = []
 
     def listen(self, listener: EventListener) -> None:

@@ -226,8 +226,11 @@ class Connection(Managed):
     def admit(self, login: Login) -> None:
         """The client has authenticated, or what it may do has changed since."""
         former = self.identity
+        is_new = self.login is None
         self.login = login
         self.identity = login.identity
+        if is_new:
+            self.broker.events.tell("connection.created", **self.told_of())
         self.broker.logins.came_in(self)
         expiring = self.broker.logins.expiring
         if login.expires_ms:
@@ -241,6 +244,16 @@ class Connection(Managed):
             self.access = permissions.access(login.identity, access.vhost, access.client_id)
             self.broker.vhost(access.vhost).topology_version += 1
             self.permissions_changed()
+
+    def told_of(self) -> dict[str, object]:
+        """What events say of it."""
+        return {
+            "name": self.peer.address,
+            "protocol": self.peer.listener.config.protocol,
+            "listener": self.peer.listener.name,
+            "user": self.identity.name,
+            "client_id": self.client_id.decode(errors="replace"),
+        }
 
     def feed(self, data: bytes) -> None:
         """Bytes arrived."""

@@ -27,6 +27,7 @@ from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter, Connection
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
+from trivium.runtime.event_messages import EventMessages
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.virtual_hosts import VirtualHosts
 from trivium.security.authenticator import Authenticator
@@ -192,6 +193,7 @@ class Broker(Host):
             adapter.start(self)
         self.virtual_hosts.go_on()
         user_deletion.go_on(self)
+        EventMessages(self)
         self.end_turn()
 
     def set_configured_policies(self, vhost: VirtualHost) -> None:
@@ -348,6 +350,8 @@ class Broker(Host):
         self.logins.expiring.discard(connection)
         self.logins.spoke(connection)
         self.logins.came_in(connection)
+        if connection.login is not None:
+            self.events.tell("connection.closed", **connection.told_of())
         connection.usage.leave()
         connection.usage.add_traffic(connection.traffic)
         connection.end_slowdown()
@@ -357,7 +361,13 @@ class Broker(Host):
 
         The seconds after which to call it again.
         """
-        interval = self.alarms.check(self.driver.resident_memory(), self.driver.free_disk())
+        alarms = self.alarms
+        before = (alarms.is_memory_short, alarms.is_disk_short)
+        interval = alarms.check(self.driver.resident_memory(), self.driver.free_disk())
+        after = (alarms.is_memory_short, alarms.is_disk_short)
+        for resource, was, is_short in zip(("memory", "disk"), before, after, strict=True):
+            if was != is_short:
+                self.events.tell("alarm.set" if is_short else "alarm.cleared", resource=resource)
         self._tell_publishers()
         return interval
 

@@ -213,6 +213,12 @@ def _messages(broker: Broker) -> list[Sample]:
             0 if broker.server is None else broker.server.audit_lines_lost,
         ),
         Sample(
+            "event_messages_dropped_total",
+            "counter",
+            "Events that came too fast to be made messages",
+            broker.events.dropped,
+        ),
+        Sample(
             "deduplicated_messages_total",
             "counter",
             "Repetitions that were acknowledged and dropped",

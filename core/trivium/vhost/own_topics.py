@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.messages.message import AT_MOST_ONCE, PROTOCOL_NONE, Address, Message
 from trivium.messages.topics import RESERVED, is_reserved
-from trivium.routing.exchanges import TopicExchange, group_by_destination
+from trivium.routing.exchanges import Binding, TopicExchange, group_by_destination
 from trivium.routing.retained import RETAINING_EXCHANGE, RetainedMessages
 from trivium.storage.memory import MemoryStorage
 
@@ -35,6 +35,19 @@ class OwnTopics:
         level = topic_filter.partition(b"/")[0]
         return self.retained if level == RESERVED else self._vhost.retained
 
+    def has_readers(self, key: bytes) -> bool:
+        """Whether anybody asks for a topic."""
+        return len(self._bindings(key)) > 0
+
+    def _bindings(self, key: bytes) -> list[Binding]:
+        exchange = self._vhost.exchanges[RETAINING_EXCHANGE]
+        assert isinstance(exchange, TopicExchange)
+        return [
+            binding
+            for binding in exchange.match_own(key)
+            if binding.guard is None or binding.guard.admits(exchange, binding, key)
+        ]
+
     def publish(self, key: bytes, payload: bytes, retain: bool) -> None:
         """Publish below ``$SYS``, at most once."""
         assert is_reserved(key)
@@ -56,12 +69,5 @@ class OwnTopics:
         )
         if retain:
             self.retained.keep(message)
-        exchange = self._vhost.exchanges[RETAINING_EXCHANGE]
-        assert isinstance(exchange, TopicExchange)
-        bindings = [
-            binding
-            for binding in exchange.match_own(key)
-            if binding.guard is None or binding.guard.admits(exchange, binding, key)
-        ]
-        for group in group_by_destination(bindings):
+        for group in group_by_destination(self._bindings(key)):
             group[0].destination.combine(group).accept(message)

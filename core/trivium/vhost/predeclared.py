@@ -24,6 +24,11 @@ PREDECLARED: Final = (
 )
 
 
+#: Where events are messages, in the default virtual host; nobody can publish there.
+EVENT_EXCHANGE: Final = "amq.trivium.event"
+_EVENTS_IN: Final = "/"
+
+
 class DefaultExchange(DirectExchange):
     """The exchange without a name: every queue is bound to it by its own name."""
 
@@ -54,4 +59,8 @@ def predeclared_exchanges(vhost: StreamNamespace) -> list[Exchange]:
         exchange = make_exchange(kind, name)
         assert exchange is not None
         made.append(exchange)
+    if vhost.name == _EVENTS_IN:
+        events = make_exchange("topic", EVENT_EXCHANGE, internal=True)
+        assert events is not None
+        made.append(events)
     return made

@@ -1,0 +1,194 @@
+"""Events as messages, on the exchange of events and on ``$SYS/events``."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from pamqp.commands import Basic, Channel, Exchange, Queue
+
+from tests.support import amqp, mqtt
+from tests.support.amqp import Client
+from tests.support.metrics import metrics_text
+from trivium.config import Config, Listen, StorageConfig, UserConfig
+from trivium.runtime.event_messages import MAX_TEXT, MAX_WAITING
+from trivium.vhost.predeclared import EVENT_EXCHANGE
+from trivium.vhost.virtual_host import VirtualHost
+
+
+@pytest.fixture
+def server() -> amqp.Server:
+    return amqp.Server()
+
+
+def listener(server: amqp.Server, key: str = "#") -> Client:
+    client = server.open()
+    client.declare("events", durable=True)
+    client.bind("events", EVENT_EXCHANGE, key)
+    server.settle()
+    client.call(Queue.Purge(queue="events"))
+    return client
+
+
+def events(server: amqp.Server) -> list[tuple[str, dict[str, Any]]]:
+    """What is in the queue of events: routing keys and headers."""
+    server.settle()
+    found: list[tuple[str, dict[str, Any]]] = []
+    queue = server.vhost.queues["events"]
+    while (entry := queue.get(no_ack=True)) is not None:
+        message = entry.message
+        assert message.payload == b""
+        found.append((message.address.key.decode(), dict(message.properties().headers)))
+    return found
+
+
+def test_a_queue_is_created_and_deleted(server: amqp.Server) -> None:
+    client = listener(server, "queue.*")
+    server.broker.events.serving = client.connection
+    client.declare("q", durable=True)
+    client.call(Queue.Delete(queue="q"))
+    (created, about), (deleted, _) = events(server)
+    assert (created, deleted) == ("queue.created", "queue.deleted")
+    assert (about["name"], about["vhost"], about["durable"]) == ("q", "/", True)
+    assert about["user_who_performed_action"] == "guest"
+    assert about["peer_address"] == client.connection.peer.address
+    assert about["timestamp_in_ms"] > 0
+
+
+def test_a_binding_has_its_ends_as_rabbitmq_names_them(server: amqp.Server) -> None:
+    client = listener(server, "binding.created")
+    client.declare("q")
+    client.bind("q", "amq.direct", "k")
+    ((_, about),) = events(server)
+    ends = (about["source_name"], about["destination_name"], about["routing_key"])
+    assert ends == ("amq.direct", "q", "k")
+
+
+def test_connections_come_and_go(server: amqp.Server) -> None:
+    listener(server, "connection.*")
+    server.open().lose()
+    found = events(server)
+    assert [key for key, _ in found] == ["connection.created", "connection.closed"]
+    assert {about["user"] for _, about in found} == {"guest"}
+
+
+def test_a_client_of_amqp_reads_headers(server: amqp.Server) -> None:
+    client = listener(server, "exchange.created")
+    client.exchange("x", "fanout")
+    server.settle()
+    client.send(Basic.Get(queue="events", no_ack=True))
+    _, header, *_ = client.take()
+    headers = header.properties.headers
+    assert (headers["name"], headers["type"]) == ("x", "fanout")
+    assert header.properties.timestamp is not None
+
+
+def test_a_refused_login_is_told_without_what_was_shown(server: amqp.Server) -> None:
+    listener(server, "user.authentication.failure")
+    client = server.connect()
+    client.feed(b"AMQP\x00\x00\x09\x01")
+    client.send(amqp.start_ok(b"guest", b"sesame-open"), channel=0)
+    ((_, about),) = events(server)
+    assert "guest" in about.values()
+    assert "sesame-open" not in str(about)
+
+
+def test_alarms_are_told(server: amqp.Server) -> None:
+    listener(server, "alarm.*")
+    broker = server.broker
+    broker.alarms.disk_low = 100
+    for free in (10, 1000):
+        broker.driver.free_disk = lambda free=free: free  # type: ignore[method-assign,misc]
+        broker.check_alarms()
+    assert [(key, about["resource"]) for key, about in events(server)] == [
+        ("alarm.set", "disk"),
+        ("alarm.cleared", "disk"),
+    ]
+
+
+def refused(received: amqp.Received) -> str:
+    """Why a channel was closed."""
+    assert isinstance(received, Channel.Close), received
+    assert received.reply_code == 403
+    return str(received.reply_text)
+
+
+def test_clients_cannot_publish_there(server: amqp.Server) -> None:
+    client = server.open()
+    client.publish("queue.created", exchange=EVENT_EXCHANGE)
+    (closed,) = client.take()
+    assert "internal exchange" in refused(closed)
+
+
+def test_it_cannot_be_deleted(server: amqp.Server) -> None:
+    client = server.open()
+    assert "system exchange" in refused(client.ask(Exchange.Delete(exchange=EVENT_EXCHANGE)))
+
+
+def test_other_virtual_hosts_have_no_such_exchange(server: amqp.Server) -> None:
+    other: VirtualHost = server.broker.virtual_hosts.declare("other")
+    assert EVENT_EXCHANGE not in other.exchanges
+
+
+def test_events_of_other_virtual_hosts_are_told_in_the_default_one(server: amqp.Server) -> None:
+    listener(server, "queue.created")
+    server.broker.virtual_hosts.declare("other").declare_queue("q")
+    ((_, about),) = events(server)
+    assert (about["vhost"], about["name"]) == ("other", "q")
+
+
+def test_who_may_not_read_it_cannot_bind() -> None:
+    own = dict.fromkeys(("configure", "write", "read"), "^q")
+    config = Config(
+        storage=StorageConfig(mode="memory"),
+        users={"ann": UserConfig(password="p", permissions={"/": own})},
+        listen={"amqp": Listen(0)},
+    )
+    client = amqp.Server(config=config).open(user=b"ann", password=b"p")
+    client.declare("q")
+    answer = client.ask(Queue.Bind(queue="q", exchange=EVENT_EXCHANGE, routing_key="#"))
+    assert EVENT_EXCHANGE in refused(answer)
+
+
+def test_nothing_is_made_where_nobody_listens(server: amqp.Server) -> None:
+    client = server.open()
+    client.declare("q")
+    server.settle()
+    counters = server.vhost.exchanges[EVENT_EXCHANGE].counters
+    assert counters.published == 0
+
+
+def test_too_many_of_one_turn_are_dropped_and_counted(server: amqp.Server) -> None:
+    listener(server, "test.*")
+    for _ in range(MAX_WAITING + 5):
+        server.broker.events.tell("test.event")
+    assert len(events(server)) == MAX_WAITING
+    assert "trivium_event_messages_dropped_total 5" in metrics_text(server.broker)
+
+
+def test_what_is_large_is_cut(server: amqp.Server) -> None:
+    listener(server, "test.*")
+    server.broker.events.tell(
+        "test.event", text="x" * 5000, many=list(range(1000)), names={"b", "a"}
+    )
+    ((_, about),) = events(server)
+    assert len(about["text"]) == MAX_TEXT
+    assert len(about["many"]) == 100
+    assert about["names"] == ["a", "b"]
+
+
+def test_mqtt_clients_get_them_as_json() -> None:
+    server = mqtt.Server()
+    client = server.open("c")
+    client.feed(mqtt.subscribe("$SYS/events/#"))
+    client.take()
+    server.vhost.declare_queue("q")
+    server.settle()
+    ((first, body),) = client.take()
+    assert first & 0xF1 == 0x30, "not retained"
+    (size,) = struct.unpack(">H", body[:2])
+    assert body[2 : 2 + size] == b"$SYS/events/queue/created"
+    told = json.loads(body[2 + size :])
+    assert (told["event"], told["name"]) == ("queue.created", "q")
