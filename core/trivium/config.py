@@ -391,6 +391,8 @@ class LogConfig:
     """`[log]`: what is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    #: lines of text, or of JSON
+    format: Literal["text", "json"] = "text"
 
 
 #: What `[audit] events` may name.

@@ -206,7 +206,8 @@ def test_every_key_has_an_environment_variable() -> None:
             "cache_seconds": "0.5",
             "headers": '{"x": "y"}',
         },
-        "log": {"level": "debug"},
+        "log": {"level": "debug", "format": "json"},
+        "metrics": {"per_object": "true", "max_series": "9"},
         "tls": {
             "certificate": "/c",
             "key": "/k",

@@ -24,6 +24,7 @@ from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.listen import CONTROL
 from trivium.observability.process import is_compiled
 from trivium.runtime.broker import Broker
+from trivium.runtime.logs import LogHandler
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,
@@ -47,16 +48,13 @@ def run(options: argparse.Namespace) -> int:
         config = configure(options)
     except ConfigError as error:
         return _fail(EXIT_USAGE, error)
-    logging.basicConfig(
-        level=config.log.level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = LogHandler(config.log, sys.stderr)
+    logging.basicConfig(level=config.log.level.upper(), handlers=[handler])
     _raise_file_limit()
     relax_interpreter()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            return runner.run(_serve(config))
+            return runner.run(_serve(config, handler))
         except ConfigError as error:
             return _fail(EXIT_USAGE, error)
         except StorageLocked as error:
@@ -106,12 +104,13 @@ def options_of_protocols() -> dict[str, type]:
     return {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, log: LogHandler) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Broker(config) as broker:
+        log.follow(broker.events)
         begin_collecting()
         loop.add_signal_handler(signal.SIGHUP, broker.reload)
         logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
