@@ -230,7 +230,7 @@ class Connection(Managed):
         self.login = login
         self.identity = login.identity
         if is_new:
-            self.broker.events.tell("connection.created", **self.told_of())
+            self.broker.events.tell("connection.created", **told_of(self))
         self.broker.logins.came_in(self)
         expiring = self.broker.logins.expiring
         if login.expires_ms:
@@ -244,16 +244,6 @@ class Connection(Managed):
             self.access = permissions.access(login.identity, access.vhost, access.client_id)
             self.broker.vhost(access.vhost).topology_version += 1
             self.permissions_changed()
-
-    def told_of(self) -> dict[str, object]:
-        """What events say of it."""
-        return {
-            "name": self.peer.address,
-            "protocol": self.peer.listener.config.protocol,
-            "listener": self.peer.listener.name,
-            "user": self.identity.name,
-            "client_id": self.client_id.decode(errors="replace"),
-        }
 
     def feed(self, data: bytes) -> None:
         """Bytes arrived."""
@@ -496,6 +486,18 @@ class Adapter:
 
 #: What a client is told that is put off.
 PUT_OFF: Final = "too many clients want to come in: try again later"
+
+
+def told_of(connection: Connection) -> dict[str, object]:
+    """What events say of a connection."""
+    listener = connection.peer.listener
+    return {
+        "name": connection.peer.address,
+        "protocol": listener.config.protocol,
+        "listener": listener.name,
+        "user": connection.identity.name,
+        "client_id": connection.client_id.decode(errors="replace"),
+    }
 
 
 def make_attempt(

@@ -24,7 +24,7 @@ from trivium.messages.message import PROTOCOL_NEUTRAL, register_codec
 from trivium.messages.neutral import NeutralCodec
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime import user_deletion
-from trivium.runtime.adapter import Adapter, Connection
+from trivium.runtime.adapter import Adapter, Connection, told_of
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.event_messages import EventMessages
@@ -351,7 +351,7 @@ class Broker(Host):
         self.logins.spoke(connection)
         self.logins.came_in(connection)
         if connection.login is not None:
-            self.events.tell("connection.closed", **connection.told_of())
+            self.events.tell("connection.closed", **told_of(connection))
         connection.usage.leave()
         connection.usage.add_traffic(connection.traffic)
         connection.end_slowdown()
