@@ -6,11 +6,12 @@ import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.commands import COMMAND, run, serve
+from tests.support.commands import COMMAND, NO_PROTOCOLS, run, serve
 from trivium.cli.bench import is_good
 from trivium.cli.clients import Server
 from trivium.cli.loads import Load, Pace
@@ -56,6 +57,7 @@ def test_a_count_of_messages_is_published_and_received(
     assert found["delivered"] == copies * 600
     assert found["lost"] == found["duplicates"] == found["unknown"] == found["out_of_order"] == 0
     assert found["publish_to_deliver_ms"]["p50"] > 0
+    assert found["delivered_per_second"] == pytest.approx(copies * 600 / found["seconds"], rel=0.1)
 
 
 def test_a_broker_of_its_own_is_used_and_is_gone() -> None:
@@ -110,6 +112,38 @@ def test_a_wrong_password_is_one_line(urls: dict[str, str], scheme: str) -> None
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "bad user name or password" in result.stderr or "ACCESS_REFUSED" in result.stderr
+
+
+@pytest.mark.parametrize("scheme", ["mqtt", "amqp"])
+def test_what_speaks_tls_is_told_from_what_speaks_nothing(scheme: str, tmp_path: Path) -> None:
+    assert run("tls", "self-signed", str(tmp_path / "tls")).returncode == 0
+    files = [
+        *("--tls-certificate", str(tmp_path / "tls/server.pem")),
+        *("--tls-key", str(tmp_path / "tls/server.key")),
+    ]
+    with serve("--memory", *NO_PROTOCOLS, f"--{scheme}s", "0", *files) as (_, line):
+        place = line.partition(f"{scheme}s=")[2].split()[0]
+        ca = ("--tls-ca", str(tmp_path / "tls/ca.pem"))
+        found = figures(f"{scheme}s://{place}", *ca, "--count", "20")
+        refused = run("bench", f"{scheme}://{place}")
+    assert found["delivered"] == 20
+    assert refused.returncode == 1
+    assert "TLS is spoken there, so the URL needs an s behind its scheme" in refused.stderr
+
+
+def test_who_reads_the_report_may_be_gone(urls: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "bench", urls["mqtt"], "--count", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr as errors:
+        assert errors.read() == ""
+    assert process.wait(60) == 0
 
 
 def test_an_interrupt_ends_it_with_the_results_so_far(urls: dict[str, str]) -> None:

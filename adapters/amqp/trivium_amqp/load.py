@@ -93,7 +93,9 @@ class AmqpRoad:
 
     async def _set_up(self, wire: AmqpWire) -> None:
         server = self._server
-        await wire.open(server, DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT, ALPN)
+        port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
+        await wire.open(server, port, ALPN)
+        await wire.greet(server, port, self._plan, frames.PROTOCOL_HEADER)
         await wire.handshake(server)
 
 
@@ -117,8 +119,7 @@ class AmqpWire(Wire):
     _room = FRAME_MAX - frames.OVERHEAD
 
     async def handshake(self, server: Server) -> None:
-        """From the protocol header to an open channel (2.2.4). Raises ClientError."""
-        await self.ask(frames.PROTOCOL_HEADER)
+        """From connection.start to an open channel (2.2.4). Raises ClientError."""
         # A certificate says who the client is, unless the URL does.
         shows = server.tls is not None and server.tls.certificate and server.password is None
         user = server.username or DEFAULT_USER

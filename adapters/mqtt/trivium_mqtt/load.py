@@ -100,7 +100,8 @@ class MqttRoad:
 
     async def _connect(self, wire: Wire, client_id: str, is_kept: bool) -> None:
         server = self._server
-        await wire.open(server, DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT, ALPN)
+        port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
+        await wire.open(server, port, ALPN)
         flags = 0 if is_kept else _CLEAN
         body = binary(client_id.encode())
         if server.username is not None:
@@ -110,7 +111,7 @@ class MqttRoad:
             flags |= _PASSWORD
             body += binary(server.password.encode())
         head = binary(b"MQTT") + bytes((V311, flags)) + two(0)
-        answer = await wire.ask(_packet(CONNECT, head + body))
+        answer = await wire.greet(server, port, self._plan, _packet(CONNECT, head + body))
         if answer[0] != CONNACK or answer[-1]:
             wire.fail("refused")
             raise ClientError(f"connection refused: {_REFUSALS.get(answer[-1], answer.hex())}")

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -70,11 +71,20 @@ async def _run(options: argparse.Namespace) -> int:
         finally:
             if broker is not None:
                 await broker.close()
-        print(json.dumps(result) if options.json else as_text(result), flush=True)
+        show(json.dumps(result) if options.json else as_text(result))
         is_all_good = is_all_good and result["is_good"]
         if stop.is_set():
             break
     return EXIT_OK if is_all_good else EXIT_FAILED
+
+
+def show(text: str) -> None:
+    """Print a report; whoever reads it may have gone."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Keep the interpreter from flushing what is left when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def on_signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_OK, EXIT_USAGE
-from trivium.cli.bench import listener_of, on_signals, roads, show_progress
+from trivium.cli.bench import listener_of, on_signals, roads, show, show_progress
 from trivium.cli.clients import ClientError, Server, UsageError
 from trivium.cli.loads import Load, Pace
 from trivium.cli.network import LOOPBACK, Network
@@ -191,7 +191,7 @@ async def _run(options: argparse.Namespace) -> int:
     is_kept = True
     for name in options.experiments or list(EXPERIMENTS):
         result = await _experiment(name, options, wanted, seed, stop, give_up)
-        print(json.dumps(result) if options.json else as_text(result), flush=True)
+        show(json.dumps(result) if options.json else as_text(result))
         is_kept = is_kept and not result["broken"]
         if stop.is_set():
             break

@@ -107,12 +107,15 @@ class Load:
                 if self.is_idle:
                     break
         finally:
-            self.seconds = time.monotonic() - self._began
-            self._counted = (self.sent, self.acknowledged, self.delivered)
+            self._take_rates(time.monotonic())
             self.is_stopping.set()
             for lane in self.lanes:
                 lane.woken.set()
             await asyncio.gather(*self._tasks)
+
+    def _take_rates(self, now: float) -> None:
+        self.seconds = now - self._began
+        self._counted = (self.sent, self.acknowledged, self.delivered)
 
     @property
     def is_idle(self) -> bool:
@@ -127,11 +130,14 @@ class Load:
 
     async def drain(self, give_up: asyncio.Event) -> None:
         """Wait for what is under way."""
-        self.last_sign = time.monotonic()
+        self.last_sign = max(self.last_sign, self._began + self.seconds)
         while not self.is_complete and not self.is_idle and not give_up.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await give_up.wait()
+        if self.pace.count is not None:
+            # So many messages have taken until the last of them was there.
+            self._take_rates(self.last_sign)
 
     async def close(self) -> None:
         """Close all connections, and remove what was made."""

@@ -140,6 +140,15 @@ class Wire(asyncio.Protocol):
                 found = OSError("no answer in time")
             raise await asyncio.to_thread(server.cannot_connect, port, found) from None
 
+    async def greet(self, server: Server, port: int, plan: Plan, data: bytes) -> bytes:
+        """`ask` for the first time: no answer may mean that something else is spoken there."""
+        try:
+            return await self.ask(data)
+        except ClientError as error:
+            if plan.resumes:
+                raise
+            raise await asyncio.to_thread(server.cannot_connect, port, error) from None
+
     async def ask(self, data: bytes) -> bytes:
         """Send, and wait for the next frame that is an answer. Raises ClientError."""
         self.put(data)
