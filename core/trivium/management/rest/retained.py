@@ -34,11 +34,11 @@ _MODES: Final = {AT_MOST_ONCE: "at-most-once", EXACTLY_ONCE: "exactly-once"}
 
 _FILTER: Final = Parameter(
     "filter",
-    Annotated[str, About(shortest=1, longest=65_535)],
+    Annotated[str, About(shortest=1, longest=255)],
     "a topic filter: + is any one level, # at the end all further ones",
 )
 _AFTER: Final = Parameter(
-    "after", Annotated[str, About(longest=65_535)], "only topics behind this one: `next` of a part"
+    "after", Annotated[str, About(longest=1024)], "only topics behind this one: `next` of a part"
 )
 _LIMIT: Final = Parameter("limit", Annotated[int, About(least=1, most=MOST)], "how many, 100")
 
