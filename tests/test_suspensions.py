@@ -32,7 +32,7 @@ from tests.support.permitted import (
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, AuthConfig, Config, UserConfig
 from trivium.observability.audit import KINDS
-from trivium.routing.exchanges import Binding
+from trivium.routing.exchanges import Binding, Declarer
 from trivium.runtime import user_deletion
 from trivium.security.identity import Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
@@ -304,8 +304,79 @@ def test_whoever_declares_it_again_with_rights_has_it(way: Way, road: str) -> No
     assert len(server.vhost.suspensions) == 0
     assert arrives(server, way)
     server.permit("bob", [])
-    server.permit("ann", way.needs)
     assert not arrives(server, way)
+    server.permit("ann", way.needs)
+    assert arrives(server, way)
+
+
+@pytest.mark.parametrize("road", ["amqp", "native"])
+@pytest.mark.parametrize("way", ways("topic to exchange", "dead letters", "alternate"))
+def test_it_is_in_force_while_any_of_those_who_declared_it_might_again(way: Way, road: str) -> None:
+    """As workers do that each declare what they need at their start."""
+    server = prepared(way)
+    for user in ("bob", "ann", "bob"):
+        server.permit(user, way.needs)
+        declares(server, road, user, way.declaration)
+    for first, second in (("ann", "bob"), ("bob", "ann")):
+        server.permit(first, [])
+        assert arrives(server, way)
+        assert len(server.vhost.suspensions) == 0
+        server.permit(second, [])
+        assert not arrives(server, way)
+        server.permit(first, way.needs)
+        assert arrives(server, way)
+        server.permit(second, way.needs)
+
+
+def binding_of(server: Server, exchange: str = "amq.fanout") -> Binding:
+    (found,) = server.vhost.exchange(exchange).bindings()
+    return found
+
+
+def declared_by(server: Server, *names: str) -> list[str]:
+    """Who has a binding that these declare, one after another; names with ``-`` may not now."""
+    vhost = server.vhost
+    declarers = server.broker.authentication.declarers
+    for name in names:
+        patterns = {"/": {"write": "" if name.endswith("-") else ".*", "read": ".*"}}
+        server.broker.permissions.set_user(name, grants_of(patterns, {}, [], []))
+        guard = declarers.of(Identity(name), "/")
+        vhost.bind(vhost.exchange("amq.fanout"), Binding(vhost.queue("q"), b"", guard=guard))
+    guard = binding_of(server).guard
+    assert isinstance(guard, Declarer)
+    return [member.name for member in guard.members()]
+
+
+def test_who_may_not_gives_way_to_another_declarer_and_then_the_oldest() -> None:
+    server = make_server()
+    names = ["1", "2", "3-", "4", "5", "6", "7", "8"]
+    assert declared_by(server, *names) == names
+    assert declared_by(server, "9") == ["1", "2", "4", "5", "6", "7", "8", "9"]
+    assert declared_by(server, "10", "4") == ["2", "4", "5", "6", "7", "8", "9", "10"]
+
+
+def test_declarers_with_many_scopes_give_way_before_there_are_eight() -> None:
+    server = make_server()
+    vhost = server.vhost
+    for number in range(4):
+        scopes = tuple(f"read:{number}/{'x' * 400}{each:03}" for each in range(20))
+        guard = server.broker.authentication.declarers.of(Identity("a", scopes=scopes), "/")
+        vhost.bind(vhost.exchange("amq.fanout"), Binding(vhost.queue("q"), b"", guard=guard))
+    guard_now = binding_of(server).guard
+    assert isinstance(guard_now, Declarer)
+    assert len(guard_now.members()) == 1 + suspensions.MAX_MEMBER_BYTES // len(guard.row) - 1
+    assert guard_now.members()[-1] is guard
+
+
+def test_bindings_of_the_same_declarers_share_one_object() -> None:
+    server = make_server()
+    vhost = server.vhost
+    for name in ("ann", "bob"):
+        guard = server.broker.authentication.declarers.of(Identity(name), "/")
+        for key in (b"1", b"2"):
+            vhost.bind(vhost.exchange("amq.direct"), Binding(vhost.queue("q"), key, guard=guard))
+    one, other = vhost.exchange("amq.direct").bindings()
+    assert one.guard is other.guard
 
 
 @pytest.mark.parametrize("way", ways("dead letters", "alternate"))
@@ -581,6 +652,78 @@ def test_whoever_took_it_over_is_known_after_a_crash(way: Way) -> None:
     assert comes_out(server, way)
 
 
+@pytest.mark.parametrize("way", ways("fanout to queue", "dead letters", "alternate"))
+def test_those_who_declared_it_beside_a_deleted_user_have_it_alone(way: Way) -> None:
+    server = with_dan(way, Host())
+    request = frames.BIND if "pattern" in way.declaration else frames.DECLARE
+    server.native("root").send(request, 5, way.declaration)
+    delete(server)
+    server = restarted(server)
+    assert comes_out(server, way)
+    (item,) = declared(server, way)
+    declarer = suspensions.declarer_of(item)
+    assert declarer is not None
+    assert declarer.name == "root"
+
+
+@pytest.mark.parametrize("way", ways("fanout to queue", "dead letters", "alternate"))
+def test_what_was_in_force_by_a_deleted_user_alone_is_the_brokers(way: Way) -> None:
+    server = with_dan(way, Host())
+    (item,) = declared(server, way)
+    declarers = server.broker.authentication.declarers
+    dan = suspensions.declarer_of(item)
+    assert dan is not None
+    suspensions.give(server.vhost, item, declarers.joint([dan, stranger(server)], "/"))
+    delete(server)
+    assert comes_out(server, way)
+    assert not declared(server, way)
+
+
+def declared(server: Server, way: Way) -> list[suspensions.Item]:
+    """What was declared as ``way`` has it and is not the broker's."""
+    is_binding = "pattern" in way.declaration
+    return [
+        item
+        for item in suspensions.declared(server.vhost)
+        if item is not None and isinstance(item, tuple) is is_binding
+    ]
+
+
+def stranger(server: Server) -> Declarer:
+    """Somebody who may nothing."""
+    return server.broker.authentication.declarers.of(Identity("stranger"), "/")
+
+
+@pytest.mark.parametrize("way", ways("fanout to queue", "dead letters", "alternate"))
+def test_a_user_of_the_table_inherits_nothing_of_one_of_the_configuration(way: Way) -> None:
+    host = Host()
+    server = with_dan(way, host)
+    # What passes on is of a user of the configuration, who is then taken out of it.
+    delete(server)
+    assert not declared(server, way)
+    before = server.broker.authentication.declarers.of(Identity("dan"), "/")
+    request = frames.BIND if "pattern" in way.declaration else frames.DECLARE
+    server.native("root").send(request, 5, way.declaration)
+    server.sync()
+    (item,) = declared(server, way)
+    suspensions.give(server.vhost, item, before)
+    server = restarted(server)
+    assert not comes_out(server, way)
+    # Whoever is authenticated elsewhere has the name by what is granted to it.
+    grant(server, way.needs)
+    assert comes_out(server, way)
+    order = {"action": "add", "name": "dan", "password": b"p", "tags": []}
+    server.administrator().send(frames.MANAGE_USERS, 5, order)
+    server.sync()
+    assert not comes_out(server, way)
+    assert len(server.vhost.suspensions) == 1
+    server = restarted(server)
+    assert not comes_out(server, way)
+    server.native("dan").send(request, 5, way.declaration)
+    server.sync()
+    assert comes_out(server, way)
+
+
 @pytest.mark.parametrize("way", ways())
 def test_what_a_deleted_user_has_in_force_goes_on(way: Way) -> None:
     server = with_dan(way, Host())
@@ -674,7 +817,9 @@ def test_what_is_suspended_is_told_and_counted(
     needs = [*way.needs, (WRITE, "q"), (READ, "amq.fanout"), (CONFIGURE, "e"), (READ, "e")]
     server.permit("ann", needs)
     alternate = {"kind": "exchange", "name": "e", "arguments": {"alternate-exchange": "y"}}
-    declares(server, "native", "ann", way.declaration, alternate, bound("amq.fanout", "queue", "q"))
+    declares(
+        server, "native", "ann", way.declaration, alternate, bound("amq.fanout", "queue", "q", b"k")
+    )
     server.broker.events.listen(lambda event, about: told.append((event, about)))
     caplog.clear()
     server.permit("ann", [])
@@ -686,6 +831,7 @@ def test_what_is_suspended_is_told_and_counted(
     assert "trivium_suspended_declarations 3" in metrics_text(server.broker)
     ((line),) = [record.getMessage() for record in caplog.records]
     assert line.startswith("vhost '/': 3 declarations are suspended")
+    assert "binding 'amq.fanout' -> 'q' by 'k'" in line
     told.clear()
     server.permit("ann", needs)
     assert {event for event, _ in told} == {
@@ -779,6 +925,7 @@ def test_a_route_that_is_remembered_is_that_which_is_found_anew(
     for name in ("q1", "q2"):
         vhost.declare_queue(name)
     declarers = broker.authentication.declarers
+    bound_by: dict[tuple[str, str, bytes], set[str]] = {}
 
     def check() -> None:
         for exchange in vhost.exchanges.values():
@@ -788,6 +935,18 @@ def test_a_route_that_is_remembered_is_that_which_is_found_anew(
                 broker.permissions.generation += 1
                 anew = Routes(vhost).of_key(exchange, key)
                 assert found.destinations == anew.destinations
+        for (source, name, key), users in bound_by.items():
+            binding = Binding(vhost.destination(name, name == "e"), key)
+            kept = vhost.exchange(source).find(binding)
+            assert kept is not None
+            guard = kept.guard
+            assert isinstance(guard, Declarer)
+            # It is in force while any of them might declare it again.
+            mays = [
+                declarers.of(Identity(user), "/").admits(vhost.exchange(source), kept, b"")
+                for user in users
+            ]
+            assert guard.admits(vhost.exchange(source), kept, b"") is any(mays)
 
     for kind, *values in changes:
         if kind == "permit":
@@ -807,6 +966,7 @@ def test_a_route_that_is_remembered_is_that_which_is_found_anew(
             destination = vhost.destination(name, name == "e")
             guard = declarers.of(Identity(user), "/")
             vhost.bind(vhost.exchange(source), Binding(destination, key, guard=guard))
+            bound_by.setdefault((source, name, key), set()).add(user)
         check()
 
 

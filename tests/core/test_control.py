@@ -131,7 +131,7 @@ async def test_whoever_opens_it_may_do_everything(tmp_path: Path) -> None:
 
 def test_what_the_owner_declares_passes_on_after_a_restart() -> None:
     def declarers() -> AccessDeclarers:
-        return AccessDeclarers(Permissions(Events()), lambda _: frozenset())
+        return AccessDeclarers(Permissions(Events()), lambda _: frozenset(), lambda _: False)
 
     found = declarers().restored(declarers().of_policy(OWNER, "farm").row, "farm")
     assert found is not None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trivium.errors import NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
+from trivium.management.topology import Operator, operator
 from trivium.observability.api import ApiAnswer, ApiRequest
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
@@ -15,6 +16,7 @@ from trivium.storage.base import DurabilityWaiter
 if TYPE_CHECKING:
     from trivium.common.values import HeaderValue
     from trivium.management.state import ManagementState
+    from trivium.routing.exchanges import Declarer
     from trivium.runtime.broker import Broker
     from trivium.security.identity import Identity
     from trivium.security.permissions import Access
@@ -85,6 +87,16 @@ class Call:
     def access(self) -> Access:
         """What the caller may do in the virtual host of the path."""
         return self.broker.permissions.access(self.identity, self.vhost.name)
+
+    @property
+    def operator(self) -> Operator:
+        """The caller as who declares something in the virtual host of the path."""
+        return operator(self.broker, self.identity, self.vhost.name)
+
+    @property
+    def policy_setter(self) -> Declarer:
+        """The caller as who sets a policy there."""
+        return self.broker.authentication.declarers.of_policy(self.identity, self.vhost.name)
 
     def may_enter(self, vhost: str) -> bool:
         """Whether the caller has any permission in a virtual host."""

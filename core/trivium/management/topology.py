@@ -1,17 +1,20 @@
 """What operators do to exchanges, queues and bindings, by their own permissions, as clients do.
 
-Where there is no ``access`` an administrator brings a whole document: nothing is asked for.
+What they declare is theirs, and counts for their quotas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trivium.common.quotas import USER, Account
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.queues.arguments import QUEUE_TYPE, STREAM
 from trivium.routing.exchanges import (
     Binding,
+    Declarer,
     HeadersExchange,
     valid_headers_match,
 )
@@ -20,14 +23,37 @@ from trivium.vhost.settings import with_default_type
 
 if TYPE_CHECKING:
     from trivium.messages.message import HeaderValue
+    from trivium.runtime.broker import Broker
+    from trivium.security.identity import Identity
     from trivium.vhost.virtual_host import VirtualHost
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who declares something in a virtual host."""
+
+    #: None: an administrator, who brings a whole document; nothing is asked for
+    access: Access | None
+    declarer: Declarer
+    account: Account
+
+
+def operator(broker: Broker, identity: Identity, vhost: str, imports: bool = False) -> Operator:
+    """An identity as one; ``imports``: it brings a document."""
+    declarers = broker.authentication.declarers
+    account = broker.quotas.account(USER, identity.name)
+    if imports:
+        return Operator(None, declarers.of_import(identity, vhost), account)
+    access = broker.permissions.access(identity, vhost)
+    return Operator(access, declarers.of(identity, vhost), account)
+
 
 _DEFAULT = "operation not permitted on the default exchange"
 
 
 def declare_queue(
     vhost: VirtualHost,
-    access: Access | None,
+    by: Operator,
     name: str,
     durable: bool,
     auto_delete: bool,
@@ -37,15 +63,17 @@ def declare_queue(
     new. Raises TopologyError."""
     wanted = with_default_type(vhost, name, dict(arguments), durable, False, auto_delete)
     is_new = name not in vhost.queues and name not in vhost.streams
-    if access is not None:
-        access.require_declaration("queue", name, is_new, wanted)
+    if by.access is not None:
+        by.access.require_declaration("queue", name, is_new, wanted)
     if wanted.get(QUEUE_TYPE) == STREAM and name not in vhost.queues:
         vhost.require_stream(name, durable, False, auto_delete)
         vhost.declare_stream(name, 1, wanted, "queue")
     else:
         if not name:
             raise PreconditionFailed("a queue has a name")
-        vhost.declare_queue(name, durable, auto_delete, None, wanted)
+        vhost.declare_queue(
+            name, durable, auto_delete, None, wanted, user=by.account, declarer=by.declarer
+        )
     return is_new
 
 
@@ -70,7 +98,7 @@ def purge_queue(vhost: VirtualHost, access: Access, name: str) -> int:
 
 def declare_exchange(
     vhost: VirtualHost,
-    access: Access | None,
+    by: Operator,
     name: str,
     kind: str,
     durable: bool,
@@ -81,9 +109,9 @@ def declare_exchange(
     """Declare an exchange; whether it is new. Raises TopologyError."""
     _refuse_default(name)
     is_new = name not in vhost.exchanges
-    if access is not None:
-        access.require_declaration("exchange", name, is_new, arguments)
-    vhost.declare_exchange(name, kind, durable, auto_delete, internal, dict(arguments))
+    if by.access is not None:
+        by.access.require_declaration("exchange", name, is_new, arguments)
+    vhost.declare_exchange(name, kind, durable, auto_delete, internal, dict(arguments), by.declarer)
     return is_new
 
 
@@ -96,7 +124,7 @@ def delete_exchange(vhost: VirtualHost, access: Access, name: str, if_unused: bo
 
 def bind(
     vhost: VirtualHost,
-    access: Access | None,
+    by: Operator,
     source: str,
     destination: str,
     is_to_exchange: bool,
@@ -109,21 +137,21 @@ def bind(
     if is_to_exchange:
         _refuse_default(destination)
     what = "exchange" if is_to_exchange else "queue"
-    if access is not None:
-        access.require(WRITE, what, destination)
-        access.require_exchange(READ, source)
+    if by.access is not None:
+        by.access.require(WRITE, what, destination)
+        by.access.require_exchange(READ, source)
         if is_to_exchange:
-            access.require_every_topic(destination)
+            by.access.require_every_topic(destination)
     exchange = vhost.exchange(source)
-    if access is not None:
-        access.require_source(exchange, key)
+    if by.access is not None:
+        by.access.require_source(exchange, key)
     if isinstance(exchange, HeadersExchange) and not valid_headers_match(dict(arguments)):
         raise PreconditionFailed("'x-match' is all, any, all-with-x or any-with-x")
     if not is_to_exchange and destination in vhost.queues:
         # Not one of another connection, or of a protocol.
         vhost.queue(destination)
     target = vhost.destination(destination, is_to_exchange)
-    binding = Binding(target, key, dict(arguments), is_filter)
+    binding = Binding(target, key, dict(arguments), is_filter, guard=by.declarer)
     vhost.bind(exchange, binding)
     return binding
 

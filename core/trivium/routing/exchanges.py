@@ -116,6 +116,10 @@ class Declarer(Guard):
         #: what is stored of it
         self.row = row
 
+    def members(self) -> list[Declarer]:
+        """Who declared it: this one, several who did, or nobody who is still there."""
+        return [self]
+
     def may_pass_on(self, what: str, name: str, target: str, key: str | None) -> bool:
         """Whether an exchange or queue (``what``) may pass messages on to the exchange ``target``,
         by one routing key or, with None, by each."""
@@ -131,6 +135,9 @@ class Nobody(Declarer):
 
     def __init__(self) -> None:
         super().__init__("", b"\x90")
+
+    def members(self) -> list[Declarer]:
+        return []
 
     def admits(self, exchange: Exchange, binding: Binding, key: bytes) -> bool:
         return False
@@ -152,6 +159,11 @@ class Declarers:
     def restored(self, row: bytes, vhost: str) -> Declarer | None:
         """The one of whom that is stored in a virtual host; None: the broker itself."""
         return None if len(row) == 0 else self.nobody
+
+    def joint(self, members: list[Declarer], vhost: str) -> Declarer:
+        """The one that stands for several, of whom each suffices, oldest first; equal ones share
+        it."""
+        return members[-1]
 
 
 #: Those of a binding that has none. Nothing is ever put in.
@@ -361,9 +373,9 @@ class Exchange:
         """All bindings from this exchange, oldest first."""
         return list(self._bindings.values())
 
-    def has(self, binding: Binding) -> bool:
-        """Whether this very object is a binding from this exchange."""
-        return self._bindings.get(binding) is binding
+    def find(self, binding: Binding) -> Binding | None:
+        """The binding from this exchange that is the same as ``binding``."""
+        return self._bindings.get(binding)
 
     @property
     def is_used(self) -> bool:

@@ -98,7 +98,7 @@ class Authentication:
         )
         self.permissions.home_of = self.users.virtual_host_of
         #: who declared what passes messages on
-        self.declarers = AccessDeclarers(self.permissions, self._tags_of)
+        self.declarers = AccessDeclarers(self.permissions, self._tags_of, self.users.is_stored)
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
         methods: list[Method] = [self.users, Certificates(self.users)]
@@ -325,7 +325,10 @@ class Logins(Timed):
 
     def due(self) -> None:
         broker = self._broker
+        is_changed = broker.authentication.declarers.users_changed()
         for vhost in broker.vhosts.values():
+            if is_changed:
+                vhost.suspensions.permissions_changed()
             vhost.suspensions.tags_changed()
         for connection in list(broker.connections):
             login = connection.login

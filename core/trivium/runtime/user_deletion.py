@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from trivium.common.quotas import USER
 from trivium.common.timers import Timed
 from trivium.runtime.vhost_deletion import LOOK_AGAIN_MS, MAX_PER_TURN
-from trivium.vhost.suspensions import Item, declared, declarer_of, give, is_in_force
+from trivium.vhost.suspensions import (
+    Item,
+    declared,
+    declarer_of,
+    give,
+    is_in_force,
+    would_be_in_force,
+)
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -78,11 +85,19 @@ class UserDeletion(Timed):
             yield 1
 
     def _take_over(self, vhost: VirtualHost, item: Item) -> None:
-        """What is in force stays so, and what is not stays suspended, whoever has the name then."""
+        """What is in force stays so, and what is not stays suspended, whoever has the name then;
+        others who declared it too have it alone, if their rights suffice."""
         declarer = declarer_of(item)
-        if declarer is not None and declarer.name == self._name:
-            nobody = self._broker.authentication.declarers.nobody
-            give(vhost, item, None if is_in_force(item) else nobody)
+        if declarer is None:
+            return
+        members = declarer.members()
+        left = [member for member in members if member.name != self._name]
+        if len(left) == len(members):
+            return
+        declarers = self._broker.authentication.declarers
+        rest = declarers.joint(left, vhost.name) if left else declarers.nobody
+        is_lost = is_in_force(item) and not would_be_in_force(item, rest)
+        give(vhost, item, None if is_lost else rest)
 
     def take_over_policies(self) -> None:
         """The same for policies, of which there are few: they depend on tags, which go first."""

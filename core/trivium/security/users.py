@@ -167,6 +167,10 @@ class Users(PasswordMethod):
         """Whether the user stands in the configuration, and cannot be changed by commands."""
         return name in self._configured
 
+    def is_stored(self, name: str) -> bool:
+        """Whether this is a user of the table, also one that is being deleted."""
+        return name not in self._configured and (name in self._rows or name in self.leaving)
+
     def check_new(self, name: str) -> None:
         """Raise PreconditionFailed unless there may be a new user of this name."""
         check_name(name)

@@ -36,6 +36,12 @@ class Bindings:
 
     def add(self, exchange: Exchange, binding: Binding) -> bool:
         """Bind. It is kept over a restart when both its ends are. Whether it is new."""
+        known = exchange.find(binding)
+        if known is not None:
+            former, declarer = known.guard, binding.guard
+            if isinstance(former, Declarer) and isinstance(declarer, Declarer):
+                item = (exchange, known)
+                binding.guard = self._suspensions.joined(item, former, declarer)
         is_new = self._bind(exchange, binding)
         self._keep(exchange, binding)
         if not is_new:

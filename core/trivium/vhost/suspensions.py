@@ -1,10 +1,10 @@
 """What passes messages on in a virtual host and is in force by the rights of its declarer.
 
 A binding, the dead letter exchange of a queue, the alternate exchange of an exchange, and what a
-policy says of such exchanges are in force while whoever declared them might do it again; those of
-the broker itself always are. That is looked at where a route is found and where a dead letter
-leaves. Here it is told: after each change of rights a walk looks at all of them, a part in each
-turn, and says which of them are suspended now, or are no longer.
+policy says of such exchanges are in force while any of those who declared them might do it again;
+those of the broker itself always are. That is looked at where a route is found and where a dead
+letter leaves. Here it is told: after each change of rights a walk looks at all of them, a part in
+each turn, and says which of them are suspended now, or are no longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trivium.common.bag import items_of
 from trivium.common.timers import Timed
 from trivium.queues.dead_letters import may_dead_letter
 from trivium.queues.queue import Queue
-from trivium.routing.exchanges import Binding, Declarer, Exchange
+from trivium.routing.exchanges import Binding, Declarer, Declarers, Exchange
 from trivium.vhost.policies import Policy
 from trivium.vhost.routes import has_alternate
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAX_PER_TURN: Final = 512
 #: Things that are passed over before a walk lets others go on.
 MAX_PASSED: Final = 1024
+#: Who declared a thing and is remembered for it, and bytes of what is stored of them.
+MAX_MEMBERS: Final = 8
+MAX_MEMBER_BYTES: Final = 16 * 1024
 #: Things that a line of the log names.
 MAX_NAMED: Final = 5
 
@@ -83,7 +86,7 @@ def is_there(vhost: VirtualHost, item: Item) -> bool:
     """Whether it is still in the virtual host."""
     if isinstance(item, tuple):
         exchange, binding = item
-        return vhost.exchanges.get(exchange.name) is exchange and exchange.has(binding)
+        return vhost.exchanges.get(exchange.name) is exchange and exchange.find(binding) is binding
     if isinstance(item, Policy):
         return vhost.policies.get(item.name) is item
     if isinstance(item, Queue):
@@ -105,20 +108,50 @@ def give(vhost: VirtualHost, item: Item, declarer: Declarer | None) -> None:
         vhost.rows.put_exchange(item)
 
 
-def take_over(vhost: VirtualHost, item: Queue | Exchange, declarer: Declarer | None) -> None:
-    """Somebody declares again what is there: it is in force by those rights from now on, if they
-    suffice. What passes nothing on has no declarer."""
+def would_be_in_force(item: Item, declarer: Declarer) -> bool:
+    """Whether it would pass messages on if it was somebody's."""
+    if isinstance(item, tuple):
+        return declarer.admits(item[0], item[1], b"")
+    if isinstance(item, Policy):
+        return declarer.may_set_policies()
     former = item.declarer
+    item.declarer = declarer
+    found = is_in_force(item)
+    item.declarer = former
+    return found
+
+
+def joined(
+    declarers: Declarers, vhost: str, item: Item, former: Declarer | None, declarer: Declarer
+) -> Declarer:
+    """Who has it once ``declarer`` declares it too, beside those who did before. What was the
+    broker's own is the declarer's alone."""
+    members = [] if former is None else former.members()
+    if former is not None and any(member.row == declarer.row for member in members):
+        return former
+    members = [*members, declarer]
+    size = sum(len(member.row) for member in members)
+    while len(members) > MAX_MEMBERS or (size > MAX_MEMBER_BYTES and len(members) > 1):
+        idle = [member for member in members[:-1] if not would_be_in_force(item, member)]
+        gone = idle[0] if idle else members[0]
+        members.remove(gone)
+        size -= len(gone.row)
+    return declarers.joint(members, vhost)
+
+
+def take_over(vhost: VirtualHost, item: Queue | Exchange, declarer: Declarer | None) -> None:
+    """Somebody declares again what is there: it is in force by those rights too from now on, if
+    they suffice. What passes nothing on has no declarer."""
     target = "x-dead-letter-exchange" if isinstance(item, Queue) else "alternate-exchange"
     if declarer is None or target not in item.arguments:
         return
-    if former is not None and former.row == declarer.row:
+    if not would_be_in_force(item, declarer):
         return
-    item.declarer = declarer
-    if not is_in_force(item):
-        item.declarer = former
+    former = item.declarer
+    found = vhost.suspensions.joined(item, former, declarer)
+    if found is former:
         return
-    give(vhost, item, declarer)
+    give(vhost, item, found)
     vhost.topology_version += 1
     vhost.suspensions.resumed(item)
 
@@ -126,8 +159,9 @@ def take_over(vhost: VirtualHost, item: Queue | Exchange, declarer: Declarer | N
 class Suspensions(Timed):
     """What is not in force in one virtual host, as of the last walk."""
 
-    def __init__(self, vhost: VirtualHost) -> None:
+    def __init__(self, vhost: VirtualHost, declarers: Declarers) -> None:
         self._vhost = vhost
+        self._declarers = declarers
         self._items: dict[Item, None] = {}
         self._walk: Iterator[Item | None] | None = None
         # Whether rights have changed again since this walk began.
@@ -144,6 +178,10 @@ class Suspensions(Timed):
     def has(self, item: Item) -> bool:
         """Whether it is suspended."""
         return item in self._items
+
+    def joined(self, item: Item, former: Declarer | None, declarer: Declarer) -> Declarer:
+        """Who has it once ``declarer`` declares it too."""
+        return joined(self._declarers, self._vhost.name, item, former, declarer)
 
     def permissions_changed(self) -> None:
         """What users may do has changed, by which routes were found."""
@@ -251,7 +289,9 @@ class Suspensions(Timed):
 
 def _text(item: Item) -> str:
     if isinstance(item, tuple):
-        return f"binding {item[0].name!r} -> {item[1].destination.name!r}"
+        exchange, binding = item
+        key = binding.pattern.decode(errors="replace")
+        return f"binding {exchange.name!r} -> {binding.destination.name!r} by {key!r}"
     if isinstance(item, Policy):
         return f"policy {item.name!r}"
     if isinstance(item, Queue):

@@ -108,7 +108,7 @@ class VirtualHost(StreamNamespace):
         self.rows = TopologyRows(storage, name, self.changes)
         self._stream_rows = storage.table(f"streams/{name}")
         #: what of it is not in force
-        self.suspensions = Suspensions(self)
+        self.suspensions = Suspensions(self, declarers)
         self.bindings = Bindings(storage.table(f"bindings/{name}"), self.suspensions)
         self.retained = RetainedMessages(
             storage.table(f"retained/{name}"),
@@ -154,8 +154,8 @@ class VirtualHost(StreamNamespace):
         arguments: dict[str, HeaderValue] | None = None,
         declarer: Declarer | None = None,
     ) -> Exchange:
-        """The exchange with these properties, made when it is new. The last one who declares it and
-        might give it its alternate exchange is the one by whose rights that is in force.
+        """The exchange with these properties, made when it is new. Its alternate exchange is in
+        force by the rights of each ``declarer`` who might give it that.
 
         Raises PreconditionFailed where it exists with others or there is no such type, and
         AccessRefused for a new name that starts with ``amq.``.
@@ -253,8 +253,8 @@ class VirtualHost(StreamNamespace):
         """The queue with these properties, made when it is new; an empty name makes one up.
 
         ``owner`` is the connection of an exclusive queue, ``connection`` the one that asks (by
-        default the owner), ``user`` has the queues that it made. The last ``declarer`` who might
-        give it its dead letter exchange is the one by whose rights that is in force.
+        default the owner), ``user`` has the queues that it made. Its dead letter exchange is in
+        force by the rights of each ``declarer`` who might give it that.
 
         Raises as ``queue`` does, PreconditionFailed for other properties, AccessRefused for a new
         name that starts with ``amq.``, QuotaExceeded where there are as many as there may be.

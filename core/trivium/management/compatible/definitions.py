@@ -40,7 +40,13 @@ from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint
 from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Slices
-from trivium.management.topology import bind, declare_exchange, declare_queue
+from trivium.management.topology import (
+    Operator,
+    bind,
+    declare_exchange,
+    declare_queue,
+    operator,
+)
 from trivium.management.values import encode, flag_of, table_of, text_of
 from trivium.observability.api import ApiAnswer
 
@@ -283,6 +289,9 @@ class Import(Timed):
     def _place(self, entry: Mapping[str, object]) -> VirtualHost:
         return self._broker.vhost(self._vhost or text_of(entry, "vhost"))
 
+    def _operator(self, vhost: VirtualHost) -> Operator:
+        return operator(self._broker, self._call.identity, vhost.name, imports=True)
+
     def _user(self, entry: Mapping[str, object]) -> None:
         name = text_of(entry, "name")
         if self._is_configured(name):
@@ -345,14 +354,16 @@ class Import(Timed):
         if len(left) < len(definition):
             logger.warning("definitions: policy %r has keys that mean nothing here", name)
         if left:
-            policy = policy_of(name, {**entry, "definition": left})
-            self._place(entry).set_policy(policy)
+            vhost = self._place(entry)
+            declarers = self._broker.authentication.declarers
+            setter = declarers.of_policy(self._call.identity, vhost.name)
+            vhost.set_policy(policy_of(name, {**entry, "definition": left}, setter))
 
     def _queue(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)
         declare_queue(
             vhost,
-            None,
+            self._operator(vhost),
             text_of(entry, "name"),
             flag_of(entry, "durable"),
             flag_of(entry, "auto_delete"),
@@ -366,7 +377,7 @@ class Import(Timed):
             return
         declare_exchange(
             vhost,
-            None,
+            self._operator(vhost),
             name,
             text_of(entry, "type"),
             flag_of(entry, "durable"),
@@ -379,7 +390,7 @@ class Import(Timed):
         vhost = self._place(entry)
         bind(
             vhost,
-            None,
+            self._operator(vhost),
             text_of(entry, "source"),
             text_of(entry, "destination"),
             text_of(entry, "destination_type") == "exchange",

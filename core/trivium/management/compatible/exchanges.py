@@ -60,7 +60,7 @@ def put(call: Call) -> None:
     body = call.body
     is_new = declare_exchange(
         call.vhost,
-        call.access,
+        call.operator,
         exchange_name(call.names["name"]),
         text_of(body, "type", "direct"),
         flag_of(body, "durable", True),

@@ -26,6 +26,7 @@ from trivium.vhost.policy_walk import PolicyWaiter
 
 if TYPE_CHECKING:
     from trivium.messages.message import HeaderValue
+    from trivium.routing.exchanges import Declarer
     from trivium.vhost.virtual_host import VirtualHost
 
 _Item = tuple["VirtualHost", Policy]
@@ -44,8 +45,8 @@ def shown_policy(item: _Item) -> dict[str, object]:
     }
 
 
-def policy_of(name: str, body: Mapping[str, object]) -> Policy:
-    """The policy that a body describes. Raises BadRequest, PreconditionFailed."""
+def policy_of(name: str, body: Mapping[str, object], declarer: Declarer) -> Policy:
+    """The policy that a body describes, of ``declarer``. Raises BadRequest, PreconditionFailed."""
     for key in ("pattern", "definition"):
         if key not in body:
             raise BadRequest(f"[{{key_missing,{key}}}]")
@@ -59,6 +60,7 @@ def policy_of(name: str, body: Mapping[str, object]) -> Policy:
         definition,
         text_of(body, "apply-to", "all"),
         priority,
+        declarer,
     )
 
 
@@ -102,7 +104,7 @@ def get_one(call: Call) -> ApiAnswer:
 def put(call: Call) -> None:
     """Set one."""
     vhost = call.vhost
-    policy = policy_of(call.names["name"], call.body)
+    policy = policy_of(call.names["name"], call.body, call.policy_setter)
     is_new = vhost.policies.get(policy.name) is None
     vhost.set_policy(policy)
     _when_in_force(call, vhost, 201 if is_new else 204)

@@ -114,7 +114,7 @@ def put(call: Call) -> None:
     body = call.body
     is_new = declare_queue(
         call.vhost,
-        call.access,
+        call.operator,
         call.names["name"],
         flag_of(body, "durable"),
         flag_of(body, "auto_delete"),

@@ -153,7 +153,7 @@ def declare(call: Call) -> None:
     wanted = body_of(call, ExchangeDeclaration)
     is_new = declare_exchange(
         call.vhost,
-        call.access,
+        call.operator,
         _name(call.names["exchange"]),
         wanted.type,
         wanted.durable,
@@ -228,7 +228,7 @@ def make_binding(call: Call) -> None:
     wanted = body_of(call, BindingDeclaration)
     bind(
         call.vhost,
-        call.access,
+        call.operator,
         wanted.source,
         wanted.destination,
         wanted.destination_kind == "exchange",

@@ -124,6 +124,7 @@ def put(call: Call) -> None:
         call.table(wanted.definition),
         wanted.apply_to,
         wanted.priority,
+        call.policy_setter,
     )
     is_new = vhost.policies.get(policy.name) is None
     vhost.set_policy(policy)

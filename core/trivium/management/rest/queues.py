@@ -166,7 +166,7 @@ def declare(call: Call) -> None:
     wanted = body_of(call, QueueDeclaration)
     is_new = declare_queue(
         call.vhost,
-        call.access,
+        call.operator,
         call.names["queue"],
         wanted.durable,
         wanted.auto_delete,
