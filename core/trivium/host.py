@@ -87,6 +87,11 @@ class Host:
         """Whether more waits for the disk than should, also by what this turn has done so far."""
         raise NotImplementedError
 
+    @property
+    def is_turn_long(self) -> bool:
+        """Whether this turn has lasted for as long as it should."""
+        return False
+
     def request_turn(self) -> None:
         """Have this turn ended soon, once however often this is asked."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 from yarl import URL
 
 from trivium.config import EVERYTHING, Config, Listen, StorageConfig, UserConfig
+from trivium.management import pacing
 from trivium.routing.exchanges import Declarer
 from trivium.runtime.broker import Broker
 from trivium.security.permissions import grants_of
@@ -188,3 +190,72 @@ async def test_an_import_counts_for_the_importers_quota() -> None:
         assert await site.ask("POST", "definitions", {"queues": queues}, "admin") == 400
         assert "a" in site.vhost.queues
         assert "b" not in site.vhost.queues
+
+
+MESSAGE = {"routing_key": "q", "payload": "pp", "payload_encoding": "string", "properties": {}}
+PUBLISHING = {
+    "exchanges/%2F/amq.default/publish": MESSAGE,
+    "v1/vhosts/%2F/exchanges/amq.default/messages": {
+        "messages": [{"key": "q", "payload": "pp", "mode": "at-most-once"}]
+    },
+}
+
+
+@pytest.mark.parametrize("scope", ["user", "vhost", "listener"])
+@pytest.mark.parametrize("path", PUBLISHING)
+async def test_what_is_published_over_http_counts_for_rates(path: str, scope: str) -> None:
+    async with serve() as site:
+        site.permit("ann", ".*")
+        name = {"user": "ann", "vhost": "/", "listener": "http"}[scope]
+        quotas = site.broker.quotas
+        quotas.set_limits(
+            scope, name, {"publish-messages-per-second": 10, "publish-bytes-per-second": 100}
+        )
+        account = quotas.account(scope, name)
+        assert account.messages is not None
+        assert account.bytes is not None
+        account.charge(9, 97, site.broker.elapsed_ms)
+        assert await site.ask("POST", path, PUBLISHING[path]) in (200, 202)
+        assert quotas.waits == 0
+        # It has taken the last message, and the last bytes.
+        assert account.wait(site.broker.elapsed_ms) > 0
+        assert await site.ask("POST", path, PUBLISHING[path]) in (200, 202)
+        assert quotas.waits == 1
+        assert len(site.vhost.queues["q"]) == 2
+
+
+@pytest.mark.parametrize("path", PUBLISHING)
+async def test_who_would_wait_for_long_is_told_when_to_come_again(path: str) -> None:
+    async with serve() as site:
+        site.permit("ann", ".*")
+        site.broker.quotas.set_limits("user", "ann", {"publish-messages-per-second": 1})
+        account = site.broker.quotas.account("user", "ann")
+        account.charge(21, 0, site.broker.elapsed_ms)
+        assert await site.ask("POST", path, PUBLISHING[path]) == 429
+        assert 15 <= int(site.headers["Retry-After"]) <= 21
+        assert len(site.vhost.queues["q"]) == 0
+
+
+@pytest.mark.parametrize("most", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    async with serve() as site:
+        site.permit("ann", ".*")
+        site.broker.quotas.set_limits("user", "ann", {"publish-messages-per-second": 1})
+        site.broker.quotas.account("user", "ann").charge(1, 0, site.broker.elapsed_ms)
+        monkeypatch.setattr(pacing, most, 0)
+        path, body = next(iter(PUBLISHING.items()))
+        assert await site.ask("POST", path, body) == 429
+
+
+async def test_who_has_lost_a_right_while_it_waited_does_not_publish() -> None:
+    async with serve() as site:
+        site.permit("ann", ".*")
+        site.broker.quotas.set_limits("user", "ann", {"publish-messages-per-second": 4})
+        site.broker.quotas.account("user", "ann").charge(4, 0, site.broker.elapsed_ms)
+        path, body = next(iter(PUBLISHING.items()))
+        asked = asyncio.ensure_future(site.ask("POST", path, body))
+        while site.broker.quotas.waits == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        site.permit("ann", "^other$")
+        assert await asked == 401
+        assert len(site.vhost.queues["q"]) == 0

@@ -60,6 +60,8 @@ class Call:
         self.done = done
         #: does some work in the name of this call, and answers as a handler does
         self.later = later
+        #: whether what it publishes counts for the rates already
+        self.is_paid = False
 
     @property
     def identity(self) -> Identity:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trivium.management.figures import everything
 from trivium.management.leases import Leases
+from trivium.management.pacing import Waiting
 from trivium.management.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class ManagementState:
         self.began_at = broker.elapsed_ms
         #: messages that are with users who have no connection
         self.leases = Leases(broker)
+        #: requests that publish, and do so later
+        self.waiting = Waiting()
         #: clients that are sent live figures
         self.watching = 0
         self.sampler = Sampler(broker, lambda: everything(broker))

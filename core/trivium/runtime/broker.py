@@ -375,6 +375,10 @@ class Broker(Host):
     def is_behind(self) -> bool:
         return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
 
+    @property
+    def is_turn_long(self) -> bool:
+        return self.driver.is_turn_long()
+
     def _check_backlog(self) -> None:
         """What waits for the disk has grown too much, or did before."""
         limit = MAX_PENDING_BYTES // 2 if self._is_behind else MAX_PENDING_BYTES

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
 
 #: Things that are looked at in one turn.
-MAX_PER_TURN: Final = 512
+MAX_PER_TURN: Final = 128
+#: Things after which a walk looks whether its turn is long: what is told of them is written to
+#: logs, which takes much longer than to look at them.
+LOOK_EVERY: Final = 32
 #: Things that are passed over before a walk lets others go on.
 MAX_PASSED: Final = 1024
 #: Who declared a thing and is remembered for it, and bytes of what is stored of them.
@@ -218,7 +221,7 @@ class Suspensions(Timed):
         walk = self._walk
         if walk is None:
             return
-        for _ in range(MAX_PER_TURN):
+        for count in range(1, MAX_PER_TURN + 1):
             try:
                 item = next(walk)
             except StopIteration:
@@ -227,6 +230,8 @@ class Suspensions(Timed):
             if item is None:
                 break
             self._look_at(item)
+            if count % LOOK_EVERY == 0 and self._vhost.broker.is_turn_long:
+                break
         self._go_on()
 
     def _go_on(self) -> None:

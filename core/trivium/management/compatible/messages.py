@@ -12,6 +12,7 @@ from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.compatible.bindings import exchange_name
 from trivium.management.endpoints import ENTERED, LARGE, Endpoint
 from trivium.management.listing import Listing
+from trivium.management.pacing import must_wait
 from trivium.management.publishing import Taking, publish
 from trivium.management.values import (
     number_of,
@@ -99,6 +100,8 @@ def post(call: Call) -> None:
     priority = number_of(given, "priority", 0)
     if not 0 <= priority <= 255:
         raise BadRequest("'priority' is 0 to 255")
+    if must_wait(call, 1, len(payload)):
+        return
     result = publish(
         call.broker,
         vhost,

@@ -15,6 +15,7 @@ from trivium.idempotence.deduplication import Settings, short_id
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.leases import ACCEPT, Poll
 from trivium.management.listing import Slices
+from trivium.management.pacing import must_wait
 from trivium.management.publishing import publish
 from trivium.management.rest.operations import (
     Parameter,
@@ -293,11 +294,8 @@ def _one(
 
 def _publish(call: Call, work: Any, size: int, count: int) -> None:
     """Do the work of a request that publishes, unless it was done before."""
-    broker = call.broker
-    if broker.block_reason is not None:
-        text = f"publishers wait: {broker.block_reason or 'the disk is behind'}"
-        raise ApiRefused(refusal(503, "service_unavailable", text, {"Retry-After": "1"}))
-    _charge(call, size, count)
+    if must_wait(call, count, size):
+        return
     identity = call.request.idempotency_key.encode()
     if not identity:
         _answer(call, Published(work(), False))
@@ -316,28 +314,6 @@ def _publish(call: Call, work: Any, size: int, count: int) -> None:
     if "rejected" not in outcomes:
         window.add(identity, _KEYS, True)
     _answer(call, Published(outcomes, False))
-
-
-def _charge(call: Call, size: int, count: int) -> None:
-    """Count for the rates of the user, virtual host and listener. Raises ApiRefused where they are
-    used up."""
-    broker = call.broker
-    now = broker.elapsed_ms
-    quotas = broker.quotas
-    accounts = [
-        quotas.account(scope, name)
-        for scope, name in (
-            ("user", call.identity.name),
-            ("vhost", call.vhost.name),
-            ("listener", call.request.listener.name),
-        )
-    ]
-    wait = max(account.wait(now) for account in accounts)
-    if wait:
-        headers = {"Retry-After": str(-(-wait // 1000))}
-        raise ApiRefused(refusal(429, "too_many_requests", "publishing is too fast", headers))
-    for account in accounts:
-        account.charge(count, size, now)
 
 
 def _answer(call: Call, found: Published) -> None:
