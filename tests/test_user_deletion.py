@@ -182,3 +182,48 @@ def test_sessions_of_others_and_of_clients_that_may_stay_are_left_alone(tmp_path
     server.sync()
     assert [first for first, _ in here.take()] == [0x20, 0x90]
     assert server.keep("bob", "d").take_one()[1][:2] == b"\x01\x00"
+
+
+def watch(server: Server) -> mqtt.Client:
+    """Bob subscribes to wills."""
+    watcher = server.keep("bob", "watcher")
+    watcher.feed(mqtt.subscribe("will", 1, 1, 5))
+    server.sync()
+    watcher.take()
+    return watcher
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_will_of_a_client_that_is_here_goes_with_its_user(version: int, is_kept: bool) -> None:
+    server = make_server(Host())
+    server.add("ann")
+    watcher = watch(server)
+    here = mqtt.Client(server)
+    fields: dict[str, Any] = {"properties": mqtt.KEPT if is_kept and version == 5 else b""}
+    fields.update(username="ann", password=b"p", will=("will", b"w", 1, True))
+    here.feed(mqtt.connect("c", version, not is_kept, **fields))
+    server.sync()
+    assert server.order("delete", name="ann") == [frames.OK]
+    assert here.is_closed
+    server.advance(5)
+    server.sync()
+    assert watcher.take() == []
+    assert len(server.host.storage.table("mqtt.wills//")) == 0
+    assert len(server.broker.vhosts["/"].retained) == 0
+
+
+def test_a_will_that_is_due_while_its_user_is_deleted_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_deletion, "MAX_PER_TURN", 1)
+    server = make_server(Host())
+    fill(server, "c", "d", "e")
+    watch(server).lose()
+    assert server.order("delete", name="ann") == []
+    # Little of the deletion is done when the wills are due.
+    server = server.crash(600)
+    watcher = server.keep("bob", "watcher")
+    server.advance(600)
+    server.sync()
+    assert [first for first, _ in watcher.take()] == [0x20]

@@ -23,6 +23,7 @@ from tests.support.mqtt import (
     unsubscribe,
 )
 from tests.support.simulated import Host
+from trivium.config import Config, UserConfig
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -502,6 +503,21 @@ def test_will_of_a_client_that_was_connected_at_the_crash() -> None:
     client = server.open_kept("c")
     server.sync()
     assert client.take_bytes() == publish("t", b"gone", 1, 1, dup=True)
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_will_after_a_crash_is_checked_for_the_user_who_left_it(may_write: bool) -> None:
+    rights = {"configure": "", "write": ".*" if may_write else "", "read": ".*"}
+    users = {"ann": UserConfig(password="p", permissions={"*": rights})}
+    server = Server(config=Config(users=users), host=Host())
+    subscribed(server, 1).lose()
+    # Nothing else is known of a session that is not kept.
+    server.open("w", 4, username="ann", password=b"p", will=("t", b"gone", 1, False))
+    server.sync()
+    server = server.crash()
+    client = server.open_kept("c")
+    server.sync()
+    assert client.take_bytes() == (publish("t", b"gone", 1, 1) if may_write else b"")
 
 
 def test_delayed_will_waits_over_a_restart() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.messages.topics import DOLLAR
 from trivium.observability.metrics import ProtocolMetrics
@@ -45,9 +45,6 @@ CLOCK_INTERVAL = 60_000
 
 #: Caches of topics for those who may not publish everything; emptied when full.
 MAX_CACHES = 1024
-
-#: Who had a session that is not known any more.
-ANONYMOUS: Final = Identity("", is_anonymous=True)
 
 #: The adapter name that queues of sessions carry, and what their names start with: clients of other
 #: protocols cannot declare names in ``amq.``.
@@ -158,15 +155,15 @@ class Sessions:
         return ended
 
     def _restore_wills(self, last_run: int) -> None:
-        for client_id, will, due in list(self.store.wills()):
+        for client_id, will, due, owner in list(self.store.wills()):
             session = self.by_client.get(client_id)
             if session is None:
-                self._publish_will(client_id, will, self.access_of(ANONYMOUS, client_id))
+                self._publish_will(client_id, will, self.access_of(owner, client_id))
                 continue
             session.will = will
             if due == 0:
                 due = last_run + will.delay * 1000
-                self.store.put_will(client_id, will, due)
+                self.store.put_will(client_id, will, due, session.access.identity)
             self.deadlines.will_later(session, min(due - self.broker.now_ms, will.delay * 1000))
 
     def _restore_handovers(self, ended: dict[bytes, dict[int, int]]) -> None:
@@ -239,11 +236,13 @@ class Sessions:
         session.permissions_changed(access)
         if session.is_stored:
             self.store.put_session(session.client_id, _row_of(session, 0, []))
+        if session.will is not None:
+            self.set_will(session, session.will)
 
     def set_will(self, session: Session, will: Will) -> None:
         """The connected client leaves this will."""
         session.will = will
-        self.store.put_will(session.client_id, will, 0)
+        self.store.put_will(session.client_id, will, 0, session.access.identity)
 
     def withdraw_will(self, session: Session) -> None:
         """The client left in peace, or is back in time (MQTT-3.1.3-9, MQTT-3.14.4-3)."""
@@ -271,7 +270,8 @@ class Sessions:
                 session.will = None
             else:
                 delay = will.delay * 1000
-                self.store.put_will(session.client_id, will, now_ms + delay)
+                owner = session.access.identity
+                self.store.put_will(session.client_id, will, now_ms + delay, owner)
                 self.deadlines.will_later(session, delay)
         if session.replays is not None:
             for replay in session.replays.values():
@@ -464,10 +464,13 @@ class Sessions:
     # Wills
 
     def _publish_will(self, client_id: bytes, will: Will, access: Access) -> None:
-        """Publish a will, if its client's user may publish that now."""
+        """Publish a will, if its client's user is not deleted and may publish that now."""
         self.store.delete_will(client_id)
         route = self.topics_of(access).route(will.topic)
-        if will.topic[0] == DOLLAR or isinstance(route, RefusedRoute):
+        owner = access.identity
+        # Its permissions are there until nothing else is left of it.
+        is_gone = not owner.is_anonymous and owner.name in self.broker.users.leaving
+        if is_gone or will.topic[0] == DOLLAR or isinstance(route, RefusedRoute):
             access.topic_refused(will.topic)
             self.metrics.messages_dropped += 1
             return

@@ -27,10 +27,18 @@ _OUTGOING: Final = Struct(">QB")
 _CLOCK: Final = b"clock"
 
 
+def _fields_of(owner: Identity) -> list[object]:
+    """What a row says of who made it."""
+    fields: list[object] = [None if owner.is_anonymous else owner.name]
+    if owner.scopes is not None:
+        fields += [list(owner.scopes), owner.is_narrowed]
+    return fields
+
+
 def _owner(
     name: str | None = None, scopes: list[str] | None = None, is_narrowed: bool = False
 ) -> Identity:
-    """Who made a session, as its row says."""
+    """Who made a session or will, as its row says; without credentials where it says nothing."""
     return Identity(
         name or "",
         is_anonymous=name is None,
@@ -90,13 +98,11 @@ class SessionStore:
     def put_session(self, client_id: bytes, row: SessionRow) -> None:
         """Write a session's row."""
         if self._is_durable:
-            owner = row.owner
-            name = None if owner.is_anonymous else owner.name
+            name, *scopes = _fields_of(row.owner)
             values: list[object] = [row.expiry, row.last_seen, row.inflight, name]
-            if row.mount_point or owner.scopes is not None:
+            if row.mount_point or scopes:
                 values.append(row.mount_point)
-            if owner.scopes is not None:
-                values += [list(owner.scopes), owner.is_narrowed]
+            values += scopes
             self._sessions.put(client_id, pack(values))
 
     def delete_session(self, client_id: bytes) -> None:
@@ -186,22 +192,23 @@ class SessionStore:
 
     # Wills
 
-    def put_will(self, client_id: bytes, will: Will, due: int) -> None:
+    def put_will(self, client_id: bytes, will: Will, due: int, owner: Identity) -> None:
         """Keep a will; ``due`` is in ms since the epoch, 0 while its client is connected."""
         if self._is_durable:
             row = [will.topic, will.header, will.payload, will.qos, will.retain, will.delay, due]
-            self._wills.put(client_id, pack(row))
+            self._wills.put(client_id, pack(row + _fields_of(owner)))
 
     def delete_will(self, client_id: bytes) -> None:
         """The will was published or withdrawn."""
         if self._is_durable:
             self._wills.delete(client_id)
 
-    def wills(self) -> Iterator[tuple[bytes, Will, int]]:
-        """All wills, with their clients and when they are due."""
+    def wills(self) -> Iterator[tuple[bytes, Will, int, Identity]]:
+        """All wills, with their clients, when they are due, and whose they are."""
         for client_id, row in self._wills.items():
-            topic, header, payload, qos, retain, delay, due = unpack(row)
-            yield client_id, Will(topic, header, payload, qos, retain, delay), due
+            # The owner is missing in older rows.
+            topic, header, payload, qos, retain, delay, due, *owner = unpack(row)
+            yield client_id, Will(topic, header, payload, qos, retain, delay), due, _owner(*owner)
 
     # Clock
 
