@@ -124,24 +124,6 @@ def would_be_in_force(item: Item, declarer: Declarer) -> bool:
     return found
 
 
-def joined(
-    declarers: Declarers, vhost: str, item: Item, former: Declarer | None, declarer: Declarer
-) -> Declarer:
-    """Who has it once ``declarer`` declares it too, beside those who did before. What was the
-    broker's own is the declarer's alone."""
-    members = [] if former is None else former.members()
-    if former is not None and any(member.row == declarer.row for member in members):
-        return former
-    members = [*members, declarer]
-    size = sum(len(member.row) for member in members)
-    while len(members) > MAX_MEMBERS or (size > MAX_MEMBER_BYTES and len(members) > 1):
-        idle = [member for member in members[:-1] if not would_be_in_force(item, member)]
-        gone = idle[0] if idle else members[0]
-        members.remove(gone)
-        size -= len(gone.row)
-    return declarers.joint(members, vhost)
-
-
 def take_over(vhost: VirtualHost, item: Queue | Exchange, declarer: Declarer | None) -> None:
     """Somebody declares again what is there: it is in force by those rights too from now on, if
     they suffice. What passes nothing on has no declarer."""
@@ -183,8 +165,19 @@ class Suspensions(Timed):
         return item in self._items
 
     def joined(self, item: Item, former: Declarer | None, declarer: Declarer) -> Declarer:
-        """Who has it once ``declarer`` declares it too."""
-        return joined(self._declarers, self._vhost.name, item, former, declarer)
+        """Who has it once ``declarer`` declares it too, beside those who did before. What was the
+        broker's own is the declarer's alone."""
+        members = [] if former is None else former.members()
+        if former is not None and any(member.row == declarer.row for member in members):
+            return former
+        members = [*members, declarer]
+        size = sum(len(member.row) for member in members)
+        while len(members) > MAX_MEMBERS or (size > MAX_MEMBER_BYTES and len(members) > 1):
+            idle = [member for member in members[:-1] if not would_be_in_force(item, member)]
+            gone = idle[0] if idle else members[0]
+            members.remove(gone)
+            size -= len(gone.row)
+        return self._declarers.joint(members, self._vhost.name)
 
     def permissions_changed(self) -> None:
         """What users may do has changed, by which routes were found."""

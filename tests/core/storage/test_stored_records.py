@@ -242,10 +242,10 @@ def test_every_table_that_the_source_names_is_on_the_page() -> None:
     for folder in ("core", "adapters"):
         for path in ROOT.joinpath(folder).rglob("*.py"):
             for argument in re.findall(r"storage\.table\((.*?)\)", path.read_text()):
-                match = re.fullmatch(r"f?\"([a-z.]+(?:/(?=\{))?)(?:\{[a-z.]+\})?\"", argument)
+                match = re.fullmatch(r"f?\"([a-z.-]+(?:/(?=\{))?)(?:\{[a-z.]+\})?\"", argument)
                 assert match is not None, argument
                 found.add(match[1])
-    assert len(found) == 27
+    assert len(found) == 28
     assert [name for name in sorted(found) if not on_page(name.replace("/", "//"))] == []
 
 
