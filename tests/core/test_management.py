@@ -27,6 +27,7 @@ from trivium.config import (
 )
 from trivium.management.management import Management
 from trivium.observability.api import ApiAnswer, ApiRequest
+from trivium.observability.http import SMALL_BODY_BYTES
 from trivium.runtime.broker import Broker
 from trivium.security.identity import Identity
 
@@ -158,10 +159,58 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> 
 async def test_a_body_that_is_no_json_is_refused(tmp_path: Path) -> None:
     headers = {"Content-Type": "application/json"}
     async with serve(tmp_path) as site:
-        for body in (b"{", b"[" * 60_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xff"):
+        for body in (
+            b"{",
+            b"[" * 60_000,
+            b'{"a": ' + b"9" * 5000 + b"}",
+            b"\xff",
+            b"\xef\xbb\xbf{}",
+        ):
             found = await site.ask("PUT", "vhosts/farm", data=body, headers=headers)
             assert found[0] == 400, body[:9]
         assert (await site.ask("GET", "vhosts/farm"))[0] == 404
+
+
+#: texts of values that no answer could show
+UNSHOWABLE = (
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "-1E400",
+    r'"\ud800"',
+    r'{"\uDC00": 1}',
+    r'"\\\ud800\u0041"',
+    "9" * 20,
+    "-" + "9" * 19,
+)
+
+
+async def test_what_no_answer_could_show_is_refused(tmp_path: Path) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with serve(tmp_path) as site:
+        for value in UNSHOWABLE:
+            parameter = f'{{"name": "x", "value": [{value}]}}'
+            definitions = f'{{"global_parameters": [{parameter}]}}'
+            for method, path, body in (
+                ("PUT", "global-parameters/x", parameter),
+                ("POST", "definitions", definitions),
+                ("POST", "definitions", definitions + " " * SMALL_BODY_BYTES),
+            ):
+                status, _ = await site.ask(method, path, data=body, headers=headers)
+                assert status == 400, (path, body[:99])
+        assert await site.ask("GET", "global-parameters") == (200, [])
+
+
+@pytest.mark.parametrize("padding", [0, SMALL_BODY_BYTES])
+async def test_what_an_answer_can_show_is_taken(tmp_path: Path, padding: int) -> None:
+    value = json.loads(
+        r'[1e308, "\ud83d\ude00", "\\ud800", 9223372036854775807, {"\uD83D\uDE00": null}]'
+    )
+    body = json.dumps({"global_parameters": [{"name": "x", "value": value}]}) + " " * padding
+    headers = {"Content-Type": "application/json"}
+    async with serve(tmp_path) as site:
+        assert (await site.ask("POST", "definitions", data=body, headers=headers))[0] == 204
+        assert (await site.ask("GET", "global-parameters/x"))[1] == {"name": "x", "value": value}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.management.calls import NOT_FOUND
+from trivium.management.values import MAX_DEPTH, check_value, checked, shown
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -33,22 +34,19 @@ class GlobalParameters:
     def all(self) -> Iterator[tuple[str, object]]:
         """All, by name."""
         for key, row in sorted(self._table.items()):
-            yield key.decode(), unpack(row)
+            yield key.decode(), shown(unpack(row))
 
     def get(self, name: str) -> object:
         """The value of one. Raises NotFound."""
         row = self._table.get(name.encode(errors="replace"))
         if row is None:
             raise NotFound(NOT_FOUND)
-        return unpack(row)
+        return shown(unpack(row))
 
     def set(self, name: str, value: object) -> bool:
-        """Set one; whether it is new. Raises PreconditionFailed, LimitExceeded."""
-        try:
-            key, row = name.encode(), pack(value)
-        except (ValueError, OverflowError):
-            text = "a parameter is Unicode, and its numbers fit 64 bits"
-            raise PreconditionFailed(text) from None
+        """Set one; whether it is new. Raises BadRequest, PreconditionFailed, LimitExceeded."""
+        check_value(value, name, MAX_DEPTH)
+        key, row = checked(name, "name").encode(), pack(value)
         if not 0 < len(key) <= MAX_NAME_BYTES:
             raise PreconditionFailed(f"a parameter's name has 1 to {MAX_NAME_BYTES} bytes")
         if len(row) > MAX_BYTES:

@@ -19,6 +19,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -67,6 +69,9 @@ MAX_SCRAPES: Final = 4
 SCRAPE_SECONDS: Final = 30.0
 #: seconds for which metrics are made before others are served
 SLICE_SECONDS: Final = 0.002
+#: half of a character, as JSON may have it
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRINGS: Final = json.JSONEncoder(ensure_ascii=False)
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -406,7 +411,7 @@ async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> obj
             return None
         found: object
         if len(data) <= SMALL_BODY_BYTES:
-            found = json.loads(data.decode())
+            found = _parse(data, None)
         else:
             found = await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
         if found is None:
@@ -427,7 +432,27 @@ def _says(request: web.Request, kind: str, must_say: bool) -> bool:
 
 def _parse_large(data: bytearray) -> object:
     # Reading text holds the interpreter; a function of ours that it calls does not.
-    return json.loads(data.decode(), object_pairs_hook=lambda pairs: dict(pairs))
+    return _parse(data, lambda pairs: dict(pairs))
+
+
+def _parse(data: bytearray, make: Callable[[list[tuple[str, object]]], object] | None) -> object:
+    """What a text of JSON says. Raises ValueError, also where an answer could not say it again;
+    RecursionError."""
+    found: object = json.loads(
+        data.decode(), object_pairs_hook=make, parse_float=_finite, parse_constant=_finite
+    )
+    if _SURROGATE.search(data):
+        # One without its other half has no UTF-8.
+        for text in _STRINGS.iterencode(found):
+            text.encode()
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is finite")
+    return number
 
 
 async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
