@@ -72,6 +72,23 @@ def test_a_data_directory_below_a_file_cannot_be_written_to(tmp_path: Path) -> N
     assert (report.code, report.level("data")) == (1, "error")
 
 
+def test_a_file_that_cannot_be_made_is_an_error() -> None:
+    report = ask("--data", "/proc/self/data", *OFF)
+    assert report.code == 1
+    assert "error" in [
+        report.level(subject) for subject in ("data", "sync") if subject in report.found
+    ]
+
+
+def test_what_serve_makes_of_the_configuration_is_made(tmp_path: Path) -> None:
+    missing = json.dumps([str(tmp_path / "missing")])
+    done = run("doctor", "--memory", *OFF, TRIVIUM_AUTH__PASSWORD_FILES=missing)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "missing" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_broker_that_runs_is_recognised(tmp_path: Path) -> None:
     arguments = ["--data", str(tmp_path / "data"), *OFF, "--mqtt"]
     with serve(*arguments, "0") as (_, line):

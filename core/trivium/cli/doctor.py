@@ -29,6 +29,7 @@ from trivium.config import Config
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ListenerConfig
 from trivium.observability.process import is_compiled, total_memory_bytes
+from trivium.runtime.broker import Broker
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.listeners import RESERVED_FILES
 from trivium.storage.errors import StorageLocked
@@ -67,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what is found; the exit code is 1 where the broker would not start, or not be safe."""
     try:
         config = configure(options)
+        # What `serve` makes of it first, from the files that it names, and which touches nothing.
+        Broker(config)
     except ConfigError as error:
         print(f"trivium doctor: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -179,7 +182,12 @@ def _storage(config: Config) -> Iterator[Finding]:
     if str(config.storage.fsync) != "always":
         found = f"{config.storage.fsync}: what is acknowledged can be lost"
         yield Finding("fsync", "warning", found, 'set [storage] fsync = "always"')
-    yield _syncs(place)
+    try:
+        yield _syncs(place)
+    except OSError as error:
+        # Who may write there may still be refused: by the kind of file system, or a quota.
+        found = f"no file can be written in {place}: {os.strerror(error.errno or 0)}"
+        yield Finding("sync", "error", found, "choose another directory: [storage] data")
 
 
 def _in_use(directory: Path) -> Finding:
