@@ -69,6 +69,7 @@ LOOP_MODULES = {
     "trivium.cli.bench",
     "trivium.cli.chaos",
     "trivium.cli.clients",
+    "trivium.cli.control",
     "trivium.cli.loads",
     "trivium.cli.network",
     "trivium.cli.own_broker",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from trivium import __version__
-from trivium.cli.server_options import TLS_EPILOG, add_server
+from trivium.cli.server_options import CONTROL_EPILOG, TLS_EPILOG, add_server
 
 EXIT_OK: Final = 0
 #: the command failed while running: an address in use, a connection refused or lost
@@ -170,6 +171,34 @@ _PERMISSION_COMMANDS: Final = {
 }
 
 
+#: What is managed by verbs; `trivium.cli.verbs` has these.
+NOUNS: Final = {
+    "queue": "Queues: list, show, create, purge and delete them.",
+    "stream": "Streams, and their partitions.",
+    "exchange": "Exchanges.",
+    "binding": "Bindings of exchanges to queues, streams and exchanges.",
+    "group": "Consumer groups: their members, lag and offsets.",
+    "connection": "Connections: list, show and close them.",
+    "channel": "Channels of connections.",
+    "consumer": "Consumers of queues and streams.",
+    "session": "MQTT sessions, and their subscriptions.",
+    "retained": "Retained messages.",
+}
+
+_SHELL_EPILOG: Final = """\
+For bash, in ~/.bashrc: eval "$(trivium completion bash)". For zsh, in a directory of $fpath:
+trivium completion zsh >_trivium. It needs the extra: pip install 'trivium[cli]'.
+"""
+
+_VERBS_EPILOG: Final = f"""\
+{CONTROL_EPILOG}
+exit codes:
+  {EXIT_OK}  done
+  {EXIT_FAILED}  refused by the broker, or it cannot be reached
+  {EXIT_USAGE}  wrong arguments, or not confirmed
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
 
@@ -177,7 +206,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
+    """All commands; the verbs only of some nouns, since to know them costs a moment."""
     parser = _Parser(
         prog="trivium",
         description="A message broker: MQTT, AMQP 0-9-1 and native clients over one durable core.",
@@ -212,10 +242,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, summary in _PERMISSION_COMMANDS.items():
         _add_permission(name, add(name, summary, _USER_EPILOG))
     _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
+    for noun, summary in NOUNS.items():
+        _add_noun(add(noun, summary, _VERBS_EPILOG), noun, noun in nouns)
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
     _add_import(add("import", "Take over what another broker has.", _IMPORT_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
+    completion = add("completion", "Print what a shell needs to complete commands.", _SHELL_EPILOG)
+    completion.add_argument("shell", choices=("bash", "zsh"))
     hashing = add(
         "hash-password", "Read a password from standard input and print its hash for [users].", ""
     )
@@ -226,6 +260,13 @@ def _parser() -> argparse.ArgumentParser:
         "--iterations", type=int, metavar="N", help="of the keys (default: 600000)"
     )
     return parser
+
+
+def _add_noun(command: argparse.ArgumentParser, noun: str, has_verbs: bool) -> None:
+    if has_verbs:
+        from trivium.cli.verbs import add_verbs
+
+        add_verbs(noun, command)
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
@@ -510,7 +551,9 @@ def _seconds(text: str) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command with `arguments` (those of the process by default); its exit code."""
-    parser = _parser()
+    if arguments is None:
+        arguments = sys.argv[1:]
+    parser = make_parser(arguments[:1])
     options = parser.parse_args(arguments)
     if options.version:
         print(f"trivium {__version__}")
@@ -547,6 +590,18 @@ def main(arguments: list[str] | None = None) -> int:
         from trivium.cli import chaos
 
         return chaos.run(options)
+    if options.command == "completion":
+        try:
+            from trivium.cli import completion
+        except ImportError:
+            need = "it needs the package shtab: pip install 'trivium[cli]'"
+            print(f"trivium completion: {need}", file=sys.stderr)
+            return EXIT_FAILED
+        return completion.run(options)
+    if options.command in NOUNS:
+        from trivium.cli import verbs
+
+        return verbs.run(options)
     if options.command == "import":
         from trivium.cli import importing
 

@@ -198,7 +198,7 @@ def open_url(options: argparse.Namespace, group: str) -> tuple[Server, Any]:
         username,
         password,
         unquote(parts.path.removeprefix("/")),
-        _tls(options, scheme, is_tls),
+        tls_of(options, scheme, is_tls),
     )
     return server, found
 
@@ -224,7 +224,7 @@ def _credentials(options: argparse.Namespace, parts: SplitResult) -> tuple[str |
     return ("" if username is None and password is not None else username), password
 
 
-def _tls(options: argparse.Namespace, scheme: str, is_tls: bool) -> ClientTls | None:
+def tls_of(options: argparse.Namespace, scheme: str, is_tls: bool) -> ClientTls | None:
     """How to speak TLS, by the options. Raises UsageError."""
     try:
         tls = ClientTls(

@@ -23,10 +23,33 @@ the environment variable {SECRET_VARIABLE}.
 """
 
 
+#: The variable with the URL of the broker's HTTP API.
+URL_VARIABLE: Final = "TRIVIUM_URL"
+
+CONTROL_EPILOG: Final = f"""\
+The broker is found by its control socket: that of the data directory or configuration that is
+named, or else as `trivium serve` without options has it. Or URL is http:// or https:// followed by
+[USER:PASSWORD@]HOST[:PORT], or unix: and the path of a socket; it may be in the environment
+variable {URL_VARIABLE}. {TLS_EPILOG.partition(". ")[2]}"""
+
+
 def add_server(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """The URL, and what is said beside it."""
     parser.add_argument("url", metavar="URL", nargs="?" if is_optional else None)
+    _add_secrets(parser.add_argument_group("connection"))
+
+
+def add_control(parser: argparse.ArgumentParser) -> None:
+    """Where the broker is whose HTTP API is asked, and what is said beside it."""
     beside = parser.add_argument_group("connection")
+    place = beside.add_mutually_exclusive_group()
+    place.add_argument("--data", metavar="DIR", help="the broker's data directory")
+    place.add_argument("--config", metavar="FILE", help="its configuration")
+    place.add_argument("--url", metavar="URL", help="http(s)://[USER:PASSWORD@]HOST[:PORT]")
+    _add_secrets(beside)
+
+
+def _add_secrets(beside: argparse._ArgumentGroup) -> None:
     for name, what in (
         ("ca", "authorities to trust instead of the system's, PEM"),
         ("certificate", "of the client, PEM"),

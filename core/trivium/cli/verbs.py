@@ -1,0 +1,421 @@
+"""The verbs of `trivium queue`, `trivium stream` and so on: operations of Trivium's own HTTP API.
+
+What a verb takes and shows is what its operation does, so that commands and API cannot differ:
+names in the path are arguments, fields of the body and parameters of the query are options, or
+arguments where they must be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli.clients import ClientError, UsageError
+from trivium.cli.control import Api, find_api, segment
+from trivium.cli.server_options import add_control
+from trivium.cli.tables import at, print_json, print_record, print_rows, printable
+from trivium.management.rest import ENDPOINTS
+from trivium.management.rest.operations import Operation
+from trivium.management.rest.schema import About, hints_of
+
+#: Operations by name.
+OPERATIONS: Final[dict[str, Operation]] = {each.name: each for each in ENDPOINTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """What is managed: the operations by verb, and the columns of its list."""
+
+    verbs: Mapping[str, str]
+    columns: tuple[str, ...]
+
+
+#: All that there are; `NOUNS` of `trivium.cli` has their summaries.
+NOUNS: Final = {
+    "queue": Noun(
+        {
+            "list": "queues_list_all",
+            "show": "queues_show",
+            "create": "queues_declare",
+            "delete": "queues_delete",
+            "purge": "queues_purge",
+            "delivery-modes": "policies_delivery_modes",
+        },
+        ("vhost", "name", "type", "durable", "policy", "ready", "unsettled", "consumers"),
+    ),
+    "stream": Noun(
+        {
+            "list": "streams_list_all",
+            "show": "streams_show",
+            "create": "streams_declare",
+            "delete": "streams_delete",
+            "partitions": "streams_partitions",
+        },
+        ("vhost", "name", "partitions", "records", "published", "policy"),
+    ),
+    "exchange": Noun(
+        {
+            "list": "exchanges_list_all",
+            "show": "exchanges_show",
+            "create": "exchanges_declare",
+            "delete": "exchanges_delete",
+        },
+        ("vhost", "name", "type", "durable", "internal", "policy", "counters.published"),
+    ),
+    "binding": Noun(
+        {
+            "list": "exchanges_bindings",
+            "create": "exchanges_make_binding",
+            "delete": "exchanges_remove_binding",
+        },
+        ("vhost", "source", "destination_kind", "destination", "key", "arguments"),
+    ),
+    "group": Noun(
+        {
+            "list": "groups_list_all",
+            "show": "groups_show",
+            "delete": "groups_delete",
+            "members": "groups_members",
+            "offsets": "groups_offsets",
+            "reset": "groups_reset",
+        },
+        ("vhost", "name", "members", "streams", "lag"),
+    ),
+    "connection": Noun(
+        {
+            "list": "connections_list_all",
+            "show": "connections_show",
+            "close": "connections_close",
+        },
+        ("name", "protocol", "vhost", "user", "state", "tls", "channels", "connected_at"),
+    ),
+    "channel": Noun(
+        {"list": "connections_channels"},
+        ("connection", "number", "vhost", "user", "consumers", "unsettled", "unconfirmed"),
+    ),
+    "consumer": Noun(
+        {"list": "connections_consumers"},
+        ("vhost", "queue", "tag", "connection", "user", "active", "limit"),
+    ),
+    "session": Noun(
+        {
+            "list": "sessions_list_all",
+            "show": "sessions_show",
+            "delete": "sessions_end",
+            "subscriptions": "sessions_subscriptions",
+            "shared": "sessions_shares",
+        },
+        ("vhost", "client_id", "user", "is_connected", "expiry_seconds", "subscriptions"),
+    ),
+    "retained": Noun(
+        {"list": "retained_list_all_of_vhost", "show": "retained_show", "delete": "retained_clear"},
+        ("topic", "bytes", "mode", "published_at"),
+    ),
+}
+
+#: Beside DELETE, what takes something away that nobody can give back.
+_DESTROYS: Final = frozenset({"exchanges_remove_binding", "groups_reset"})
+_PAGING: Final = frozenset({"page", "page_size"})
+#: Of lists in parts: where the next one begins.
+_AFTER: Final = "after"
+_YES: Final = frozenset({"y", "yes"})
+
+
+def operation_of(noun: str, verb: str, in_vhost: bool = False) -> Operation:
+    """What a verb does; of a list that of all virtual hosts, or that of one."""
+    name = NOUNS[noun].verbs[verb]
+    return OPERATIONS.get(f"{name}_of_vhost", OPERATIONS[name]) if in_vhost else OPERATIONS[name]
+
+
+def destroys(operation: Operation) -> bool:
+    """Whether it takes something away."""
+    return operation.method == "DELETE" or operation.name in _DESTROYS
+
+
+# Arguments
+
+
+def add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
+    """The verbs of a noun, and what each takes."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in NOUNS[noun].verbs:
+        operation = operation_of(noun, verb)
+        summary = operation.summary[0].lower() + operation.summary[1:]
+        command = verbs.add_parser(verb, help=summary, description=operation.summary + ".")
+        _add_arguments(command, noun, verb, operation)
+        add_control(command)
+
+
+def _add_arguments(
+    command: argparse.ArgumentParser, noun: str, verb: str, operation: Operation
+) -> None:
+    for name in _path_names(operation):
+        command.add_argument(f"path_{name}", metavar=name.upper(), type=_not_empty)
+    if "{vhost}" in operation.path:
+        command.add_argument("--vhost", default="/", metavar="NAME", help="default: /")
+    elif "{vhost}" in operation_of(noun, verb, in_vhost=True).path:
+        command.add_argument("--vhost", metavar="NAME", help="default: all virtual hosts")
+    if operation.body is not None:
+        _add_body(command, operation.body)
+    for parameter in operation.parameters:
+        if parameter.name not in _PAGING:
+            _add_option(command, "query", parameter.name, parameter.kind, parameter.text)
+    if operation.name == "connections_close":
+        command.add_argument("--reason", help="what the client is told")
+    if operation.is_list or _is_in_parts(operation):
+        command.add_argument(
+            "--columns", type=_columns, metavar="A,B", help="fields; dots lead into objects"
+        )
+    if operation.result is not None:
+        command.add_argument("--json", action="store_true", help="JSON, one object per line")
+    if destroys(operation):
+        command.add_argument("--yes", action="store_true", help="do not ask whether to")
+
+
+def _path_names(operation: Operation) -> list[str]:
+    """What stands for a name in the path, beside the virtual host."""
+    return [name for name in re.findall(r"{([^}]*)}", operation.path) if name != "vhost"]
+
+
+def _is_in_parts(operation: Operation) -> bool:
+    """Whether it is a list that is walked through (see `retained`)."""
+    return any(parameter.name == _AFTER for parameter in operation.parameters)
+
+
+def _add_body(command: argparse.ArgumentParser, model: Any) -> None:
+    for field in fields(model):
+        kind = hints_of(model)[field.name]
+        if field.default is MISSING and field.default_factory is MISSING:
+            _, about = _plain(kind)
+            said = _escaped(about.text) if _is_scalar(kind) else "JSON"
+            command.add_argument(f"body_{field.name}", metavar=field.name.upper(), help=said)
+        else:
+            _add_option(command, "body", field.name, kind, "")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _plain(kind: Any) -> tuple[Any, About]:
+    """The type within `Annotated` and beside None, and what is said of it."""
+    about = About()
+    while True:
+        origin = get_origin(kind)
+        if origin is Annotated:
+            kind, *rest = get_args(kind)
+            about = next((each for each in rest if isinstance(each, About)), about)
+        elif NoneType in get_args(kind):
+            kind = next(each for each in get_args(kind) if each is not NoneType)
+        else:
+            return kind, about
+
+
+def _is_scalar(kind: Any) -> bool:
+    plain, _ = _plain(kind)
+    return plain in (str, int, bool) or get_origin(plain) is Literal
+
+
+def _add_option(
+    command: argparse.ArgumentParser, place: str, name: str, kind: Any, text: str
+) -> None:
+    """An option for a field of the body or a parameter of the query."""
+    plain, about = _plain(kind)
+    flag = f"--{name.replace('_', '-')}"
+    said: dict[str, Any] = {"dest": f"{place}_{name}", "help": _escaped(text or about.text) or None}
+    origin = get_origin(plain)
+    if plain is bool and place == "body":
+        command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **said)
+    elif plain is bool:
+        command.add_argument(flag, action="store_const", const=True, **said)
+    elif origin is Literal:
+        command.add_argument(flag, choices=get_args(plain), **said)
+    elif plain is int:
+        command.add_argument(flag, type=int, metavar="N", **said)
+    elif plain is str:
+        command.add_argument(flag, metavar="TEXT", **said)
+    elif origin is list and _plain(get_args(plain)[0])[0] is str:
+        command.add_argument(flag, nargs="*", metavar="TEXT", **said)
+    else:
+        command.add_argument(flag, action="append", metavar="KEY=VALUE|JSON", **said)
+
+
+def _columns(text: str) -> list[str]:
+    return [_not_empty(name) for name in text.split(",")]
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it must not be empty")
+    return text
+
+
+# Running
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say; the exit code."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        _run(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(options, EXIT_USAGE, error)
+    except ClientError as error:
+        return _fail(options, EXIT_FAILED, error)
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever reads has seen enough. What is left has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_OK
+
+
+def _fail(options: argparse.Namespace, code: int, error: Exception) -> int:
+    sys.stdout.flush()
+    text = printable(" ".join(str(error).split()))
+    print(f"trivium {options.command}: {text}", file=sys.stderr)
+    return code
+
+
+def _run(options: argparse.Namespace) -> None:
+    noun, verb = options.command, options.verb
+    vhost = getattr(options, "vhost", None)
+    operation = operation_of(noun, verb, in_vhost=vhost is not None)
+    path, query, body = _path(operation, options), _query(operation, options), None
+    if operation.body is not None:
+        body = _body(operation.body, options)
+    if destroys(operation) and not options.yes:
+        _confirm(noun, verb, operation, options)
+    api = find_api(options)
+    if operation.is_list:
+        _show_list(noun, verb, api.pages(path, query), options)
+    elif _is_in_parts(operation):
+        _show_list(noun, verb, _parts(api, path, query), options)
+    else:
+        reason = getattr(options, "reason", None)
+        found = api.ask(operation.method, path, query, body, reason or "")
+        if found is not None:
+            print_json(found) if options.json else print_record(found)
+
+
+def _path(operation: Operation, options: argparse.Namespace) -> str:
+    names = {name: getattr(options, f"path_{name}") for name in _path_names(operation)}
+    if "{vhost}" in operation.path:
+        names["vhost"] = options.vhost
+    found = {name: segment(value) for name, value in names.items()}
+    return operation.path.partition("/")[2].format(**found)
+
+
+def _query(operation: Operation, options: argparse.Namespace) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for parameter in operation.parameters:
+        value = getattr(options, f"query_{parameter.name}", None)
+        if value is not None:
+            found[parameter.name] = "true" if value is True else str(value)
+    return found
+
+
+def _body(model: Any, options: argparse.Namespace) -> dict[str, object]:
+    """What the options say of the body; what they leave out, it does. Raises UsageError."""
+    found: dict[str, object] = {}
+    for field in fields(model):
+        value = getattr(options, f"body_{field.name}")
+        if value is None:
+            continue
+        kind, _ = _plain(hints_of(model)[field.name])
+        if _is_scalar(kind) or (get_origin(kind) is list and isinstance(value, list)):
+            found[field.name] = value
+        elif isinstance(value, list):
+            found[field.name] = _table(field.name, value)
+        else:
+            found[field.name] = _json(field.name, value)
+    return found
+
+
+def _json(name: str, text: str) -> object:
+    try:
+        return _parse(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{name}: {text!r} is not JSON") from None
+
+
+def _parse(text: str) -> object:
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(text: str) -> object:
+    """JSON has no NaN or Infinity (RFC 8259, 6)."""
+    raise ValueError(text)
+
+
+def _table(name: str, texts: Iterable[str]) -> dict[str, object]:
+    """`KEY=VALUE` and objects together. A value that is no JSON is a text. Raises UsageError."""
+    found: dict[str, object] = {}
+    for text in texts:
+        if text.startswith("{"):
+            table = _json(name, text)
+            assert isinstance(table, dict)
+            found.update(table)
+            continue
+        key, sign, value = text.partition("=")
+        if not key or not sign:
+            raise UsageError(f"{name}: {text!r} is neither KEY=VALUE nor a JSON object")
+        try:
+            found[key] = _parse(value)
+        except (ValueError, RecursionError):
+            found[key] = value
+    return found
+
+
+def _confirm(noun: str, verb: str, operation: Operation, options: argparse.Namespace) -> None:
+    """Ask on the terminal. Raises UsageError where there is none, or the answer is no."""
+    names = [getattr(options, f"path_{name}") for name in _path_names(operation)]
+    if noun == "binding":
+        names = [options.body_source, options.body_destination]
+    what = f"{verb} {noun} {' '.join(map(repr, names))}"
+    if "{vhost}" in operation.path:
+        what += f" in virtual host {options.vhost!r}"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what}: say --yes, as nobody is there to be asked")
+    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in _YES:
+        raise UsageError("nothing was done")
+
+
+def _parts(api: Api, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The items of a list that is walked through; all, unless a limit is asked for."""
+    while True:
+        part = api.ask("GET", path, query)
+        yield from part["items"]
+        if part["next"] is None or "limit" in query:
+            return
+        query = {**query, _AFTER: part["next"]}
+
+
+def _show_list(
+    noun: str, verb: str, rows: Iterator[dict[str, Any]], options: argparse.Namespace
+) -> None:
+    if options.json:
+        for row in rows:
+            print_json(row if options.columns is None else _picked(row, options.columns))
+        return
+    columns = options.columns or (NOUNS[noun].columns if verb == "list" else _all_of(noun, verb))
+    print_rows(rows, columns)
+
+
+def _picked(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
+    return {column: at(row, column) for column in columns}
+
+
+def _all_of(noun: str, verb: str) -> list[str]:
+    """The fields of what an operation lists."""
+    return list(hints_of(operation_of(noun, verb).result))

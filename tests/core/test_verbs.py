@@ -1,0 +1,485 @@
+"""The verbs of `trivium queue` and so on, against a running broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiomqtt
+import pytest
+
+from tests.support.commands import COMMAND, serve
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, control, main
+from trivium.cli import verbs as module
+from trivium.management.rest.schema import hints_of
+
+MARKUP = "<script>alert(1)</script>&[bold]x[/bold]"
+NAMES = [MARKUP, "größe/日本 %2F?#", "a b\tc", "..", "\x1b[31mred", "-"]
+#: Operations that are no verbs: of the broker as a whole, or commands have another way.
+NO_VERBS = re.compile("general_|vhosts_|users_|policies_(list_all|show|put|delete)")
+
+
+@dataclass
+class Running:
+    """A broker process: its data directory, and its addresses by protocol."""
+
+    data: Path
+    places: dict[str, str]
+
+    @property
+    def port(self) -> int:
+        return int(self.places["mqtt"].rpartition(":")[2])
+
+    @property
+    def url(self) -> str:
+        return f"http://guest:guest@{self.places['http']}"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    data = tmp_path_factory.mktemp("b") / "d"
+    ports = [f"--{name}=0" for name in ("mqtt", "amqp", "native", "http")]
+    with serve("--data", str(data), *ports) as (_, line):
+        yield Running(data, dict(word.split("=", 1) for word in line.split()[2:]))
+
+
+@dataclass
+class Commands:
+    """Runs commands in this process."""
+
+    broker: Running
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *arguments: str, place: tuple[str, str] | None = None) -> tuple[int, str, str]:
+        """The exit code, and what is on standard output and standard error."""
+        try:
+            where = place or ("--data", str(self.broker.data))
+            code = main([*arguments[:2], *where, *arguments[2:]])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    def done(self, *arguments: str) -> str:
+        """What a command prints that does what it should."""
+        code, out, err = self.run(*arguments)
+        assert (code, err) == (EXIT_OK, "")
+        return out
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        asked = (*arguments[:2], "--json", *arguments[2:])
+        return [json.loads(line) for line in self.done(*asked).splitlines()]
+
+    def names(self, *arguments: str) -> list[str]:
+        return [row["name"] for row in self.rows(*arguments)]
+
+
+@pytest.fixture
+def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(broker, capsys)
+
+
+# What there is
+
+
+def test_each_operation_has_a_verb_and_each_noun_its_summary() -> None:
+    used = {name for noun in module.NOUNS.values() for name in noun.verbs.values()}
+    twins = {f"{name}_of_vhost" for name in used}
+    known = set(module.OPERATIONS)
+    assert used <= known
+    assert {name for name in known - used - twins if not NO_VERBS.match(name)} == set()
+    assert list(module.NOUNS) == list(NOUNS)
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_columns_are_fields_of_what_is_listed(noun: str) -> None:
+    operation = module.operation_of(noun, "list")
+    if noun == "retained":
+        fields = {"topic", "bytes", "published_at", "mode"}
+    else:
+        fields = set(hints_of(operation.result))
+    assert {column.partition(".")[0] for column in module.NOUNS[noun].columns} <= fields
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_each_verb_has_help(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in module.NOUNS[noun].verbs:
+        with pytest.raises(SystemExit) as stopped:
+            main([noun, verb, "--help"])
+        assert stopped.value.code == EXIT_OK
+        assert capsys.readouterr().out.startswith(f"usage: trivium {noun} {verb} ")
+
+
+# Each noun
+
+
+def test_queues(commands: Commands) -> None:
+    commands.done("queue", "create", "q", "--arguments", "x-max-length=10", "--no-durable")
+    (found,) = commands.rows("queue", "show", "q")
+    assert (found["durable"], found["arguments"]) == (False, {"x-max-length": 10})
+    assert commands.names("queue", "list", "--name", "q", "--vhost", "/") == ["q"]
+    (mode,) = commands.rows("queue", "delivery-modes", "--name", "q")
+    assert mode["mode"] == "as-published"
+    assert commands.rows("queue", "purge", "q", "--yes") == [{"messages": 0}]
+    assert commands.done("queue", "delete", "q", "--if-empty", "--yes") == ""
+    assert commands.names("queue", "list", "--name", "q") == []
+
+
+def test_streams(commands: Commands) -> None:
+    arguments = '{"x-max-age": "7D"}'
+    commands.done("stream", "create", "s", "--partitions", "3", "--arguments", arguments)
+    (found,) = commands.rows("stream", "show", "s")
+    assert (found["partitions"], found["arguments"]) == (3, {"x-max-age": "7D"})
+    assert [row["partition"] for row in commands.rows("stream", "partitions", "s")] == [0, 1, 2]
+    assert commands.names("stream", "list") == ["s"]
+    commands.done("stream", "delete", "s", "--yes")
+    assert commands.names("stream", "list") == []
+
+
+def test_exchanges_and_bindings(commands: Commands) -> None:
+    commands.done("exchange", "create", "shop", "--type", "topic")
+    commands.done("queue", "create", "orders")
+    commands.done("binding", "create", "shop", "orders", "--key", "order.#")
+    (found,) = commands.rows("binding", "list", "--source", "shop")
+    assert (found["destination"], found["key"]) == ("orders", "order.#")
+    (shown,) = commands.rows("exchange", "show", "shop")
+    assert (shown["name"], shown["type"]) == ("shop", "topic")
+    commands.done("binding", "delete", "shop", "orders", "--key", "order.#", "--yes")
+    assert commands.rows("binding", "list", "--source", "shop") == []
+    commands.done("exchange", "delete", "shop", "--yes")
+    assert "shop" not in commands.names("exchange", "list")
+    commands.done("queue", "delete", "orders", "--yes")
+
+
+def test_groups(commands: Commands) -> None:
+    commands.done("stream", "create", "readings")
+    positions = '[{"stream": "readings", "partition": 0, "offset": 0}]'
+    commands.done("group", "reset", "billing", positions, "--yes")
+    assert commands.names("group", "list") == ["billing"]
+    (row,) = commands.rows("group", "offsets", "billing")
+    assert (row["stream"], row["committed"], row["lag"]) == ("readings", 0, 0)
+    assert commands.rows("group", "members", "billing") == []
+    (shown,) = commands.rows("group", "show", "billing")
+    assert shown["streams"] == ["readings"]
+    commands.done("group", "delete", "billing", "--yes")
+    assert commands.names("group", "list") == []
+    commands.done("stream", "delete", "readings", "--yes")
+
+
+async def test_connections_sessions_and_retained_messages(
+    broker: Running, commands: Commands
+) -> None:
+    topics = [f"home/{number:03}" for number in range(150)]
+    client = aiomqtt.Client("127.0.0.1", broker.port, identifier=MARKUP, clean_session=False)
+    is_closed = False
+    with contextlib.suppress(aiomqtt.MqttError):
+        async with client:
+            await client.subscribe([("alarm/#", 1), ("$share/two/lamp/+", 1)])
+            for topic in topics:
+                await client.publish(topic, b"<b>hot</b>", qos=1, retain=True)
+            (found,) = commands.rows("connection", "list")
+            assert (found["protocol"], found["user"]) == ("MQTT 3-1-1", "")
+            (shown,) = commands.rows("connection", "show", found["name"])
+            assert shown["counters"]["published"] == len(topics)
+            consumers = commands.rows("consumer", "list")
+            channels = commands.rows("channel", "list")
+            assert all(row["connection"] == found["name"] for row in [*consumers, *channels])
+            close = ("connection", "close", found["name"], "--reason", "maintenance", "--yes")
+            commands.done(*close)
+            is_closed = True
+    assert is_closed
+    assert commands.rows("connection", "list") == []
+    (session,) = commands.rows("session", "list")
+    assert (session["client_id"], session["is_connected"]) == (MARKUP, False)
+    assert commands.rows("session", "show", MARKUP) == [session]
+    subscriptions = commands.rows("session", "subscriptions", MARKUP)
+    assert [row["filter"] for row in subscriptions] == ["alarm/#", "lamp/+"]
+    assert [row["name"] for row in commands.rows("session", "shared")] == ["two"]
+    commands.done("session", "delete", MARKUP, "--yes")
+    assert commands.rows("session", "list") == []
+    found_topics = [row["topic"] for row in commands.rows("retained", "list")]
+    assert [topic for topic in found_topics if topic.startswith("home")] == topics
+    assert len(commands.rows("retained", "list", "--filter", "home/+", "--limit", "7")) == 7
+    (message,) = commands.rows("retained", "show", "home/007")
+    assert message["payload"] == "<b>hot</b>"
+    commands.done("retained", "delete", "home/007", "--yes")
+    code, _, err = commands.run("retained", "show", "home/007")
+    assert (code, err.count("\n")) == (EXIT_FAILED, 1)
+
+
+def test_virtual_hosts(commands: Commands) -> None:
+    code, _, err = commands.run("queue", "list", "--vhost", "none")
+    assert (code, err) == (EXIT_FAILED, "trivium queue: Not Found\n")
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_may_have_any_characters(commands: Commands, name: str) -> None:
+    commands.done("queue", "create", "--", name)
+    try:
+        assert name in commands.names("queue", "list")
+        (shown,) = commands.rows("queue", "show", "--", name)
+        assert shown["name"] == name
+        table = commands.done("queue", "list")
+        assert "\x1b" not in table
+    finally:
+        commands.done("queue", "delete", "--yes", "--", name)
+    assert name not in commands.names("queue", "list")
+
+
+def test_a_name_is_not_empty(commands: Commands) -> None:
+    code, _, err = commands.run("queue", "delete", "", "--yes")
+    assert code == EXIT_USAGE
+    assert "must not be empty" in err
+
+
+# What is printed
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_list_has_all_pages(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(control, "PAGE_SIZE", size)
+    listed = ("exchange", "list", "--vhost", "/")
+    names = ["", "amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.topic"]
+    assert commands.names(*listed) == names
+    assert len(commands.done(*listed).splitlines()) == 1 + len(names)
+
+
+def test_columns_are_chosen(commands: Commands) -> None:
+    listed = ("exchange", "list", "--name", "amq.topic", "--columns", "name,counters.routed")
+    assert commands.done(*listed) == "NAME       COUNTERS.ROUTED\namq.topic  0\n"
+    assert commands.rows(*listed) == [{"name": "amq.topic", "counters.routed": 0}]
+
+
+def test_lists_are_sorted(commands: Commands) -> None:
+    found = commands.names("exchange", "list", "--sort", "name", "--sort-reverse")
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_record_is_shown_field_by_field(commands: Commands) -> None:
+    lines = commands.done("exchange", "show", "amq.fanout").splitlines()
+    assert lines[1].split() == ["name", "amq.fanout"]
+    assert lines[-1].split() == ["counters.unroutable", "0"]
+
+
+def test_who_has_seen_enough_may_go(broker: Running) -> None:
+    command = [*COMMAND, "exchange", "list", "--json", "--data", str(broker.data)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (process.returncode, process.stderr) == (EXIT_OK, b"")
+
+
+# A terminal
+
+
+def on_terminal(arguments: list[str], answers: bytes = b"", **environment: str) -> tuple[int, str]:
+    """Exit code and output of a command whose standard streams are a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment},
+    )
+    os.close(theirs)
+    found = bytearray()
+    try:
+        while True:
+            if answers and found.endswith(b"[y/N] "):
+                os.write(ours, answers)
+                answers = b""
+            ready, _, _ = select.select([ours], [], [], 60)
+            assert ready, found
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                # EIO: nobody has the other side open any more.
+                break
+            if not part:
+                break
+            found += part
+    finally:
+        process.kill() if process.poll() is None and not found else None
+        os.close(ours)
+    return process.wait(60), found.decode()
+
+
+def test_on_a_terminal_a_table_has_lines_and_markup_is_text(
+    broker: Running, commands: Commands
+) -> None:
+    commands.done("queue", "create", MARKUP)
+    code, out = on_terminal(["queue", "list", "--data", str(broker.data)])
+    commands.done("queue", "delete", MARKUP, "--yes")
+    assert code == EXIT_OK
+    assert "──" in out
+    assert MARKUP in out
+
+
+def test_without_rich_columns_are_plain(broker: Running, tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ImportError")
+    arguments = ["exchange", "list", "--columns", "name", "--data", str(broker.data)]
+    code, out = on_terminal(arguments, PYTHONPATH=str(tmp_path))
+    assert code == EXIT_OK
+    assert out.splitlines()[0] == "NAME"
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", EXIT_OK), (b"\n", EXIT_USAGE)])
+def test_what_destroys_is_asked_for(
+    broker: Running, commands: Commands, answer: bytes, code: int
+) -> None:
+    commands.done("queue", "create", "asked")
+    arguments = ["queue", "delete", "asked", "--data", str(broker.data)]
+    assert on_terminal(arguments, answer)[0] == code
+    is_there = "asked" in commands.names("queue", "list")
+    assert is_there is (code != EXIT_OK)
+    if is_there:
+        commands.done("queue", "delete", "asked", "--yes")
+
+
+def test_what_destroys_needs_yes_where_nobody_can_be_asked(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.done("queue", "create", "kept")
+    with open(os.devnull) as nothing:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code, _, err = commands.run("queue", "purge", "kept")
+    assert code == EXIT_USAGE
+    assert err == (
+        "trivium queue: purge queue 'kept' in virtual host '/': say --yes, as nobody is there to"
+        " be asked\n"
+    )
+    commands.done("queue", "delete", "kept", "--yes")
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_what_takes_away_must_be_confirmed(noun: str) -> None:
+    for verb in module.NOUNS[noun].verbs:
+        takes = verb in ("delete", "purge", "close", "reset")
+        assert module.destroys(module.operation_of(noun, verb)) is takes
+
+
+# Where the broker is
+
+
+def test_a_url_is_asked_with_its_password(broker: Running, commands: Commands) -> None:
+    code, out, err = commands.run("exchange", "list", "--json", place=("--url", broker.url))
+    assert (code, err) == (EXIT_OK, "")
+    assert "amq.topic" in out
+
+
+def test_a_password_may_be_in_a_file(broker: Running, commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("guest\n")
+    url = f"http://guest@{broker.places['http']}"
+    more = ("--password-file", str(tmp_path / "p"))
+    assert commands.run("exchange", "list", *more, place=("--url", url))[0] == EXIT_OK
+    (tmp_path / "p").write_text("wrong\n")
+    code, _, err = commands.run("exchange", "list", *more, place=("--url", url))
+    assert (code, err) == (
+        EXIT_FAILED,
+        "trivium exchange: user name and password are needed\n",
+    )
+
+
+def test_the_environment_may_say_where(
+    broker: Running, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (broker.url, f"unix:{broker.data}/control.sock"):
+        monkeypatch.setenv("TRIVIUM_URL", place)
+        assert main(["exchange", "list"]) == EXIT_OK
+    monkeypatch.setenv("TRIVIUM_URL", "http://127.0.0.1:1")
+    assert commands.run("exchange", "list")[0] == EXIT_OK, "what is said goes first"
+
+
+def test_the_configuration_says_where(broker: Running, commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text(f'[control]\nsocket = "{broker.data}/control.sock"\n[mqtt]\n')
+    assert commands.run("exchange", "list", place=("--config", str(file)))[0] == EXIT_OK
+    file.write_text('[control]\nsocket = "off"\n')
+    code, _, err = commands.run("exchange", "list", place=("--config", str(file)))
+    assert code == EXIT_USAGE
+    assert "no control socket by its configuration" in err
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "text"),
+    [
+        (("--data", "/nowhere"), EXIT_FAILED, "no broker listens on /nowhere/control.sock"),
+        (("--url", "http://127.0.0.1:1"), EXIT_FAILED, "127.0.0.1:1: Connection refused"),
+        (("--url", "ftp://x"), EXIT_USAGE, "a URL is http:// or https://"),
+        (("--url", "http://x:port"), EXIT_USAGE, "Port could not be cast"),
+        (("--url", "http://x/path"), EXIT_USAGE, "a URL is http:// or https://"),
+        (("--config", "/nowhere.toml"), EXIT_USAGE, "/nowhere.toml: No such file"),
+        (("--tls-insecure",), EXIT_USAGE, "need a URL that begins with https://"),
+        (("--password-file", "x"), EXIT_USAGE, "the control socket asks for no password"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    commands: Commands, place: tuple[str, str], code: int, text: str
+) -> None:
+    found, out, err = commands.run("queue", "list", place=place)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("trivium queue")
+    assert text in err
+
+
+def test_what_answers_is_not_a_broker(broker: Running, commands: Commands) -> None:
+    code, _, err = commands.run(
+        "queue", "list", place=("--url", f"http://{broker.places['native']}")
+    )
+    assert (code, err.count("\n")) == (EXIT_FAILED, 1)
+    assert "does not answer as a broker does" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["queue", "show", "none"], EXIT_FAILED, "no queue 'none' in vhost '/'"),
+        (["queue", "show", "\x1b[2J"], EXIT_FAILED, r"no queue '\x1b[2J' in vhost '/'"),
+        (["queue", "create", "x", "--arguments", "novalue"], EXIT_USAGE, "neither KEY=VALUE"),
+        (["queue", "create", "x", "--arguments", "{"], EXIT_USAGE, "is not JSON"),
+        (["group", "reset", "g", "[", "--yes"], EXIT_USAGE, "is not JSON"),
+        (["group", "reset", "g", "[]", "--yes"], EXIT_FAILED, "'positions' has at least 1"),
+        (["stream", "create", "x", "--partitions", "0"], EXIT_FAILED, "'partitions' is from 1"),
+        (["queue", "nonsense"], EXIT_USAGE, "invalid choice: 'nonsense'"),
+        (["queue", "list", "--columns", "a,,b"], EXIT_USAGE, "must not be empty"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    commands: Commands, arguments: list[str], code: int, text: str
+) -> None:
+    found, out, err = commands.run(*arguments)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert text in err
+
+
+# Completion
+
+
+def test_a_shell_completes_nouns_verbs_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == EXIT_OK
+    script = capsys.readouterr().out
+    assert " --sort-reverse " in script
+    asked = 'COMP_WORDS=(trivium queue pu); COMP_CWORD=2; _shtab_trivium; echo "${COMPREPLY[@]}"'
+    result = subprocess.run(
+        ["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout.split() == ["purge"]
+    assert main(["completion", "zsh"]) == EXIT_OK
+    assert "#compdef trivium" in capsys.readouterr().out
