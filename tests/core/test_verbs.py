@@ -26,7 +26,7 @@ from trivium.management.rest.schema import hints_of
 MARKUP = "<script>alert(1)</script>&[bold]x[/bold]"
 NAMES = [MARKUP, "größe/日本 %2F?#", "a b\tc", "..", "\x1b[31mred", "-"]
 #: Operations that are no verbs: of the broker as a whole, or commands have another way.
-NO_VERBS = re.compile("general_|vhosts_|users_|policies_(list_all|show|put|delete)")
+NO_VERBS = re.compile("general_|gateway_|live_|vhosts_|users_|policies_(list_all|show|put|delete)")
 
 
 @dataclass
@@ -297,6 +297,7 @@ def on_terminal(arguments: list[str], answers: bytes = b"", **environment: str) 
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment},
+        start_new_session=True,
     )
     os.close(theirs)
     found = bytearray()

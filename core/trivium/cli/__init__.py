@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Final, NoReturn
 
 from trivium import __version__
-from trivium.cli.server_options import CONTROL_EPILOG, TLS_EPILOG, add_server
+from trivium.cli.server_options import CONTROL_EPILOG, TLS_EPILOG, add_control, add_server
 
 EXIT_OK: Final = 0
 #: the command failed while running: an address in use, a connection refused or lost
@@ -199,6 +200,24 @@ exit codes:
 """
 
 
+#: The module that runs a command.
+_MODULES: Final = {
+    **{name: name for name in ("serve", "doctor", "bench", "chaos", "status", "top", "completion")},
+    **dict.fromkeys(("check", "repair"), "data_directory"),
+    **dict.fromkeys(("pub", "sub", "policy", "user", *_PERMISSION_COMMANDS), "clients"),
+    **dict.fromkeys(NOUNS, "verbs"),
+    "tls": "certificates",
+    "import": "importing",
+    "hash-password": "passwords",
+}
+#: What some need: a package and the extra that brings it.
+_NEEDS: Final = {
+    "tls": ("cryptography", "encryption"),
+    "completion": ("shtab", "cli"),
+    "top": ("rich", "cli"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage in front."""
 
@@ -248,6 +267,8 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
     _add_import(add("import", "Take over what another broker has.", _IMPORT_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
+    _add_status(add("status", "Say how a running broker is, in one screen.", _VERBS_EPILOG))
+    add_control(add("top", "Watch a running broker, until q is pressed.", _VERBS_EPILOG))
     completion = add("completion", "Print what a shell needs to complete commands.", _SHELL_EPILOG)
     completion.add_argument("shell", choices=("bash", "zsh"))
     hashing = add(
@@ -260,6 +281,11 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
         "--iterations", type=int, metavar="N", help="of the keys (default: 600000)"
     )
     return parser
+
+
+def _add_status(status: argparse.ArgumentParser) -> None:
+    status.add_argument("--json", action="store_true", help="one JSON object")
+    add_control(status)
 
 
 def _add_noun(command: argparse.ArgumentParser, noun: str, has_verbs: bool) -> None:
@@ -558,57 +584,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.version:
         print(f"trivium {__version__}")
         return EXIT_OK
-    if options.command == "serve":
-        from trivium.cli import serve
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    return _run(options)
 
-        return serve.run(options)
-    if options.command == "doctor":
-        from trivium.cli import doctor
 
-        return doctor.run(options)
-    if options.command in ("check", "repair"):
-        from trivium.cli import data_directory
-
-        return data_directory.run(options)
-    if options.command == "tls":
-        try:
-            from trivium.cli import certificates
-        except ImportError:
-            need = "it needs the package cryptography: pip install 'trivium[encryption]'"
-            print(f"trivium tls: {need}", file=sys.stderr)
-            return EXIT_FAILED
-        return certificates.run(options)
-    if options.command in ("pub", "sub", "policy", "user", *_PERMISSION_COMMANDS):
-        from trivium.cli import clients
-
-        return clients.run(options)
-    if options.command == "bench":
-        from trivium.cli import bench
-
-        return bench.run(options)
-    if options.command == "chaos":
-        from trivium.cli import chaos
-
-        return chaos.run(options)
-    if options.command == "completion":
-        try:
-            from trivium.cli import completion
-        except ImportError:
-            need = "it needs the package shtab: pip install 'trivium[cli]'"
-            print(f"trivium completion: {need}", file=sys.stderr)
-            return EXIT_FAILED
-        return completion.run(options)
-    if options.command in NOUNS:
-        from trivium.cli import verbs
-
-        return verbs.run(options)
-    if options.command == "import":
-        from trivium.cli import importing
-
-        return importing.run(options)
-    if options.command == "hash-password":
-        from trivium.cli import passwords
-
-        return passwords.run(options)
-    parser.print_help(sys.stderr)
-    return EXIT_USAGE
+def _run(options: argparse.Namespace) -> int:
+    command = options.command
+    try:
+        module = import_module(f"trivium.cli.{_MODULES[command]}")
+    except ImportError:
+        if command not in _NEEDS:
+            raise
+        package, extra = _NEEDS[command]
+        need = f"it needs the package {package}: pip install 'trivium[{extra}]'"
+        print(f"trivium {command}: {need}", file=sys.stderr)
+        return EXIT_FAILED
+    code: int = module.run(options)
+    return code

@@ -10,13 +10,16 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.clients import ClientError, UsageError, tls_of
 from trivium.cli.server_options import URL_VARIABLE, url_password
+from trivium.cli.tables import printable
 from trivium.common.client_tls import TlsError, tls_error_in, tls_reason
 from trivium.config import DEFAULT_PORTS, ControlConfig, StorageConfig
 from trivium.errors import ConfigError
@@ -159,6 +162,31 @@ def _refused(place: str, status: int, phrase: str, text: bytes) -> Refused:
     except ValueError:
         pass
     return Refused(f"{place} answers {status} {phrase}", "")
+
+
+def run_command(options: argparse.Namespace, work: Callable[[argparse.Namespace], None]) -> int:
+    """Do the work of a command that asks a broker; the exit code."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        work(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(options, EXIT_USAGE, error)
+    except ClientError as error:
+        return _fail(options, EXIT_FAILED, error)
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever reads has seen enough. What is left has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_OK
+
+
+def _fail(options: argparse.Namespace, code: int, error: Exception) -> int:
+    sys.stdout.flush()
+    text = printable(" ".join(str(error).split()))
+    print(f"trivium {options.command}: {text}", file=sys.stderr)
+    return code
 
 
 def segment(name: str) -> str:

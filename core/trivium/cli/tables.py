@@ -10,7 +10,10 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 #: Rows by which the widths of plain columns are found, and that are held until then.
 _MEASURED_ROWS: Final = 1000
@@ -23,17 +26,32 @@ def print_json(value: object) -> None:
 
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """A table; a column is a field, dots lead into objects."""
-    texts = ([text_of(at(row, column), column) for column in columns] for row in rows)
+    texts = texts_of(rows, columns)
     if not _print_rich(texts, columns):
         _print_plain(texts, [column.upper() for column in columns])
 
 
+def texts_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[list[str]]:
+    """What stands in the columns of each row."""
+    return ([text_of(at(row, column), column) for column in columns] for row in rows)
+
+
 def print_record(record: Mapping[str, Any]) -> None:
     """Field by field, those of objects too."""
-    rows = [[printable(name), text_of(value, name)] for name, value in flat(record)]
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, text in rows:
-        print(f"{name:{width}}  {text}".rstrip())
+    print_lines((name, text_of(value, name)) for name, value in flat(record))
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Texts behind their titles."""
+    for line in aligned(lines):
+        print(line)
+
+
+def aligned(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Texts behind their titles, all at the same place."""
+    rows = [(printable(title), printable(text)) for title, text in lines]
+    width = max((len(title) for title, _ in rows), default=0)
+    return [f"{title:{width}}  {text}".rstrip() for title, text in rows]
 
 
 def at(row: Mapping[str, Any], column: str) -> Any:
@@ -92,18 +110,24 @@ def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
-def _print_rich(texts: Iterable[list[str]], columns: Sequence[str]) -> bool:
+def _print_rich(rows: Iterable[list[str]], columns: Sequence[str]) -> bool:
     """On a terminal, where there is rich. False: it is not printed."""
     if not sys.stdout.isatty():
         return False
     try:
-        from rich.box import SIMPLE_HEAD
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
     except ImportError:
         return False
-    rows = list(texts)
+    Console().print(rich_table(list(rows), columns))
+    return True
+
+
+def rich_table(rows: list[list[str]], columns: Sequence[str]) -> Table:
+    """A table for a terminal. Raises ImportError."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         is_numeric = bool(rows) and all(_is_number(row[number]) for row in rows)
@@ -115,8 +139,7 @@ def _print_rich(texts: Iterable[list[str]], columns: Sequence[str]) -> bool:
     for row in rows:
         # As it is: brackets in a name are no markup.
         table.add_row(*(Text(text) for text in row))
-    Console().print(table)
-    return True
+    return table
 
 
 def _print_plain(texts: Iterable[list[str]], header: list[str]) -> None:

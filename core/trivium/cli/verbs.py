@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +16,10 @@ from dataclasses import MISSING, dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from trivium.cli.clients import ClientError, UsageError
-from trivium.cli.control import Api, find_api, segment
+from trivium.cli.clients import UsageError
+from trivium.cli.control import Api, find_api, run_command, segment
 from trivium.cli.server_options import add_control
-from trivium.cli.tables import at, print_json, print_record, print_rows, printable
+from trivium.cli.tables import at, print_json, print_record, print_rows
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
 from trivium.management.rest.schema import About, hints_of
@@ -263,27 +261,7 @@ def _not_empty(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Do what the options say; the exit code."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    try:
-        _run(options)
-        sys.stdout.flush()
-    except UsageError as error:
-        return _fail(options, EXIT_USAGE, error)
-    except ClientError as error:
-        return _fail(options, EXIT_FAILED, error)
-    except KeyboardInterrupt:
-        return EXIT_FAILED
-    except BrokenPipeError:
-        # Whoever reads has seen enough. What is left has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_OK
-
-
-def _fail(options: argparse.Namespace, code: int, error: Exception) -> int:
-    sys.stdout.flush()
-    text = printable(" ".join(str(error).split()))
-    print(f"trivium {options.command}: {text}", file=sys.stderr)
-    return code
+    return run_command(options, _run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from trivium.management.values import encode
 from trivium.observability.api import ApiAnswer
 
 if TYPE_CHECKING:
+    from trivium.common.histograms import Histogram
     from trivium.config import Fsync
     from trivium.listen import ListenerConfig
     from trivium.management.calls import Call
@@ -61,11 +62,21 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Turns of the event loop, by their length: nobody is served while one lasts."""
+
+    most_ms: Annotated[float | None, About(text="that they took; null: any other")]
+    count: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """What there is, in the virtual hosts that the caller may see."""
 
     version: str
     state: Literal["running", "blocked"]
+    uptime_ms: Annotated[int, About(text="milliseconds since the start", least=0)]
+    turns: Annotated[list[Turns], About(text="since the start, the shortest first")]
     alarms: list[Alarm]
     protocols: list[Protocol]
     vhosts: Count
@@ -147,6 +158,11 @@ def _protocol(name: str, metrics: ProtocolMetrics) -> Protocol:
     )
 
 
+def _turns(turns: Histogram) -> list[Turns]:
+    most = [*(round(seconds * 1000, 3) for seconds in turns.bounds), None]
+    return [Turns(each, count) for each, count in zip(most, turns.counts, strict=True)]
+
+
 def overview(call: Call) -> ApiAnswer:
     """What there is."""
     return ApiAnswer(200, parts=_overview(call))
@@ -168,6 +184,8 @@ def overview_of(call: Call) -> Generator[bytes, None, Overview]:
     return Overview(
         version=__version__,
         state="running" if broker.block_reason is None else "blocked",
+        uptime_ms=broker.elapsed_ms - call.state.began_at,
+        turns=_turns(broker.timings.turns),
         alarms=alarms_of(call),
         protocols=[_protocol(name, each.metrics) for name, each in sorted(broker.adapters.items())],
         vhosts=len(vhosts),

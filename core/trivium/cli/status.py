@@ -1,0 +1,151 @@
+"""`trivium status`: a broker in one screen; rates are those of the second that it takes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trivium.cli.control import Api, find_api, run_command
+from trivium.cli.tables import print_json, print_lines, print_rows
+
+#: Time between two looks.
+SECONDS: Final = 1.0
+
+#: What is shown of a protocol: its column, and the counter that it is the rate of.
+_RATES: Final = {
+    "in/s": "messages_received",
+    "out/s": "messages_sent",
+    "bytes_in/s": "bytes_received",
+    "bytes_out/s": "bytes_sent",
+}
+COLUMNS: Final = ("protocol", "connections", *_RATES)
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_TIMES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A broker at one time."""
+
+    at: float
+    overview: Mapping[str, Any]
+    storage: Mapping[str, Any]
+    listeners: list[Mapping[str, Any]]
+
+
+def look(api: Api) -> Look:
+    """How a broker is. Raises ClientError."""
+    storage = api.ask("GET", "storage")
+    listeners: list[Mapping[str, Any]] = list(api.pages("listeners", {}))
+    overview = api.ask("GET", "overview")
+    return Look(time.monotonic(), overview, storage, listeners)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say; the exit code."""
+    return run_command(options, _run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Print how a broker is. Raises ClientError, UsageError."""
+    api = find_api(options)
+    before = look(api)
+    time.sleep(SECONDS)
+    now = look(api)
+    rates = list(rates_of(before, now))
+    if options.json:
+        listeners, storage = now.listeners, now.storage
+        print_json({**now.overview, "storage": storage, "listeners": listeners, "rates": rates})
+        return
+    print_lines(lines_of(before, now))
+    print()
+    print_rows(rates, COLUMNS)
+
+
+def rates_of(before: Look, now: Look) -> Iterator[dict[str, Any]]:
+    """What each protocol has done in a second between two looks."""
+    seconds = max(now.at - before.at, 0.001)
+    earlier = {each["name"]: each for each in before.overview["protocols"]}
+    for each in now.overview["protocols"]:
+        known = earlier.get(each["name"], {})
+        found = {"protocol": each["name"], "connections": each["connections"]}
+        for column, counter in _RATES.items():
+            found[column] = round(max(each[counter] - known.get(counter, 0), 0) / seconds)
+        yield found
+
+
+def lines_of(before: Look, now: Look) -> Iterator[tuple[str, str]]:
+    """What is said of a broker, each with its title."""
+    about, storage = now.overview, now.storage
+    state = "running" if about["state"] == "running" else "publishers wait"
+    yield "broker", f"Trivium {about['version']}, {state}, up for {duration(about['uptime_ms'])}"
+    for alarm in about["alarms"]:
+        yield alarm["resource"], _resource(alarm)
+    where = storage["directory"] or "memory"
+    waiting = size(storage["pending_bytes"])
+    yield "storage", f"{where}, fsync {storage['fsync']}, {waiting} waiting for the disk"
+    yield "connections", f"{about['connections']}, consumers {about['consumers']}"
+    yield (
+        "messages",
+        f"{about['messages_ready']} ready, {about['messages_unsettled']} unsettled,"
+        f" {about['messages_delayed']} delayed, in {about['queues']} queues",
+    )
+    yield (
+        "streams",
+        f"{about['streams']}, records {about['records']}, consumer groups {about['groups']}",
+    )
+    yield "retained", str(about["retained_messages"])
+    yield "longest turn", _turns(before.overview["turns"], about["turns"])
+    for listener in now.listeners:
+        tls = ", TLS" if listener["tls"] else ""
+        yield f"at {listener['name']}", f"{listener['address']}{tls}"
+
+
+def _resource(alarm: Mapping[str, Any]) -> str:
+    current, limit = alarm["current_bytes"], alarm["limit_bytes"]
+    what = "used, at most" if alarm["resource"] == "memory" else "free, at least"
+    text = f"{size(current)} {what} {size(limit)}" if limit else f"{size(current)}, no limit"
+    return f"ALARM: {text}" if alarm["is_on"] else text
+
+
+def _turns(before: list[Mapping[str, Any]], now: list[Mapping[str, Any]]) -> str:
+    new = [
+        {**each, "count": each["count"] - earlier["count"]}
+        for each, earlier in zip(now, before, strict=True)
+    ]
+    return f"{_longest(now)} since the start, {_longest(new)} lately"
+
+
+def _longest(turns: Sequence[Mapping[str, Any]]) -> str:
+    """In which bucket the longest is."""
+    found = [each["most_ms"] for each in turns if each["count"] > 0]
+    if not found:
+        return "none"
+    return "over 10 s" if found[-1] is None else f"at most {found[-1]:g} ms"
+
+
+def size(number: int) -> str:
+    """Bytes for people."""
+    if number < 0:
+        return "unknown"
+    value = float(number)
+    for unit in _UNITS[:-1]:
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} {_UNITS[-1]}"
+
+
+def duration(milliseconds: int) -> str:
+    """A time for people: its two largest units."""
+    parts: list[str] = []
+    for unit, name in _TIMES:
+        number, milliseconds = divmod(milliseconds, unit)
+        if number:
+            parts.append(f"{number} {name}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or "0 s"
