@@ -116,6 +116,21 @@ def test_a_unix_socket_that_is_taken_is_told_from_one_that_is_left_over(tmp_path
     assert ask(*arguments, **settings).level("mqtt") == "error"
 
 
+def test_the_control_socket_of_a_data_directory_that_is_yet_to_be_made_is_free(
+    tmp_path: Path,
+) -> None:
+    report = ask("--data", str(tmp_path / "data"), *OFF)
+    assert (report.code, report.level("control")) == (0, "ok")
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+    place = tmp_path / ("d" * 100)
+    report = ask("--data", str(place), *OFF)
+    assert (report.code, report.level("control")) == (0, "warning")
+    report = ask("--memory", *OFF, TRIVIUM_CONTROL__SOCKET=str(place))
+    assert (report.code, report.level("control")) == (1, "error")
+
+
 def test_an_address_of_another_machine_is_an_error() -> None:
     report = ask("--memory", *OFF[2:], "--mqtt", "192.0.2.1:1883")
     assert report.found["mqtt"]["found"] == "192.0.2.1 port 1883: Cannot assign requested address"

@@ -27,11 +27,12 @@ from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.serve import configure
 from trivium.config import Config
 from trivium.errors import ConfigError, TriviumError
-from trivium.listen import ListenerConfig
+from trivium.listen import ControlListener, ListenerConfig
 from trivium.observability.process import is_compiled, total_memory_bytes
 from trivium.runtime.broker import Broker
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.listeners import RESERVED_FILES
+from trivium.runtime.unix_sockets import MOST_PATH_BYTES
 from trivium.storage.errors import StorageLocked
 from trivium.storage.files.directory import LOCK_FILE
 from trivium.storage.files.filesystem import RealFileSystem
@@ -275,7 +276,15 @@ def _listener(listener: ListenerConfig) -> Iterator[Finding]:
 
 
 def _unix(listener: ListenerConfig) -> Finding:
+    may_be_missing = isinstance(listener, ControlListener) and listener.may_be_missing
+    if len(os.fsencode(listener.path)) > MOST_PATH_BYTES:
+        level: Level = "warning" if may_be_missing else "error"
+        text = f"the path of a Unix socket has at most {MOST_PATH_BYTES} bytes"
+        return Finding(listener.name, level, text, "give it a shorter one")
     folder = Path(listener.path).parent
+    if may_be_missing and not folder.exists():
+        # The broker makes the data directory.
+        return Finding(listener.name, "ok", f"{listener.address} is free")
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding(
             listener.name, "error", f"{folder} cannot be written to", "make it, or chown"
