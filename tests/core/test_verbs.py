@@ -411,6 +411,8 @@ def test_a_broker_by_tls_is_verified(capsys: pytest.CaptureFixture[str], tmp_pat
         assert "amq.topic" in capsys.readouterr().out
         assert main(listed) == EXIT_FAILED
         assert "the certificate does not verify" in capsys.readouterr().err
+        assert main([*listed[:-1], url.replace("https", "http")]) == EXIT_FAILED
+        assert "the URL begins with https://" in capsys.readouterr().err
 
 
 def test_the_environment_may_say_where(

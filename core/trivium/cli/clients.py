@@ -85,7 +85,7 @@ class Server:
             reason = tls_reason(tls_error)
         elif number is not None and number in errno.errorcode:
             reason = os.strerror(number)
-        elif self.tls is None and _speaks_tls(self.host, port):
+        elif self.tls is None and speaks_tls(self.host, port):
             reason = "TLS is spoken there, so the URL needs an s behind its scheme"
         else:
             reason = re.sub(r"^\[Errno -?[0-9]+\] ", "", str(error))
@@ -130,7 +130,7 @@ class Client(Protocol):
         """Receive until the handler returns False; acknowledge what it has handled."""
 
 
-def _speaks_tls(host: str, port: int) -> bool:
+def speaks_tls(host: str, port: int) -> bool:
     """Whether TLS is spoken there, to tell somebody who did not; it blocks for some seconds."""
     context = ClientTls(verify=False).context()
     try:

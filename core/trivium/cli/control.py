@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from trivium.cli.clients import ClientError, UsageError, tls_of
+from trivium.cli.clients import ClientError, UsageError, speaks_tls, tls_of
 from trivium.cli.server_options import URL_VARIABLE, url_password
 from trivium.cli.tables import printable
 from trivium.common.client_tls import TlsError, tls_error_in, tls_reason
@@ -146,6 +146,8 @@ class Api:
             reason = f"no answer within {TIMEOUT_SECONDS:g} seconds"
         elif number is not None and number in errno.errorcode:
             reason = os.strerror(number)
+        elif self._host and self._tls is None and speaks_tls(self._host, self._port):
+            reason = "TLS is spoken there, so the URL begins with https://"
         elif isinstance(error, http.client.HTTPException | ConnectionError):
             reason = "it does not answer as a broker does"
         else:
