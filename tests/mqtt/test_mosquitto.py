@@ -138,7 +138,8 @@ def test_limits_and_storage_have_their_keys(tmp_path: Path) -> None:
     assert tree["limits"] == {"memory_high_bytes": 1000}
     assert tree["auth"]["client_id_pattern"] == r"^a\."
     assert tree["storage"] == {"mode": "disk", "data": "/var/lib/mosquitto/trivium"}
-    assert notes == []
+    keys = ("max_queued_messages", "message_size_limit")
+    assert [note.split(": ")[1] for note in notes] == list(keys)
 
 
 def test_each_line_without_a_counterpart_is_named(tmp_path: Path) -> None:
@@ -211,3 +212,22 @@ def test_another_broker_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = run("import", "rocket", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "'rocket' is not one of mosquitto" in done.stderr
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mosquitto.conf"
+    file.write_text(f"include_dir {tmp_path}/missing\n")
+    with pytest.raises(
+        ConfigError, match=r"mosquitto.conf:1: include_dir: .*missing is no directory"
+    ):
+        convert(file)
+
+
+@pytest.mark.parametrize(
+    "key", ["max_queued_messages", "max_inflight_messages", "message_size_limit"]
+)
+def test_no_limit_is_named_where_there_is_always_one(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "mosquitto.conf"
+    file.write_text(f"listener 1883 127.0.0.1\n{key} 0\n")
+    _, notes = convert(file)
+    assert [note for note in notes if f":2: {key}: 0 is no limit there" in note]

@@ -73,6 +73,8 @@ def _read(file: Path) -> list[_Line]:
         if line.key != "include_dir":
             found.append(line)
             continue
+        if not Path(line.value).is_dir():
+            raise ConfigError(f"{line.place}: {line.value} is no directory")
         included = sorted(Path(line.value).glob("*.conf"), key=_order)
         found += [inner for path in included for inner in _lines_of(path)]
     return found
@@ -127,7 +129,11 @@ class _Conversion:
         elif line.key in _OF_BROKER:
             section, key, of = _OF_BROKER[line.key]
             value = of(line)
-            if value is not None:
+            if value is None:
+                self._note(
+                    line, f"0 is no limit there: here the default of [{section}] {key} holds"
+                )
+            else:
                 self._tree.setdefault(section, {})[key] = value
         elif line.key in _OTHERWISE:
             self._note(line, _OTHERWISE[line.key])
@@ -295,7 +301,7 @@ def _number(line: _Line) -> int:
 
 
 def _positive(line: _Line) -> int | None:
-    """None for 0, which is no limit."""
+    """None for 0, which is no limit there."""
     return _number(line) or None
 
 
