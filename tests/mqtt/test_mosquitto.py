@@ -142,6 +142,17 @@ def test_limits_and_storage_have_their_keys(tmp_path: Path) -> None:
     assert [note.split(": ")[1] for note in notes] == list(keys)
 
 
+def test_a_listener_whose_mount_point_cannot_be_is_left_out(tmp_path: Path) -> None:
+    odd = "listener 1883 127.0.0.1\nmount_point in\n"
+    tree, notes = converted(tmp_path, f"{odd}listener 1884 127.0.0.1\n")
+    assert [table["address"] for table in tree["listeners"]] == ["127.0.0.1:1884"]
+    assert notes == [
+        "mosquitto.conf:2: mount_point: a mount point ends with a /: the listener is left out"
+    ]
+    with pytest.raises(ConfigError, match="no listener is left"):
+        converted(tmp_path, odd)
+
+
 def test_each_line_without_a_counterpart_is_named(tmp_path: Path) -> None:
     text = "# nothing\n\nautosave_interval 5\nunheard_of 1\nconnection b\naddress h\ntopic # in\n"
     _, notes = converted(tmp_path, text)

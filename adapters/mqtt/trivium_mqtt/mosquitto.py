@@ -51,6 +51,7 @@ class _Listener:
     tls: dict[str, str] = field(default_factory=dict)
     requires_certificate: bool = False
     user_is_owner: bool = False
+    is_left_out: bool = False
 
 
 def convert(file: Path) -> tuple[str, list[str]]:
@@ -179,8 +180,12 @@ class _Conversion:
         self._listeners[-1].max_connections = max(_number(line), 0)
 
     def mount_point(self, line: _Line) -> None:
-        """Of the listener."""
-        self._listeners[-1].mount_point = line.value
+        """Of the listener, which is not made where it cannot have it: it would be more open."""
+        if line.value.endswith("/"):
+            self._listeners[-1].mount_point = line.value
+        else:
+            self._listeners[-1].is_left_out = True
+            self._note(line, "a mount point ends with a /: the listener is left out")
 
     def per_listener_settings(self, line: _Line) -> None:
         """Whether users and permissions are those of one listener."""
@@ -227,6 +232,10 @@ class _Conversion:
         listeners = self._listeners if self._is_default_used else self._listeners[1:]
         if not listeners and self._listeners[0].tls:
             listeners = self._listeners
+        left = [listener for listener in listeners if not listener.is_left_out]
+        if listeners and not left:
+            raise ConfigError("no listener is left: a mount point ends with a /")
+        listeners = left
         tables = [self._listener(listener) for listener in listeners]
         self._authenticate(listeners or [self._listeners[0]], tables)
         if not listeners and self._common.anonymous is not None:
