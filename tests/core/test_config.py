@@ -14,6 +14,7 @@ from trivium.cli.configuration import load
 from trivium.config import (
     CertificateConfig,
     Config,
+    ControlConfig,
     Fsync,
     LimitsConfig,
     Listen,
@@ -99,7 +100,8 @@ def test_classes_check_themselves_without_a_file() -> None:
 
 def test_defaults_are_loopback_disk_and_fsync_always() -> None:
     config = load()
-    assert config == Config()
+    # In a program nothing is listened to that it does not say.
+    assert config == dataclasses.replace(Config(), control=ControlConfig())
     assert {name: str(listen) for name, listen in config.listen.items()} == {
         "mqtt": "127.0.0.1:1883",
         "amqp": "127.0.0.1:5672",
@@ -275,6 +277,7 @@ def test_entries_of_listen_come_first_and_each_listener_has_a_name(tmp_path: Pat
         ("amqp", "amqp", "unix:/run/amqp.sock"),
         ("amqp2", "amqp", "0.0.0.0:5672"),
         ("inside", "amqp", "5673"),
+        ("control", "http", "unix:trivium-data/control.sock"),
     ]
     assert (found[2].mode, found[2].owner, found[2].is_loopback) == ("0600", "nobody:nogroup", True)
     assert (found[3].anonymous, found[3].max_connections, found[3].is_loopback) == (

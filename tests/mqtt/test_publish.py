@@ -612,6 +612,11 @@ def own_topics_listener(server: Server) -> Client:
     return listener
 
 
+def own_topics_heard(listener: Client) -> list[tuple[int, bytes]]:
+    """What it got but for events, which are the broker's."""
+    return [one for one in listener.take() if not one[1][2:].startswith(b"$SYS/events/")]
+
+
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize(
     "topic", ["$SYS", "$SYS/x", "$SYS/x/y", "$SYS/", "$", "$share/g/t", "$x/t"]
@@ -637,7 +642,7 @@ def test_a_publish_to_the_brokers_own_topics_is_refused(
             assert sender.take_bytes() == pubrec(8) * 2 + pubcomp(8)
     assert server.adapter.metrics.messages_dropped >= 8
     assert server.adapter.metrics.messages_received == server.adapter.metrics.messages_dropped
-    assert listener.take_bytes() == b""
+    assert own_topics_heard(listener) == []
     assert len(server.broker.vhosts["/"].retained) == 0
     assert not sender.is_closed
 
@@ -650,7 +655,7 @@ def test_a_topic_alias_does_not_lead_to_the_brokers_own_topics() -> None:
     sender.feed(publish("$SYS/x", b"x", 1, 1, 5, properties=alias))
     sender.feed(publish("", b"x", 1, 2, 5, properties=alias))
     assert sender.take_bytes() == acknowledge(0x40, 1, 0x87) + acknowledge(0x40, 2, 0x87)
-    assert listener.take_bytes() == b""
+    assert own_topics_heard(listener) == []
 
 
 @pytest.mark.parametrize("retain", [False, True])
@@ -658,7 +663,7 @@ def test_a_will_to_the_brokers_own_topics_is_dropped(retain: bool) -> None:
     server = Server()
     listener = own_topics_listener(server)
     server.open("s", will=("$SYS/x", b"gone", 1, retain)).lose()
-    assert listener.take_bytes() == b""
+    assert own_topics_heard(listener) == []
     assert len(server.broker.vhosts["/"].retained) == 0
     assert server.adapter.metrics.messages_dropped == 1
 
@@ -675,9 +680,10 @@ def test_no_other_road_leads_to_subscribers_of_the_brokers_own_topics() -> None:
         route.publish(message(b"forged", b"$SYS.x", name))
     vhost.retained.keep(message(b"forged", b"$SYS.x", "amq.topic"))
     server.settle()
+    assert own_topics_heard(listener) == []
     listener.subscribe("$SYS/x", 0)
-    assert listener.take_bytes() == b""
+    assert own_topics_heard(listener) == []
     # It is the key that counts and not the road.
     vhost.route(outer, b"x").publish(message(b"true", b"x", "outer"))
     server.settle()
-    assert listener.take_one()[1].endswith(b"true")
+    assert [body.endswith(b"true") for _, body in own_topics_heard(listener)] == [True]

@@ -459,6 +459,8 @@ class TopicExchange(Exchange):
 
     def _prepare(self) -> None:
         self._tree: PatternTree[Binding] = PatternTree()
+        # Those of them that name `$SYS`, which are few: for an event only these are looked at.
+        self._own: PatternTree[Binding] = PatternTree()
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         found = self._tree.match(levels_of(address.key))
@@ -470,19 +472,18 @@ class TopicExchange(Exchange):
 
     def match_own(self, key: bytes) -> list[Binding]:
         """The bindings that lead on what the broker itself publishes: those that name ``$SYS``."""
-        found = self._tree.match(levels_of(key))
-        return [
-            binding
-            for binding in found
-            if binding.pattern.startswith(RESERVED)
-            and not isinstance(binding.destination, ExchangeDestination)
-        ]
+        found = self._own.match(levels_of(key))
+        return [b for b in found if not isinstance(b.destination, ExchangeDestination)]
 
     def _added(self, binding: Binding) -> None:
         self._tree.add(binding.levels(), binding)
+        if binding.pattern.startswith(RESERVED):
+            self._own.add(binding.levels(), binding)
 
     def _removed(self, binding: Binding) -> None:
         self._tree.remove(binding.levels(), binding)
+        if binding.pattern.startswith(RESERVED):
+            self._own.remove(binding.levels(), binding)
 
 
 class HeadersExchange(Exchange):
