@@ -25,6 +25,8 @@ from bench.doors import PLAIN, TLS, WEBSOCKET
 from bench.endpoints import Address
 
 LOOPBACK: Final = "127.0.0.1"
+STARTS: Final = 3
+"""Times that a server is started whose port was taken meanwhile."""
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 20.0
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
@@ -253,6 +255,18 @@ class RabbitMq(Server):
     def _more_settings(self) -> str:
         """Lines of its configuration."""
         return ""
+
+    def start(self) -> None:
+        # It listens seconds after its ports were free: somebody else may have one by then.
+        for _ in range(STARTS - 1):
+            try:
+                super().start()
+            except ServerError as error:
+                if "could_not_start_listener" not in str(error):
+                    raise
+            else:
+                return
+        super().start()
 
     def _launch(self) -> None:
         program = self._program()

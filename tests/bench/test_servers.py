@@ -8,7 +8,7 @@ import pytest
 
 from bench.endpoints import Address
 from bench.mqtt_clients import open_session
-from bench.servers import Mosquitto, Relay, Server, ServerError, Trivium
+from bench.servers import STARTS, Mosquitto, RabbitMq, Relay, Server, ServerError, Trivium
 
 
 def is_running(pid: int) -> bool:
@@ -41,6 +41,32 @@ def test_a_server_is_ended_with_its_children_and_its_files(tmp_path: Path) -> No
     server.stop()
     assert not is_running(server.child)
     assert list(tmp_path.iterdir()) == []
+
+
+class Unlucky(RabbitMq):
+    """One whose port is taken by the time that it listens, the first few times."""
+
+    def __init__(self, directory: Path, times: int, why: str) -> None:
+        super().__init__(directory)
+        self.left = times
+        self.why = why
+
+    def _launch(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise ServerError(f"ended with 0: {self.why}")
+
+
+def test_a_server_whose_port_was_taken_meanwhile_is_started_again(tmp_path: Path) -> None:
+    taken = "could_not_start_listener,127.0.0.1,46493"
+    server = Unlucky(tmp_path / "a", STARTS - 1, taken)
+    server.start()
+    assert server.left == 0
+    for times, why in ((STARTS, taken), (1, "bad configuration")):
+        unlucky = Unlucky(tmp_path / why[:3], times, why)
+        with pytest.raises(ServerError, match=why[:3]):
+            unlucky.start()
+        assert unlucky.left == 0
 
 
 def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
