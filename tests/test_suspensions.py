@@ -34,7 +34,7 @@ from trivium.config import EVERYTHING, AuthConfig, Config, UserConfig
 from trivium.observability.audit import KINDS
 from trivium.routing.exchanges import Binding, Declarer
 from trivium.runtime import user_deletion
-from trivium.security.identity import Identity
+from trivium.security.identity import ADMINISTRATOR, Identity
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
 from trivium.vhost import suspensions
 from trivium.vhost.policies import Policy
@@ -790,6 +790,69 @@ def test_a_deletion_that_a_crash_cuts_off_keeps_what_is_in_force(
         "other",
     ]
     assert server.broker.permissions.user("dan") is None
+
+
+def import_by_dan(server: Server, way: Way) -> None:
+    """It is brought by dan, as an administrator who may do nothing else."""
+    user = server.broker.users.find("dan")
+    assert user is not None
+    declarers = server.broker.authentication.declarers
+    for item in declared(server, way):
+        suspensions.give(server.vhost, item, declarers.of_import(user.identity, "/"))
+    grant(server, [])
+
+
+@pytest.mark.parametrize("way", ways())
+def test_what_a_deleted_administrator_imported_goes_on(way: Way) -> None:
+    server = with_dan(way, Host())
+    order = {"action": "tags", "name": "dan", "tags": [ADMINISTRATOR]}
+    server.administrator().send(frames.MANAGE_USERS, 5, order)
+    import_by_dan(server, way)
+    assert comes_out(server, way)
+    delete(server)
+    assert not declared(server, way)
+    assert comes_out(server, way)
+    assert len(server.vhost.suspensions) == 0
+    server = restarted(server)
+    assert comes_out(server, way)
+
+
+@pytest.mark.parametrize("way", ways("fanout to queue", "dead letters", "alternate"))
+def test_what_a_deleted_user_imported_as_a_former_administrator_stays_suspended(way: Way) -> None:
+    server = with_dan(way, Host())
+    import_by_dan(server, way)
+    assert not comes_out(server, way)
+    delete(server)
+    order = {"action": "add", "name": "dan", "password": b"p", "tags": [ADMINISTRATOR]}
+    server.administrator().send(frames.MANAGE_USERS, 5, order)
+    server.sync()
+    assert not comes_out(server, way)
+    server = restarted(server)
+    assert not comes_out(server, way)
+
+
+@pytest.mark.parametrize("way", ways("fanout to queue", "dead letters", "alternate"))
+def test_a_deletion_that_a_crash_cuts_off_keeps_what_an_administrator_imported(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    server = with_dan(way, Host())
+    order = {"action": "tags", "name": "dan", "tags": [ADMINISTRATOR]}
+    server.administrator().send(frames.MANAGE_USERS, 5, order)
+    import_by_dan(server, way)
+    admin = server.administrator()
+    monkeypatch.setattr(user_deletion.UserDeletion, "begin", lambda self: None)
+    admin.send(frames.MANAGE_USERS, 9, {"action": "delete", "name": "dan"})
+    monkeypatch.undo()
+    server.sync()
+    assert declared(server, way)
+    assert comes_out(server, way)
+    server = restarted(server)
+    server.advance(1)
+    server.sync()
+    assert not server.broker.users.leaving
+    assert not declared(server, way)
+    assert comes_out(server, way)
+    assert len(server.vhost.suspensions) == 0
 
 
 def test_a_policy_of_a_deleted_user_goes_on() -> None:

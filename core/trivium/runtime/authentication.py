@@ -137,8 +137,7 @@ class Authentication:
     def _tags_of(self, identity: Identity) -> frozenset[str]:
         if identity.is_anonymous:
             return frozenset(self._auth.anonymous_tags)
-        user = self.users.find(identity.name)
-        return frozenset() if user is None else user.tags
+        return self.users.tags_of(identity.name)
 
     def set_virtual_host(self, name: str, vhost: str) -> None:
         """Say where a user's clients go that name no virtual host. Raises TopologyError."""

@@ -3,8 +3,8 @@ part in each turn.
 
 Its row is marked first: from that write batch on the user is gone for clients, and a start after a
 crash goes on with what is left. The row goes with the last part; until then there cannot be another
-user of that name, who would get what is left. Its permissions go with the last part too: they say
-what of its declarations is in force, which the broker keeps so.
+user of that name, who would get what is left. Its tags and permissions go with the last part too:
+they say what of its declarations is in force, which the broker keeps so.
 """
 
 from __future__ import annotations
@@ -99,12 +99,6 @@ class UserDeletion(Timed):
         is_lost = is_in_force(item) and not would_be_in_force(item, rest)
         give(vhost, item, None if is_lost else rest)
 
-    def take_over_policies(self) -> None:
-        """The same for policies, of which there are few: they depend on tags, which go first."""
-        for vhost in list(self._broker.vhosts.values()):
-            for policy in vhost.policies.all():
-                self._take_over(vhost, policy)
-
 
 def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
     """Delete a user with its keys, permissions and limits, and with what protocols keep for it.
@@ -113,12 +107,10 @@ def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
     which the last of it goes. Raises NotFound; AccessRefused for one of the configuration.
     """
     broker.users.changeable(name)
-    deletion = UserDeletion(broker, name, done)
-    deletion.take_over_policies()
     broker.users.delete(name)
     broker.authentication.api_keys.delete_of(name)
     broker.logins.limits.forget(name)
-    deletion.begin()
+    UserDeletion(broker, name, done).begin()
 
 
 def go_on(broker: Broker) -> None:

@@ -72,8 +72,8 @@ class Users(PasswordMethod):
         # Names of the configuration whose SCRAM keys are being made, and who waits for them.
         self._keyless: list[str] = []
         self._waiting: list[Callable[[], None]] = []
-        #: those that are being deleted, and where their clients went
-        self.leaving: dict[str, str] = {}
+        #: those that are being deleted, with what says what they declared that is in force
+        self.leaving: dict[str, StoredUser] = {}
         self._table: Table | None = None
         self._changed = changed
         self._events = events
@@ -86,7 +86,8 @@ class Users(PasswordMethod):
             name = key.decode()
             settings = more[0] if more else {}
             if "deleting" in settings:
-                self.leaving[name] = settings.get("virtual_host", DEFAULT_VHOST)
+                home = settings.get("virtual_host", "")
+                self.leaving[name] = _leaving(name, frozenset(tags), home)
                 continue
             self._rows[name] = StoredUser(
                 name=name,
@@ -146,10 +147,13 @@ class Users(PasswordMethod):
 
     def virtual_host_of(self, username: str) -> str:
         """Where clients of this name go that name no virtual host."""
-        user = self.find(username)
-        if user is None:
-            return self.leaving.get(username, DEFAULT_VHOST)
-        return user.virtual_host or DEFAULT_VHOST
+        user = self.find(username) or self.leaving.get(username)
+        return DEFAULT_VHOST if user is None else user.virtual_host or DEFAULT_VHOST
+
+    def tags_of(self, username: str) -> frozenset[str]:
+        """The tags by which what was declared in this name is in force, also while it goes."""
+        user = self.find(username) or self.leaving.get(username)
+        return frozenset() if user is None else user.tags
 
     def hashes(self) -> list[str]:
         users = [*self._configured.values(), *self._rows.values()]
@@ -224,12 +228,12 @@ class Users(PasswordMethod):
         self.changeable(name)
         assert self._table is not None
         settings: dict[str, object] = {"deleting": True}
-        home = self._rows.pop(name).virtual_host
-        if home:
-            # Some of what it may do depends on it, which others look at until all is done.
-            settings["virtual_host"] = home
-        self.leaving[name] = home or DEFAULT_VHOST
-        self._table.put(name.encode(), pack(["", [], settings]))
+        user = self._rows.pop(name)
+        # What it may do depends on both, which others look at until all is done.
+        if user.virtual_host:
+            settings["virtual_host"] = user.virtual_host
+        self.leaving[name] = _leaving(name, user.tags, user.virtual_host)
+        self._table.put(name.encode(), pack(["", sorted(user.tags), settings]))
         self._changed()
         self._events.tell("user.deleted", name=name)
 
@@ -262,6 +266,10 @@ class Users(PasswordMethod):
             row.append(settings)
         self._table.put(user.name.encode(), pack(row))
         self._changed()
+
+
+def _leaving(name: str, tags: frozenset[str], home: str) -> StoredUser:
+    return StoredUser(name=name, stored="", tags=tags, virtual_host=home)
 
 
 def check_name(name: str) -> None:
