@@ -192,3 +192,85 @@ def test_mqtt_clients_get_them_as_json() -> None:
     assert body[2 : 2 + size] == b"$SYS/events/queue/created"
     told = json.loads(body[2 + size :])
     assert (told["event"], told["name"]) == ("queue.created", "q")
+
+
+def listening(permission: str, topic_permission: str, *filters: str) -> tuple[mqtt.Client, bytes]:
+    """A client that has asked for filters, and what it was granted; in a server where a queue and a
+    user have been made since."""
+    config = Config(
+        storage=StorageConfig(mode="memory"),
+        users={
+            "ann": UserConfig(
+                password="p",
+                permissions={"/": {"configure": "", "write": "", "read": permission}},
+                topic_permissions={"/": {EVENT_EXCHANGE: {"write": "", "read": topic_permission}}},
+            )
+        },
+        listen={"mqtt": Listen(0)},
+    )
+    server = mqtt.Server(config=config)
+    client = server.open("c", username="ann", password="p")
+    granted = b""
+    for each in filters:
+        client.feed(mqtt.subscribe(each))
+        ((_, body),) = client.take()
+        granted += body[2:]
+    server.vhost.declare_queue("q")
+    server.broker.events.tell("user.created", name="bob")
+    server.settle()
+    return client, granted
+
+
+def topics(client: mqtt.Client) -> list[bytes]:
+    """Those of the messages that a client was sent."""
+    return [body[2 : 2 + struct.unpack(">H", body[:2])[0]] for _, body in client.take()]
+
+
+QUEUE_CREATED = b"$SYS/events/queue/created"
+USER_CREATED = b"$SYS/events/user/created"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ("$SYS/events/#", 0x80),
+        ("$share/g/$SYS/events/#", 0x80),
+        ("$SYS/events/user/created", 0x80),
+        ("$SYS/#", 0),
+        ("$SYS/+/user/created", 0),
+    ],
+)
+def test_by_mqtt_they_need_permission_to_read_their_exchange(wanted: str, code: int) -> None:
+    client, granted = listening(r"^amq\.topic$", ".*", wanted)
+    assert granted == bytes((code,))
+    assert topics(client) == []
+
+
+def test_by_mqtt_who_may_read_their_exchange_has_them() -> None:
+    client, granted = listening(r"^amq\.(topic|trivium\.event)$", ".*", "$SYS/events/#")
+    assert granted == b"\x00"
+    assert topics(client) == [QUEUE_CREATED, USER_CREATED]
+
+
+@pytest.mark.parametrize("wanted", ["$SYS/#", "$SYS/events/queue/created"])
+def test_by_mqtt_topic_permissions_of_their_exchange_hold(wanted: str) -> None:
+    client, granted = listening(".*", r"^queue\.", wanted, "$SYS/events/#")
+    assert granted == b"\x00\x80"
+    assert topics(client) == [QUEUE_CREATED]
+
+
+@pytest.mark.parametrize(
+    "key", ["$SYS.events.#", "$SYS.#", "$SYS.*.user.created", "$SYS.#.created"]
+)
+def test_a_queue_gets_them_from_amq_topic_with_permission_alone(key: str) -> None:
+    own = {"configure": "^q$", "write": "^q$", "read": r"^(q|amq\.topic)$"}
+    config = Config(
+        storage=StorageConfig(mode="memory"),
+        users={"ann": UserConfig(password="p", permissions={"/": own})},
+        listen={"amqp": Listen(0)},
+    )
+    client = amqp.Server(config=config).open(user=b"ann", password=b"p")
+    client.declare("q")
+    client.bind("q", "amq.topic", "$SYS.broker.#")
+    answer = client.ask(Queue.Bind(queue="q", exchange="amq.topic", routing_key=key))
+    assert "topic" in refused(answer)

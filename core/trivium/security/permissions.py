@@ -26,6 +26,7 @@ from trivium.messages.message import HeaderValue
 from trivium.messages.topics import (
     MANY,
     ONE,
+    RESERVED,
     filter_pattern,
     key_of,
     key_pattern,
@@ -39,11 +40,14 @@ from trivium.security.scopes import KINDS as KINDS
 from trivium.security.scopes import READ as READ
 from trivium.security.scopes import WRITE as WRITE
 from trivium.security.scopes import ScopePatterns
+from trivium.vhost.predeclared import EVENT_EXCHANGE, EVENTS_IN
 
 #: The virtual host of permissions that hold in every one.
 EVERY_VHOST: Final = "*"
 #: The exchange whose topics ACL lines are about.
 TOPIC_EXCHANGE: Final = "amq.topic"
+#: First levels of the topics that are events.
+_EVENTS: Final[list[bytes]] = [RESERVED, b"events"]
 #: What the names begin with that the broker makes up for queues.
 MADE_UP: Final = "amq.gen-"
 #: The name under which patterns know the default exchange, as in RabbitMQ.
@@ -425,11 +429,29 @@ class Decisions(Guard):
             return False
         if exchange == TOPIC_EXCHANGE:
             levels = levels_of(key)
+            if kind == READ and not self._may_read_events(levels, False):
+                return False
             if any(matches(denied, levels) for denied in self._acl.denied):
                 return False
             if any(_covers(granted, levels) for granted in self._acl.granted[kind]):
                 return True
         return self._patterns_allow(kind, exchange, key)
+
+    def _may_read_events(self, levels: list[bytes], with_wider: bool) -> bool:
+        """Whether a pattern at the exchange of topics asks for no events, or for those that may be
+        read where they come from: ``$SYS.events.KEY`` needs what KEY needs there. ``with_wider``
+        looks at patterns too that ask for more than events, whose messages nobody looks at."""
+        if self.vhost != EVENTS_IN or not levels or levels[0] != RESERVED:
+            return True
+        if levels[: len(_EVENTS)] == _EVENTS:
+            key = _as_key(levels[len(_EVENTS) :])
+        elif with_wider and _meet([*_EVENTS, MANY], levels):
+            key = b"#"
+        else:
+            return True
+        return self._is_within(READ, EVENT_EXCHANGE, key) and self._patterns_allow(
+            READ, EVENT_EXCHANGE, key
+        )
 
     def _is_within(self, kind: str, exchange: str, key: bytes) -> bool:
         """Whether what narrows it allows that."""
@@ -461,6 +483,8 @@ class Decisions(Guard):
         if not self._is_within(READ, exchange, _as_key(levels)):
             return False
         if exchange == TOPIC_EXCHANGE:
+            if not self._may_read_events(levels, False):
+                return False
             if any(_covers(denied, levels) for denied in self._acl.denied):
                 return False
             if any(_meet(granted, levels) for granted in self._acl.granted[READ]):
@@ -485,6 +509,8 @@ class Decisions(Guard):
         if not self._is_within(READ, exchange, pattern):
             return False
         if exchange == TOPIC_EXCHANGE:
+            if not self._may_read_events(levels, True):
+                return False
             if any(_meet(denied, levels) for denied in self._acl.denied):
                 return False
             if any(_covers(granted, levels) for granted in self._acl.granted[READ]):

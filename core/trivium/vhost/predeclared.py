@@ -26,7 +26,7 @@ PREDECLARED: Final = (
 
 #: Where events are messages, in the default virtual host; nobody can publish there.
 EVENT_EXCHANGE: Final = "amq.trivium.event"
-_EVENTS_IN: Final = "/"
+EVENTS_IN: Final = "/"
 
 
 class DefaultExchange(DirectExchange):
@@ -59,7 +59,7 @@ def predeclared_exchanges(vhost: StreamNamespace) -> list[Exchange]:
         exchange = make_exchange(kind, name)
         assert exchange is not None
         made.append(exchange)
-    if vhost.name == _EVENTS_IN:
+    if vhost.name == EVENTS_IN:
         events = make_exchange("topic", EVENT_EXCHANGE, internal=True)
         assert events is not None
         made.append(events)
