@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import aiormq
 import pytest
 from yarl import URL
 
@@ -134,8 +135,9 @@ async def test_every_endpoint_is_for_those_with_its_tags_alone() -> None:
                 if is_outside and "{vhost}" in endpoint.path and endpoint.vhost:
                     may = may and tag in OUTSIDE[endpoint.vhost]
                 if endpoint.path.startswith("connections/username/"):
-                    # Others see their own.
-                    may = tag in MAY[WATCHERS]
+                    # Others see, and close, their own.
+                    is_seen = endpoint.method == "GET"
+                    may = tag in MAY[WATCHERS if is_seen else ADMINISTRATORS]
                 if (status != 401) is not (may or is_public):
                     wrong.append((endpoint.method, path, user, status))
                 assert status < 500 or status == 503, (endpoint.method, path, user, status)
@@ -157,6 +159,19 @@ def test_the_tags_are_those_of_another_broker() -> None:
     for path in ("parameters", "global-parameters", "policies/{vhost}/{name}"):
         assert found[("GET", path)][0] == POLICIES
     assert found[("GET", "auth")][0] == ANYBODY
+
+
+async def test_who_watches_sees_connections_of_others_and_closes_none() -> None:
+    async with serve() as site:
+        url = f"amqp://management:p@{site.broker.listeners['amqp']}/"
+        connection = await aiormq.connect(url)
+        (found,) = await site.get("connections", user="monitoring")
+        path = "connections/" + quote(found["name"], safe="")
+        for each in (path, "connections/username/management"):
+            assert (await site.ask("GET", each, user="monitoring"))[0] == 200
+            assert (await site.ask("DELETE", each, user="monitoring"))[0] == 401
+        assert not connection.is_closed
+        assert (await site.ask("DELETE", path, user="management"))[0] == 204
 
 
 async def test_lists_show_what_is_in_virtual_hosts_that_may_be_entered() -> None:

@@ -159,7 +159,11 @@ async def test_a_session_is_shown_with_what_it_shares_and_ended(tmp_path: Path) 
             assert found["items"] == [
                 {"vhost": "/", "name": "g", "filter": "b/#", "members": ["c"]}
             ]
-            assert await site.ask("DELETE", "vhosts/%2F/sessions/c") == (204, None)
+            path = "vhosts/%2F/sessions/c"
+            assert (await site.ask("GET", path, "ann"))[0] == 200
+            assert (await site.ask("DELETE", path, "ann"))[0] == 403, "who watches ends nothing"
+            assert (await site.ask("GET", path))[1]["is_connected"]
+            assert await site.ask("DELETE", path) == (204, None)
             with pytest.raises(aiomqtt.MqttError):
                 await anext(aiter(client.messages))
             _status, found = await site.ask("GET", "vhosts/%2F/shared-subscriptions")
@@ -278,6 +282,7 @@ async def test_a_connection_is_shown_with_its_consumers_and_closed(tmp_path: Pat
             assert [(each["queue"], each["connection"]) for each in found["items"]] == [("q", name)]
             assert (await site.ask("GET", "channels"))[1]["items"] == []
             assert (await site.ask("DELETE", path, "pol"))[0] == 403
+            assert (await site.ask("DELETE", path, "ann"))[0] == 403, "who watches ends nothing"
             assert await site.ask("DELETE", path, "man") == (204, None)
             with pytest.raises(ClosedByOperator, match="closed by an operator"):
                 await anext(aiter(consumer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trivium.errors import NotFound
+from trivium.errors import AccessRefused, NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.management.topology import Operator, operator
@@ -72,6 +72,14 @@ class Call:
     def watches(self) -> bool:
         """Whether the caller may see what other clients do."""
         return bool(self.identity.tags & WATCHERS)
+
+    def require_own(self, user: str) -> None:
+        """Raise AccessRefused unless the caller may end what a user's clients have: who watches
+        sees it, and no more (RabbitMQ: an administrator closes connections of others)."""
+        if ADMINISTRATOR not in self.identity.tags and user != self.identity.name:
+            text = f"what user '{user}' has is ended by that user or an administrator"
+            self.broker.permissions.denied(f"HTTP API: {text}", self.identity)
+            raise AccessRefused(text)
 
     def may_see(self, vhost: str) -> bool:
         """Whether the caller may see what is in a virtual host."""

@@ -82,13 +82,15 @@ def get_one(call: Call) -> ApiAnswer:
 
 def close(call: Call) -> ApiAnswer:
     """Close one; the request says why."""
-    _found(call).managed().close(_reason(call))
+    found = _found(call)
+    call.require_own(found.identity.name)
+    found.managed().close(_reason(call))
     return ApiAnswer(204)
 
 
 def close_of_user(call: Call) -> ApiAnswer:
     """Close all of a user."""
-    _require_own(call, call.names["user"])
+    call.require_own(call.names["user"])
     reason = _reason(call)
     for connection in _seen(call):
         if connection is not None:

@@ -170,7 +170,9 @@ def show(call: Call) -> ApiAnswer:
 
 def close(call: Call) -> ApiAnswer:
     """Close one; the header ``X-Reason`` says why."""
-    _found(call).managed().close(call.request.reason or "closed by an operator")
+    found = _found(call)
+    call.require_own(found.identity.name)
+    found.managed().close(call.request.reason or "closed by an operator")
     return ApiAnswer(204)
 
 

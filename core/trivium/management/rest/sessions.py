@@ -117,6 +117,7 @@ def show(call: Call) -> ApiAnswer:
 def end(call: Call) -> None:
     """Forget one, and close its connection; its will is published."""
     adapter, about = _found(call)
+    call.require_own(about.user)
     adapter.end_session(call.vhost, about.client_id)
     call.gone()
 
