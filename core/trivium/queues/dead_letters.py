@@ -219,7 +219,7 @@ class _Journey:
             # It had one when it gave this up.
             return True
         vhost = queue.vhost
-        exchange = vhost.exchanges.get(settings.dead_letter_exchange)
+        exchange = vhost.exchange_to(settings.dead_letter_exchange)
         if exchange is None:
             self._lose(NO_EXCHANGE, queue.name)
             return wanted is not None

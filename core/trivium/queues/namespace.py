@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium.common.quotas import QUEUED_BYTES, QUEUES, VHOST, Account
-from trivium.errors import QuotaExceeded
+from trivium.errors import AccessRefused, QuotaExceeded
 from trivium.host import Host
 from trivium.idempotence.deduplication import Deduplication
 from trivium.messages.message import Message
@@ -34,6 +34,23 @@ class QueueNamespace:
     def tell(self, event: str, **about: object) -> None:
         """Something has happened in this virtual host."""
         self.broker.events.tell(event, vhost=self.name, **about)
+
+    def exchange_to(self, name: str) -> Exchange | None:
+        """The exchange called ``name`` as one that others may lead to: one where the broker alone
+        publishes is none."""
+        found = self.exchanges.get(name)
+        return None if found is None or found.is_brokers_own else found
+
+    def refuse_brokers_own(self, name: object) -> None:
+        """Raise AccessRefused where an exchange is called so in which the broker alone publishes:
+        nothing may be declared that leads there."""
+        if not isinstance(name, str):
+            return
+        found = self.exchanges.get(name)
+        if found is not None and found.is_brokers_own:
+            raise AccessRefused(
+                f"exchange '{name}' in vhost '{self.name}' takes messages of the broker alone"
+            )
 
     def route_all(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
         """The route of a message with several routing keys: each destination once.

@@ -343,6 +343,8 @@ class Exchange:
         self.arguments: dict[str, HeaderValue] = {} if arguments is None else arguments
         #: since the start
         self.counters = ExchangeCounters()
+        #: whether the broker alone publishes there: nothing else may lead to it
+        self.is_brokers_own = False
         #: who gave it an alternate exchange; None: the broker, or it has none
         self.declarer: Declarer | None = None
         self._destination: ExchangeDestination | None = None

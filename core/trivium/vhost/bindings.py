@@ -97,7 +97,7 @@ class Bindings:
             exchange = vhost.exchanges.get(source)
             destination: Destination | None
             if kind == "exchange":
-                found = vhost.exchanges.get(target)
+                found = vhost.exchange_to(target)
                 destination = None if found is None else found.destination()
             elif kind == "queue":
                 destination = vhost.queues.get(target)

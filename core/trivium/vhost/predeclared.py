@@ -62,5 +62,6 @@ def predeclared_exchanges(vhost: StreamNamespace) -> list[Exchange]:
     if vhost.name == EVENTS_IN:
         events = make_exchange("topic", EVENT_EXCHANGE, internal=True)
         assert events is not None
+        events.is_brokers_own = True
         made.append(events)
     return made

@@ -136,12 +136,12 @@ class Routes:
         vhost = self._vhost
         alternate = exchange.alternate
         if alternate is not None:
-            return vhost.exchanges.get(alternate) if has_alternate(exchange) else None
+            return vhost.exchange_to(alternate) if has_alternate(exchange) else None
         policy = vhost.policies.match(exchange.name, EXCHANGES) if len(vhost.policies) else None
         if policy is None or not policy.passes_on:
             return None
         name = policy.definition.get("alternate-exchange")
-        return vhost.exchanges.get(name) if isinstance(name, str) else None
+        return vhost.exchange_to(name) if isinstance(name, str) else None
 
 
 def has_alternate(exchange: Exchange) -> bool:

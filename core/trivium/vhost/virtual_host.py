@@ -182,6 +182,7 @@ class VirtualHost(StreamNamespace):
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_name(wanted, "alternate-exchange", what)
+        self.refuse_brokers_own(wanted.get("alternate-exchange"))
         exchange_settings(wanted, what)
         made = make_exchange(kind, name, durable, auto_delete, internal, wanted)
         assert made is not None
@@ -281,6 +282,7 @@ class VirtualHost(StreamNamespace):
         if name.startswith("amq.") and not adapter:
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         check_queue_arguments(wanted, what, durable, owner is not None, auto_delete)
+        self.refuse_brokers_own(wanted.get("x-dead-letter-exchange"))
         if not name and queue_type(wanted) != CLASSIC:
             raise NameNeeded(queue_type(wanted))
         if not name:
@@ -482,10 +484,12 @@ class VirtualHost(StreamNamespace):
     def bind(self, exchange: Exchange, binding: Binding) -> None:
         """Add ``binding`` to ``exchange``. It is kept over a restart when both its ends are.
 
-        Raises AccessRefused for the default exchange.
+        Raises AccessRefused for the default exchange, and to one where the broker alone publishes.
         """
         if exchange.name == "":
             raise AccessRefused("operation not permitted on the default exchange")
+        if isinstance(binding.destination, ExchangeDestination):
+            self.refuse_brokers_own(binding.destination.name)
         if self.bindings.add(exchange, binding):
             _tell_binding(self, "binding.created", exchange, binding)
         self.topology_version += 1
