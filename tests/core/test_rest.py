@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 import trivium_native
-from tests.support.rest import DOCUMENT, USERS, filled, serve
+from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
@@ -361,6 +364,37 @@ async def test_live_figures_are_sent_as_events_with_rates(
         assert found[0]["overview"]["vhosts"] == 1
         monkeypatch.setattr("trivium.management.rest.live.MAX_CLIENTS", 0)
         assert (await site.ask("GET", "live"))[0] == 429
+
+
+@pytest.mark.parametrize("cause", ["deleted", "password", "tags", "key", "expired"])
+async def test_live_figures_end_when_what_the_client_came_with_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
+    monkeypatch.setattr("trivium.management.rest.live.MAX_EVENTS", 10**9)
+    async with serve(tmp_path) as site:
+        user: dict[str, Any] = {"password": "p", "tags": ["monitoring"]}
+        assert (await site.ask("PUT", "users/new", json=user))[0] == 201
+        shown = authorization("new")
+        if cause in ("key", "expired"):
+            body = {"expires_at": time.time_ns() // 1_000_000 + 60_000}
+            _, key = await site.ask("POST", "users/new/keys", json=body)
+            shown = {"Authorization": "Bearer " + key["key"]}
+        async with site.open("live", shown) as answer:
+            assert (await answer.content.readline()) == b"event: figures\n"
+            if cause == "deleted":
+                await site.ask("DELETE", "users/new")
+            elif cause == "key":
+                await site.ask("DELETE", f"users/new/keys/{key['id']}")
+            elif cause == "expired":
+                later = time.time_ns() + 61 * 10**9
+                clock = SimpleNamespace(time_ns=lambda: later, monotonic_ns=time.monotonic_ns)
+                monkeypatch.setattr("trivium.management.rest.live.time", clock)
+            else:
+                user |= {"password": "q"} if cause == "password" else {"tags": ["management"]}
+                assert (await site.ask("PUT", "users/new", json=user))[0] == 204
+            async with asyncio.timeout(20):
+                await answer.read()
 
 
 async def test_a_client_of_live_figures_that_is_gone_counts_no_more(

@@ -58,10 +58,10 @@ class Site:
             check(method, path, answer.status, answer.content_type, found)
             return answer.status, found
 
-    def open(self, path: str) -> Any:
-        """An answer that goes on."""
+    def open(self, path: str, shown: dict[str, str] | None = None) -> Any:
+        """An answer that goes on, to a client that shows this."""
         url = f"http://{self.broker.listeners['http']}/api/v1/{path}"
-        return self._client.get(url, headers=authorization("root"))
+        return self._client.get(url, headers=shown or authorization("root"))
 
     async def names(self, path: str, user: str = "root") -> list[str]:
         status, found = await self.ask("GET", path, user)

@@ -73,6 +73,19 @@ class Call:
         """Whether the caller may see what other clients do."""
         return bool(self.identity.tags & WATCHERS)
 
+    def may_go_on(self, now_ms: int) -> bool:
+        """Whether what the caller came with still holds, unchanged, at this time of the wall clock:
+        for answers that go on."""
+        login = self.request.login
+        if login is None:
+            return True
+        current = self.broker.authenticator.current(login)
+        return (
+            current is not None
+            and current.identity == login.identity
+            and not 0 < login.expires_ms <= now_ms
+        )
+
     def require_own(self, user: str) -> None:
         """Raise AccessRefused unless the caller may end what a user's clients have: who watches
         sees it, and no more (RabbitMQ: an administrator closes connections of others)."""

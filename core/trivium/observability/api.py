@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from trivium.listen import ListenerConfig
+from trivium.security.attempts import Login
 from trivium.security.identity import Identity
 
 #: The first segment behind ``/api`` of the paths that are Trivium's own, by their version.
@@ -29,6 +30,8 @@ class ApiRequest:
     #: the JSON of the body, or its bytes where the place takes these; None where there is none
     body: object
     identity: Identity
+    #: by which the client is in; None where that lasts as long as the broker
+    login: Login | None = None
     #: why, in the words of the client; "" where it says nothing
     reason: str = ""
     #: by which a request that is made again is known; "" for none

@@ -44,7 +44,7 @@ from trivium.observability.api import (
 )
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
-from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER, Identity
+from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER
 from trivium.security.permissions import Permissions
 
 if TYPE_CHECKING:
@@ -242,7 +242,8 @@ class HttpServer:
         return web.Response()
 
     async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
-        identity = await self._identify(request)
+        login = await self._identify(request)
+        identity = None if login is None else login.identity
         if identity is not None and not identity.is_anonymous:
             try:
                 self._permissions.require_tag(identity, _MAY_WATCH, "metrics")
@@ -285,12 +286,12 @@ class HttpServer:
         """What the API answers. Raises ApiRefused."""
         assert self._api is not None
         place = self._api.place(request.method, path)
-        identity = NOBODY
+        login = Login(identity=NOBODY)
         if not place.is_public:
             found = await self._identify(request)
-            if found is None or (found.is_anonymous and not place.admits_anonymous):
+            if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
-            identity = found
+            login = found
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 body = await _read_body(request, place, path[0] == OWN)
@@ -301,7 +302,8 @@ class HttpServer:
             path=path,
             query=dict(request.query),
             body=body,
-            identity=identity,
+            identity=login.identity,
+            login=login,
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             address=request.remote or "",
@@ -316,12 +318,12 @@ class HttpServer:
         self._api.ask(asked, done)
         return await answer
 
-    async def _identify(self, request: web.Request) -> Identity | None:
-        """Who asks; None when they may not."""
+    async def _identify(self, request: web.Request) -> Login | None:
+        """By what a client is in who asks; None when it may not."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
-            return OWNER
+            return Login(identity=OWNER)
         scheme, _, token = header.partition(" ")
         if scheme.lower() == "bearer":
             password = token.strip().encode(errors="surrogateescape")
@@ -357,7 +359,7 @@ class HttpServer:
             raise web.HTTPServiceUnavailable(
                 headers={hdrs.RETRY_AFTER: "1"}, text="too many want to come in: try again later\n"
             )
-        return None if login is None else login.identity
+        return login
 
 
 async def _join(pieces: Iterator[str]) -> str:

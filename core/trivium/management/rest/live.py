@@ -16,7 +16,7 @@ from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 if TYPE_CHECKING:
     from trivium.management.calls import Call
 
-#: Clients at a time, and events of one, who comes again then: its credentials are looked at anew.
+#: Clients at a time, and events of one, who comes again then.
 MAX_CLIENTS: Final = 16
 MAX_EVENTS: Final = 600
 
@@ -61,7 +61,7 @@ def _events(call: Call, count: int) -> Generator[bytes, None, None]:
     before_ms = 0
     try:
         for _ in range(count):
-            if broker.is_stopping:
+            if broker.is_stopping or not call.may_go_on(time.time_ns() // 1_000_000):
                 return
             found = yield from overview_of(call)
             now_ms = time.monotonic_ns() // 1_000_000
