@@ -13,6 +13,8 @@ from tests.support.rest import Site, filled, serve
 from trivium.config import AuthConfig
 from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
+from trivium.security.passwords import hash_password
+from trivium.security.permissions import grants_of
 
 EXCHANGES = "vhosts/%2F/exchanges"
 LEASES = "vhosts/%2F/queues/q/leases"
@@ -206,6 +208,29 @@ async def test_leases_are_the_users_alone_and_bounded(
         # Another user has none of these.
         assert await settle(site, leases) == (200, {"settled": 0, "gone": leases})
         assert queue.unsettled == 2
+
+
+async def test_a_later_user_has_no_leases_and_keys_of_a_deleted_one(tmp_path: Path) -> None:
+    grants = {"configure": ".*", "write": ".*", "read": ".*"}
+
+    def add(site: Site) -> None:
+        site.broker.users.add("eve", hash_password(b"p"), ["management"])
+        granted = site.broker.authentication.granted
+        granted.set("user", "eve", grants_of({"/": grants}, {}, [], []))
+
+    key = {"Idempotency-Key": "k"}
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        add(site)
+        assert (await publish(site, {"key": "q"}, user="eve", headers=key))[1]["repeated"] is False
+        assert len(await lend(site, "eve")) == 1
+        assert (queue.unsettled, len(queue)) == (1, 0)
+        assert (await site.ask("DELETE", "users/eve"))[0] == 204
+        assert (queue.unsettled, len(queue)) == (0, 1)
+        await until(lambda: not site.broker.users.leaving)
+        add(site)
+        assert (await publish(site, {"key": "q"}, user="eve", headers=key))[1]["repeated"] is False
+        assert len(queue) == 2
 
 
 async def test_a_stream_is_read_from_an_offset_on_and_waited_for(

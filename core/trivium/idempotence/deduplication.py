@@ -40,6 +40,8 @@ ARGUMENTS: Final = frozenset({"x-message-deduplication", "x-deduplication-header
 
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
+#: The kind of requests with an ``Idempotency-Key``, by user.
+REQUEST: Final = "request"
 
 #: size of what follows it in a key: the kind and name of an exchange or queue; then comes the id
 _SCOPE: Final = Struct("<I")
@@ -263,7 +265,7 @@ class Deduplication:
                 self._windows.pop(scope).clear()
 
     def drop(self, kind: str, name: str) -> None:
-        """The exchange or queue is deleted."""
+        """The exchange, queue or user is deleted."""
         window = self._windows.pop(f"{kind}/{name}".encode(), None)
         if window is not None:
             window.clear()

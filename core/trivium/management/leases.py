@@ -88,6 +88,12 @@ class Leases:
         is_own = found is not None and found.user == user and found.entry.queue is queue
         return found if is_own else None
 
+    def forget(self, user: str) -> None:
+        """The user is deleted: what it has comes back."""
+        if user in self._counts:
+            for lease in [each for each in self._leases.values() if each.user == user]:
+                self.end(lease, REQUEUE)
+
     def end(self, lease: Lease, outcome: str) -> None:
         """A message is done with, or comes back."""
         del self._leases[lease.token]

@@ -43,6 +43,8 @@ class ManagementState:
             self._of(about).succeeded += 1
         elif event == "user.authentication.failure":
             self._of(about).failed += 1
+        elif event == "user.deleted":
+            self.leases.forget(str(about["name"]))
 
     def _of(self, about: dict[str, object]) -> Attempts:
         return self.attempts.setdefault(str(about.get("protocol", "")), Attempts())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trivium.common.quotas import USER
 from trivium.common.timers import Timed
+from trivium.idempotence.deduplication import REQUEST
 from trivium.runtime.vhost_deletion import LOOK_AGAIN_MS, MAX_PER_TURN
 from trivium.vhost.suspensions import (
     Item,
@@ -66,6 +67,8 @@ class UserDeletion(Timed):
         for adapter in self._broker.adapters.values():
             yield from adapter.forget_user(self._name)
         for vhost in list(self._broker.vhosts.values()):
+            vhost.deduplication.drop(REQUEST, self._name)
+            yield 1
             yield from self._disown(vhost)
 
     def _disown(self, vhost: VirtualHost) -> Iterator[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
-from trivium.idempotence.deduplication import Settings, short_id
+from trivium.idempotence.deduplication import REQUEST, Settings, short_id
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.leases import ACCEPT, Poll
 from trivium.management.listing import Slices
@@ -55,7 +55,6 @@ MAX_KEYS: Final = 65_536
 KEY_MS: Final = 24 * 3600 * 1000
 MAX_KEY: Final = 255
 #: What windows of such keys are called.
-REQUEST: Final = "request"
 _KEYS: Final = Settings(True, "", MAX_KEYS, KEY_MS)
 
 _Text = Annotated[str | None, About(longest=255)]
