@@ -116,12 +116,12 @@ async def test_whoever_opens_it_may_do_everything(tmp_path: Path) -> None:
     async with Broker(memory(at(path))), client(path) as session:
         async with session.get("/api/v1/whoami") as response:
             assert await response.json() == {"name": "(owner)", "tags": ["administrator"]}
-        async with session.put("/api/v1/vhosts/farm", json={}) as response:
+        async with session.put("/api/v1/vhosts/north", json={}) as response:
             assert response.status == 201
-        async with session.put("/api/v1/vhosts/farm/queues/q", json={}) as response:
+        async with session.put("/api/v1/vhosts/north/queues/q", json={}) as response:
             assert response.status == 201
         async with session.put(
-            "/api/v1/vhosts/farm/policies/p",
+            "/api/v1/vhosts/north/policies/p",
             json={"pattern": "q", "definition": {"max-length": 1}},
         ) as response:
             assert response.status == 201
