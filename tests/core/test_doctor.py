@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run, serve
+from tests.support.commands import COMMAND, run, serve
 from trivium.cli.doctor import file_system_of, judged_syncs
 from trivium.storage.files.directory import LOCK_FILE
 
@@ -176,3 +178,12 @@ def test_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     assert file_system_of(tmp_path, table) == "nfs4"
     assert file_system_of(tmp_path.parent, table) == "ext4"
     assert file_system_of(tmp_path, tmp_path / "none") == "unknown"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        command = [*COMMAND, "doctor", "--memory", *OFF]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -7,6 +7,7 @@ module is imported when it runs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -601,5 +602,11 @@ def _run(options: argparse.Namespace) -> int:
         need = f"it needs the package {package}: pip install 'trivium[{extra}]'"
         print(f"trivium {command}: {need}", file=sys.stderr)
         return EXIT_FAILED
-    code: int = module.run(options)
+    try:
+        code: int = module.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough. What is left has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
     return code

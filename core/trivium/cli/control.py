@@ -171,16 +171,12 @@ def run_command(options: argparse.Namespace, work: Callable[[argparse.Namespace]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         work(options)
-        sys.stdout.flush()
     except UsageError as error:
         return _fail(options, EXIT_USAGE, error)
     except ClientError as error:
         return _fail(options, EXIT_FAILED, error)
     except KeyboardInterrupt:
         return EXIT_FAILED
-    except BrokenPipeError:
-        # Whoever reads has seen enough. What is left has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_OK
 
 
