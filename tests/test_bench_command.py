@@ -16,6 +16,9 @@ from trivium.cli.bench import is_good
 from trivium.cli.clients import Server
 from trivium.cli.loads import Load, Pace
 from trivium.cli.roads import Plan
+from trivium_amqp.codec.frames import method_frame
+from trivium_amqp.codec.methods import TX_COMMIT_OK
+from trivium_amqp.load import AmqpPublisher
 from trivium_mqtt.codec.packets import acknowledgement
 from trivium_mqtt.load import open_road
 from trivium_native import connect
@@ -60,6 +63,50 @@ def test_a_count_of_messages_is_published_and_received(
     assert found["delivered_per_second"] == pytest.approx(copies * 600 / found["seconds"], rel=0.1)
 
 
+@pytest.mark.parametrize("qos", ["0", "1"])
+@pytest.mark.parametrize("scheme", ["amqp", "trivium"])
+def test_a_stream_is_read_by_each_consumer_or_by_a_group(
+    urls: dict[str, str], scheme: str, qos: str
+) -> None:
+    found = figures(
+        urls[scheme], "--stream", "--qos", qos, "--count", "300", "--consumers", "2",
+        "--name", "gone",
+    )  # fmt: skip
+    assert (found["acknowledged"], found["lost"], found["duplicates"]) == (300, 0, 0)
+    # Native consumers are members of a group.
+    assert found["delivered"] == (600 if scheme == "amqp" else 300)
+    assert "gone" in run("sub", urls["trivium"], "gone", "--from", "first").stderr
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "trivium"])
+def test_messages_are_published_in_transactions(urls: dict[str, str], scheme: str) -> None:
+    found = figures(urls[scheme], "--transaction", "7", "--count", "100")
+    assert (found["acknowledged"], found["delivered"], found["transaction"]) == (100, 100, 7)
+    assert found["lost"] == found["duplicates"] == found["out_of_order"] == 0
+
+
+async def test_transactions_have_as_many_messages_as_asked_for_at_most() -> None:
+    """Of AMQP, by what it says when it commits."""
+    plan = Plan(name="test", qos=1, consumers=0, transaction=3)
+    settled: list[int] = []
+    publisher = AmqpPublisher(Settled(settled), plan)
+    for number in range(7):
+        publisher.publish(number, b"x")
+    publisher.flush()
+    for expected in ([0, 1, 2], [3, 4, 5], [6]):
+        assert publisher.consume(method_frame(1, TX_COMMIT_OK) + b"\0") > 0
+        assert settled == expected
+        settled.clear()
+
+
+def test_what_is_published_in_the_warm_up_is_verified_and_not_measured(
+    urls: dict[str, str],
+) -> None:
+    found = figures(urls["mqtt"], "--warm-up", "0.3", "--seconds", "0.3", "--rate", "500")
+    measured = found["published_per_second"] * found["seconds"]
+    assert 0 < measured < found["published"] == found["acknowledged"] == found["delivered"]
+
+
 def test_a_broker_of_its_own_is_used_and_is_gone() -> None:
     found = figures("amqp", "--count", "10", "--rate", "1000", "--size", "200000")
     assert (found["delivered"], found["rate"], found["failure"]) == (10, 1000.0, None)
@@ -91,6 +138,9 @@ def test_the_queue_is_gone_afterwards(urls: dict[str, str]) -> None:
         (("mqtt", "--publishers", "1001"), "there are at most 1000 publishers and consumers"),
         (("mqtt", "--seconds", "0"), "'0' is not from 0.1 to 86400"),
         (("mqtt", "--transient"), "mqtt:// has no --transient, but --qos 0"),
+        (("mqtt", "--stream"), "mqtt:// has no --stream"),
+        (("mqtt", "--transaction", "2"), "mqtt:// has no --transaction"),
+        (("amqp", "--transaction", "2", "--qos", "0"), "--transaction is of --qos 1"),
     ],
 )
 def test_what_cannot_be_asked_for_is_one_line(arguments: tuple[str, ...], error: str) -> None:
@@ -170,6 +220,24 @@ def test_an_interrupt_ends_it_with_the_results_so_far(urls: dict[str, str]) -> N
     assert (process.returncode, errors) == (0, "")
     assert found["is_interrupted"]
     assert found["delivered"] == found["published"] == found["acknowledged"] > 0
+
+
+class Settled:
+    """Who is told what a publisher's broker has acknowledged."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+
+    def acknowledged(self, number: int) -> None:
+        self._numbers.append(number)
+
+    def refused(self, number: int) -> None: ...
+
+    def received(self, payload: bytes, is_redelivered: bool) -> None: ...
+
+    def can_go_on(self) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
 
 
 class Deliver:

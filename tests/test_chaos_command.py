@@ -16,7 +16,10 @@ from tests.support.commands import COMMAND, run
 pytestmark = pytest.mark.crash
 
 FORGETFUL = Path(__file__).parent / "support" / "forgetful_broker.py"
-ROADS = ["amqp QoS 1", "mqtt QoS 1", "mqtt QoS 2", "trivium QoS 1", "trivium QoS 2"]
+ROADS = [
+    *("amqp QoS 1", "mqtt QoS 1", "mqtt QoS 2", "trivium QoS 1", "trivium QoS 2"),
+    *("trivium QoS 1 stream", "trivium QoS 2 stream"),
+]
 
 
 def results(*arguments: str, code: int = 0, place: str = "") -> list[dict[str, Any]]:
@@ -37,6 +40,12 @@ def test_the_broker_keeps_its_promises(experiment: str, tmp_path: Path) -> None:
     (disturbance,) = found["disturbances"]
     assert disturbance["recovery_seconds"] >= 0
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_clients_come_by_tls() -> None:
+    (found,) = results("network", "--rounds", "1", "--rate", "100", "--tls")
+    assert found["broken"] == []
+    assert list(found["roads"]) == ROADS
 
 
 def test_a_broker_that_forgets_what_it_acknowledged_is_found_out() -> None:

@@ -42,21 +42,27 @@ def open_road(server: Server, plan: Plan) -> AmqpRoad:
 
 
 class AmqpRoad:
-    """A queue that the consumers share."""
+    """A queue that the consumers share, or a stream that each of them reads."""
 
     listener = "amqp"
     lasting: tuple[int, ...] = (1,)
-    copies = False
+    # A reader that comes back would have to say where it was.
+    lasting_streams: tuple[int, ...] = ()
 
     def __init__(self, server: Server, plan: Plan) -> None:
         self._server = server
         self._plan = plan
+        self.copies = plan.is_stream
+        # What is read of a stream is acknowledged at any QoS: that is how more is asked for.
+        self._is_settled = plan.qos == 0 and not plan.is_stream
 
     async def prepare(self) -> None:
         wire = await self._connect(_Idle())
-        durable = self._plan.qos > 0 and not self._plan.is_transient
+        durable = self._plan.is_stream or (self._plan.qos > 0 and not self._plan.is_transient)
         # One that nobody consumes would be gone in the middle of a long load.
-        arguments = {"x-expires": EXPIRES_MS} if self._plan.consumers else {}
+        arguments: dict[str, Any] = {"x-expires": EXPIRES_MS} if self._plan.consumers else {}
+        if self._plan.is_stream:
+            arguments = {"x-queue-type": "stream"}
         await wire.call(
             *(methods.QUEUE_DECLARE, self._plan.name, False, durable, False, False, False),
             arguments,
@@ -71,18 +77,21 @@ class AmqpRoad:
     async def publisher(self, index: int, watcher: Watcher) -> Publisher:
         wire = AmqpPublisher(watcher, self._plan)
         await self._set_up(wire)
-        if self._plan.qos:
+        if self._plan.transaction:
+            await wire.call(methods.TX_SELECT)
+        elif self._plan.qos:
             await wire.call(methods.CONFIRM_SELECT, False)
         return wire
 
     async def consumer(self, index: int, watcher: Watcher) -> Consumer:
-        wire = AmqpConsumer(watcher, self._plan.qos == 0)
+        wire = AmqpConsumer(watcher, self._is_settled)
         await self._set_up(wire)
         await wire.call(methods.BASIC_QOS, 0, PREFETCH, False)
         tag = f"load-{index}"
-        no_ack = self._plan.qos == 0
+        arguments = {"x-stream-offset": "next"} if self._plan.is_stream else {}
         await wire.call(
-            methods.BASIC_CONSUME, self._plan.name, tag, False, no_ack, False, False, {}
+            *(methods.BASIC_CONSUME, self._plan.name, tag, False, self._is_settled, False, False),
+            arguments,
         )
         return wire
 
@@ -206,6 +215,10 @@ class AmqpPublisher(AmqpWire):
         is_persistent = plan.qos > 0 and not plan.is_transient
         self._properties = _PERSISTENT if is_persistent else _TRANSIENT
         self._is_confirmed = plan.qos > 0
+        self._transaction = plan.transaction
+        #: the numbers of a transaction that is not committed, and of those on their way
+        self._uncommitted: list[int] = []
+        self._committing: deque[list[int]] = deque()
         self._sent = 0
         self._confirmed_to = 0
         #: the numbers of what is unconfirmed, by delivery tag, in its order
@@ -216,16 +229,27 @@ class AmqpPublisher(AmqpWire):
         self.put(self._method)
         for part in frames.content_frames(CHANNEL, self._properties, payload, self._room):
             self.put(bytes(part))
-        if self._is_confirmed:
+        if self._transaction:
+            self._uncommitted.append(number)
+            if len(self._uncommitted) == self._transaction:
+                self._commit()
+        elif self._is_confirmed:
             self._sent += 1
             self._numbers[self._sent] = number
         else:
             self._written.append(number)
 
     def flush(self) -> None:
+        if self._uncommitted:
+            self._commit()
         super().flush()
         while self._written:
             self.watcher.acknowledged(self._written.popleft())
+
+    def _commit(self) -> None:
+        self.put(frames.method_frame(CHANNEL, methods.TX_COMMIT))
+        self._committing.append(self._uncommitted)
+        self._uncommitted = []
 
     def blocked(self, is_blocked: bool) -> None:
         self.is_writable = not is_blocked
@@ -234,6 +258,10 @@ class AmqpPublisher(AmqpWire):
 
     def frame(self, kind: int, data: bytes, start: int, end: int) -> None:
         method = int.from_bytes(data[start : start + 4], "big") if kind == frames.METHOD else 0
+        if method == methods.TX_COMMIT_OK and self._committing:
+            for committed in self._committing.popleft():
+                self.watcher.acknowledged(committed)
+            return
         if method not in (methods.BASIC_ACK, methods.BASIC_NACK) or end - start != 13:
             super().frame(kind, data, start, end)
             return

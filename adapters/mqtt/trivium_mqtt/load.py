@@ -54,6 +54,8 @@ def open_road(server: Server, plan: Plan) -> MqttRoad:
         raise UsageError("an mqtt:// URL ends after the port")
     if plan.is_transient:
         raise UsageError("mqtt:// has no --transient, but --qos 0")
+    if plan.is_stream or plan.transaction:
+        raise UsageError(f"mqtt:// has no {'--stream' if plan.is_stream else '--transaction'}")
     return MqttRoad(server, plan)
 
 
@@ -62,6 +64,7 @@ class MqttRoad:
 
     listener = "mqtt"
     lasting: tuple[int, ...] = (1, 2)
+    lasting_streams: tuple[int, ...] = ()
     copies = True
 
     def __init__(self, server: Server, plan: Plan) -> None:

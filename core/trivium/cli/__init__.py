@@ -89,8 +89,9 @@ in /VHOST. It may be any broker's. A word of those alone is a broker of its own,
 temporary files, and nothing is each of the three in turn.
 {TLS_EPILOG}
 mqtt publishes to topics of which each consumer gets every message; amqp and trivium publish to a
-queue that the consumers share. With --rate delays count from when a message was due. Interrupt it
-once for the results so far, twice to wait for nothing.
+queue that the consumers share. Of a stream each consumer of amqp gets every message. With --rate
+delays count from when a message was due. Interrupt it once for the results so far, twice to wait
+for nothing.
 
 exit codes:
   {EXIT_OK}  nothing was lost (at QoS 0 it may be), nothing came twice
@@ -368,6 +369,15 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--transient", action="store_true", help="amqp, trivium: confirmed, but kept in memory only"
     )
+    bench.add_argument(
+        "--stream", action="store_true", help="amqp, trivium: a stream; trivium reads it as a group"
+    )
+    bench.add_argument(
+        "--transaction",
+        type=_positive,
+        metavar="N",
+        help="amqp, trivium: publish in transactions of N messages at most",
+    )
     for name, default, what in (
         ("publishers", 1, "connections that publish"),
         ("consumers", 1, "connections that receive; 0 only publishes"),
@@ -386,6 +396,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "--rate", type=_positive, metavar="N", help="messages a second of all (default: all it can)"
     )
     _add_seconds(bench)
+    bench.add_argument(
+        "--warm-up", type=_seconds, metavar="S", help="before that, not in the figures"
+    )
     bench.add_argument("--count", type=_positive, metavar="N", help="messages, instead of a time")
     bench.add_argument("--name", type=_not_empty, help="of the queue, or where topics begin")
     bench.add_argument("--json", action="store_true", help="one JSON object per protocol")
@@ -419,6 +432,7 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
         metavar="S",
         help="in which the broker must serve again, and what is under way come (default: 30)",
     )
+    chaos.add_argument("--tls", action="store_true", help="clients come by TLS")
     chaos.add_argument("--seed", type=int, metavar="N", help="repeats what was drawn by chance")
     chaos.add_argument(
         "--broker", type=_not_empty, metavar="COMMAND", help="instead of this `trivium serve`"

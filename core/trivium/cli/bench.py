@@ -55,6 +55,8 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"there are at most {MAX_CONNECTIONS} publishers and consumers")
     if not 0 < options.window <= 65_535:
         raise UsageError("--window is from 1 to 65535 messages")
+    if options.transaction and options.qos != 1:
+        raise UsageError("--transaction is of --qos 1")
     if options.window * options.publishers * options.size > MAX_UNDER_WAY:
         raise UsageError(f"publishers x window x size is at most {MAX_UNDER_WAY} bytes")
 
@@ -146,6 +148,8 @@ async def _measure(
         qos=options.qos,
         consumers=options.consumers,
         is_transient=options.transient,
+        is_stream=options.stream,
+        transaction=options.transaction or 0,
     )
     pace = Pace(
         publishers=options.publishers,
@@ -154,6 +158,7 @@ async def _measure(
         rate=options.rate or 0.0,
         seconds=options.seconds if options.count is None else None,
         count=None if options.count is None else share(options.count, options.publishers),
+        warm_up=options.warm_up or 0.0,
     )
     load = Load(open_road(server, plan), plan, pace)
     progress = asyncio.create_task(show_progress(scheme, lambda: progress_of(load)))
@@ -170,6 +175,8 @@ async def _measure(
     result = {
         "protocol": scheme,
         "qos": plan.qos,
+        "is_stream": plan.is_stream,
+        "transaction": plan.transaction or None,
         "publishers": pace.publishers,
         "consumers": plan.consumers,
         "size": pace.size,
@@ -221,9 +228,12 @@ def progress_of(load: Load) -> str:
 def as_text(result: dict[str, Any]) -> str:
     """The figures of a load for people."""
     how = "as fast as possible" if result["rate"] is None else f"{result['rate']:,.0f} a second"
+    ways = [", stream"] if result["is_stream"] else []
+    ways += [f", transactions of {result['transaction']}"] if result["transaction"] else []
     lines = [
-        f"{result['protocol']}, QoS {result['qos']}: {result['publishers']} publishers,"
-        f" {result['consumers']} consumers, {result['size']} bytes, {how}, {result['seconds']:g} s"
+        f"{result['protocol']}, QoS {result['qos']}{''.join(ways)}:"
+        f" {result['publishers']} publishers, {result['consumers']} consumers,"
+        f" {result['size']} bytes, {how}, {result['seconds']:g} s"
     ]
     for what in ("published", "acknowledged", "delivered"):
         lines.append(f"  {what:24} {result[what]:>14,}  {result[f'{what}_per_second']:>12,.0f} /s")

@@ -16,7 +16,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -173,6 +173,10 @@ def run(options: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"trivium chaos: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except ModuleNotFoundError as error:
+        need = f"it needs the package {error.name}: pip install 'trivium[encryption]'"
+        print(f"trivium chaos --tls: {need}", file=sys.stderr)
+        return EXIT_FAILED
     except ClientError as error:
         print(f"trivium chaos: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -206,7 +210,10 @@ async def _experiment(
     stop: asyncio.Event,
     give_up: asyncio.Event,
 ) -> dict[str, Any]:
-    listeners = {scheme: listener_of(open_road) for scheme, open_road in wanted.items()}
+    listeners = {
+        scheme: listener_of(open_road) + ("s" if options.tls else "")
+        for scheme, open_road in wanted.items()
+    }
     broker = OwnBroker(listeners.values(), command=tuple(shlex.split(options.broker or "")))
     networks = {listener: Network() for listener in listeners.values()}
     async with broker:
@@ -216,7 +223,8 @@ async def _experiment(
             for scheme, open_road in wanted.items():
                 listener = listeners[scheme]
                 networks[listener].broker_port = broker.ports[listener]
-                server = Server(LOOPBACK, await networks[listener].start(), None, None, "")
+                port = await networks[listener].start()
+                server = Server(LOOPBACK, port, None, None, "", broker.client_tls)
                 scene.loads |= _loads(scheme, open_road, server, options)
             progress = asyncio.create_task(show_progress(name, lambda: _progress(scene)))
             try:
@@ -237,23 +245,29 @@ def _loads(
     scheme: str, open_road: OpenRoad, server: Server, options: argparse.Namespace
 ) -> dict[str, Load]:
     """One for each promise of a protocol."""
-    found = {}
-    qos = 1
-    while True:
-        plan = Plan(name=f"chaos-{scheme}-{qos}", qos=qos, consumers=1, resumes=True)
-        road = open_road(server, plan)
-        if qos in road.lasting:
-            pace = Pace(
-                publishers=1,
-                size=SIZE,
-                window=WINDOW,
-                rate=float(options.rate),
-                patience=options.patience,
-            )
-            found[f"{scheme} QoS {qos}"] = Load(road, plan, pace)
-        qos += 1
-        if qos > max(road.lasting):
-            return found
+    pace = Pace(
+        publishers=1,
+        size=SIZE,
+        window=WINDOW,
+        rate=float(options.rate),
+        patience=options.patience,
+    )
+    return {
+        title: Load(open_road(server, plan), plan, pace)
+        for title, plan in lasting_plans("chaos", scheme, open_road, server)
+    }
+
+
+def lasting_plans(
+    purpose: str, scheme: str, open_road: OpenRoad, server: Server
+) -> Iterator[tuple[str, Plan]]:
+    """What a load is called, and its plan, for each promise that outlives a connection."""
+    road = open_road(server, Plan(name="", qos=1, consumers=1))
+    for kind, promises in (("", road.lasting), (" stream", road.lasting_streams)):
+        for qos in promises:
+            name = f"{purpose}-{scheme}-{qos}{kind.replace(' ', '-')}"
+            plan = Plan(name=name, qos=qos, consumers=1, resumes=True, is_stream=bool(kind))
+            yield f"{scheme} QoS {qos}{kind}", plan
 
 
 async def _disturb(
@@ -348,9 +362,9 @@ def as_text(result: dict[str, Any]) -> str:
             for name, value in figures.items()
             if name != "gaps"
         )
-        lines.append(f"  {road:14} {shown}")
+        lines.append(f"  {road:20} {shown}")
         for publisher, gaps in figures["gaps"].items():
-            lines.append(f"  {'':14} {publisher} lost {', '.join(gaps)} ...")
+            lines.append(f"  {'':20} {publisher} lost {', '.join(gaps)} ...")
     if result["is_interrupted"]:
         lines.append("  interrupted")
     lines += [f"  BROKEN {text}" for text in result["broken"]] or ["  all promises kept"]

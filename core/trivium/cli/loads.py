@@ -47,6 +47,8 @@ class Pace:
     rate: float = 0.0
     seconds: float | None = None
     count: int | None = None
+    #: seconds at first whose messages and delays are not in the figures, but are verified
+    warm_up: float = 0.0
     #: Seconds without any message or acknowledgement after which the rest counts as lost.
     patience: float = 10.0
 
@@ -75,6 +77,8 @@ class Load:
         self._began = 0.0
         self.seconds = 0.0
         self._counted = (0, 0, 0)
+        #: the same figures when the warm-up was over; None until then
+        self._uncounted: tuple[int, int, int] | None = None if pace.warm_up else (0, 0, 0)
 
     @property
     def sent(self) -> int:
@@ -101,10 +105,7 @@ class Load:
         try:
             while any(not task.done() for task in self._tasks) and not self.is_stopping.is_set():
                 await asyncio.wait([*self._tasks], timeout=LOOK_SECONDS)
-                seconds = self.pace.seconds
-                if seconds is not None and time.monotonic() >= self._began + seconds:
-                    break
-                if self.is_idle:
+                if self._is_over(time.monotonic()):
                     break
         finally:
             self._take_rates(time.monotonic())
@@ -113,9 +114,24 @@ class Load:
                 lane.woken.set()
             await asyncio.gather(*self._tasks)
 
+    def _is_over(self, now: float) -> bool:
+        """Whether it has lasted long enough, from the end of the warm-up on."""
+        seconds = self.pace.seconds
+        if self._uncounted is None:
+            if now >= self._began + self.pace.warm_up:
+                self._uncounted = self._totals()
+                self._began = now
+                self.to_acknowledge, self.to_deliver = Histogram(), Histogram()
+        elif seconds is not None and now >= self._began + seconds:
+            return True
+        return self.is_idle
+
+    def _totals(self) -> tuple[int, int, int]:
+        return self.sent, self.acknowledged, self.delivered
+
     def _take_rates(self, now: float) -> None:
         self.seconds = now - self._began
-        self._counted = (self.sent, self.acknowledged, self.delivered)
+        self._counted = self._totals()
 
     @property
     def is_idle(self) -> bool:
@@ -149,7 +165,10 @@ class Load:
 
     def report(self) -> dict[str, Any]:
         """The figures."""
-        sent, acknowledged, delivered = self._counted
+        before = self._uncounted or (0, 0, 0)
+        sent, acknowledged, delivered = (
+            after - earlier for after, earlier in zip(self._counted, before, strict=True)
+        )
         seconds = max(self.seconds, 1e-9)
         ledgers = [ledger for lane in self.lanes for ledger in lane.ledgers.values()]
         lost = [lane.missing() for lane in self.lanes]

@@ -18,6 +18,7 @@ from typing import Final, Self
 
 from trivium.cli.clients import ClientError
 from trivium.cli.serve import protocols
+from trivium.common.client_tls import ClientTls
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
@@ -28,8 +29,9 @@ LOG_TAIL: Final = 2000
 class OwnBroker:
     """`trivium serve` with some listeners, or another command that takes its options.
 
-    Its directory, of which `data` is the broker's, is made below the system's place for temporary
-    files, or in ``directory``.
+    A listener is named as its option. Those with TLS have a certificate that is made for them (it
+    takes the package cryptography), and that ``client_tls`` trusts. Its directory, of which `data`
+    is the broker's, is made below the system's place for temporary files, or in ``directory``.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class OwnBroker:
         self._command = command or (sys.executable, "-m", "trivium", "serve")
         self._temporary = tempfile.TemporaryDirectory(prefix="trivium-", dir=directory)
         self.directory = Path(self._temporary.name)
-        self._log = self.directory / "broker.log"
+        self.log = self.directory / "broker.log"
+        #: how its clients speak TLS; None where it has no listener with TLS
+        self.client_tls: ClientTls | None = None
         self._process: asyncio.subprocess.Process | None = None
         #: where each listener is, once it is ready
         self.ports: dict[str, int] = {}
@@ -71,14 +75,23 @@ class OwnBroker:
         """The process has not ended."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it, and wait until it takes connections. Raises ClientError."""
         places = [
             word
-            for name in sorted(protocols())
+            for name in sorted(protocols() | self._listeners)
             for word in (f"--{name}", "0" if name in self._listeners else "off")
         ]
-        with self._log.open("ab") as log:
+        plain = {"ws", *protocols()}
+        if any(name not in plain and name.removesuffix("s") in plain for name in self._listeners):
+            places += self._tls_files()
+        with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *("--data", str(self.directory / "data")),
@@ -103,6 +116,20 @@ class OwnBroker:
         self.ports = {
             name: int(words[name].rpartition(":")[2]) for name in self._listeners if name in words
         }
+
+    def _tls_files(self) -> list[str]:
+        """Options with the certificate, which is made once."""
+        names = ("ca.pem", "server.pem", "server.key")
+        ca, certificate, key = (str(self.directory / name) for name in names)
+        if self.client_tls is None:
+            # It needs a package that only this needs.
+            from trivium.cli.certificates import make_certificates
+
+            made = make_certificates([])
+            for name in names:
+                (self.directory / name).write_bytes(made[name])
+            self.client_tls = ClientTls(ca=ca)
+        return ["--tls-certificate", certificate, "--tls-key", key]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it; nothing where it has ended."""
@@ -141,7 +168,7 @@ class OwnBroker:
     def log_tail(self) -> str:
         """The end of what it has logged."""
         try:
-            text = self._log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+            text = self.log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
         except OSError:
             return ""
         return " | ".join(line for line in text.splitlines()[-4:] if line.strip())

@@ -36,6 +36,10 @@ class Plan:
     is_transient: bool = False
     #: what is unsettled outlives a connection, and goes on in the next one of the same number
     resumes: bool = False
+    #: a stream instead of a queue; its consumers are members of a group, where the protocol has any
+    is_stream: bool = False
+    #: messages that become visible together, at most; 0 is without transactions
+    transaction: int = 0
 
 
 class Watcher(Protocol):
@@ -88,6 +92,8 @@ class Road(Protocol):
     listener: str
     #: QoS whose promise outlives a broken connection, those that are verified by experiments
     lasting: tuple[int, ...]
+    #: the same of loads on streams
+    lasting_streams: tuple[int, ...]
     #: each message comes to each consumer, or to one of them
     copies: bool
 

@@ -1,7 +1,7 @@
 """`trivium://` for loads, by the project's own client.
 
 At QoS 2 of a load that resumes, publishers are idempotent producers: what was not confirmed is sent
-again in the next connection, under the same numbers.
+again in the next connection, under the same numbers. The consumers of a stream are a group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
+from trivium_native.client.consumer import GroupConsumer
+from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import DEFAULT_TLS_PORT, Target
 from trivium_native.client.values import Delivery, Producer, Publication
 from trivium_native.wire.errors import NativeError, Rejected
@@ -35,10 +37,11 @@ def open_road(server: Server, plan: Plan) -> NativeRoad:
 
 
 class NativeRoad:
-    """A queue that the consumers share."""
+    """A queue that the consumers share, or a stream that they read as a group."""
 
     listener = "native"
     lasting: tuple[int, ...] = (1, 2)
+    lasting_streams: tuple[int, ...] = (1, 2)
     copies = False
 
     def __init__(self, server: Server, plan: Plan) -> None:
@@ -54,20 +57,31 @@ class NativeRoad:
         self._plan = plan
         self._unconfirmed: dict[int, dict[int, list[Publication]]] = {}
         self._begins: dict[int, int] = {}
+        #: of a stream: up to which offset each partition was read, by whichever member
+        self._read: dict[int, int] = {}
 
     async def prepare(self) -> None:
+        wire = await NativeWire.connect(self._target)
+        if self._plan.is_stream:
+            partitions = max(self._plan.consumers, 1)
+            await wire.attempt(wire.client.declare_stream(self._plan.name, partitions))
+        else:
+            await self._declare_queue(wire)
+        await wire.close()
+
+    async def _declare_queue(self, wire: NativeWire) -> None:
         durable = self._plan.qos > 0 and not self._plan.is_transient
         # One that nobody consumes would be gone in the middle of a long load.
         arguments = {"x-expires": EXPIRES_MS} if self._plan.consumers else None
-        wire = await NativeWire.connect(self._target)
         await wire.attempt(
             wire.client.declare_queue(self._plan.name, durable=durable, arguments=arguments)
         )
-        await wire.close()
 
     async def clean_up(self) -> None:
         wire = await NativeWire.connect(self._target)
-        await wire.attempt(wire.client.delete("queue", self._plan.name))
+        kinds = ("group", "stream") if self._plan.is_stream else ("queue",)
+        for kind in kinds if self._plan.consumers else kinds[-1:]:
+            await wire.attempt(wire.client.delete(kind, self._plan.name))
         await wire.close()
 
     async def publisher(self, index: int, watcher: Watcher) -> Publisher:
@@ -86,6 +100,8 @@ class NativeRoad:
 
     async def consumer(self, index: int, watcher: Watcher) -> Consumer:
         wire = await NativeWire.connect(self._target)
+        if self._plan.is_stream:
+            return await NativeMember.start(wire, watcher, self._plan.name, index, self._read)
         return await NativeConsumer.start(wire, watcher, self._plan)
 
 
@@ -124,7 +140,7 @@ class NativeWire:
 
 
 class NativePublisher:
-    """Publishes to the queue through the default exchange, all of a flush in one request."""
+    """Publishes through the default exchange, all of a flush, or each transaction, in a request."""
 
     is_writable = True
 
@@ -166,7 +182,9 @@ class NativePublisher:
         batch, self._batch = self._batch, []
         if self._producer is not None:
             self._unconfirmed[self._first] = batch
-        self._send(self._first, batch)
+        size = self._plan.transaction or len(batch)
+        for start in range(0, len(batch), size):
+            self._send(self._first + start, batch[start : start + size])
 
     def resume(self) -> None:
         """Send again what is not confirmed."""
@@ -184,7 +202,7 @@ class NativePublisher:
             producer = replace(producer, sequence=producer.sequence + first)
         tell = self._watcher.acknowledged
         try:
-            await self._wire.client.publish_batch(batch, producer)
+            await self._publish(batch, producer)
         except Rejected:
             tell = self._watcher.refused
         except NativeError as error:
@@ -195,6 +213,14 @@ class NativePublisher:
         self._unconfirmed.pop(first, None)
         for number in range(first, first + len(batch)):
             tell(number)
+
+    async def _publish(self, batch: list[Publication], producer: Producer | None) -> None:
+        if self._plan.transaction:
+            transaction = Transaction()
+            transaction.publish(*batch)
+            await self._wire.client.commit_transaction(transaction)
+        else:
+            await self._wire.client.publish_batch(batch, producer)
 
     async def close(self) -> None:
         self._is_over = True
@@ -257,6 +283,50 @@ class NativeConsumer:
 
     async def close(self) -> None:
         self._is_over = True
+        try:
+            await self._stack.aclose()
+        except NativeError:
+            pass
+        await self._wire.close()
+
+
+class NativeMember:
+    """A member of the group that reads the stream; commits each batch."""
+
+    def __init__(self, wire: NativeWire, watcher: Watcher, read: dict[int, int]) -> None:
+        self._wire = wire
+        self._watcher = watcher
+        self._read = read
+        self._stack = AsyncExitStack()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, wire: NativeWire, watcher: Watcher, name: str, index: int, read: dict[int, int]
+    ) -> NativeMember:
+        """One that has joined, in the place of an earlier one of its index. Raises ClientError."""
+        member = cls(wire, watcher, read)
+        joining = wire.client.join(name, [name], member=f"{name}-c{index}")
+        consumer = await wire.attempt(member._stack.enter_async_context(joining))
+        member._task = asyncio.create_task(member._read_on(consumer))
+        return member
+
+    async def _read_on(self, consumer: GroupConsumer) -> None:
+        try:
+            async for batch in consumer:
+                for record in batch.records():
+                    # What was not committed is read again, maybe by another member.
+                    read = self._read.get(batch.partition, -1)
+                    self._watcher.received(record.payload, record.offset <= read)
+                    self._read[batch.partition] = max(read, record.offset)
+                await consumer.commit()
+        except NativeError as error:
+            self._watcher.lost(error.text)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self._stack.aclose()
         except NativeError:
