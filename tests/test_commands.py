@@ -1,7 +1,6 @@
 """`trivium pub` and `trivium sub` against a running broker, each by its own protocol and across."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,8 +13,6 @@ import pytest
 
 from tests.support.commands import COMMAND
 from trivium_native import connect
-from trivium_native.client import Client
-from trivium_native.errors import AuthenticationFailed, NativeError
 from trivium_native.values import Publication
 
 SCHEMES = {"mqtt": "mqtt", "amqp": "amqp", "trivium": "native"}
@@ -299,160 +296,3 @@ async def test_offset_skips_what_comes_before_it_in_its_batch(broker: Running) -
         await client.publish_batch(publications)
     with broker.sub("trivium", "skip", "--from", "7", "--count", "3") as subscriber:
         assert finish(subscriber) == (0, "skip 7\nskip 8\nskip 9\n")
-
-
-def policy(broker: Running, action: str, *arguments: str, scheme: str = "trivium") -> list[str]:
-    """Run ``trivium policy``; exit code, standard output and standard error."""
-    done = subprocess.run(
-        [*COMMAND, "policy", action, broker.urls[scheme], *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert "Traceback" not in done.stderr
-    return [str(done.returncode), done.stdout, done.stderr]
-
-
-def test_policies_are_set_listed_and_deleted(broker: Running) -> None:
-    definition = '{"max-length": 5}'
-    options = ("--apply-to", "queues", "--priority", "2")
-    assert policy(broker, "set", "short", "^q", definition, *options) == ["0", "", ""]
-    assert policy(broker, "list") == [
-        "0",
-        '{"name": "short", "pattern": "^q", "definition": {"max-length": 5},'
-        ' "apply_to": "queues", "priority": 2, "suspended": false}\n',
-        "",
-    ]
-    assert policy(broker, "delete", "short") == ["0", "", ""]
-    assert policy(broker, "list") == ["0", "", ""]
-
-
-def test_what_a_policy_cannot_be_is_said_in_one_line(broker: Running) -> None:
-    assert policy(broker, "delete", "none") == ["1", "", "trivium policy: no policy 'none'\n"]
-    assert policy(broker, "set", "p", "q", "5") == [
-        "2",
-        "",
-        "trivium policy: the definition is not a JSON object\n",
-    ]
-    code, out, error = policy(broker, "set", "p", "(", '{"max-length": 5}')
-    assert (code, out) == ("1", "")
-    assert error == "trivium policy: policy 'p' has a wrong pattern: missing )\n"
-    assert policy(broker, "list", scheme="mqtt") == [
-        "2",
-        "",
-        "trivium policy: policies are managed by trivium:// URLs\n",
-    ]
-
-
-def user(
-    broker: Running, action: str, *arguments: str, stdin: str = "", scheme: str = "trivium"
-) -> list[str]:
-    """Run ``trivium user`` as guest; exit code, standard output and standard error."""
-    return manage(broker, "user", action, *arguments, stdin=stdin, scheme=scheme)
-
-
-def manage(
-    broker: Running,
-    command: str,
-    action: str,
-    *arguments: str,
-    stdin: str = "",
-    scheme: str = "trivium",
-) -> list[str]:
-    """Run one of the commands for administrators as guest."""
-    url = broker.urls[scheme].replace("://", "://guest:guest@")
-    done = subprocess.run(
-        [*COMMAND, command, action, url, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert "Traceback" not in done.stderr
-    return [str(done.returncode), done.stdout, done.stderr]
-
-
-def row(name: str, *tags: str) -> str:
-    values = {"name": name, "tags": list(tags), "configured": name == "guest", "vhost": "/"}
-    return json.dumps(values | {"scram": False}) + "\n"
-
-
-async def until_ended(client: Client) -> None:
-    """Ask again and again, until the broker ends the connection."""
-    while True:
-        await client.metadata([])
-
-
-async def test_users_are_added_changed_and_deleted_without_a_restart(broker: Running) -> None:
-    url = broker.urls["trivium"].replace("://", "://ann:{}@")
-    assert user(broker, "add", "ann", "--tag", "monitoring", stdin="one\n") == ["0", "", ""]
-    expected = row("ann", "monitoring") + row("guest", "administrator")
-    assert user(broker, "list") == ["0", expected, ""]
-    assert manage(broker, "permission", "set", "ann", "", "", "") == ["0", "", ""]
-    async with connect(url.format("one")) as client:
-        assert user(broker, "passwd", "ann", stdin="two\n") == ["0", "", ""]
-        with pytest.raises(NativeError):
-            await until_ended(client)
-    async with connect(url.format("two")):
-        pass
-    assert user(broker, "tags", "ann", "a", "b") == ["0", "", ""]
-    assert user(broker, "list")[1] == row("ann", "a", "b") + row("guest", "administrator")
-    assert user(broker, "delete", "ann") == ["0", "", ""]
-    with pytest.raises(AuthenticationFailed):
-        async with connect(url.format("two")):
-            pass
-
-
-def test_virtual_hosts_are_made_and_described(broker: Running) -> None:
-    options = ("--description", "of the farm", "--tag", "a", "--tag", "b")
-    more = ("--default-queue-type", "stream")
-    assert manage(broker, "vhost", "create", "farm", *options, *more) == ["0", "", ""]
-    code, out, _ = manage(broker, "vhost", "describe", "farm")
-    found = json.loads(out)
-    assert (code, found["description"], found["tags"]) == ("0", "of the farm", ["a", "b"])
-    assert (found["default_queue_type"], found["connections"]) == ("stream", 0)
-    assert user(broker, "add", "cat", "--password", "one") == ["0", "", ""]
-    assert user(broker, "vhost", "cat", "farm") == ["0", "", ""]
-    assert json.loads(user(broker, "list")[1].splitlines()[0])["vhost"] == "farm"
-    assert user(broker, "delete", "cat") == ["0", "", ""]
-    assert manage(broker, "vhost", "delete", "farm") == ["0", "", ""]
-    assert manage(broker, "vhost", "describe", "farm") == [
-        "1",
-        "",
-        "trivium vhost: vhost farm not found\n",
-    ]
-
-
-async def test_keys_are_made_listed_and_taken_back(broker: Running) -> None:
-    assert user(broker, "add", "bob", "--password", "one") == ["0", "", ""]
-    assert manage(broker, "permission", "set", "bob", "", "", "") == ["0", "", ""]
-    code, out, _ = user(broker, "add-key", "bob", "--days", "1", "--scope", "monitoring")
-    made = json.loads(out)
-    assert code == "0"
-    async with connect(broker.urls["trivium"].replace("://", f"://bob:{made['key']}@")):
-        pass
-    _, listed, _ = user(broker, "list-keys", "bob")
-    assert made.pop("key") not in listed
-    assert json.loads(listed) == made
-    assert user(broker, "delete-key", made["id"]) == ["0", "", ""]
-    assert user(broker, "list-keys") == ["0", "", ""]
-    assert user(broker, "delete", "bob") == ["0", "", ""]
-
-
-def test_what_is_wrong_with_a_user_is_said_in_one_line(broker: Running) -> None:
-    assert user(broker, "add", "ann", stdin="\n") == [
-        "2",
-        "",
-        "trivium user: the password must not be empty\n",
-    ]
-    assert user(broker, "delete", "nobody") == ["1", "", "trivium user: no user 'nobody'\n"]
-    code, _, error = user(broker, "passwd", "guest", stdin="x\n")
-    assert (code, error) == (
-        "1",
-        "trivium user: user 'guest' stands in the configuration: change it there\n",
-    )
-    assert user(broker, "list", scheme="mqtt") == [
-        "2",
-        "",
-        "trivium user: users are managed by trivium:// URLs\n",
-    ]

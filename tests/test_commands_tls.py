@@ -117,7 +117,7 @@ def test_who_speaks_tls_to_a_plain_port_is_told_so(site: Site, scheme: str) -> N
 def test_options_that_do_not_fit_are_one_line_and_exit_2(
     url: str, options: list[str], text: str
 ) -> None:
-    refused = run("policy", "list", url, *options)
+    refused = run("pub", url, "a", "b", *options)
     assert refused.returncode == 2
     assert text in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -118,7 +118,8 @@ async def test_a_policy_is_set_shown_and_removed_and_delivery_modes_follow(tmp_p
         assert await site.ask("PUT", "vhosts/%2F/policies/p", "pol", json=body) == (201, None)
         assert await site.ask("PUT", "vhosts/%2F/policies/p", "pol", json=body) == (204, None)
         _, found = await site.ask("GET", "vhosts/%2F/policies/p")
-        assert found == {"vhost": "/", "name": "p", "apply_to": "all", **body}
+        said = {"apply_to": "all", "suspended": False, **body}
+        assert found == {"vhost": "/", "name": "p", **said}
         _status, found = await site.ask("GET", "vhosts/%2F/delivery-modes")
         assert [(item["queue"], item["mode"], item["source"]) for item in found["items"]] == [
             ("own", "at-most-once", "argument"),
@@ -330,10 +331,80 @@ async def test_a_user_is_made_given_permissions_keys_and_limits_and_deleted(
         assert (status, made["scopes"]) == (201, ["read:*/*"])
         _, found = await site.ask("GET", "users/new/keys")
         assert [key["id"] for key in found["items"]] == [made["id"]]
-        assert await site.ask("DELETE", f"users/new/keys/{made['id']}") == (204, None)
-        assert (await site.ask("DELETE", f"users/new/keys/{made['id']}"))[0] == 404
+        assert (await site.ask("GET", "keys"))[1]["items"] == found["items"]
+        assert await site.ask("DELETE", f"keys/{made['id']}") == (204, None)
+        assert (await site.ask("DELETE", f"keys/{made['id']}"))[0] == 404
         assert await site.ask("DELETE", "users/new") == (204, None)
         assert (await site.ask("GET", "users/new"))[0] == 404
+
+
+async def test_a_user_is_only_made_or_only_changed_where_that_is_asked_for(tmp_path: Path) -> None:
+    new, known = {"If-None-Match": "*"}, {"If-Match": "*"}
+    async with serve(tmp_path) as site:
+        bodies: list[dict[str, Any]] = [{"tags": []}, {"password": "p"}]
+        for body in bodies:
+            asked: dict[str, Any] = {"json": body, "headers": known}
+            assert (await site.ask("PUT", "users/new", **asked))[0] == 412
+            asked["headers"] = new
+            assert (await site.ask("PUT", "users/new", **asked))[0] == 201
+            status, found = await site.ask("PUT", "users/new", **asked)
+            assert (status, found["detail"]) == (412, "user 'new' exists already")
+            asked["headers"] = known
+            assert (await site.ask("PUT", "users/new", **asked))[0] == 204
+            assert (await site.ask("DELETE", "users/new"))[0] == 204
+
+
+async def test_of_two_who_make_a_user_at_a_time_one_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        makes = (
+            site.ask("PUT", "users/new", json={"password": word}, headers={"If-None-Match": "*"})
+            for word in ("p", "q")
+        )
+        assert sorted([status for status, _ in await asyncio.gather(*makes)]) == [201, 412]
+
+
+async def test_limits_are_set_as_a_whole_of_users_and_virtual_hosts(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for path, name in (("users/of-a-file", "of-a-file"), ("vhosts/%2F", "/")):
+            limits = {"max-queues": 3}
+            assert await site.ask("PUT", f"{path}/limits", json={"limits": limits}) == (204, None)
+            found = await site.ask("GET", f"{path}/limits")
+            assert found == (200, {"name": name, "limits": limits})
+            assert await site.ask("PUT", f"{path}/limits", json={"limits": {}}) == (204, None)
+            found = await site.ask("GET", f"{path}/limits")
+            assert found == (200, {"name": name, "limits": {}})
+        assert (await site.ask("PUT", "users/root/limits", json={"limits": {}}))[0] == 403
+        assert (await site.ask("PUT", "vhosts/none/limits", json={"limits": {}}))[0] == 404
+
+
+async def test_whom_only_others_know_is_permitted_by_name_in_one_or_all_virtual_hosts(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        patterns = {"configure": "", "write": "^a", "read": ".*"}
+        for vhost in ("%2F", "*"):
+            path = f"users/of-a-token/permissions/{vhost}"
+            assert await site.ask("PUT", path, json=patterns) == (201, None)
+            _, found = await site.ask("GET", "permissions")
+            rows = [row for row in found["items"] if row["user"] == "of-a-token"]
+            assert [row["vhost"] for row in rows] == [vhost.replace("%2F", "/")]
+            assert await site.ask("DELETE", path) == (204, None)
+        assert (await site.ask("PUT", "users/x/permissions/none", json=patterns))[0] == 404
+
+
+async def test_a_role_is_given_and_taken(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        body = {"permissions": {"/": {"read": ".*"}}, "topic_permissions": {"/": {"amq.topic": {}}}}
+        assert await site.ask("PUT", "roles/r", json=body) == (201, None)
+        _, found = await site.ask("GET", "roles/r")
+        assert found["permissions"] == {"/": {"configure": "", "write": "", "read": ".*"}}
+        assert await site.ask("PUT", "users/new", json={}) == (201, None)
+        assert await site.ask("PUT", "roles/r/users/new") == (201, None)
+        assert await site.ask("PUT", "roles/r/users/new") == (204, None)
+        assert (await site.ask("GET", "users/new"))[1]["roles"] == ["r"]
+        assert await site.ask("DELETE", "roles/r/users/new") == (204, None)
+        assert (await site.ask("DELETE", "roles/r/users/new"))[0] == 404
+        assert (await site.ask("PUT", "roles/r/users/root"))[0] == 403
 
 
 async def test_a_role_is_made_shown_and_deleted(tmp_path: Path) -> None:
@@ -385,7 +456,7 @@ async def test_live_figures_end_when_what_the_client_came_with_does(
             if cause == "deleted":
                 await site.ask("DELETE", "users/new")
             elif cause == "key":
-                await site.ask("DELETE", f"users/new/keys/{key['id']}")
+                await site.ask("DELETE", f"keys/{key['id']}")
             elif cause == "expired":
                 later = time.time_ns() + 61 * 10**9
                 clock = SimpleNamespace(time_ns=lambda: later, monotonic_ns=time.monotonic_ns)

@@ -3,86 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiomqtt
 import pytest
 
 from tests.support.certificates import Authority
 from tests.support.commands import COMMAND, NO_PROTOCOLS, serve
+from tests.support.verbs import Commands, Running, on_terminal, running
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, control, main
 from trivium.cli import verbs as module
 from trivium.management.rest.schema import hints_of
 
 MARKUP = "<script>alert(1)</script>&[bold]x[/bold]"
+#: Verbs that do.
+TAKES_AWAY = {"delete", "purge", "close", "reset", "clear", "revoke"}
 NAMES = [MARKUP, "größe/日本 %2F?#", "a b\tc", "..", "\x1b[31mred", "-"]
-#: Operations that are no verbs: of the broker as a whole, or commands have another way.
-NO_VERBS = re.compile("general_|gateway_|live_|vhosts_|users_|policies_(list_all|show|put|delete)")
-
-
-@dataclass
-class Running:
-    """A broker process: its data directory, and its addresses by protocol."""
-
-    data: Path
-    places: dict[str, str]
-
-    @property
-    def port(self) -> int:
-        return int(self.places["mqtt"].rpartition(":")[2])
-
-    @property
-    def url(self) -> str:
-        return f"http://guest:guest@{self.places['http']}"
+#: Operations that are no verbs: of the broker as a whole, and what comes as messages.
+NO_VERBS = re.compile("general_|gateway_|live_")
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    data = tmp_path_factory.mktemp("b") / "d"
-    ports = [f"--{name}=0" for name in ("mqtt", "amqp", "native", "http")]
-    with serve("--data", str(data), *ports) as (_, line):
-        yield Running(data, dict(word.split("=", 1) for word in line.split()[2:]))
-
-
-@dataclass
-class Commands:
-    """Runs commands in this process."""
-
-    broker: Running
-    capsys: pytest.CaptureFixture[str]
-
-    def run(self, *arguments: str, place: tuple[str, str] | None = None) -> tuple[int, str, str]:
-        """The exit code, and what is on standard output and standard error."""
-        try:
-            where = place or ("--data", str(self.broker.data))
-            code = main([*arguments[:2], *where, *arguments[2:]])
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        out, err = self.capsys.readouterr()
-        return code, out, err
-
-    def done(self, *arguments: str) -> str:
-        """What a command prints that does what it should."""
-        code, out, err = self.run(*arguments)
-        assert (code, err) == (EXIT_OK, "")
-        return out
-
-    def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        asked = (*arguments[:2], "--json", *arguments[2:])
-        return [json.loads(line) for line in self.done(*asked).splitlines()]
-
-    def names(self, *arguments: str) -> list[str]:
-        return [row["name"] for row in self.rows(*arguments)]
+    with running(tmp_path_factory.mktemp("b") / "d") as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -94,7 +43,8 @@ def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
 
 
 def test_each_operation_has_a_verb_and_each_noun_its_summary() -> None:
-    used = {name for noun in module.NOUNS.values() for name in noun.verbs.values()}
+    verbs = [noun.verb(name) for noun in module.NOUNS.values() for name in noun.verbs]
+    used = {name for verb in verbs for name in (verb.operation, verb.without) if name}
     twins = {f"{name}_of_vhost" for name in used}
     known = set(module.OPERATIONS)
     assert used <= known
@@ -290,40 +240,6 @@ def test_who_has_seen_enough_may_go(broker: Running) -> None:
 # A terminal
 
 
-def on_terminal(arguments: list[str], answers: bytes = b"", **environment: str) -> tuple[int, str]:
-    """Exit code and output of a command whose standard streams are a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    found = bytearray()
-    try:
-        while True:
-            if answers and found.endswith(b"[y/N] "):
-                os.write(ours, answers)
-                answers = b""
-            ready, _, _ = select.select([ours], [], [], 60)
-            assert ready, found
-            try:
-                part = os.read(ours, 65536)
-            except OSError:
-                # EIO: nobody has the other side open any more.
-                break
-            if not part:
-                break
-            found += part
-    finally:
-        process.kill() if process.poll() is None and not found else None
-        os.close(ours)
-    return process.wait(60), found.decode()
-
-
 def test_on_a_terminal_a_table_has_lines_and_markup_is_text(
     broker: Running, commands: Commands
 ) -> None:
@@ -343,13 +259,13 @@ def test_without_rich_columns_are_plain(broker: Running, tmp_path: Path) -> None
     assert out.splitlines()[0] == "NAME"
 
 
-@pytest.mark.parametrize(("answer", "code"), [(b"y\n", EXIT_OK), (b"\n", EXIT_USAGE)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", EXIT_OK), ("\n", EXIT_USAGE)])
 def test_what_destroys_is_asked_for(
-    broker: Running, commands: Commands, answer: bytes, code: int
+    broker: Running, commands: Commands, answer: str, code: int
 ) -> None:
     commands.done("queue", "create", "asked")
     arguments = ["queue", "delete", "asked", "--data", str(broker.data)]
-    assert on_terminal(arguments, answer)[0] == code
+    assert on_terminal(arguments, {"[y/N] ": answer})[0] == code
     is_there = "asked" in commands.names("queue", "list")
     assert is_there is (code != EXIT_OK)
     if is_there:
@@ -374,7 +290,7 @@ def test_what_destroys_needs_yes_where_nobody_can_be_asked(
 @pytest.mark.parametrize("noun", NOUNS)
 def test_what_takes_away_must_be_confirmed(noun: str) -> None:
     for verb in module.NOUNS[noun].verbs:
-        takes = verb in ("delete", "purge", "close", "reset")
+        takes = verb.partition("-")[0] in TAKES_AWAY
         assert module.destroys(module.operation_of(noun, verb)) is takes
 
 

@@ -138,11 +138,6 @@ exit codes:
   {EXIT_DAMAGED}  of an unknown version
 """
 
-_POLICY_EPILOG: Final = f"""\
-URL is trivium:// followed by [USER:PASSWORD@]HOST[:PORT][/VHOST].
-{TLS_EPILOG}
-{_EXIT_CODES}"""
-
 _TLS_EPILOG: Final = f"""\
 self-signed makes ca.pem and ca.key, server.pem and server.key, client.pem and client.key in DIR,
 none of which may be there. It needs the extra: pip install 'trivium[encryption]'.
@@ -158,22 +153,6 @@ are read as they are.
 {_EXIT_CODES}"""
 
 
-_USER_EPILOG: Final = f"""\
-URL is trivium:// followed by USER:PASSWORD@HOST[:PORT], of an administrator. The password of a user
-is read from the terminal, or else is the first line of standard input. Users of the configuration
-cannot be changed.
-{TLS_EPILOG}
-{_EXIT_CODES}"""
-
-
-_PERMISSION_COMMANDS: Final = {
-    "permission": "Set, clear and list what users of a running broker may do.",
-    "topic-permission": "The same for the routing keys of an exchange.",
-    "role": "Manage roles of a running broker, and who has them.",
-    "vhost": "Create, delete, describe, limit and list virtual hosts of a running broker.",
-}
-
-
 #: What is managed by verbs; `trivium.cli.verbs` has these.
 NOUNS: Final = {
     "queue": "Queues: list, show, create, purge and delete them.",
@@ -186,6 +165,12 @@ NOUNS: Final = {
     "consumer": "Consumers of queues and streams.",
     "session": "MQTT sessions, and their subscriptions.",
     "retained": "Retained messages.",
+    "vhost": "Virtual hosts, and how much each may have.",
+    "user": "Users, their passwords, tags, limits and API keys.",
+    "permission": "What users may do in virtual hosts.",
+    "topic-permission": "What users may do with the routing keys of an exchange.",
+    "role": "Roles, and who has them.",
+    "policy": "Policies: settings for all whose name matches a pattern.",
 }
 
 _SHELL_EPILOG: Final = """\
@@ -206,7 +191,7 @@ exit codes:
 _MODULES: Final = {
     **{name: name for name in ("serve", "doctor", "bench", "chaos", "status", "top", "completion")},
     **dict.fromkeys(("check", "repair"), "data_directory"),
-    **dict.fromkeys(("pub", "sub", "policy", "user", *_PERMISSION_COMMANDS), "clients"),
+    **dict.fromkeys(("pub", "sub"), "clients"),
     **dict.fromkeys(NOUNS, "verbs"),
     "tls": "certificates",
     "import": "importing",
@@ -259,10 +244,6 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_bench(add("bench", "Load a broker, and measure rates and delays.", _BENCH_EPILOG))
     _add_chaos(add("chaos", "Disturb a broker of its own, and verify its promises.", _CHAOS_EPILOG))
-    _add_policy(add("policy", "Set, delete and list policies of a running broker.", _POLICY_EPILOG))
-    for name, summary in _PERMISSION_COMMANDS.items():
-        _add_permission(name, add(name, summary, _USER_EPILOG))
-    _add_user(add("user", "Manage users of a running broker, and their keys.", _USER_EPILOG))
     for noun, summary in NOUNS.items():
         _add_noun(add(noun, summary, _VERBS_EPILOG), noun, noun in nouns)
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
@@ -464,70 +445,6 @@ def _add_directory(command: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--key-env", type=_not_empty, metavar="NAME", help="variable that holds the keys"
     )
-
-
-def _add_policy(policy: argparse.ArgumentParser) -> None:
-    actions = policy.add_subparsers(dest="action", metavar="ACTION", required=True)
-    change = actions.add_parser("set", help="add a policy, or replace the one of its name")
-    add_server(change)
-    change.add_argument("name", metavar="NAME")
-    change.add_argument("pattern", metavar="PATTERN", help="regular expression for names")
-    change.add_argument("definition", metavar="DEFINITION", help='JSON, as in {"max-length": 10}')
-    change.add_argument(
-        "--apply-to", choices=("all", "queues", "exchanges", "streams"), default="all"
-    )
-    change.add_argument("--priority", type=int, default=0, help="the highest holds, alone")
-    remove = actions.add_parser("delete", help="remove a policy")
-    add_server(remove)
-    remove.add_argument("name", metavar="NAME")
-    show = actions.add_parser("list", help="print the policies, one JSON object per line")
-    add_server(show)
-
-
-def _add_permission(name: str, command: argparse.ArgumentParser) -> None:
-    from trivium.cli.permissions import add_arguments
-
-    add_arguments(name, command)
-
-
-def _add_limits(command: argparse.ArgumentParser) -> None:
-    from trivium.cli.permissions import add_limits
-
-    add_limits(command)
-
-
-def _add_user(user: argparse.ArgumentParser) -> None:
-    actions = user.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(name, help=summary)
-        add_server(action)
-        return action
-
-    for name, summary in (("add", "add a user"), ("passwd", "give a user another password")):
-        change = add(name, summary)
-        change.add_argument("name", metavar="NAME")
-        change.add_argument("--password", help="where others can see it in the list of processes")
-        if name == "add":
-            change.add_argument("--tag", action="append", default=[], help="as administrator")
-    tags = add("tags", "give a user these tags instead of those it has")
-    tags.add_argument("name", metavar="NAME")
-    tags.add_argument("tags", metavar="TAG", nargs="*")
-    home = add("vhost", "say where a user's MQTT clients go that name no virtual host")
-    home.add_argument("name", metavar="NAME")
-    home.add_argument("vhost", metavar="VHOST")
-    limits = add("limits", "give a user these limits instead of those it has, or show them")
-    limits.add_argument("name", metavar="NAME")
-    _add_limits(limits)
-    add("delete", "remove a user and its keys").add_argument("name", metavar="NAME")
-    add("list", "print the users, one JSON object per line")
-    key = add("add-key", "make an API key of a user and print it, this once")
-    key.add_argument("name", metavar="NAME")
-    key.add_argument("--days", type=float, metavar="N", help="after which it expires")
-    key.add_argument("--scope", action="append", help="what it is for: a tag, or read:VHOST/NAME")
-    add("delete-key", "take a key back").add_argument("id", metavar="ID")
-    show = add("list-keys", "print the keys of a user, or of all, one JSON object per line")
-    show.add_argument("name", metavar="NAME", nargs="?", default="")
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:

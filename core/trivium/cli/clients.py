@@ -245,16 +245,7 @@ def tls_of(options: argparse.Namespace, scheme: str, is_tls: bool) -> ClientTls 
 
 async def _run(options: argparse.Namespace, server: Server, connect: Connect) -> None:
     """The command, until it is done or a signal ends it."""
-    command = {
-        "pub": _publish,
-        "sub": _subscribe,
-        "policy": _manage_policies,
-        "user": _manage_users,
-        "permission": _manage_permissions,
-        "topic-permission": _manage_permissions,
-        "role": _manage_permissions,
-        "vhost": _manage_permissions,
-    }[options.command]
+    command = _publish if options.command == "pub" else _subscribe
     task = asyncio.create_task(command(options, server, connect))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -288,29 +279,6 @@ async def _publish(options: argparse.Namespace, server: Server, connect: Connect
                     tasks.create_task(publish(line))
         except* (ClientError, UsageError) as errors:
             raise errors.exceptions[0] from None
-
-
-async def _manage_policies(options: argparse.Namespace, server: Server, connect: Connect) -> None:
-    from trivium.cli import policies
-
-    async with connect(server) as client:
-        await policies.run(options, client)
-
-
-async def _manage_users(options: argparse.Namespace, server: Server, connect: Connect) -> None:
-    from trivium.cli import users
-
-    async with connect(server) as client:
-        await users.run(options, client)
-
-
-async def _manage_permissions(
-    options: argparse.Namespace, server: Server, connect: Connect
-) -> None:
-    from trivium.cli import permissions
-
-    async with connect(server) as client:
-        await permissions.run(options, client)
 
 
 async def _lines() -> AsyncIterator[bytes]:

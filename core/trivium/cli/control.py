@@ -79,12 +79,10 @@ class Api:
         path: str,
         query: Mapping[str, str] | None = None,
         body: object = None,
-        reason: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """What is answered, None for nothing. Raises ClientError, Refused."""
-        headers = dict(self._headers)
-        if reason:
-            headers["X-Reason"] = reason
+        headers = {**self._headers, **(headers or {})}
         data = None
         if body is not None:
             data = json.dumps(body).encode()

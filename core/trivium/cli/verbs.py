@@ -8,11 +8,13 @@ arguments where they must be there.
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -29,11 +31,42 @@ OPERATIONS: Final[dict[str, Operation]] = {each.name: each for each in ENDPOINTS
 
 
 @dataclass(frozen=True, slots=True)
+class Verb:
+    """An operation, and how a command says what it takes."""
+
+    operation: str
+    _: KW_ONLY
+    #: fields of the body that are arguments; None: those that must be there
+    arguments: tuple[str, ...] | None = None
+    #: fields of the body that are options; None: all others
+    options: tuple[str, ...] | None = None
+    #: the operation where the last argument is left out; "": it must be there
+    without: str = ""
+    #: how the argument is called that is the whole body
+    whole: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: what it was called before
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Noun:
     """What is managed: the operations by verb, and the columns of its list."""
 
-    verbs: Mapping[str, str]
+    verbs: Mapping[str, str | Verb]
     columns: tuple[str, ...]
+
+    def verb(self, name: str) -> Verb:
+        """One of its verbs, by whichever of its names."""
+        for known, found in self.verbs.items():
+            verb = Verb(found) if isinstance(found, str) else found
+            if name in (known, *verb.aliases):
+                return verb
+        raise KeyError(name)
+
+
+_NEW: Final = {"If-None-Match": "*"}
+_KNOWN: Final = {"If-Match": "*"}
 
 
 #: All that there are; `NOUNS` of `trivium.cli` has their summaries.
@@ -117,6 +150,68 @@ NOUNS: Final = {
         {"list": "retained_list_all_of_vhost", "show": "retained_show", "delete": "retained_clear"},
         ("topic", "bytes", "mode", "published_at"),
     ),
+    "vhost": Noun(
+        {
+            "list": "vhosts_list_all",
+            "show": Verb("vhosts_show", aliases=("describe",)),
+            "create": Verb("vhosts_put", options=("description", "tags", "default_queue_type")),
+            "delete": "vhosts_delete",
+            "limits": Verb("vhosts_put_limits", without="vhosts_limits"),
+        },
+        ("name", "description", "tags", "default_queue_type", "queues", "streams", "connections"),
+    ),
+    "user": Noun(
+        {
+            "list": "users_list_all",
+            "show": "users_show",
+            "add": Verb("users_put", headers=_NEW),
+            "passwd": Verb("users_put", options=("password",), headers=_KNOWN),
+            "tags": Verb("users_put", arguments=("tags",), options=(), headers=_KNOWN),
+            "vhost": Verb("users_put", arguments=("virtual_host",), options=(), headers=_KNOWN),
+            "limits": Verb("users_put_limits", without="users_limits"),
+            "delete": "users_delete",
+            "add-key": "users_add_key",
+            "list-keys": Verb("users_keys", without="users_all_keys"),
+            "delete-key": "users_delete_key",
+        },
+        ("name", "tags", "is_configured", "virtual_host", "roles", "limits", "has_scram"),
+    ),
+    "permission": Noun(
+        {
+            "list": "users_permissions",
+            "set": "users_put_permission",
+            "clear": "users_delete_permission",
+        },
+        ("vhost", "user", "configure", "write", "read"),
+    ),
+    "topic-permission": Noun(
+        {
+            "list": "users_topic_permissions",
+            "set": "users_put_topic_permission",
+            "clear": "users_delete_topic_permission",
+        },
+        ("vhost", "user", "exchange", "write", "read"),
+    ),
+    "role": Noun(
+        {
+            "list": "users_roles",
+            "show": "users_show_role",
+            "set": Verb("users_put_role", whole="definition"),
+            "delete": "users_delete_role",
+            "grant": "users_put_member",
+            "revoke": "users_delete_member",
+        },
+        ("name", "permissions", "topic_permissions", "acl"),
+    ),
+    "policy": Noun(
+        {
+            "list": "policies_list_all",
+            "show": "policies_show",
+            "set": "policies_put",
+            "delete": "policies_delete",
+        },
+        ("vhost", "name", "pattern", "apply_to", "priority", "definition", "suspended"),
+    ),
 }
 
 #: Beside DELETE, what takes something away that nobody can give back.
@@ -124,12 +219,15 @@ _DESTROYS: Final = frozenset({"exchanges_remove_binding", "groups_reset"})
 _PAGING: Final = frozenset({"page", "page_size"})
 #: Of lists in parts: where the next one begins.
 _AFTER: Final = "after"
+#: A time that is said by how long it is until then.
+_EXPIRES_AT: Final = "expires_at"
+_MOST_DAYS: Final = 36_500
 _YES: Final = frozenset({"y", "yes"})
 
 
 def operation_of(noun: str, verb: str, in_vhost: bool = False) -> Operation:
     """What a verb does; of a list that of all virtual hosts, or that of one."""
-    name = NOUNS[noun].verbs[verb]
+    name = NOUNS[noun].verb(verb).operation
     return OPERATIONS.get(f"{name}_of_vhost", OPERATIONS[name]) if in_vhost else OPERATIONS[name]
 
 
@@ -147,7 +245,9 @@ def add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
     for verb in NOUNS[noun].verbs:
         operation = operation_of(noun, verb)
         summary = operation.summary[0].lower() + operation.summary[1:]
-        command = verbs.add_parser(verb, help=summary, description=operation.summary + ".")
+        aliases = NOUNS[noun].verb(verb).aliases
+        about = f"{operation.summary}."
+        command = verbs.add_parser(verb, help=summary, description=about, aliases=aliases)
         _add_arguments(command, noun, verb, operation)
         add_control(command)
 
@@ -155,14 +255,20 @@ def add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
 def _add_arguments(
     command: argparse.ArgumentParser, noun: str, verb: str, operation: Operation
 ) -> None:
-    for name in _path_names(operation):
-        command.add_argument(f"path_{name}", metavar=name.upper(), type=_not_empty)
-    if "{vhost}" in operation.path:
+    how = NOUNS[noun].verb(verb)
+    names = _path_names(noun, operation)
+    for name in names:
+        is_optional = bool(how.without) and operation.body is None and name == names[-1]
+        nargs = "?" if is_optional else None
+        command.add_argument(f"path_{name}", metavar=name.upper(), type=_not_empty, nargs=nargs)
+    if noun != "vhost" and "{vhost}" in operation.path:
         command.add_argument("--vhost", default="/", metavar="NAME", help="default: /")
     elif "{vhost}" in operation_of(noun, verb, in_vhost=True).path:
         command.add_argument("--vhost", metavar="NAME", help="default: all virtual hosts")
-    if operation.body is not None:
-        _add_body(command, operation.body)
+    if how.whole:
+        command.add_argument("whole", metavar=how.whole.upper(), help="JSON")
+    elif operation.body is not None:
+        _add_body(command, how, operation.body)
     for parameter in operation.parameters:
         if parameter.name not in _PAGING:
             _add_option(command, "query", parameter.name, parameter.kind, parameter.text)
@@ -172,15 +278,15 @@ def _add_arguments(
         command.add_argument(
             "--columns", type=_columns, metavar="A,B", help="fields; dots lead into objects"
         )
-    if operation.result is not None:
-        command.add_argument("--json", action="store_true", help="JSON, one object per line")
+    command.add_argument("--json", action="store_true", help="JSON, one object per line")
     if destroys(operation):
         command.add_argument("--yes", action="store_true", help="do not ask whether to")
 
 
-def _path_names(operation: Operation) -> list[str]:
-    """What stands for a name in the path, beside the virtual host."""
-    return [name for name in re.findall(r"{([^}]*)}", operation.path) if name != "vhost"]
+def _path_names(noun: str, operation: Operation) -> list[str]:
+    """What stands for a name in the path; a virtual host is one where they are managed."""
+    found = re.findall(r"{([^}]*)}", operation.path)
+    return [name for name in found if name != "vhost" or noun == "vhost"]
 
 
 def _is_in_parts(operation: Operation) -> bool:
@@ -188,15 +294,32 @@ def _is_in_parts(operation: Operation) -> bool:
     return any(parameter.name == _AFTER for parameter in operation.parameters)
 
 
-def _add_body(command: argparse.ArgumentParser, model: Any) -> None:
-    for field in fields(model):
-        kind = hints_of(model)[field.name]
-        if field.default is MISSING and field.default_factory is MISSING:
-            _, about = _plain(kind)
-            said = _escaped(about.text) if _is_scalar(kind) else "JSON"
-            command.add_argument(f"body_{field.name}", metavar=field.name.upper(), help=said)
-        else:
-            _add_option(command, "body", field.name, kind, "")
+def _add_body(command: argparse.ArgumentParser, how: Verb, model: Any) -> None:
+    for each in fields(model):
+        name, kind = each.name, hints_of(model)[each.name]
+        if _is_argument(how, each):
+            _add_argument(command, how, name, kind)
+        elif how.options is None or name in how.options:
+            _add_option(command, "body", name, kind, "")
+
+
+def _is_argument(how: Verb, each: Field[Any]) -> bool:
+    if how.arguments is not None:
+        return each.name in how.arguments
+    return each.default is MISSING and each.default_factory is MISSING
+
+
+def _add_argument(command: argparse.ArgumentParser, how: Verb, name: str, kind: Any) -> None:
+    """An argument for a field of the body."""
+    plain, about = _plain(kind)
+    said: dict[str, Any] = {"metavar": name.upper(), "help": _escaped(about.text) or None}
+    if _is_texts(plain):
+        said = {"metavar": name.upper().removesuffix("S"), "nargs": "*"}
+    elif not _is_scalar(kind):
+        said["help"] = "JSON"
+    if how.without:
+        said |= {"nargs": "?", "help": "JSON: these and no others; without it they are shown"}
+    command.add_argument(f"body_{name}", **said)
 
 
 def _escaped(text: str) -> str:
@@ -222,6 +345,11 @@ def _is_scalar(kind: Any) -> bool:
     return plain in (str, int, bool) or get_origin(plain) is Literal
 
 
+def _is_texts(plain: Any) -> bool:
+    """Whether it is a list of texts."""
+    return get_origin(plain) is list and _plain(get_args(plain)[0])[0] is str
+
+
 def _add_option(
     command: argparse.ArgumentParser, place: str, name: str, kind: Any, text: str
 ) -> None:
@@ -230,7 +358,13 @@ def _add_option(
     flag = f"--{name.replace('_', '-')}"
     said: dict[str, Any] = {"dest": f"{place}_{name}", "help": _escaped(text or about.text) or None}
     origin = get_origin(plain)
-    if plain is bool and place == "body":
+    if about.is_secret:
+        said["help"] = "where others can see it in the list of processes; else it is asked for"
+        command.add_argument(flag, metavar="TEXT", **said)
+    elif name == _EXPIRES_AT:
+        said["help"] = "after which it expires"
+        command.add_argument("--days", type=_days, metavar="N", **said)
+    elif plain is bool and place == "body":
         command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **said)
     elif plain is bool:
         command.add_argument(flag, action="store_const", const=True, **said)
@@ -240,10 +374,21 @@ def _add_option(
         command.add_argument(flag, type=int, metavar="N", **said)
     elif plain is str:
         command.add_argument(flag, metavar="TEXT", **said)
-    elif origin is list and _plain(get_args(plain)[0])[0] is str:
-        command.add_argument(flag, nargs="*", metavar="TEXT", **said)
+    elif _is_texts(plain):
+        command.add_argument(flag.removesuffix("s"), action="append", metavar="TEXT", **said)
     else:
         command.add_argument(flag, action="append", metavar="KEY=VALUE|JSON", **said)
+
+
+def _days(text: str) -> int:
+    """The time when so many days are over, in milliseconds since the epoch."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and up to {_MOST_DAYS}")
+    return int((time.time() + found * 86_400) * 1000)
 
 
 def _columns(text: str) -> list[str]:
@@ -266,10 +411,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     noun, verb = options.command, options.verb
+    how = NOUNS[noun].verb(verb)
     vhost = getattr(options, "vhost", None)
     operation = operation_of(noun, verb, in_vhost=vhost is not None)
-    path, query, body = _path(operation, options), _query(operation, options), None
-    if operation.body is not None:
+    if how.without and _lacks_last(noun, operation, options):
+        operation, how = OPERATIONS[how.without], Verb(how.without)
+    path, query, body = _path(noun, operation, options), _query(operation, options), None
+    if how.whole:
+        body = _json(how.whole, options.whole)
+    elif operation.body is not None:
         body = _body(operation.body, options)
     if destroys(operation) and not options.yes:
         _confirm(noun, verb, operation, options)
@@ -279,15 +429,24 @@ def _run(options: argparse.Namespace) -> None:
     elif _is_in_parts(operation):
         _show_list(noun, verb, _parts(api, path, query), options)
     else:
-        reason = getattr(options, "reason", None)
-        found = api.ask(operation.method, path, query, body, reason or "")
+        headers = dict(how.headers)
+        if getattr(options, "reason", None):
+            headers["X-Reason"] = options.reason
+        found = api.ask(operation.method, path, query, body, headers)
         if found is not None:
             print_json(found) if options.json else print_record(found)
 
 
-def _path(operation: Operation, options: argparse.Namespace) -> str:
-    names = {name: getattr(options, f"path_{name}") for name in _path_names(operation)}
-    if "{vhost}" in operation.path:
+def _lacks_last(noun: str, operation: Operation, options: argparse.Namespace) -> bool:
+    """Whether the last argument is left out."""
+    if operation.body is not None:
+        return all(getattr(options, f"body_{each.name}") is None for each in fields(operation.body))
+    return getattr(options, f"path_{_path_names(noun, operation)[-1]}") is None
+
+
+def _path(noun: str, operation: Operation, options: argparse.Namespace) -> str:
+    names = {name: getattr(options, f"path_{name}") for name in _path_names(noun, operation)}
+    if "{vhost}" in operation.path and "vhost" not in names:
         names["vhost"] = options.vhost
     found = {name: segment(value) for name, value in names.items()}
     return operation.path.partition("/")[2].format(**found)
@@ -305,18 +464,35 @@ def _query(operation: Operation, options: argparse.Namespace) -> dict[str, str]:
 def _body(model: Any, options: argparse.Namespace) -> dict[str, object]:
     """What the options say of the body; what they leave out, it does. Raises UsageError."""
     found: dict[str, object] = {}
-    for field in fields(model):
-        value = getattr(options, f"body_{field.name}")
-        if value is None:
+    for name, hint in hints_of(model).items():
+        if not hasattr(options, f"body_{name}"):
             continue
-        kind, _ = _plain(hints_of(model)[field.name])
-        if _is_scalar(kind) or (get_origin(kind) is list and isinstance(value, list)):
-            found[field.name] = value
+        value = getattr(options, f"body_{name}")
+        kind, about = _plain(hint)
+        if about.is_secret:
+            found[name] = read_password(value)
+        elif value is None:
+            continue
+        elif _is_scalar(kind) or (get_origin(kind) is list and isinstance(value, list)):
+            found[name] = value
         elif isinstance(value, list):
-            found[field.name] = _table(field.name, value)
+            found[name] = _table(name, value)
         else:
-            found[field.name] = _json(field.name, value)
+            found[name] = _json(name, value)
     return found
+
+
+def read_password(said: str | None) -> str:
+    """What was said, or else what the terminal or standard input has. Raises UsageError."""
+    if said is None and sys.stdin.isatty():
+        said = getpass.getpass("password: ")
+        if said != getpass.getpass("again: "):
+            raise UsageError("the two are not the same")
+    elif said is None:
+        said = sys.stdin.readline().rstrip("\r\n")
+    if not said:
+        raise UsageError("the password must not be empty")
+    return said
 
 
 def _json(name: str, text: str) -> object:
@@ -356,11 +532,11 @@ def _table(name: str, texts: Iterable[str]) -> dict[str, object]:
 
 def _confirm(noun: str, verb: str, operation: Operation, options: argparse.Namespace) -> None:
     """Ask on the terminal. Raises UsageError where there is none, or the answer is no."""
-    names = [getattr(options, f"path_{name}") for name in _path_names(operation)]
+    names = [getattr(options, f"path_{name}") for name in _path_names(noun, operation)]
     if noun == "binding":
         names = [options.body_source, options.body_destination]
     what = f"{verb} {noun} {' '.join(map(repr, names))}"
-    if "{vhost}" in operation.path:
+    if noun != "vhost" and "{vhost}" in operation.path:
         what += f" in virtual host {options.vhost!r}"
     if not sys.stdin.isatty():
         raise UsageError(f"{what}: say --yes, as nobody is there to be asked")

@@ -36,8 +36,9 @@ def set_password(
     password: bytes,
     tags: list[str],
     rest: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """``put_user`` with a password that a thread hashes, then ``rest``; and answer."""
+    """``put_user`` with a password that a thread hashes, between ``check`` and ``rest``; answer."""
     users = call.broker.users
     found: list[tuple[str, ScramKeys | None]] = []
 
@@ -50,6 +51,7 @@ def set_password(
             if not found:
                 raise BadRequest("the password cannot be hashed")
             ((stored, scram),) = found
+            check()
             is_new = users.find(name) is None
             put_user(call.broker, name, stored, tags, scram)
             rest()

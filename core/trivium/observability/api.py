@@ -36,6 +36,8 @@ class ApiRequest:
     reason: str = ""
     #: by which a request that is made again is known; "" for none
     idempotency_key: str = ""
+    #: whether what it names must be there, or must not; None where the client does not say
+    must_exist: bool | None = None
     #: of the client
     address: str
     listener: ListenerConfig

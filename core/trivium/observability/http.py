@@ -306,6 +306,7 @@ class HttpServer:
             login=login,
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
+            must_exist=_must_exist(request),
             address=request.remote or "",
             listener=self._listener,
         )
@@ -384,6 +385,13 @@ def _segments(raw_path: str) -> tuple[str, ...]:
     """Those of a path behind ``/api``; ``%2F`` is part of one. Raises ValueError."""
     names = raw_path.partition("?")[0].split("/")[2:]
     return tuple(unquote(name, errors="strict") for name in names)
+
+
+def _must_exist(request: web.Request) -> bool | None:
+    """What a condition says (RFC 9110, 13.1): only * does, since nothing here has entity tags."""
+    if request.headers.get(hdrs.IF_MATCH, "").strip() == "*":
+        return True
+    return False if request.headers.get(hdrs.IF_NONE_MATCH, "").strip() == "*" else None
 
 
 async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> object:

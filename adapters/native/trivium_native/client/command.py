@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from typing import Any
 
 from trivium.cli.clients import (
     Client,
@@ -17,11 +15,10 @@ from trivium.cli.clients import (
     Subscription,
     UsageError,
 )
-from trivium.cli.policies import PolicyDefinition
 from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
 from trivium_native.client.url import DEFAULT_TLS_PORT, Target
-from trivium_native.client.values import PolicyInfo, StreamInfo
+from trivium_native.client.values import StreamInfo
 from trivium_native.wire.errors import NativeError
 from trivium_native.wire.frames import DEFAULT_PORT
 
@@ -65,52 +62,6 @@ class NativeClient:
                 async for message in messages:
                     if not handle(as_text(message.routing_key), message.payload):
                         return
-
-    async def set_policy(self, policy: PolicyDefinition) -> None:
-        await self._client.set_policy(PolicyInfo(**asdict(policy)))
-
-    async def delete_policy(self, name: str) -> None:
-        await self._client.delete_policy(name)
-
-    async def policies(self) -> list[PolicyDefinition]:
-        return [PolicyDefinition(**asdict(policy)) for policy in await self._client.policies()]
-
-    async def manage_permissions(
-        self, action: str, fields: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        return await self._client.manage_permissions(action, fields)
-
-    async def add_user(self, name: str, password: bytes, tags: list[str]) -> None:
-        await self._client.add_user(name, password, tags)
-
-    async def set_password(self, name: str, password: bytes) -> None:
-        await self._client.set_password(name, password)
-
-    async def set_user_tags(self, name: str, tags: list[str]) -> None:
-        await self._client.set_user_tags(name, tags)
-
-    async def set_user_vhost(self, name: str, vhost: str) -> None:
-        await self._client.set_user_vhost(name, vhost)
-
-    async def delete_user(self, name: str) -> None:
-        await self._client.delete_user(name)
-
-    async def users(self) -> list[dict[str, object]]:
-        return [asdict(user) for user in await self._client.users()]
-
-    async def add_api_key(
-        self, name: str, scopes: list[str] | None, expires_ms: int
-    ) -> dict[str, object]:
-        return asdict(await self._client.add_api_key(name, scopes, expires_ms))
-
-    async def delete_api_key(self, number: str) -> None:
-        await self._client.delete_api_key(number)
-
-    async def api_keys(self, name: str) -> list[dict[str, object]]:
-        keys = [asdict(key) for key in await self._client.api_keys(name)]
-        for key in keys:
-            del key["key"]
-        return keys
 
     async def _read(
         self,

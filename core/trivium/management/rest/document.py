@@ -18,6 +18,7 @@ from trivium.management.endpoints import (
     WATCHERS,
     Endpoint,
 )
+from trivium.management.rest.operations import CONDITIONS
 from trivium.management.rest.schema import SCHEMAS, Count, model_schema, models_in, schema_of
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def _problems(each: Operation) -> dict[str, object]:
         statuses.append(HTTPStatus.NOT_FOUND)
     if each.method != "GET":
         statuses.append(HTTPStatus.CONFLICT)
+    if each.headers == CONDITIONS:
+        statuses.append(HTTPStatus.PRECONDITION_FAILED)
     if each.body is not None or each.is_raw:
         statuses += [HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY]
     content = {"application/problem+json": {"schema": {"$ref": SCHEMAS + Problem.__name__}}}

@@ -48,6 +48,23 @@ PAGES: Final = (
 )
 
 
+#: Headers by which something is only made, or only changed.
+CONDITIONS: Final = (
+    Parameter("If-Match", Annotated[str, About(pattern=r"^\*$")], "only where it is there"),
+    Parameter("If-None-Match", Annotated[str, About(pattern=r"^\*$")], "only where it is not"),
+)
+
+
+class NotAsExpected(BadRequest):
+    """What is named is there and must not be, or the other way round (RFC 9110, 15.5.13)."""
+
+
+def check_condition(call: Call, is_there: bool, what: str) -> None:
+    """Raise NotAsExpected where the client wants it otherwise."""
+    if call.request.must_exist not in (None, is_there):
+        raise NotAsExpected(f"{what} exists already" if is_there else f"no {what}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Endpoint):
     """An endpoint of Trivium's own API."""
@@ -98,6 +115,8 @@ class Operation(Endpoint):
             return refusal(404, "not_found", str(error))
         if isinstance(error, AccessRefused):
             return refusal(403, "access_refused", str(error))
+        if isinstance(error, NotAsExpected):
+            return refusal(412, "not_as_expected", str(error))
         if isinstance(error, BadRequest):
             return refusal(422 if error.error == "invalid_body" else 400, error.error, str(error))
         if isinstance(error, LimitExceeded):

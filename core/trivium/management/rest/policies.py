@@ -36,6 +36,7 @@ class Policy:
     apply_to: _Kind
     priority: _Priority
     definition: Table
+    suspended: Annotated[bool, About(text="whether the exchanges it names are not in force")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def _view(item: _Item) -> Policy:
         kind,
         policy.priority,
         shown_table(policy.definition),
+        not policy.passes_on,
     )
 
 

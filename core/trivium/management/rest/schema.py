@@ -57,10 +57,13 @@ class About:
     shortest: int | None = None
     longest: int | None = None
     pattern: str | None = None
+    #: of what is not to be shown, nor to be seen by others
+    is_secret: bool = False
 
     def schema(self) -> dict[str, object]:
         """The same as keywords."""
-        return {"description": self.text} if self.text else {}
+        found: dict[str, object] = {"description": self.text} if self.text else {}
+        return {**found, "format": "password"} if self.is_secret else found
 
 
 #: A name of something.

@@ -18,15 +18,22 @@ from trivium.management.accounts import (
     topic_permissions_in,
 )
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
-from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.operations import (
+    CONDITIONS,
+    answer,
+    body_of,
+    check_condition,
+    listed,
+    operation,
+)
 from trivium.management.rest.schema import About, Limits, Name, Time
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.user_deletion import delete_user
 from trivium.security.granted import ROLE, USER
-from trivium.security.permissions import MAX_LINES, grants_of
+from trivium.security.permissions import EVERY_VHOST, MAX_LINES, grants_of
 from trivium.security.scopes import MAX_SCOPES
 from trivium.security.stored import MAX_PASSWORD_BYTES
-from trivium.security.users import MAX_TAGS
+from trivium.security.users import MAX_TAGS, check_name
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
@@ -58,11 +65,28 @@ class User:
 class UserSetting:
     """A user that is to be there; what is left out stays as it is."""
 
-    password: Annotated[str | None, About(shortest=1, longest=MAX_PASSWORD_BYTES)] = None
+    password: Annotated[
+        str | None, About(shortest=1, longest=MAX_PASSWORD_BYTES, is_secret=True)
+    ] = None
     tags: Annotated[list[_Word] | None, About(longest=MAX_TAGS)] = None
     virtual_host: Annotated[str | None, About(shortest=1, longest=255)] = None
     roles: Annotated[list[_Word] | None, About(longest=MAX_LINES)] = None
     limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLimits:
+    """How much a user may have: what is set for it alone."""
+
+    name: Name
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSetting:
+    """These limits, and no others of its own."""
+
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +170,31 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class RolePatterns:
+    """Patterns for names; what is left out permits nothing."""
+
+    configure: _Pattern = ""
+    write: _Pattern = ""
+    read: _Pattern = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTopicPatterns:
+    """Patterns for routing keys; what is left out permits nothing."""
+
+    write: _Pattern = ""
+    read: _Pattern = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleSetting:
     """A role that is to be there."""
 
-    permissions: Annotated[dict[str, Patterns], About(text="by virtual host")] = field(
+    permissions: Annotated[dict[str, RolePatterns], About(text="by virtual host")] = field(
         default_factory=dict
     )
     topic_permissions: Annotated[
-        dict[str, dict[str, TopicPatterns]], About(text="by virtual host and exchange")
+        dict[str, dict[str, RoleTopicPatterns]], About(text="by virtual host and exchange")
     ] = field(default_factory=dict)
     acl: Annotated[list[str], About(text="lines", longest=MAX_LINES)] = field(default_factory=list)
 
@@ -198,6 +239,7 @@ def put(call: Call) -> None:
     broker = call.broker
     users = broker.users
     known = users.find(name)
+    _check_condition(call)
     if known is None:
         users.check_new(name)
     else:
@@ -221,7 +263,19 @@ def put(call: Call) -> None:
         return
     password = wanted.password.encode()
     users.check_password(password)
-    set_password(call, name, password, tags, lambda: _put_rest(call, name, wanted))
+    set_password(
+        call,
+        name,
+        password,
+        tags,
+        rest=lambda: _put_rest(call, name, wanted),
+        check=lambda: _check_condition(call),
+    )
+
+
+def _check_condition(call: Call) -> None:
+    name = call.names["user"]
+    check_condition(call, call.broker.users.find(name) is not None, f"user '{name}'")
 
 
 def _put_rest(call: Call, name: str, wanted: UserSetting) -> None:
@@ -241,6 +295,28 @@ def delete(call: Call) -> None:
     delete_user(call.broker, _found(call).name, call.gone)
 
 
+# Limits. The user may be one of a file or a token, which only its name is known of.
+
+
+def limits(call: Call) -> ApiAnswer:
+    """Those of one."""
+    name = _named(call)
+    return answer(OwnLimits(name, dict(call.broker.quotas.limits(USER_SCOPE, name))))
+
+
+def put_limits(call: Call) -> None:
+    """Give one these, in place of those of its own."""
+    call.broker.logins.limits.set(_named(call), body_of(call, LimitsSetting).limits)
+    call.gone()
+
+
+def _named(call: Call) -> str:
+    """A user's name, whoever knows that user. Raises PreconditionFailed."""
+    name = call.names["user"]
+    check_name(name)
+    return name
+
+
 # Keys
 
 
@@ -251,7 +327,16 @@ def _key(key: ApiKey) -> Key:
 
 def keys(call: Call) -> ApiAnswer:
     """Those of a user."""
-    every = call.broker.authentication.api_keys.all(_found(call).name)
+    return _keys(call, _found(call).name)
+
+
+def all_keys(call: Call) -> ApiAnswer:
+    """Those of all users."""
+    return _keys(call, "")
+
+
+def _keys(call: Call, user: str) -> ApiAnswer:
+    every = call.broker.authentication.api_keys.all(user)
     return listed(call, every, _key, lambda key: (key.id,))
 
 
@@ -267,11 +352,7 @@ def add_key(call: Call) -> None:
 
 def delete_key(call: Call) -> None:
     """Take one back."""
-    api_keys = call.broker.authentication.api_keys
-    user, number = call.names["user"], call.names["key"]
-    if not any(key.id == number for key in api_keys.all(_found(call).name)):
-        raise NotFound(f"user '{user}' has no key '{number}'")
-    api_keys.delete(number)
+    call.broker.authentication.api_keys.delete(call.names["key"])
     call.gone()
 
 
@@ -292,18 +373,23 @@ def put_permission(call: Call) -> None:
     """Grant some."""
     wanted = body_of(call, Patterns)
     patterns = [wanted.configure, wanted.write, wanted.read]
-    call.created(permit(call.broker, _found(call).name, call.vhost.name, patterns))
+    call.created(permit(call.broker, _named(call), _place(call), patterns))
 
 
 def delete_permission(call: Call) -> None:
     """Take them back."""
     granted = call.broker.authentication.granted
-    name = _found(call).name
+    name = _named(call)
     grants = granted.copy(USER, name)
-    if grants.permissions.pop(call.vhost.name, None) is None:
+    if grants.permissions.pop(_place(call), None) is None:
         raise NotFound("it has none there")
     granted.set(USER, name, grants)
     call.gone()
+
+
+def _place(call: Call) -> str:
+    """The virtual host, or all. Raises NotFound."""
+    return EVERY_VHOST if call.names["vhost"] == EVERY_VHOST else call.vhost.name
 
 
 def topic_permissions(call: Call) -> ApiAnswer:
@@ -321,15 +407,15 @@ def put_topic_permission(call: Call) -> None:
     wanted = body_of(call, TopicPatterns)
     patterns = [wanted.write, wanted.read]
     exchange = call.names["exchange"]
-    call.created(permit_topics(call.broker, _found(call).name, call.vhost.name, exchange, patterns))
+    call.created(permit_topics(call.broker, _named(call), _place(call), exchange, patterns))
 
 
 def delete_topic_permission(call: Call) -> None:
     """Take them back."""
     granted = call.broker.authentication.granted
-    name = _found(call).name
+    name = _named(call)
     grants = granted.copy(USER, name)
-    if grants.topics.pop((call.vhost.name, call.names["exchange"]), None) is None:
+    if grants.topics.pop((_place(call), call.names["exchange"]), None) is None:
         raise NotFound("it has none there")
     granted.set(USER, name, grants)
     call.gone()
@@ -396,11 +482,41 @@ def delete_role(call: Call) -> None:
     call.gone()
 
 
+def put_member(call: Call) -> None:
+    """Give a user one."""
+    _assign(call, True)
+
+
+def delete_member(call: Call) -> None:
+    """Take one from a user."""
+    _assign(call, False)
+
+
+def _assign(call: Call, is_given: bool) -> None:
+    granted = call.broker.authentication.granted
+    name, role = _named(call), call.names["role"]
+    grants = granted.copy(USER, name)
+    is_there = role in grants.roles
+    if not is_given and not is_there:
+        raise NotFound(f"user '{name}' has no role '{role}'")
+    if is_given and not is_there:
+        grants.roles.append(role)
+    elif not is_given:
+        grants.roles.remove(role)
+    granted.set(USER, name, grants)
+    if is_given:
+        call.created(not is_there)
+    else:
+        call.gone()
+
+
 _ONE: Final = "users/{user}"
+_LIMITS: Final = "users/{user}/limits"
 _KEYS: Final = "users/{user}/keys"
 _IN: Final = "users/{user}/permissions"
 _TOPICS: Final = "users/{user}/topic-permissions"
 _ROLE: Final = "roles/{role}"
+_MEMBER: Final = "roles/{role}/users/{user}"
 _ADMIN: Final = {"tags": ADMINISTRATORS, "vhost": UNCHECKED}
 _PUT: Final = {"statuses": (201, 204), **_ADMIN}
 _DELETE: Final = {"statuses": (204,), **_ADMIN}
@@ -409,8 +525,27 @@ _LIST: Final = {"is_list": True, **_ADMIN}
 ENDPOINTS: Final = (
     operation("GET", "users", list_all, "Users", result=User, **_LIST),
     operation("GET", _ONE, show, "A user", result=User, **_ADMIN),
-    operation("PUT", _ONE, put, "Make or change a user", body=UserSetting, **_PUT),
+    operation(
+        "PUT",
+        _ONE,
+        put,
+        "Make or change a user",
+        body=UserSetting,
+        headers=CONDITIONS,
+        **_PUT,
+    ),
     operation("DELETE", _ONE, delete, "Delete a user", **_DELETE),
+    operation("GET", _LIMITS, limits, "Limits of a user", result=OwnLimits, **_ADMIN),
+    operation(
+        "PUT",
+        _LIMITS,
+        put_limits,
+        "Give a user these limits",
+        body=LimitsSetting,
+        **_DELETE,
+    ),
+    operation("GET", "keys", all_keys, "Keys of all users", result=Key, **_LIST),
+    operation("DELETE", "keys/{key}", delete_key, "Take a key back", **_DELETE),
     operation("GET", _KEYS, keys, "Keys of a user", result=Key, **_LIST),
     operation(
         "POST",
@@ -422,7 +557,6 @@ ENDPOINTS: Final = (
         statuses=(201,),
         **_ADMIN,
     ),
-    operation("DELETE", _KEYS + "/{key}", delete_key, "Take a key back", **_DELETE),
     operation("GET", "permissions", permissions, "Permissions", result=Permission, **_LIST),
     operation("PUT", _IN + "/{vhost}", put_permission, "Grant permissions", body=Patterns, **_PUT),
     operation("DELETE", _IN + "/{vhost}", delete_permission, "Take them back", **_DELETE),
@@ -453,4 +587,6 @@ ENDPOINTS: Final = (
     operation("GET", _ROLE, show_role, "A role", result=Role, **_ADMIN),
     operation("PUT", _ROLE, put_role, "Make or change a role", body=RoleSetting, **_PUT),
     operation("DELETE", _ROLE, delete_role, "Delete a role", **_DELETE),
+    operation("PUT", _MEMBER, put_member, "Give a user a role", **_PUT),
+    operation("DELETE", _MEMBER, delete_member, "Take a role from a user", **_DELETE),
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from trivium.common.quotas import VHOST, check_limits
+from trivium.common.quotas import CONNECTIONS, VHOST, check_limits
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
+from trivium.management.limits import set_vhost_limits
 from trivium.management.rest.operations import answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Count, Limits, Name
+from trivium.management.rest.users import LimitsSetting
 from trivium.observability.api import ApiAnswer
 from trivium.queues.arguments import CLASSIC
 from trivium.vhost.settings import (
@@ -41,6 +43,16 @@ class VirtualHost:
     retained_messages: Count
     retained_bytes: Count
     queued_bytes: Count
+    connections: Count
+    suspended: Annotated[int, About(text="declarations that are not in force", least=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualHostLimits:
+    """How much a virtual host may have: what is set for it alone."""
+
+    name: Name
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class VirtualHostSetting:
     limits: Limits | None = None
 
 
-def _view(vhost: CoreVirtualHost) -> VirtualHost:
+def _view(call: Call, vhost: CoreVirtualHost) -> VirtualHost:
     settings = vhost.settings
     kind: _Type = settings.default_queue_type or CLASSIC  # type: ignore[assignment]
     return VirtualHost(
@@ -68,18 +80,20 @@ def _view(vhost: CoreVirtualHost) -> VirtualHost:
         len(vhost.retained),
         vhost.retained.bytes,
         vhost.queued_bytes,
+        call.broker.quotas.account(VHOST, vhost.name).used[CONNECTIONS],
+        len(vhost.suspensions),
     )
 
 
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
     every = list(call.broker.vhosts.values()) if call.watches else call.vhosts()
-    return listed(call, every, _view, lambda vhost: (vhost.name,))
+    return listed(call, every, lambda vhost: _view(call, vhost), lambda vhost: (vhost.name,))
 
 
 def show(call: Call) -> ApiAnswer:
     """One."""
-    return answer(_view(call.vhost))
+    return answer(_view(call, call.vhost))
 
 
 def put(call: Call) -> None:
@@ -106,7 +120,20 @@ def delete(call: Call) -> None:
     call.broker.virtual_hosts.delete(call.names["vhost"], call.gone)
 
 
+def limits(call: Call) -> ApiAnswer:
+    """Those of one."""
+    vhost = call.vhost
+    return answer(VirtualHostLimits(vhost.name, dict(vhost.settings.limits)))
+
+
+def put_limits(call: Call) -> None:
+    """Give one these, in place of those of its own."""
+    set_vhost_limits(call.broker, call.vhost, body_of(call, LimitsSetting).limits)
+    call.gone()
+
+
 _ONE: Final = "vhosts/{vhost}"
+_LIMITS: Final = "vhosts/{vhost}/limits"
 _SET: Final = {"tags": ADMINISTRATORS, "vhost": UNCHECKED}
 
 ENDPOINTS: Final = (
@@ -122,4 +149,14 @@ ENDPOINTS: Final = (
         **_SET,
     ),
     operation("DELETE", _ONE, delete, "Delete a virtual host", statuses=(204,), **_SET),
+    operation("GET", _LIMITS, limits, "Limits of a virtual host", result=VirtualHostLimits),
+    operation(
+        "PUT",
+        _LIMITS,
+        put_limits,
+        "Give a virtual host these limits",
+        body=LimitsSetting,
+        statuses=(204,),
+        **_SET,
+    ),
 )
