@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -520,5 +521,37 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
             before = sorted(json.dumps(entry, sort_keys=True) for entry in document[section])
             after = sorted(json.dumps(entry, sort_keys=True) for entry in again[section])
             assert after == before, section
+    finally:
+        ours.stop()
+
+
+@pytest.mark.one_build
+def test_the_command_takes_over_what_rabbitmq_exports_and_names_what_has_no_counterpart(
+    rabbitmq: ManagedRabbitMq, tmp_path: Path
+) -> None:
+    populate(rabbitmq.api, rabbitmq.addresses["amqp"].port).close()
+    rabbitmq.api.put("queues/%2F/lazy", {"arguments": {"x-queue-mode": "lazy"}, "durable": True})
+    ha = {"pattern": "^ha", "definition": {"ha-mode": "all", "max-length": 7}, "apply-to": "queues"}
+    rabbitmq.api.put("policies/%2F/ha", ha)
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(rabbitmq.api.get("definitions")))
+    rabbitmq.api.ask("DELETE", "policies/%2F/ha")
+    rabbitmq.api.ask("DELETE", "queues/%2F/lazy")
+    ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
+    ours.start()
+    try:
+        url = f"http://guest:guest@{LOOPBACK}:{ours.ports['http']}"
+        command = [sys.executable, "-m", "trivium", "import", "rabbitmq", str(file), "--url", url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert sorted(done.stderr.splitlines()) == [
+            "policy 'ha' in '/': 'ha-mode' means nothing here",
+            "queue 'lazy' in '/': 'x-queue-mode' means nothing here",
+            "user 'guest': it stands in the configuration, and stays as it is there",
+        ]
+        here = Api(ours.ports["http"])
+        assert {queue["name"] for queue in here.get("queues")} == {"q", "qq", "st", "lazy"}
+        assert here.get("policies/%2F/ha")["definition"] == {"max-length": 7}
+        assert Api(ours.ports["http"], "ann:secret").get("whoami")["name"] == "ann"
     finally:
         ours.stop()

@@ -200,7 +200,9 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.config": {"amqp", "mqtt", "native"},
     "trivium.listen": {"mqtt"},
     # Help for who publishes and subscribes by a URL, and the options of those protocols.
-    "trivium.cli": {"amqp", "mqtt", "native"},
+    "trivium.cli": {"amqp", "mqtt", "native", "rabbit"},
+    # Whose definitions are those that this broker has too.
+    "trivium.cli.importing": {"rabbit"},
     # SubjectAlternativeName of X.509.
     "trivium.cli.certificates": {"native"},
     # The module ``trivium.common.native``.

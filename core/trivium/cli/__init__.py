@@ -146,10 +146,20 @@ none of which may be there. It needs the extra: pip install 'trivium[encryption]
 
 
 _IMPORT_EPILOG: Final = f"""\
-BROKER is mosquitto: it makes a configuration for `trivium serve --config` of FILE, a
-mosquitto.conf. Lines on standard error name what of it has no counterpart. Password and ACL files
-are read as they are.
+BROKER is mosquitto or rabbitmq. Of FILE, a mosquitto.conf, a configuration for `trivium serve
+--config` is made; password and ACL files are read as they are. FILE of rabbitmq has definitions, as
+`rabbitmqctl export_definitions` writes them ("-" is standard input): they go into a running broker.
+Lines on standard error name what has no counterpart, and what cannot be.
 
+{CONTROL_EPILOG}
+{_EXIT_CODES}"""
+
+_DEFINITIONS_EPILOG: Final = f"""\
+FILE is a JSON document of virtual hosts, users with the hashes of their passwords, permissions,
+policies, queues, exchanges and bindings, as RabbitMQ has it. An import changes nothing that is
+there: it must be the same. The first thing that cannot be ends it; what came before it stays.
+
+{CONTROL_EPILOG}
 {_EXIT_CODES}"""
 
 
@@ -166,6 +176,7 @@ NOUNS: Final = {
     "session": "MQTT sessions, and their subscriptions.",
     "retained": "Retained messages.",
     "vhost": "Virtual hosts, and how much each may have.",
+    "cluster": "Nodes of the cluster: one, by itself.",
     "user": "Users, their passwords, tags, limits and API keys.",
     "permission": "What users may do in virtual hosts.",
     "topic-permission": "What users may do with the routing keys of an exchange.",
@@ -187,9 +198,12 @@ exit codes:
 """
 
 
+_OWN_MODULES: Final = (
+    *("serve", "doctor", "bench", "chaos", "status", "top", "completion", "definitions"),
+)
 #: The module that runs a command.
 _MODULES: Final = {
-    **{name: name for name in ("serve", "doctor", "bench", "chaos", "status", "top", "completion")},
+    **{name: name for name in _OWN_MODULES},
     **dict.fromkeys(("check", "repair"), "data_directory"),
     **dict.fromkeys(("pub", "sub"), "clients"),
     **dict.fromkeys(NOUNS, "verbs"),
@@ -248,6 +262,9 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
         _add_noun(add(noun, summary, _VERBS_EPILOG), noun, noun in nouns)
     _add_directory(add("check", "Verify the data directory of a stopped broker.", _CHECK_EPILOG))
     _add_directory(add("repair", "Make a damaged data directory usable again.", _REPAIR_EPILOG))
+    _add_definitions(
+        add("definitions", "Export and import what was declared and granted.", _DEFINITIONS_EPILOG)
+    )
     _add_import(add("import", "Take over what another broker has.", _IMPORT_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
     _add_status(add("status", "Say how a running broker is, in one screen.", _VERBS_EPILOG))
@@ -451,8 +468,39 @@ def _add_import(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", metavar="BROKER")
     command.add_argument("file", type=_not_empty, metavar="FILE")
     command.add_argument(
-        "--output", type=_not_empty, metavar="NEW", help="a new file, instead of standard output"
+        "--output",
+        type=_not_empty,
+        metavar="NEW",
+        help="mosquitto: a new file, instead of standard output",
     )
+    command.add_argument(
+        "--vhost", metavar="NAME", help="rabbitmq: into this virtual host, whatever theirs was"
+    )
+    _add_json(command, "one JSON object")
+    add_control(command)
+
+
+def _add_definitions(command: argparse.ArgumentParser) -> None:
+    verbs = command.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, summary, default in (
+        ("export", "write them to a file", "standard output"),
+        ("import", "declare and grant what a file says", "standard input"),
+    ):
+        made = verbs.add_parser(verb, help=summary, description=summary.capitalize() + ".")
+        made.add_argument(
+            "file", type=_not_empty, metavar="FILE", nargs="?", default="-", help=f"or {default}"
+        )
+        made.add_argument("--vhost", metavar="NAME", help="those of one virtual host")
+        if verb == "import":
+            made.add_argument(
+                "--skip", action="store_true", help="go on behind what cannot be, and name it"
+            )
+        _add_json(made, "JSON on one line")
+        add_control(made)
+
+
+def _add_json(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--json", action="store_true", help=what)
 
 
 def _add_tls(tls: argparse.ArgumentParser) -> None:

@@ -1,6 +1,8 @@
-"""`trivium import`: the configuration of another broker as one of this one.
+"""`trivium import`: what another broker has.
 
-What reads it is found through the entry-point group `trivium.imports`, by the broker's name.
+The definitions of RabbitMQ go into a running broker. Others have a configuration file, of which one
+for this broker is made: what reads it is found through the entry-point group `trivium.imports`, by
+the other broker's name.
 """
 
 from __future__ import annotations
@@ -11,23 +13,48 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Final
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli.clients import UsageError
 from trivium.cli.configuration import load
+from trivium.cli.control import run_command
+from trivium.cli.definitions import take
 from trivium.cli.serve import options_of_protocols, protocols
+from trivium.cli.tables import print_json
 from trivium.errors import ConfigError
 
 #: Reads a file; the text of a configuration, and a note on each line that has no counterpart in it.
 Converter = Callable[[Path], tuple[str, list[str]]]
 
+RABBITMQ: Final = "rabbitmq"
+#: What is said of a running broker.
+_PLACES: Final = ("data", "config", "url", "vhost", "password_file")
+
 
 def run(options: argparse.Namespace) -> int:
+    """Take over what the options say; the exit code."""
+    if options.source == RABBITMQ:
+        return run_command(options, _into_broker)
+    return _configure(options)
+
+
+def _into_broker(options: argparse.Namespace) -> None:
+    if options.output is not None:
+        raise UsageError("definitions go into a running broker: there is no --output")
+    take(options, skips=True)
+
+
+def _configure(options: argparse.Namespace) -> int:
     """Print the configuration, or write it where the options say, and the notes; the exit code."""
     sources = entry_points(group="trivium.imports")
     if options.source not in sources.names:
-        names = ", ".join(sorted(sources.names))
-        print(f"trivium import: {options.source!r} is not one of {names}", file=sys.stderr)
-        return EXIT_USAGE
+        names = ", ".join(sorted([*sources.names, RABBITMQ]))
+        return _fail(EXIT_USAGE, f"{options.source!r} is not one of {names}")
+    for name in _PLACES:
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            return _fail(EXIT_USAGE, f"a configuration is made, of no broker: no --{flag}")
     convert: Converter = sources[options.source].load()
     try:
         text, notes = convert(Path(options.file))
@@ -36,16 +63,23 @@ def run(options: argparse.Namespace) -> int:
             with Path(options.output).open("x", encoding="utf-8") as file:
                 file.write(text)
     except ConfigError as error:
-        print(f"trivium import: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return _fail(EXIT_USAGE, error)
     except OSError as error:
-        print(f"trivium import: {error.filename}: {error.strerror}", file=sys.stderr)
-        return EXIT_FAILED
+        return _fail(EXIT_FAILED, f"{error.filename}: {error.strerror}")
+    if options.json:
+        made = {} if options.output is not None else {"configuration": text}
+        print_json({**made, "passed_over": notes})
+        return EXIT_OK
     if options.output is None:
         sys.stdout.write(text)
     for note in notes:
         print(note, file=sys.stderr)
     return EXIT_OK
+
+
+def _fail(code: int, error: object) -> int:
+    print(f"trivium import: {error}", file=sys.stderr)
+    return code
 
 
 def _check(text: str) -> None:

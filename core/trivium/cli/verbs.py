@@ -160,6 +160,10 @@ NOUNS: Final = {
         },
         ("name", "description", "tags", "default_queue_type", "queues", "streams", "connections"),
     ),
+    "cluster": Noun(
+        {"list": "general_nodes", "show": "general_show_node"},
+        ("name", "version", "state", "uptime_ms", "memory_bytes", "vhosts", "connections"),
+    ),
     "user": Noun(
         {
             "list": "users_list_all",

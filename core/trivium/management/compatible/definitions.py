@@ -49,6 +49,8 @@ from trivium.management.topology import (
 )
 from trivium.management.values import encode, flag_of, table_of, text_of
 from trivium.observability.api import ApiAnswer
+from trivium.queues.arguments import QUEUE_RULES
+from trivium.streams.settings import STREAM_RULES
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -66,6 +68,17 @@ MEANINGLESS: Final = frozenset(
         *("queue-mode", "queue-version", "queue-master-locator", "queue-leader-locator"),
     }
 )
+#: Arguments of queues that mean something here.
+MEANINGFUL: Final = frozenset(f"x-{key}" for key in (*QUEUE_RULES, *STREAM_RULES))
+#: What entries are called, where that is not the section without its s.
+_KINDS: Final = {
+    "policies": "policy",
+    "topic_permissions": "topic permission",
+    "global_parameters": "global parameter",
+    "vhosts": "virtual host",
+}
+#: What is told of all that an import passes over, and of how much.
+MAX_NOTES: Final = 1000
 #: Milliseconds until another look where the disk is behind.
 LOOK_AGAIN_MS: Final = 10
 
@@ -230,12 +243,25 @@ def _document(head: dict[str, object], sections: list[tuple[str, _Entries]]) -> 
 
 
 class Import(Timed):
-    """Carries out a document, a part in each turn."""
+    """Carries out a document, a part in each turn; then ``done`` is told what was passed over.
 
-    def __init__(self, call: Call, body: Mapping[str, object], vhost: str | None) -> None:
+    ``goes_on``: what cannot be is passed over too.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        vhost: str | None,
+        done: Callable[[list[str]], None],
+        goes_on: bool = False,
+    ) -> None:
         self._call = call
-        self._body = body
+        self._body = call.body
         self._broker = call.broker
+        self._done = done
+        self._goes_on = goes_on
+        self._notes: list[str] = []
+        self._left_out = 0
         #: that of all entries; None: each names its own
         self._vhost = vhost
         self._steps = self._all_steps()
@@ -250,7 +276,9 @@ class Import(Timed):
         try:
             while not broker.is_behind:
                 if next(self._steps, None) is None:
-                    self._call.gone()
+                    if self._left_out:
+                        self._notes.append(f"and {self._left_out} more")
+                    self._done(self._notes)
                     return
                 if slices.is_over:
                     break
@@ -283,8 +311,30 @@ class Import(Timed):
             for entry in entries:
                 if not isinstance(entry, dict):
                     raise BadRequest(f"{name!r} is a list of objects")
-                handle(entry)
+                try:
+                    handle(entry)
+                except (TopologyError, BadRequest) as error:
+                    if not self._goes_on:
+                        raise BadRequest(self._about(name, entry, str(error))) from None
+                    self._note(name, entry, str(error))
                 yield 1
+
+    def _note(self, section: str, entry: Mapping[str, object], text: str) -> None:
+        """Something is passed over."""
+        if len(self._notes) == MAX_NOTES:
+            self._left_out += 1
+            return
+        self._notes.append(self._about(section, entry, text))
+        logger.warning("definitions: %s", self._notes[-1])
+
+    def _about(self, section: str, entry: Mapping[str, object], text: str) -> str:
+        """What is to be said of an entry, with what it is."""
+        kind = _KINDS.get(section, section.removesuffix("s"))
+        names = [entry.get(key) for key in ("name", "user", "source", "destination")]
+        what = " ".join(repr(name) for name in names if name is not None)
+        vhost = self._vhost or entry.get("vhost")
+        place = f" in {vhost!r}" if vhost is not None else ""
+        return f"{kind} {what[:1024]}{place}: {text}"
 
     def _place(self, entry: Mapping[str, object]) -> VirtualHost:
         return self._broker.vhost(self._vhost or text_of(entry, "vhost"))
@@ -295,6 +345,7 @@ class Import(Timed):
     def _user(self, entry: Mapping[str, object]) -> None:
         name = text_of(entry, "name")
         if self._is_configured(name):
+            self._note("users", entry, "it stands in the configuration, and stays as it is there")
             return
         stored = ""
         if entry.get("password_hash"):
@@ -311,10 +362,7 @@ class Import(Timed):
             self._broker.logins.limits.set(name, limits)
 
     def _is_configured(self, name: str) -> bool:
-        found = self._broker.users.is_configured(name)
-        if found:
-            logger.info("definitions: user %r stands in the configuration and stays so", name)
-        return found
+        return self._broker.users.is_configured(name)
 
     def _virtual_host(self, entry: Mapping[str, object]) -> None:
         name = text_of(entry, "name")
@@ -344,15 +392,14 @@ class Import(Timed):
         if component == LIMITS:
             set_vhost_limits(self._broker, self._place(entry), table_of(entry, "value"))
         else:
-            name = entry.get("name")
-            logger.warning("definitions: parameter %r of %r means nothing here", name, component)
+            self._note("parameters", entry, f"{component!r} means nothing here")
 
     def _policy(self, entry: Mapping[str, object]) -> None:
         name = text_of(entry, "name")
         definition = table_of(entry, "definition")
         left = {key: value for key, value in definition.items() if key not in MEANINGLESS}
-        if len(left) < len(definition):
-            logger.warning("definitions: policy %r has keys that mean nothing here", name)
+        for key in definition.keys() - left.keys():
+            self._note("policies", entry, f"{key!r} means nothing here")
         if left:
             vhost = self._place(entry)
             declarers = self._broker.authentication.declarers
@@ -361,14 +408,18 @@ class Import(Timed):
 
     def _queue(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)
+        arguments = table_of(entry, "arguments")
         declare_queue(
             vhost,
             self._operator(vhost),
             text_of(entry, "name"),
             flag_of(entry, "durable"),
             flag_of(entry, "auto_delete"),
-            table_of(entry, "arguments"),
+            arguments,
         )
+        for key in arguments:
+            if key.startswith("x-") and key not in MEANINGFUL:
+                self._note("queues", entry, f"{key!r} means nothing here")
 
     def _exchange(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)
@@ -401,12 +452,12 @@ class Import(Timed):
 
 def post_all(call: Call) -> None:
     """Import a document of a broker."""
-    Import(call, call.body, None).go_on()
+    Import(call, None, lambda _: call.gone()).go_on()
 
 
 def post_of_vhost(call: Call) -> None:
     """Import a document of a virtual host."""
-    Import(call, call.body, call.vhost.name).go_on()
+    Import(call, call.vhost.name, lambda _: call.gone()).go_on()
 
 
 ENDPOINTS: Final = tuple(

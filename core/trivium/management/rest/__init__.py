@@ -10,6 +10,7 @@ from typing import Final
 
 from trivium.management.rest import (
     connections,
+    definitions,
     exchanges,
     gateway,
     general,
@@ -39,5 +40,6 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *policies.ENDPOINTS,
     *connections.ENDPOINTS,
     *users.ENDPOINTS,
+    *definitions.ENDPOINTS,
     *gateway.ENDPOINTS,
 )

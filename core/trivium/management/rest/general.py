@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from trivium import __version__
+from trivium.errors import NotFound
 from trivium.management.census import Census
+from trivium.management.compatible.shown import NODE
 from trivium.management.endpoints import ANYBODY, WATCHERS
 from trivium.management.rest.document import document
 from trivium.management.rest.operations import answer, listed, operation
@@ -91,6 +94,21 @@ class Overview:
     messages_delayed: Count
     records: Count
     retained_messages: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that serves clients."""
+
+    name: Name
+    version: str
+    state: Literal["running", "blocked"]
+    uptime_ms: Annotated[int, About(text="milliseconds since the start", least=0)]
+    process_id: Count
+    memory_bytes: _Bytes
+    free_disk_bytes: _Bytes
+    vhosts: Count
+    connections: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +224,34 @@ def overview_of(call: Call) -> Generator[bytes, None, Overview]:
     )
 
 
+def _node(call: Call) -> Node:
+    broker = call.broker
+    return Node(
+        name=NODE,
+        version=__version__,
+        state="running" if broker.block_reason is None else "blocked",
+        uptime_ms=broker.elapsed_ms - call.state.began_at,
+        process_id=os.getpid(),
+        memory_bytes=broker.driver.resident_memory(),
+        free_disk_bytes=broker.driver.free_disk(),
+        vhosts=len(broker.vhosts),
+        connections=sum(each.login is not None for each in broker.connections),
+    )
+
+
+def nodes(call: Call) -> ApiAnswer:
+    """All of them: one."""
+    return listed(call, [_node(call)], lambda node: node, lambda node: (node.name,))
+
+
+def show_node(call: Call) -> ApiAnswer:
+    """One."""
+    name = call.names["node"]
+    if name != NODE:
+        raise NotFound(f"no node '{name}'")
+    return answer(_node(call))
+
+
 def listeners(call: Call) -> ApiAnswer:
     """All of them."""
     broker = call.broker
@@ -259,5 +305,7 @@ ENDPOINTS: Final = (
     operation(
         "GET", "listeners", listeners, "Listeners", tags=WATCHERS, result=Listener, is_list=True
     ),
+    operation("GET", "nodes", nodes, "Nodes", tags=WATCHERS, result=Node, is_list=True),
+    operation("GET", "nodes/{node}", show_node, "A node", tags=WATCHERS, result=Node),
     operation("GET", "storage", storage, "The storage", tags=WATCHERS, result=Storage),
 )

@@ -1,0 +1,218 @@
+"""`trivium definitions` and `trivium import rabbitmq`, against running brokers."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.rest import serve as serve_here
+from tests.support.verbs import Commands, Running, running
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, definitions
+
+#: What RabbitMQ has and what is not here.
+STRANGE: dict[str, Any] = {
+    "rabbit_version": "3.10.8",
+    "users": [
+        {"name": "old", "password_hash": "x", "hashing_algorithm": "rabbit_password_hashing_md5",
+         "tags": []},
+    ],
+    "vhosts": [{"name": "/"}],
+    "parameters": [{"component": "shovel", "vhost": "/", "name": "s", "value": {}}],
+    "policies": [
+        {"vhost": "/", "name": "ha", "pattern": "^x", "apply-to": "all", "priority": 0,
+         "definition": {"ha-mode": "all", "max-length": 7}},
+    ],
+    "queues": [
+        {"name": "lazy", "vhost": "/", "durable": True, "auto_delete": False,
+         "arguments": {"x-queue-mode": "lazy"}},
+    ],
+    "exchanges": [
+        {"name": "hash", "vhost": "/", "type": "x-consistent-hash", "durable": True,
+         "auto_delete": False, "internal": False, "arguments": {}},
+    ],
+    "bindings": [
+        {"source": "hash", "vhost": "/", "destination": "lazy", "destination_type": "queue",
+         "routing_key": "1", "arguments": {}},
+    ],
+}  # fmt: skip
+#: What is said of that, in this order.
+NOTES = (
+    "user 'old': ",
+    "parameter 's' in '/': 'shovel' means nothing here",
+    "policy 'ha' in '/': 'ha-mode' means nothing here",
+    "queue 'lazy' in '/': 'x-queue-mode' means nothing here",
+    "exchange 'hash' in '/': unknown exchange type 'x-consistent-hash'",
+    "binding 'hash' 'lazy' in '/': no exchange 'hash' in vhost '/'",
+)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("b") / "d") as broker:
+        yield broker
+
+
+@pytest.fixture
+def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(broker, capsys)
+
+
+def declare(commands: Commands) -> None:
+    commands.done("vhost", "create", "farm", "--description", "of the farm")
+    commands.done("queue", "create", "milk", "--vhost", "farm", "--arguments", "x-max-length=3")
+    commands.done("exchange", "create", "cows", "--vhost", "farm", "--type", "topic")
+    commands.done("binding", "create", "cows", "milk", "--key", "m.#", "--vhost", "farm")
+    commands.done("policy", "set", "p", "^m", '{"expires": 70000}', "--vhost", "farm")
+    commands.done("permission", "set", "ann", "", "^milk$", "", "--vhost", "farm")
+
+
+def test_what_is_exported_comes_back_equal(
+    commands: Commands, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    declare(commands)
+    commands.done("user", "add", "ann", "--password", "p")
+    file = tmp_path / "d.json"
+    assert commands.done("definitions", "export", str(file)) == ""
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["d.json"]
+    document = json.loads(file.read_text())
+    assert [queue["name"] for queue in document["queues"]] == ["milk"]
+    with running(tmp_path / "other") as other:
+        there = Commands(other, capsys)
+        (said,) = there.rows("definitions", "import", str(file))
+        assert said["passed_over"] == []
+        assert said["entries"] == sum(map(len, (document[name] for name in definitions.SECTIONS)))
+        (again,) = there.rows("definitions", "export")
+        assert again == document
+        assert there.done("definitions", "import", str(file)) == "", "it is there already"
+
+
+def test_those_of_one_virtual_host_go_into_another(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(commands)
+    text = commands.done("definitions", "export", "--vhost", "farm")
+    commands.done("vhost", "create", "barn")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    commands.done("definitions", "import", "--vhost", "barn")
+    assert commands.names("queue", "list", "--vhost", "barn") == ["milk"]
+    (binding,) = commands.rows("binding", "list", "--source", "cows", "--vhost", "barn")
+    assert binding["key"] == "m.#"
+    commands.done("vhost", "delete", "barn", "--yes")
+
+
+@pytest.mark.parametrize("entries", [1, 2, 500])
+def test_a_document_of_any_size_is_sent_in_parts(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entries: int
+) -> None:
+    monkeypatch.setattr(definitions, "PART_ENTRIES", entries)
+    names = [f"part-{number}" for number in range(5)]
+    made = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+    binding = {"vhost": "/", "source": "amq.topic", "destination": "part-4", "routing_key": "k"}
+    bindings = [{**binding, "destination_type": "queue", "arguments": {}}]
+    file = tmp_path / "d.json"
+    # The order of a document is not that in which one thing needs the other.
+    queues = [{"name": name, **made} for name in names]
+    file.write_text(json.dumps({"bindings": bindings, "queues": queues}))
+    commands.done("definitions", "import", str(file))
+    assert commands.names("queue", "list", "--name", "part-") == names
+    for name in names:
+        commands.done("queue", "delete", name, "--yes")
+
+
+def test_parts_are_bounded_by_size_and_keep_the_order() -> None:
+    queues = [{"name": "x" * 400_000}] * 5
+    parts = list(definitions.parts({"queues": queues, "users": [{"name": "u"}]}))
+    assert parts[0] == {"users": [{"name": "u"}], "queues": queues[:2]}
+    assert [sum(map(len, part.values())) for part in parts] == [3, 2, 1]
+    assert list(definitions.parts({})) == [{}]
+
+
+def test_what_rabbitmq_has_and_is_not_here_is_named_line_by_line(
+    commands: Commands, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(STRANGE))
+    code, out, err = commands.run("import", "rabbitmq", str(file))
+    assert (code, out) == (EXIT_OK, "")
+    lines = err.splitlines()
+    assert len(lines) == len(NOTES)
+    for line, note in zip(lines, NOTES, strict=True):
+        assert line.startswith(note)
+    code, out, err = commands.run("import", "rabbitmq", str(file), "--json")
+    assert (code, err) == (EXIT_OK, "")
+    assert json.loads(out)["passed_over"] == lines
+    (policy,) = commands.rows("policy", "list", "--name", "ha")
+    assert policy["definition"] == {"max-length": 7}
+    assert commands.names("queue", "list", "--name", "lazy") == ["lazy"]
+
+
+def test_without_skip_the_first_thing_that_cannot_be_ends_it(
+    commands: Commands, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps({**STRANGE, "users": []}))
+    code, out, err = commands.run("definitions", "import", str(file))
+    assert (code, out, err) == (EXIT_FAILED, "", f"trivium definitions: {NOTES[4]}\n")
+    assert commands.run("definitions", "import", str(file), "--skip")[0] == EXIT_OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "code", "error"),
+    [
+        (["definitions", "import"], "{", EXIT_USAGE, "not JSON: "),
+        (["definitions", "import"], "[]", EXIT_USAGE, "definitions are a JSON object"),
+        (["definitions", "import"], '{"queues": {}}', EXIT_USAGE, "'queues' is a list"),
+        (["definitions", "import"], '{"queues": [1]}', EXIT_FAILED, "'queues' is a list of"),
+        (["definitions", "import", "/none"], "", EXIT_FAILED, "/none: No such file"),
+        (["definitions", "export", "/none/x"], "", EXIT_FAILED, "/none/x: No such file"),
+        (["import", "rabbitmq", "x", "--output", "y"], "", EXIT_USAGE, "there is no --output"),
+        (["import", "rabbitmq", "/none"], "", EXIT_FAILED, "/none: No such file"),
+        (["import", "mosquitto", "x"], "", EXIT_USAGE, "of no broker: no --data"),
+        (["import", "nothing", "x"], "", EXIT_USAGE, "not one of mosquitto, rabbitmq"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    text: str,
+    code: int,
+    error: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    found, out, err = commands.run(*arguments)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert error in err
+
+
+async def test_the_http_api_exports_imports_and_tells_what_was_passed_over(tmp_path: Path) -> None:
+    async with serve_here(tmp_path) as site:
+        for path in ("definitions", "vhosts/%2F/definitions"):
+            status, found = await site.ask("GET", path)
+            assert (status, type(found["queues"])) == (200, list)
+            assert (await site.ask("GET", path, "ann"))[0] == 403
+            assert (await site.ask("POST", path, "ann", json={}))[0] == 403
+            assert await site.ask("POST", path, json={}) == (200, {"passed_over": []})
+            status, found = await site.ask("POST", path, json=STRANGE)
+            assert (status, found["type"].rpartition(":")[2]) == (400, "bad-request")
+            status, found = await site.ask("POST", f"{path}?skip=true", json=STRANGE)
+            assert status == 200
+        assert [note.partition(": ")[0] for note in found["passed_over"]] == [
+            note.partition(": ")[0] for note in NOTES[1:]
+        ]
+
+
+async def test_notes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivium.management.compatible.definitions.MAX_NOTES", 2)
+    async with serve_here(tmp_path) as site:
+        _, found = await site.ask("POST", "definitions?skip=true", json=STRANGE)
+        assert len(found["passed_over"]) == 3
+        assert found["passed_over"][-1] == "and 4 more"
