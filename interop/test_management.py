@@ -398,6 +398,78 @@ def populate(api: Api, amqp_port: int) -> pika.BlockingConnection:
     return connection
 
 
+def _trace(api: Api, amqp_port: int) -> list[tuple[str, bytes, dict[str, Any]]]:
+    """What the firehose says of some messages, without what differs from one run to another."""
+    api.put("vhosts/%2F", {"tracing": True})
+    assert api.get("vhosts/%2F")["tracing"] is True
+    connection = pika.BlockingConnection(pika.ConnectionParameters(LOOPBACK, amqp_port))
+    own, channel = connection.channel(), connection.channel()
+    for queue in ("trace", "traced", "dead"):
+        own.queue_delete(queue)
+    own.queue_declare("trace")
+    own.queue_bind("trace", "amq.rabbitmq.trace", "#")
+    channel.queue_declare("traced", arguments={"x-dead-letter-exchange": "amq.fanout"})
+    channel.queue_bind("traced", "amq.topic", "a.b")
+    channel.queue_declare("dead")
+    channel.queue_bind("dead", "amq.fanout", "")
+    properties = pika.BasicProperties(
+        content_type="t/p",
+        content_encoding="ce",
+        headers={"h": 1, "CC": ["x.y"]},
+        delivery_mode=2,
+        priority=3,
+        correlation_id="c",
+        reply_to="rt",
+        expiration="100000",
+        message_id="m",
+        timestamp=5,
+        type="ty",
+        user_id="guest",
+        app_id="app",
+    )
+    channel.confirm_delivery()
+    channel.basic_publish("amq.topic", "a.b", b"body", properties)
+    channel.basic_publish("", "traced", b"plain")
+    channel.basic_publish("amq.topic", "nobody", b"lost")
+    for requeue in (True, False):
+        taken, _, _ = channel.basic_get("traced")
+        assert taken is not None
+        channel.basic_nack(taken.delivery_tag or 0, requeue=requeue)
+    for queue in ("traced", "dead"):
+        for _ in channel.consume(queue, auto_ack=True):
+            channel.cancel()
+            break
+    found: list[tuple[str, bytes, dict[str, Any]]] = []
+    while len(found) < 7:
+        for method, shown, body in own.consume("trace", auto_ack=True):
+            headers: dict[str, Any] = dict(shown.headers or {})
+            assert headers.pop("node")
+            assert " -> " in headers.pop("connection")
+            for death in headers["properties"].get("headers", {}).get("x-death", ()):
+                del death["time"]
+            found.append((str(method.routing_key), body, headers))
+            if len(found) == 7:
+                own.cancel()
+                break
+    connection.close()
+    api.put("vhosts/%2F", {"tracing": False})
+    return sorted(found, key=lambda each: (each[0], each[1], each[2].get("redelivered", 0)))
+
+
+def test_the_firehose_says_what_rabbitmqs_says(
+    api: Api, trivium: TriviumProcess, rabbitmq: ManagedRabbitMq
+) -> None:
+    theirs = _trace(rabbitmq.api, rabbitmq.addresses["amqp"].port)
+    ours = _trace(api, trivium.ports["amqp"])
+    for own, other in zip(ours, theirs, strict=True):
+        # Versions since have these too.
+        for headers in (own[2]["properties"].get("headers", {}),):
+            for name in ("x-last-death-exchange", "x-last-death-queue", "x-last-death-reason"):
+                if name not in other[2]["properties"].get("headers", {}):
+                    headers.pop(name, None)
+        assert own == other
+
+
 #: What both are asked.
 PATHS: Final = (
     *("overview", "whoami", "nodes", "vhosts", "users", "users/ann", "permissions"),

@@ -213,6 +213,8 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.management.compatible.health": {"amqp", "mqtt"},
     "trivium.management.compatible.password_hashes": {"rabbit"},
     "trivium.management.compatible.shown": {"amqp"},
+    # Where tools for another broker look for the firehose.
+    "trivium.vhost.predeclared": {"rabbit"},
     # The history of a dead letter is stored under this name, in this form.
     "trivium.queues.dead_letters": {"x-death"},
 }

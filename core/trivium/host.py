@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -13,6 +14,9 @@ from trivium.common.quotas import Quotas
 from trivium.common.timers import Timed, Timers
 from trivium.common.turns import EndOfTurn
 from trivium.storage.base import DurabilityWaiter, Storage
+
+#: The name of the one node, to tools that ask for one.
+NODE: Final = "trivium@localhost"
 
 
 class Timings(DurabilityWaiter):

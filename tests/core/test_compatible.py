@@ -355,7 +355,7 @@ async def test_exchanges_and_bindings() -> None:
         assert default["source"] == ""
         assert (await site.ask("DELETE", "bindings/%2F/e/amq.default/q/q/q"))[0] == 404
         await site.delete("exchanges/%2F/ex")
-        assert len(await site.get("exchanges")) == 8
+        assert len(await site.get("exchanges")) == 9
 
 
 MARKUP = '<script>alert("1")</script>&"\'`{{}}/é\u2028'
@@ -639,11 +639,11 @@ async def test_overview_nodes_and_health() -> None:
             "connections": 0,
             "channels": 0,
             "consumers": 0,
-            "exchanges": 13,
+            "exchanges": 15,
             "queues": 1,
         }
         assert overview["queue_totals"]["messages"] == 0
-        assert (await site.get("overview", user="monitoring"))["object_totals"]["exchanges"] == 7
+        assert (await site.get("overview", user="monitoring"))["object_totals"]["exchanges"] == 8
         assert "queue_totals" not in await site.get("overview?disable_stats=true")
         (node,) = await site.get("nodes")
         assert node["running"] is True

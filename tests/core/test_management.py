@@ -139,7 +139,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("PUT", "vhosts/farm", {"json": {"tags": {}}}, 400),
     ("PUT", "vhosts/farm", {"json": {"tags": ["a"] * 33}}, 400),
     ("PUT", "vhosts/farm", {"json": {"default_queue_type": "odd"}}, 400),
-    ("PUT", "vhosts/farm", {"json": {"tracing": True}}, 400),
+    ("PUT", "vhosts/farm", {"json": {"tracing": "often"}}, 400),
     ("PUT", "vhosts/farm", {"data": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
     ("PUT", "vhosts/farm", {"data": {"description": "form"}}, 415),
     ("PUT", "vhosts/farm", {"json": {"description": "d" * 70_000}}, 413),
@@ -154,6 +154,18 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> 
             found, body = await site.ask(method, path, **options)
             assert (found, sorted(body)) == (status, ["error", "reason"]), (method, path, options)
             assert await site.ask("GET", "vhosts") == before
+
+
+async def test_tracing_is_switched_as_rabbitmq_does(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for wanted, found in ((True, True), (None, True), ("false", False)):
+            body = {} if wanted is None else {"tracing": wanted}
+            await site.ask("PUT", "vhosts/farm", json=body)
+            assert await site.ask("GET", "vhosts/farm") == (
+                200,
+                {**ROOT, "name": "farm", "tracing": found},
+            )
+            assert (site.broker.vhosts["farm"].tap is not None) is found
 
 
 async def test_a_body_that_is_no_json_is_refused(tmp_path: Path) -> None:

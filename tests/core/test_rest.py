@@ -105,6 +105,11 @@ async def test_a_virtual_host_is_made_changed_and_deleted(tmp_path: Path) -> Non
         )
         assert await site.names("vhosts") == ["/", "farm"]
         assert (await site.ask("PUT", "vhosts/farm", json={"limits": {"odd": 1}}))[0] == 409
+        for method, is_on in (("PUT", True), ("DELETE", False)):
+            assert (await site.ask(method, "vhosts/farm/tracing", "ann"))[0] == 403
+            assert await site.ask(method, "vhosts/farm/tracing") == (204, None)
+            assert (await site.ask("GET", "vhosts/farm"))[1]["tracing"] is is_on
+        assert (await site.ask("PUT", "vhosts/no/tracing"))[0] == 404
         assert await site.ask("DELETE", "vhosts/farm") == (204, None)
         assert (await site.ask("DELETE", "vhosts/farm"))[0] == 404
 

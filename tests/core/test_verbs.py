@@ -173,6 +173,13 @@ def test_virtual_hosts(commands: Commands) -> None:
     assert (code, err) == (EXIT_FAILED, "trivium queue: Not Found\n")
 
 
+def test_the_firehose_is_switched_without_a_question(commands: Commands) -> None:
+    for verb, is_on in (("on", True), ("off", False)):
+        commands.done("trace", verb)
+        (found,) = [row for row in commands.rows("trace", "list") if row["name"] == "/"]
+        assert found["tracing"] is is_on
+
+
 # Names
 
 

@@ -44,6 +44,7 @@ def test_predeclared_exchanges_exist(vhost: VirtualHost) -> None:
         "amq.headers": "headers",
         "amq.match": "headers",
         "amq.trivium.event": "topic",
+        "amq.rabbitmq.trace": "topic",
     }
 
 

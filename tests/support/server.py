@@ -290,7 +290,9 @@ class Client:
         """Bytes arrive in one turn, as they are cut."""
         for data in pieces:
             if not self.connection.is_closed:
+                self.server.broker.events.serving = self.connection
                 self.connection.feed(data)
+        self.server.broker.events.serving = None
         self.server.after_input()
 
     def take_bytes(self) -> bytes:

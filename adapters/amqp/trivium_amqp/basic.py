@@ -226,6 +226,9 @@ class GetReply(Reply):
             connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
             return True
         message = entry.message
+        tap = queue.vhost.tap
+        if tap is not None:
+            tap.delivered(message, queue.name, entry.is_redelivered, connection, channel.number)
         connection.metrics.messages_sent += 1
         if entry.is_redelivered:
             connection.metrics.messages_redelivered += 1

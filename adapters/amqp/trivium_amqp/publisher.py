@@ -360,6 +360,8 @@ class Publisher:
 
     def _route_for(self, target: Target, header: ContentHeader, message: Message) -> Route:
         route = target.route
+        if header.copies or route.depends_on_message:
+            self._connection.serving_channel = self.number
         if header.copies:
             return self._vhost.route_all(target.exchange, [target.key, *header.copies], message)
         return route.resolve(message) if route.depends_on_message else route
@@ -391,6 +393,7 @@ class Publisher:
                 self._return(message)
                 return ACCEPTED
         message.header = header.delayed
+        self._connection.serving_channel = self.number
         return self._vhost.publish(message, target.route, header.copies)
 
     def _return(self, message: Message) -> None:

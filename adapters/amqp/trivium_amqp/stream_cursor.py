@@ -146,6 +146,10 @@ class StreamCursor(Queue):
             self._row += 1
             self._partition.records_read += 1
             consumer.deliver(entry)
+            tap = self.vhost.tap
+            about = None if tap is None else consumer.describe()
+            if tap is not None and about is not None:
+                tap.delivered(entry.message, self.name, False, about.connection, about.channel)
 
     def _next_batch(self) -> None:
         """Take the batch at the offset, or wait for it."""

@@ -271,6 +271,9 @@ class Outgoing(Consumer):
                 self.queue.counters.redelivered += 1
                 self.queue.counters.delivered += 1
                 self._send(entry, packet_id, DUP, connection)
+                tap = self.queue.vhost.tap
+                if tap is not None:
+                    tap.delivered(entry.message, self.queue.name, True, connection)
             if resend:
                 return
             self._resend = None

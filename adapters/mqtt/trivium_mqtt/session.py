@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from trivium_mqtt.replay import Replay
     from trivium_mqtt.sessions import Sessions
 
+#: How the names of queues of sessions begin; client identifiers follow. Clients of other protocols
+#: cannot declare names in ``amq.``.
+QUEUE_PREFIX: Final = "amq.mqtt-session."
+
 NO_LOCAL: Final = 0x04
 _RETAIN_AS_PUBLISHED: Final = 0x08
 

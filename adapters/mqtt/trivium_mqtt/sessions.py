@@ -31,7 +31,7 @@ from trivium_mqtt.mounting import Encoders
 from trivium_mqtt.options import MqttOptions
 from trivium_mqtt.outgoing import Outgoing
 from trivium_mqtt.replay import Replay
-from trivium_mqtt.session import Session, Subscription
+from trivium_mqtt.session import QUEUE_PREFIX, Session, Subscription
 from trivium_mqtt.shares import Shares, split_shared
 from trivium_mqtt.store import SessionRow, SessionStore
 from trivium_mqtt.topic_cache import TopicCache
@@ -46,10 +46,8 @@ CLOCK_INTERVAL = 60_000
 #: Caches of topics for those who may not publish everything; emptied when full.
 MAX_CACHES = 1024
 
-#: The adapter name that queues of sessions carry, and what their names start with: clients of other
-#: protocols cannot declare names in ``amq.``.
+#: The adapter name that queues of sessions carry.
 ADAPTER = "mqtt"
-QUEUE_PREFIX = "amq.mqtt-session."
 
 
 class Sessions:

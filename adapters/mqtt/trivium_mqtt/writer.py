@@ -19,6 +19,7 @@ from trivium.runtime.framed import FramedConnection
 from trivium_mqtt.codec import packets
 from trivium_mqtt.codec.wire import VARINT_MAX
 from trivium_mqtt.encoder import RETAIN
+from trivium_mqtt.session import QUEUE_PREFIX
 
 if TYPE_CHECKING:
     from trivium_mqtt.session import Session
@@ -176,6 +177,10 @@ class Writer(FramedConnection):
         self.send(packet)
         if not is_whole:
             self.send_content(content)
+        tap = self.sessions.vhost.tap
+        if tap is not None:
+            queue = QUEUE_PREFIX + self.client_id.decode()
+            tap.delivered(message, queue, False, self)
 
     def _miss(self, count: int) -> None:
         """The client reads too slowly for so many messages."""

@@ -174,6 +174,7 @@ NOUNS: Final = {
     "channel": "Channels of connections.",
     "consumer": "Consumers of queues and streams.",
     "session": "MQTT sessions, and their subscriptions.",
+    "trace": "The firehose of a virtual host: all its messages, on an exchange.",
     "retained": "Retained messages.",
     "vhost": "Virtual hosts, and how much each may have.",
     "cluster": "Nodes of the cluster: one, by itself.",

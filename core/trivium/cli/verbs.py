@@ -146,6 +146,10 @@ NOUNS: Final = {
         },
         ("vhost", "client_id", "user", "is_connected", "expiry_seconds", "subscriptions"),
     ),
+    "trace": Noun(
+        {"on": "vhosts_trace_on", "off": "vhosts_trace_off", "list": "vhosts_list_all"},
+        ("name", "tracing"),
+    ),
     "retained": Noun(
         {"list": "retained_list_all_of_vhost", "show": "retained_show", "delete": "retained_clear"},
         ("topic", "bytes", "mode", "published_at"),
@@ -220,6 +224,8 @@ NOUNS: Final = {
 
 #: Beside DELETE, what takes something away that nobody can give back.
 _DESTROYS: Final = frozenset({"exchanges_remove_binding", "groups_reset"})
+#: What does not, though it is DELETE.
+_SWITCHES: Final = "vhosts_trace_off"
 _PAGING: Final = frozenset({"page", "page_size"})
 #: Of lists in parts: where the next one begins.
 _AFTER: Final = "after"
@@ -237,6 +243,8 @@ def operation_of(noun: str, verb: str, in_vhost: bool = False) -> Operation:
 
 def destroys(operation: Operation) -> bool:
     """Whether it takes something away."""
+    if operation.name == _SWITCHES:
+        return False
     return operation.method == "DELETE" or operation.name in _DESTROYS
 
 

@@ -109,6 +109,9 @@ class Taking(LoadWaiter):
                     queue.ready.await_load(self)
                     return
                 break
+            tap = queue.vhost.tap
+            if tap is not None:
+                tap.delivered(entry.message, queue.name, entry.is_redelivered)
             self._left -= 1
             self._bytes += entry.message.size
             self._taken.append(entry)

@@ -19,7 +19,7 @@ from trivium.errors import ConfigError
 from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, STREAM, queue_type
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ExchangeDestination
-from trivium.runtime.adapter import Connection
+from trivium.runtime.adapter import Connection, connection_name
 from trivium.runtime.certificates import ends_at
 from trivium.streams.stream import Stream
 from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policy
@@ -195,7 +195,7 @@ def view_connection(broker: Broker, connection: Connection) -> ConnectionView:
     listener = connection.peer.listener
     host, port = _host_and_port(broker.listeners.get(listener.name, ""))
     return ConnectionView(
-        name=connection_name(broker, connection),
+        name=connection_name(connection),
         peer_host=peer_host,
         peer_port=peer_port,
         host=host,
@@ -209,20 +209,12 @@ def view_connection(broker: Broker, connection: Connection) -> ConnectionView:
     )
 
 
-def connection_name(broker: Broker, connection: Connection) -> str:
-    """Both ends of it; one by a Unix socket, whose end has no name, has its number."""
-    address = connection.peer.address
-    if ":" not in address:
-        address = f"{address}:{connection.number}"
-    return f"{address} -> {broker.listeners.get(connection.peer.listener.name, '')}"
-
-
 def find_connection(broker: Broker, name: str) -> Connection | None:
     """The connection of a name."""
     address = name.partition(" -> ")[0]
     for connection in broker.connections:
         peer = connection.peer.address
-        if (peer == address or ":" not in peer) and connection_name(broker, connection) == name:
+        if (peer == address or ":" not in peer) and connection_name(connection) == name:
             return connection
     return None
 

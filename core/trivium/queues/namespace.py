@@ -11,6 +11,7 @@ from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
 from trivium.queues.requeues import Requeues
 from trivium.routing.exchanges import Exchange, Route
+from trivium.routing.taps import Tap
 
 
 class QueueNamespace:
@@ -27,6 +28,8 @@ class QueueNamespace:
         #: bytes of payload that are ready in its queues, and how many may be; -1 for any number
         self.queued_bytes = 0
         self.most_queued_bytes = -1
+        #: who looks on; None: nobody does
+        self.tap: Tap | None = None
         storage = broker.storage
         self.requeues = Requeues(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))

@@ -314,6 +314,8 @@ class Queue(Destination):
                 max(self._broker.now_ms - entry.message.timestamp, 0) / 1000
             )
         consumer.deliver(entry)
+        if self.vhost.tap is not None:
+            _tell_tap(self, consumer, entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)
             and self.settings.settles_on_delivery(entry.message)
@@ -503,6 +505,15 @@ def _counters(queue: Queue) -> QueueCounters:
     if found is NOTHING_COUNTED:
         found = queue.counters = QueueCounters()
     return found
+
+
+def _tell_tap(queue: Queue, consumer: Consumer, entry: QueueEntry) -> None:
+    """``entry`` was handed over to ``consumer``."""
+    tap = queue.vhost.tap
+    about = consumer.describe()
+    if tap is not None and about is not None:
+        message = entry.message
+        tap.delivered(message, queue.name, entry.is_redelivered, about.connection, about.channel)
 
 
 def _refused(queue: Queue) -> int:

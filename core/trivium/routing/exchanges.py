@@ -261,6 +261,9 @@ class Route:
                 result = accepted
         return result
 
+    def observe(self, message: Message) -> None:
+        """``message`` comes by this route, but reaches no destination now."""
+
     def takes_runs(self, mode: int) -> bool:
         """Whether messages of this mode may come together (``Destination.accept_run``): they all
         go to the one destination, which takes them."""

@@ -201,6 +201,8 @@ class Connection(Managed):
         self.is_put_off = False
         #: what it may do in the virtual host that it has entered
         self.access: Access = broker.permissions.nobody
+        #: number of the channel of which traces tell as that which is served; 0: there are none
+        self.serving_channel = 0
         #: what it has counted
         self.traffic = Traffic()
         #: what it counts for its user, its virtual host and its listener
@@ -486,6 +488,14 @@ class Adapter:
 
 #: What a client is told that is put off.
 PUT_OFF: Final = "too many clients want to come in: try again later"
+
+
+def connection_name(connection: Connection) -> str:
+    """Both ends of it; one by a Unix socket, whose end has no name, has its number."""
+    address = connection.peer.address
+    if ":" not in address:
+        address = f"{address}:{connection.number}"
+    return f"{address} -> {connection.broker.listeners.get(connection.peer.listener.name, '')}"
 
 
 def told_of(connection: Connection) -> dict[str, object]:

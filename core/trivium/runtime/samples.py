@@ -219,6 +219,12 @@ def _messages(broker: Broker) -> list[Sample]:
             broker.events.dropped,
         ),
         Sample(
+            "firehose_messages_dropped_total",
+            "counter",
+            "Messages that the firehose left out, as there were too many at once",
+            broker.virtual_hosts.traces_dropped,
+        ),
+        Sample(
             "deduplicated_messages_total",
             "counter",
             "Repetitions that were acknowledged and dropped",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import VHOST
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.runtime.firehose import Firehose
 from trivium.runtime.vhost_deletion import VhostDeletion
 from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settings_of_row
 from trivium.vhost.virtual_host import VirtualHost
@@ -37,6 +38,8 @@ class VirtualHosts:
         self._broker = broker
         #: those that clients may enter
         self.by_name: dict[str, VirtualHost] = {}
+        #: messages that their firehoses left out, since one turn had too many
+        self.traces_dropped = 0
         # Those on their way out.
         self._leaving: dict[str, VhostDeletion] = {}
 
@@ -111,6 +114,16 @@ class VirtualHosts:
             found.tell("vhost.set", **settings.described())
         self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
         return found
+
+    def set_tracing(self, name: str, is_on: bool) -> None:
+        """Switch the firehose of a virtual host on or off. Raises NotFound."""
+        found = self.get(name)
+        if is_on == (found.tap is not None):
+            return
+        found.tap = Firehose(self._broker, found) if is_on else None
+        # Routes know whether somebody looks on.
+        found.topology_version += 1
+        found.tell("vhost.tracing.on" if is_on else "vhost.tracing.off")
 
     def _open(self, name: str, settings: VirtualHostSettings) -> VirtualHost:
         broker = self._broker

@@ -27,6 +27,8 @@ PREDECLARED: Final = (
 #: Where events are messages, in the default virtual host; nobody can publish there.
 EVENT_EXCHANGE: Final = "amq.trivium.event"
 EVENTS_IN: Final = "/"
+#: Where the firehose of a virtual host comes out, as with RabbitMQ; nobody can publish there.
+TRACE_EXCHANGE: Final = "amq.rabbitmq.trace"
 
 
 class DefaultExchange(DirectExchange):
@@ -59,9 +61,12 @@ def predeclared_exchanges(vhost: StreamNamespace) -> list[Exchange]:
         exchange = make_exchange(kind, name)
         assert exchange is not None
         made.append(exchange)
+    own = [TRACE_EXCHANGE]
     if vhost.name == EVENTS_IN:
-        events = make_exchange("topic", EVENT_EXCHANGE, internal=True)
-        assert events is not None
-        events.is_brokers_own = True
-        made.append(events)
+        own.append(EVENT_EXCHANGE)
+    for name in own:
+        exchange = make_exchange("topic", name, internal=True)
+        assert exchange is not None
+        exchange.is_brokers_own = True
+        made.append(exchange)
     return made

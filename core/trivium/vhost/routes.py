@@ -14,11 +14,13 @@ from trivium.idempotence.deduplication import (
 from trivium.messages.message import Address, Message
 from trivium.routing.exchanges import (
     Binding,
+    Destination,
     Exchange,
     ExchangeDestination,
     Route,
     group_by_destination,
 )
+from trivium.routing.taps import Tap
 from trivium.vhost.policies import EXCHANGES
 
 if TYPE_CHECKING:
@@ -44,6 +46,35 @@ class MessageRoute(Route):
         return self._routes.of_message(self._exchange, [self.address], message)
 
 
+class TappedRoute(Route):
+    """A route whose messages somebody sees: none goes past ``publish``."""
+
+    def __init__(self, route: Route, tap: Tap) -> None:
+        super().__init__(route.address, route.destinations, route.topology_version)
+        self.counters = route.counters
+        # So that each message is published.
+        self.depends_on_message = True
+        self._route = route
+        self._tap = tap
+
+    def resolve(self, message: Message) -> Route:
+        found = self._route.resolve(message)
+        return self if found is self._route else found
+
+    def publish(self, message: Message) -> int:
+        self._tap.published(message, self)
+        return self._route.publish(message)
+
+    def observe(self, message: Message) -> None:
+        self._tap.published(message, self)
+
+    def takes_runs(self, mode: int) -> bool:
+        return False
+
+    def offer(self, message: Message, wanted: list[Destination] | None) -> list[Destination]:
+        return self._route.offer(message, wanted)
+
+
 class Routes:
     """Of one virtual host."""
 
@@ -66,6 +97,7 @@ class Routes:
             walked = self._walk(exchange, [address], None)
         if walked is None:
             walked = MessageRoute(self, version, exchange, address)
+        walked = self._tapped(walked, exchange)
         self.cost += walked.cost if found is None else walked.cost - found.cost
         if len(self._routes) >= MAX_ROUTES or self.cost > MAX_COST:
             self._routes.clear()
@@ -91,8 +123,13 @@ class Routes:
             identity = deduplication_id(message, settings.header) if settings.is_on else None
             if identity is not None:
                 window = self._vhost.deduplication.window(EXCHANGE, exchange.name)
-                return DeduplicatedRoute(route, window, settings, identity)
-        return route
+                route = DeduplicatedRoute(route, window, settings, identity)
+        return self._tapped(route, exchange)
+
+    def _tapped(self, route: Route, exchange: Exchange) -> Route:
+        """``route``, whose messages are seen where somebody looks on; not the broker's own."""
+        tap = self._vhost.tap
+        return route if tap is None or exchange.is_brokers_own else TappedRoute(route, tap)
 
     def _walk(
         self, exchange: Exchange, addresses: list[Address], message: Message | None

@@ -542,11 +542,13 @@ class VirtualHost(StreamNamespace):
         counters = route.counters
         counters.published += 1
         if message.deliver_at:
+            route.observe(message)
             if mandatory and self.is_unroutable(message, route):
                 counters.unroutable += 1
                 return UNROUTABLE
             return self.delays.add(message, [] if copies is None else copies)
         if not route.destinations and self.is_unroutable(message, route):
+            route.observe(message)
             counters.unroutable += 1
             return UNROUTABLE
         is_retained = message.retain and self.keep_retained(message)

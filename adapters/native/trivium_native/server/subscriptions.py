@@ -106,13 +106,17 @@ class _LiveDestination(Destination):
     """The subscription as the bindings see it."""
 
     def __init__(self, subscription: LiveSubscription) -> None:
-        connection = subscription.connection
-        self.name = f"native:{connection.peer.address}:{subscription.number}"
+        self.name = live_name(subscription)
         self._subscription = subscription
 
     def accept(self, message: Message) -> int:
         self._subscription.deliver(message)
         return ACCEPTED
+
+
+def live_name(subscription: LiveSubscription) -> str:
+    """By which what a live subscription gets is known."""
+    return f"native:{subscription.connection.peer.address}:{subscription.number}"
 
 
 class LiveSubscription(Subscription):
@@ -151,6 +155,9 @@ class LiveSubscription(Subscription):
         connection.metrics.messages_sent += 1
         connection.traffic.delivered_settled += 1
         connection.live_frames.send(connection, message, self.number)
+        tap = connection.vhost.tap
+        if tap is not None:
+            tap.delivered(message, live_name(self), False, connection)
 
     def check_permissions(self) -> None:
         access = self.connection.access

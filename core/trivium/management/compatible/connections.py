@@ -13,6 +13,7 @@ from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import Endpoint
 from trivium.management.listing import Listing
 from trivium.observability.api import ApiAnswer
+from trivium.runtime.adapter import connection_name
 
 if TYPE_CHECKING:
     from trivium.management.views import ChannelView, ConsumerView
@@ -38,7 +39,7 @@ def _seen(call: Call) -> Iterator[Connection | None]:
 
 
 def _name_of(call: Call) -> Callable[[Connection], tuple[str, ...]]:
-    return lambda connection: (views.connection_name(call.broker, connection),)
+    return lambda connection: (connection_name(connection),)
 
 
 def get_all(call: Call) -> ApiAnswer:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from trivium.common.values import pack
+from trivium.host import NODE as NODE
 from trivium.management.figures import (
     LENGTHS,
     Figures,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from trivium.streams.stream import Stream
     from trivium.vhost.policies import Policy
 
-#: The name of the one node.
-NODE: Final = "trivium@localhost"
 #: Names of protocols here -> there.
 PROTOCOLS: Final = {"amqp": "amqp091"}
 

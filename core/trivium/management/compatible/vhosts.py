@@ -25,7 +25,7 @@ def fields(vhost: VirtualHost) -> dict[str, object]:
         "name": vhost.name,
         **described,
         "metadata": {"description": settings.description, "tags": list(settings.tags)},
-        "tracing": False,
+        "tracing": vhost.tap is not None,
     }
 
 
@@ -52,9 +52,6 @@ def settings_of(known: VirtualHost | None, body: Mapping[str, object]) -> Virtua
         if key in body:
             kind = text_of(body, key)
             settings = replace(settings, default_queue_type="" if kind == "undefined" else kind)
-    # Clients say that they want none.
-    if flag_of(body, "tracing"):
-        raise BadRequest("there is no tracing")
     return settings
 
 
@@ -63,7 +60,11 @@ def put(call: Call) -> None:
     name = call.names["vhost"]
     virtual_hosts = call.broker.virtual_hosts
     known = virtual_hosts.by_name.get(name)
-    virtual_hosts.declare(name, settings_of(known, call.body))
+    settings = settings_of(known, call.body)
+    is_traced = flag_of(call.body, "tracing") if "tracing" in call.body else None
+    virtual_hosts.declare(name, settings)
+    if is_traced is not None:
+        virtual_hosts.set_tracing(name, is_traced)
     call.created(known is None)
 
 

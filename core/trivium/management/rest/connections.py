@@ -11,13 +11,13 @@ from trivium.management.rest.operations import answer, listed, operation
 from trivium.management.rest.schema import About, Count, Name, Table, Time
 from trivium.management.values import shown_table
 from trivium.management.views import (
-    connection_name,
     find_connection,
     view_channels,
     view_connection,
     view_consumers,
 )
 from trivium.observability.api import ApiAnswer
+from trivium.runtime.adapter import connection_name
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
@@ -145,12 +145,11 @@ def _view(call: Call, connection: CoreConnection) -> Connection | None:
 
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
-    broker = call.broker
     return listed(
         call,
         _seen(call),
         lambda connection: _view(call, connection),
-        lambda connection: (connection_name(broker, connection),),
+        lambda connection: (connection_name(connection),),
     )
 
 

@@ -19,8 +19,9 @@ from trivium.management.rest.operations import (
 from trivium.management.rest.schema import About, Count, Name, Table
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import shown_table
-from trivium.management.views import connection_name, view_queue
+from trivium.management.views import view_queue
 from trivium.observability.api import ApiAnswer
+from trivium.runtime.adapter import connection_name
 from trivium.vhost.totals import totals_of
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _view(call: Call, item: _Item) -> Queue | None:
     if queue.is_deleted:
         return None
     view = view_queue(vhost, queue)
-    owner = None if view.owner is None else connection_name(call.broker, view.owner)
+    owner = None if view.owner is None else connection_name(view.owner)
     return Queue(
         vhost=view.vhost,
         name=view.name,

@@ -37,6 +37,7 @@ class VirtualHost:
     tags: list[str]
     default_queue_type: _Type
     limits: Limits
+    tracing: Annotated[bool, About(text="whether its firehose is on")]
     exchanges: Count
     queues: Count
     streams: Count
@@ -74,6 +75,7 @@ def _view(call: Call, vhost: CoreVirtualHost) -> VirtualHost:
         list(settings.tags),
         kind,
         dict(settings.limits),
+        vhost.tap is not None,
         len(vhost.exchanges),
         len(vhost.queues),
         len(vhost.streams),
@@ -132,8 +134,21 @@ def put_limits(call: Call) -> None:
     call.gone()
 
 
+def trace_on(call: Call) -> None:
+    """Switch its firehose on, until it is switched off or the broker stops."""
+    call.broker.virtual_hosts.set_tracing(call.names["vhost"], True)
+    call.created(False)
+
+
+def trace_off(call: Call) -> None:
+    """Switch its firehose off."""
+    call.broker.virtual_hosts.set_tracing(call.names["vhost"], False)
+    call.gone()
+
+
 _ONE: Final = "vhosts/{vhost}"
 _LIMITS: Final = "vhosts/{vhost}/limits"
+_TRACING: Final = "vhosts/{vhost}/tracing"
 _SET: Final = {"tags": ADMINISTRATORS, "vhost": UNCHECKED}
 
 ENDPOINTS: Final = (
@@ -159,4 +174,6 @@ ENDPOINTS: Final = (
         statuses=(204,),
         **_SET,
     ),
+    operation("PUT", _TRACING, trace_on, "Switch the firehose on", statuses=(204,), **_SET),
+    operation("DELETE", _TRACING, trace_off, "Switch the firehose off", statuses=(204,), **_SET),
 )
