@@ -284,6 +284,16 @@ class ControlListener(ListenerConfig):
     #: whether the broker goes without where it cannot be
     may_be_missing: bool = False
 
+    @property
+    def danger(self) -> str:
+        """What is to be feared of its mode; "" for nothing. To connect is to write (unix(7))."""
+        if not int(self.mode, 8) & 0o002:
+            return ""
+        return (
+            f"mode {self.mode} lets everybody in who reaches {self.path}: each user of this machine"
+            " is an administrator of the broker there"
+        )
+
 
 def is_secure(name: str) -> bool:
     """Whether an entry of `[listen]` has TLS."""

@@ -18,6 +18,8 @@ from trivium import Broker, Config
 from trivium.config import AUDIT_EVENTS, EVERYTHING, AuditConfig, Listen, StorageConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.observability.audit import KINDS, MAX_OF_HOST, MAX_REFUSALS, MINUTE_MS, AuditLog
+from trivium.security import hash_queue
+from trivium.security.passwords import hash_password
 from trivium_native import connect
 from trivium_native.errors import AccessRefused, AuthenticationFailed
 
@@ -261,6 +263,29 @@ async def test_logins_over_http_name_their_listener(tmp_path: Path) -> None:
         ("user.authentication.failure", "root", "http", "127.0.0.1"),
         ("user.authentication.success", "root", "http", "127.0.0.1"),
     ]
+
+
+async def test_a_login_that_nobody_could_look_at_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused in the form of the API that is asked."""
+    monkeypatch.setattr(hash_queue, "MAX_PER_ADDRESS", 0)
+    file = tmp_path / "audit.json"
+    users = {"bob": UserConfig(password=hash_password(b"x"), tags=("monitoring",))}
+    config = replace(configured(file), listen={"http": Listen(0)}, users=users)
+    shown = "Basic " + base64.b64encode(b"bob:x").decode()
+    async with Broker(config) as broker, aiohttp.ClientSession() as session:
+        for path, kind, key, value in (
+            ("api", "application/json", "error", "service_unavailable"),
+            ("api/v1", "application/problem+json", "status", 503),
+        ):
+            url = f"http://{broker.listeners['http']}/{path}/whoami"
+            async with session.get(url, headers={"Authorization": shown}) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+                assert answer.content_type == kind
+                assert (await answer.json(content_type=kind))[key] == value
+    told = [(line["event"], line["user"], line["reason"]) for line in lines(file)]
+    assert told == [("user.authentication.failure", "bob", "too many others want to come in")]
 
 
 async def test_what_goes_with_its_connection_is_told_as_its_doing(tmp_path: Path) -> None:

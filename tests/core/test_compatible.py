@@ -134,7 +134,7 @@ async def test_every_endpoint_is_for_those_with_its_tags_alone() -> None:
                 may = user is not None and tag in MAY[endpoint.tags]
                 if is_outside and "{vhost}" in endpoint.path and endpoint.vhost:
                     may = may and tag in OUTSIDE[endpoint.vhost]
-                if endpoint.path.startswith("connections/username/"):
+                if endpoint.path.startswith(("connections/username/", "user-limits/{user}")):
                     # Others see, and close, their own.
                     is_seen = endpoint.method == "GET"
                     may = tag in MAY[WATCHERS if is_seen else ADMINISTRATORS]
@@ -165,6 +165,17 @@ async def test_who_watches_sees_connections_of_others_and_closes_none() -> None:
     async with serve() as site:
         url = f"amqp://management:p@{site.broker.listeners['amqp']}/"
         connection = await aiormq.connect(url)
+        channel = await connection.channel()
+        await channel.queue_declare("q")
+        await channel.basic_consume("q", lambda _: asyncio.sleep(0))
+        # As with RabbitMQ 3.10, also of virtual hosts that it may not enter.
+        for each in ("connections", "channels", "consumers", "consumers/%2F"):
+            for user, count in (
+                *(("monitoring", 1), ("out-monitoring", 1), ("management", 1)),
+                *(("policymaker", 0), ("out-management", 0)),
+            ):
+                assert len(await site.get(each, user=user)) == count, (each, user)
+        assert (await site.ask("GET", "consumers/no", user="monitoring"))[0] == 404
         (found,) = await site.get("connections", user="monitoring")
         path = "connections/" + quote(found["name"], safe="")
         for each in (path, "connections/username/management"):
@@ -579,6 +590,22 @@ async def test_users_of_the_configuration_are_not_changed() -> None:
             ("PUT", "permissions/%2F/none", {"configure": "", "write": "", "read": ""}),
         ):
             assert (await site.ask(method, path, body))[0] == 401, path
+
+
+async def test_who_does_not_watch_sees_its_own_limits_alone() -> None:
+    async with serve() as site:
+        for name in ("ann", "bob"):
+            await site.put(f"users/{name}", {"password": "p", "tags": "management"})
+            await site.put(f"user-limits/{name}/max-queues", {"value": 1}, 204)
+        own = [{"user": "ann", "value": {"max-queues": 1}}]
+        assert await site.get("user-limits", user="ann") == own
+        assert await site.get("user-limits/ann", user="ann") == own
+        for other in ("bob", "nobody"):
+            status, found = await site.ask("GET", f"user-limits/{other}", user="ann")
+            assert (status, found["error"]) == (401, "not_authorised")
+        for user in ("monitoring", "administrator"):
+            assert len(await site.get("user-limits", user=user)) == 2
+            assert (await site.ask("GET", "user-limits/nobody", user=user))[0] == 404
 
 
 async def test_limits_parameters_and_policies() -> None:

@@ -91,6 +91,16 @@ def test_what_cannot_be_is_refused(key: str, value: str) -> None:
         ControlConfig(**{key: value})
 
 
+@pytest.mark.parametrize(("mode", "warns"), [("0600", False), ("0660", False), ("0666", True)])
+async def test_a_mode_that_lets_everybody_in_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, warns: bool
+) -> None:
+    async with Broker(memory(at(tmp_path / "c.sock", mode=mode))):
+        found = [line for line in caplog.messages if "is an administrator" in line]
+    assert len(found) == warns
+    assert all(line.startswith(f"control: mode {mode}") for line in found)
+
+
 async def test_a_directory_with_a_long_path_has_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,6 +125,13 @@ def test_the_control_socket_of_a_data_directory_that_is_yet_to_be_made_is_free(
     assert (report.code, report.level("control")) == (0, "ok")
 
 
+def test_a_control_socket_that_lets_everybody_in_is_told(tmp_path: Path) -> None:
+    settings = {"TRIVIUM_CONTROL__MODE": "0666"}
+    report = ask("--data", str(tmp_path / "data"), *OFF, **settings)
+    assert (report.code, report.level("control")) == (0, "warning")
+    assert "is an administrator" in report.found["control"]["found"]
+
+
 def test_a_path_that_is_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
     place = tmp_path / ("d" * 100)
     report = ask("--data", str(place), *OFF)

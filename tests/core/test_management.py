@@ -25,7 +25,8 @@ from trivium.config import (
     StorageConfig,
     UserConfig,
 )
-from trivium.management.management import Management
+from trivium.management.endpoints import ENTERED
+from trivium.management.management import ENDPOINTS, Management
 from trivium.observability.api import ApiAnswer, ApiRequest
 from trivium.observability.http import SMALL_BODY_BYTES
 from trivium.runtime.broker import Broker
@@ -279,21 +280,25 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> No
         assert (await site.ask("GET", "vhosts/farm"))[0] == 404
 
 
+def request_of(method: str, path: str) -> ApiRequest:
+    """That of an administrator."""
+    return ApiRequest(
+        method=method,
+        path=tuple(path.split("/")),
+        body=None,
+        identity=Identity("root", frozenset(("administrator",))),
+        address="",
+        listener=ListenerConfig(protocol="http", address="127.0.0.1:0"),
+    )
+
+
 def test_a_change_is_answered_once_it_is_durable() -> None:
     server = Server(host=Host())
     management = Management(server.broker, lambda work: work())
     answers: list[ApiAnswer] = []
 
     def ask(method: str) -> None:
-        request = ApiRequest(
-            method=method,
-            path=("vhosts", "farm"),
-            body=None,
-            identity=Identity("root", frozenset(("administrator",))),
-            address="",
-            listener=ListenerConfig(protocol="http", address="127.0.0.1:0"),
-        )
-        management.ask(request, answers.append)
+        management.ask(request_of(method, "vhosts/farm"), answers.append)
 
     for method, status in (("PUT", 201), ("PUT", 204), ("DELETE", 204)):
         ask(method)
@@ -310,3 +315,33 @@ def test_a_change_is_answered_once_it_is_durable() -> None:
     ask("PUT")
     assert answers[0].status == 503
     assert server.broker.events.serving is None
+
+
+#: Lists of what is in a virtual host.
+IN_VHOST = [
+    endpoint.path.replace("{vhost}", "farm")
+    for endpoint in ENDPOINTS.all
+    if endpoint.method == "GET"
+    and endpoint.path.count("{") == 1
+    and "{vhost}/" in endpoint.path
+    and endpoint.vhost != ENTERED
+]
+
+
+@pytest.mark.parametrize("path", [*IN_VHOST, "consumers/farm", "queues/farm", "bindings/farm"])
+def test_a_virtual_host_may_go_before_a_long_answer_about_it_is_made(path: str) -> None:
+    server = Server(host=Host())
+    server.broker.virtual_hosts.declare("farm")
+    server.broker.vhost("farm").declare_queue("q")
+    answers: list[ApiAnswer] = []
+    management = Management(server.broker, lambda work: work())
+    management.ask(request_of("GET", path), answers.append)
+    management.ask(request_of("DELETE", "vhosts/farm"), lambda _: None)
+    for _ in range(3):
+        server.settle()
+        server.sync()
+        server.advance(100)
+    assert "farm" not in server.broker.vhosts
+    (answer,) = answers
+    assert answer.status == 200
+    b"".join(answer.parts or ())

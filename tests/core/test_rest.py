@@ -92,6 +92,28 @@ async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -
             assert (await site.ask("GET", path + rest))[0] == 404
 
 
+async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        for name in ("ours", "theirs"):
+            await site.ask("PUT", f"vhosts/%2F/streams/{name}", json={"partitions": 1})
+            vhost.groups.commit("g", vhost.stream(name), [(0, 0)])
+        await site.ask("PUT", "users/new", json={"password": "p", "tags": ["management"]})
+        patterns = {"configure": "", "write": "", "read": "^ours$"}
+        await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+        path = "vhosts/%2F/groups/g"
+        assert (await site.ask("GET", path + "/offsets", "new"))[0] == 403
+        await site.ask("PUT", "users/new/permissions/%2F", json={**patterns, "read": "^(ours|g)$"})
+        _, found = await site.ask("GET", path + "/offsets", "new")
+        assert [each["stream"] for each in found["items"]] == ["ours"]
+        assert (await site.ask("GET", path, "new"))[1]["streams"] == ["ours"]
+        # Who watches, and may enter, sees it all.
+        await site.ask("PUT", "users/new", json={"tags": ["monitoring"]})
+        await site.ask("PUT", "users/new/permissions/%2F", json={**patterns, "read": ""})
+        _, found = await site.ask("GET", path + "/offsets", "new")
+        assert [each["stream"] for each in found["items"]] == ["ours", "theirs"]
+
+
 async def test_a_virtual_host_is_made_changed_and_deleted(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         body: dict[str, Any] = {"description": "d", "limits": {"max-queues": 5}}
@@ -256,6 +278,7 @@ async def test_an_exchange_is_declared_bound_unbound_and_deleted(tmp_path: Path)
         assert "x" in await site.names("exchanges")
         bindings = "vhosts/%2F/bindings"
         wanted = {"source": "x", "destination": "q", "key_base64": "/w=="}
+        assert await site.ask("POST", bindings, json=wanted) == (201, None)
         assert await site.ask("POST", bindings, json=wanted) == (204, None)
         _, found = await site.ask("GET", bindings + "?source=x&destination=q")
         assert [(each["key"], each["key_base64"]) for each in found["items"]] == [
@@ -519,6 +542,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
 
 async def test_what_cannot_be_is_refused_by_a_problem(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
+        _, found = await site.ask("GET", "none")
+        assert found["type"] == "urn:trivium:problem:not-found"
+        _, found = await site.ask("PUT", "vhosts/x", json={"odd": 1})
+        assert found["detail"] == "the body has an unknown field 'odd'"
         for method, path, options, wanted in REFUSED:
             status, found = await site.ask(method, path, **options)
             assert status == wanted, (method, path, options, found)

@@ -266,6 +266,8 @@ def judged_syncs(taken: list[float]) -> Finding:
 def _listener(listener: ListenerConfig) -> Iterator[Finding]:
     if listener.is_unix:
         yield _unix(listener)
+        if isinstance(listener, ControlListener):
+            yield from _mode(listener)
     else:
         yield from _ports(listener)
     if listener.tls is not None:
@@ -293,6 +295,12 @@ def _unix(listener: ListenerConfig) -> Finding:
         if probe.connect_ex(listener.path) == 0:
             return _taken(listener.name, listener.address)
     return Finding(listener.name, "ok", f"{listener.address} is free")
+
+
+def _mode(listener: ControlListener) -> Iterator[Finding]:
+    if listener.danger:
+        advice = 'give it to a group: [control] mode = "0660", owner = "USER:GROUP"'
+        yield Finding(listener.name, "warning", listener.danger, advice)
 
 
 def _ports(listener: ListenerConfig) -> Iterator[Finding]:

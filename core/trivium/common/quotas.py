@@ -91,7 +91,11 @@ def check_limits(scope: str, limits: Mapping[str, object]) -> dict[str, int]:
         if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _MOST:
             raise PreconditionFailed(f"limit '{name}' must be a whole number, or -1 for no limit")
         if value == 0 and _NUMBERS[name] >= MESSAGE_RATE:
-            raise PreconditionFailed(f"limit '{name}' must be at least 1, or -1 for no limit")
+            # A client that is not read hangs, and is never told why.
+            raise PreconditionFailed(
+                f"limit '{name}' must be at least 1, or -1 for no limit: who is to publish nothing"
+                " gets no permission to write"
+            )
         found[name] = value
     return found
 

@@ -62,6 +62,7 @@ class Call:
         self.later = later
         #: whether what it publishes counts for the rates already
         self.is_paid = False
+        self._vhost: VirtualHost | None = None
 
     @property
     def identity(self) -> Identity:
@@ -100,8 +101,11 @@ class Call:
 
     @property
     def vhost(self) -> VirtualHost:
-        """The virtual host of the path. Raises NotFound."""
-        found = self.broker.vhosts.get(self.names["vhost"])
+        """The virtual host of the path; once found also when it is deleted before a long answer is
+        made. Raises NotFound."""
+        found = self._vhost
+        if found is None:
+            found = self._vhost = self.broker.vhosts.get(self.names["vhost"])
         if found is None:
             raise NotFound(NOT_FOUND)
         return found

@@ -22,7 +22,7 @@ from trivium.management.endpoints import (
     Place,
 )
 from trivium.management.state import ManagementState
-from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
+from trivium.observability.api import OWN, ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Management:
     def _found(self, method: str, path: tuple[str, ...]) -> tuple[Place, Endpoint]:
         place = self._endpoints.find(path)
         if place is None:
-            raise ApiRefused(refusal(404, "Object Not Found", NOT_FOUND))
+            error = "not_found" if path[:1] == (OWN,) else "Object Not Found"
+            raise ApiRefused(refusal(404, error, NOT_FOUND))
         endpoint = place.endpoint(method)
         if endpoint is None:
             headers = {"Allow": place.methods}

@@ -131,8 +131,8 @@ def bind(
     key: bytes,
     arguments: Mapping[str, HeaderValue],
     is_filter: bool = False,
-) -> Binding:
-    """Bind a queue, stream or exchange. Raises TopologyError."""
+) -> tuple[Binding, bool]:
+    """Bind a queue, stream or exchange; the binding, and whether it is new. Raises TopologyError."""
     _refuse_default(source)
     if is_to_exchange:
         _refuse_default(destination)
@@ -152,8 +152,9 @@ def bind(
         vhost.queue(destination)
     target = vhost.destination(destination, is_to_exchange)
     binding = Binding(target, key, dict(arguments), is_filter, guard=by.declarer)
+    is_new = exchange.find(binding) is None
     vhost.bind(exchange, binding)
-    return binding
+    return binding, is_new
 
 
 def unbind(vhost: VirtualHost, access: Access, source: str, binding: Binding, what: str) -> None:

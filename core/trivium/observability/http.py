@@ -242,7 +242,12 @@ class HttpServer:
         return web.Response()
 
     async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
-        login = await self._identify(request)
+        try:
+            login = await self._identify(request)
+        except ApiRefused as refused:
+            return web.Response(
+                status=refused.answer.status, headers=refused.answer.headers, text=f"{_PUT_OFF}\n"
+            )
         identity = None if login is None else login.identity
         if identity is not None and not identity.is_anonymous:
             try:
@@ -320,7 +325,8 @@ class HttpServer:
         return await answer
 
     async def _identify(self, request: web.Request) -> Login | None:
-        """By what a client is in who asks; None when it may not."""
+        """By what a client is in who asks; None when it may not. Raises ApiRefused where there was
+        no time to look."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
@@ -357,9 +363,8 @@ class HttpServer:
         self._authenticator.authenticate(attempt, done)
         login = await answer
         if login is None and put_off:
-            raise web.HTTPServiceUnavailable(
-                headers={hdrs.RETRY_AFTER: "1"}, text="too many want to come in: try again later\n"
-            )
+            again = {hdrs.RETRY_AFTER: "1"}
+            raise ApiRefused(refusal(503, "service_unavailable", _PUT_OFF, again))
         return login
 
 
@@ -375,6 +380,7 @@ async def _join(pieces: Iterator[str]) -> str:
     return "".join(found)
 
 
+_PUT_OFF: Final = "too many want to come in: try again later"
 _CREDENTIALS_NEEDED: Final = "user name and password are needed"
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}

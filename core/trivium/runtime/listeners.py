@@ -264,6 +264,8 @@ class Listeners:
         name = config.name
         if config.is_unix:
             bound = bind_unix(config)
+            if isinstance(config, ControlListener) and config.danger:
+                logger.warning("%s: %s", name, config.danger)
             self._paths.append((config.path, Path(config.path).stat().st_ino))
             self._broker.listeners[name] = config.address
             return [bound]

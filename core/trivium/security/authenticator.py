@@ -34,6 +34,9 @@ MAX_CREDENTIAL_BYTES: Final = 16 * 1024
 #: kinds of hashes whose work a refusal takes, the costliest ones: more would make refusals too dear
 MAX_KINDS: Final = 4
 
+#: the `reason` of a failure where nobody looked at what the client showed
+PUT_OFF: Final = "too many others want to come in"
+
 #: Called with who the client is, None when it may not connect.
 Done = Callable[[Login | None], None]
 
@@ -80,7 +83,7 @@ class Authenticator:
         It is later where a hash must be computed or somebody else must be asked.
         """
         if max(len(attempt.password), len(attempt.username or "")) > MAX_CREDENTIAL_BYTES:
-            self._ended(attempt, None, done)
+            self._ended(attempt, REFUSED, done)
             return
         chain = self._chain_of(attempt)
         self._decide(attempt, lambda decided: self._ask(chain, 0, attempt, decided), done)
@@ -185,7 +188,7 @@ class Authenticator:
             if verdict.is_busy:
                 attempt.is_put_off()
             try:
-                self._ended(attempt, verdict.login, done)
+                self._ended(attempt, verdict, done)
             finally:
                 self._turns.end(attempt, _is_own(attempt, verdict.login))
 
@@ -195,15 +198,16 @@ class Authenticator:
             else:
                 # Nobody looked at it, whoever it is: it is no failure.
                 attempt.is_put_off()
-                self._answer(attempt, None, done)
+                self._answer(attempt, None, done, PUT_OFF)
 
         self._turns.take(attempt, begin)
 
-    def _ended(self, attempt: Attempt, login: Login | None, done: Done) -> None:
+    def _ended(self, attempt: Attempt, verdict: Verdict, done: Done) -> None:
         """An attempt to show who one is has ended, well or badly.
 
         One whose password was not looked at has failed too: what counts must not tell who exists.
         """
+        login = verdict.login
         if login is not None and attempt.renews not in (None, login.identity.name):
             # What somebody else came with is not renewed by it.
             login = None
@@ -211,15 +215,17 @@ class Authenticator:
             self._failed(attempt)
         elif _is_own(attempt, login):
             self._failures.succeeded(attempt)
-        self._answer(attempt, login, done)
+        self._answer(attempt, login, done, PUT_OFF if verdict.is_busy else "")
 
     def _failed(self, attempt: Attempt) -> None:
         for by, name in self._failures.failed(attempt, self._clock.now()):
             logger.warning("logins of %s %r fail again and again: they are slowed down", by, name)
             self._events.tell("user.authentication.slowed", by=by, **{by: name})
 
-    def _answer(self, attempt: Attempt, login: Login | None, done: Done) -> None:
-        """Tell what came of an attempt: of each one here."""
+    def _answer(
+        self, attempt: Attempt, login: Login | None, done: Done, reason: str = ""
+    ) -> None:
+        """Tell what came of an attempt: of each one here. `reason`: why nobody looked at it."""
         self._events.tell(
             "user.authentication.failure" if login is None else "user.authentication.success",
             user=attempt.username if login is None else login.identity.name,
@@ -229,6 +235,7 @@ class Authenticator:
             listener=attempt.listener,
             vhost=attempt.vhost,
             client_id=attempt.client_id,
+            **({"reason": reason} if reason else {}),
         )
         done(login)
 

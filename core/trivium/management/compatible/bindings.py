@@ -124,7 +124,7 @@ def post(call: Call) -> None:
     key = text_of(call.body, "routing_key", "").encode()
     arguments = table_of(call.body, "arguments")
     vhost = call.vhost
-    binding = bind(vhost, call.operator, source, destination, is_to_exchange, key, arguments)
+    binding, _ = bind(vhost, call.operator, source, destination, is_to_exchange, key, arguments)
     view = views.view_binding(vhost, source, binding)
     assert view is not None
     kind = "e" if is_to_exchange else "q"

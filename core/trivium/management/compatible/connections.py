@@ -10,7 +10,7 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.stats import Stats
-from trivium.management.endpoints import Endpoint
+from trivium.management.endpoints import UNCHECKED, Endpoint
 from trivium.management.listing import Listing
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.adapter import connection_name
@@ -152,14 +152,16 @@ def get_channel(call: Call) -> ApiAnswer:
 
 
 def get_consumers(call: Call) -> ApiAnswer:
-    """The consumers in the virtual hosts that the caller may see."""
+    """The consumers of connections that the caller may see."""
     broker = call.broker
-    vhosts = {vhost.name for vhost in call.vhosts()}
+    if "vhost" in call.names:
+        # It must be there, whoever asks.
+        _ = call.vhost
 
     def found() -> Iterator[ConsumerView | None]:
-        for connection in list(broker.connections):
+        for connection in _seen(call):
             yield None
-            if connection.access.vhost in vhosts:
+            if connection is not None:
                 yield from views.view_consumers(broker, connection)
 
     return Listing(
@@ -182,5 +184,5 @@ ENDPOINTS: Final = (
     Endpoint("GET", "channels/{name}", get_channel),
     Endpoint("GET", "vhosts/{vhost}/channels", get_channels),
     Endpoint("GET", "consumers", get_consumers),
-    Endpoint("GET", "consumers/{vhost}", get_consumers),
+    Endpoint("GET", "consumers/{vhost}", get_consumers, vhost=UNCHECKED),
 )

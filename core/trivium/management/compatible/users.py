@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import USER as USER_SCOPE
-from trivium.errors import NotFound
+from trivium.errors import AccessRefused, NotFound
 from trivium.management.accounts import (
     Permission,
     TopicPermission,
@@ -254,8 +254,14 @@ def delete_topic_permission(call: Call) -> None:
 
 
 def get_limits(call: Call) -> ApiAnswer:
-    """The limits of all users, or of one."""
+    """The limits of all users, or of one; to who does not watch its own alone."""
     wanted = call.names.get("user")
+    if not call.watches:
+        if wanted not in (None, call.identity.name):
+            raise AccessRefused("User not authorised to access object")
+        wanted = call.identity.name
+    elif wanted is not None:
+        _found(call)
     every = [
         {"user": name, "value": dict(limits)}
         for name, limits in call.broker.logins.limits.all()

@@ -226,7 +226,7 @@ def _key_of(wanted: BindingDeclaration) -> bytes:
 def make_binding(call: Call) -> None:
     """Bind; what is bound already stays so."""
     wanted = body_of(call, BindingDeclaration)
-    bind(
+    _, is_new = bind(
         call.vhost,
         call.operator,
         wanted.source,
@@ -235,7 +235,7 @@ def make_binding(call: Call) -> None:
         _key_of(wanted),
         call.table(wanted.arguments),
     )
-    call.gone()
+    call.created(is_new)
 
 
 def remove_binding(call: Call) -> None:
@@ -301,7 +301,7 @@ ENDPOINTS: Final = (
         "Bind",
         vhost=ENTERED,
         body=BindingDeclaration,
-        statuses=(204,),
+        statuses=(201, 204),
     ),
     operation(
         "POST",

@@ -95,18 +95,28 @@ def _streams_of(vhost: VirtualHost, name: str) -> list[Stream]:
     return [stream for _, stream in sorted(found.items())]
 
 
+def _readable(call: Call, vhost: VirtualHost, name: str) -> list[Stream]:
+    """Those of which the caller may know how far a group is: what it may read, or whoever watches
+    all."""
+    streams = _streams_of(vhost, name)
+    if call.watches:
+        return streams
+    access = call.broker.permissions.access(call.identity, vhost.name)
+    return [stream for stream in streams if access.may(READ, stream.name)]
+
+
 def _is_there(vhost: VirtualHost, name: str) -> bool:
     return vhost.groups.has(name) or vhost.memberships.has(name)
 
 
-def view(item: _Item) -> Group | None:
-    """What is shown of one; None where it is gone."""
+def view(call: Call, item: _Item) -> Group | None:
+    """What the caller is shown of one; None where it is gone."""
     vhost, name = item
     if not _is_there(vhost, name):
         return None
     known = vhost.memberships.members(name)
     generation, holder = vhost.memberships.state(name)
-    streams = _streams_of(vhost, name)
+    streams = _readable(call, vhost, name)
     return Group(
         vhost=vhost.name,
         name=name,
@@ -127,7 +137,9 @@ def _all(call: Call) -> Iterator[_Item]:
 
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
-    return listed(call, _all(call), view, lambda item: (item[0].name, item[1]))
+    return listed(
+        call, _all(call), lambda item: view(call, item), lambda item: (item[0].name, item[1])
+    )
 
 
 def _found(call: Call) -> str:
@@ -139,7 +151,7 @@ def _found(call: Call) -> str:
 
 def show(call: Call) -> ApiAnswer:
     """One."""
-    return answer(view((call.vhost, _found(call))))
+    return answer(view(call, (call.vhost, _found(call))))
 
 
 def members(call: Call) -> ApiAnswer:
@@ -164,9 +176,11 @@ def offsets(call: Call) -> ApiAnswer:
     """How far one is, by partition."""
     vhost = call.vhost
     name = _found(call)
+    if not call.watches:
+        call.access.require(READ, "group", name)
 
     def every() -> Iterator[tuple[Stream, PartitionLag]]:
-        for stream in _streams_of(vhost, name):
+        for stream in _readable(call, vhost, name):
             for lag in vhost.groups.lag(name, stream):
                 yield stream, lag
 

@@ -124,7 +124,7 @@ def _object(model: type, value: object, what: str) -> Any:
     known = hints_of(model)
     for key in value:
         if key not in known:
-            raise Unprocessable(f"{what} has no {key[:64]!r}")
+            raise Unprocessable(f"{what} has an unknown field {key[:64]!r}")
     values: dict[str, object] = {}
     for field in fields(model):
         if field.name in value:
