@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue
 
-from tests.support import amqp, mqtt
+from tests.support import amqp, mqtt, native, roads
 from tests.support.amqp import Client
 from tests.support.metrics import metrics_text
 from trivium.config import Config, Listen, StorageConfig, UserConfig
 from trivium.runtime.event_messages import MAX_TEXT, MAX_WAITING
 from trivium.vhost.predeclared import EVENT_EXCHANGE
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.wire import frames
 
 
 @pytest.fixture
@@ -274,3 +275,40 @@ def test_a_queue_gets_them_from_amq_topic_with_permission_alone(key: str) -> Non
     client.bind("q", "amq.topic", "$SYS.broker.#")
     answer = client.ask(Queue.Bind(queue="q", exchange="amq.topic", routing_key=key))
     assert "topic" in refused(answer)
+
+
+def native_reader(topic_permission: str, *readable: str) -> tuple[roads.Server, native.Client]:
+    """A client of the native protocol whose user may read these exchanges."""
+    names = "|".join(("q", *readable)).replace(".", "[.]")
+    own = {"configure": "^q$", "write": "^q$", "read": f"^({names})$"}
+    topics = {"/": {EVENT_EXCHANGE: {"write": "", "read": topic_permission}}}
+    user = UserConfig(password="p", permissions={"/": own}, topic_permissions=topics)
+    config = Config(
+        storage=StorageConfig(mode="memory"), users={"ann": user}, listen={"native": Listen(0)}
+    )
+    server = roads.Server(config=config)
+    client = server.native("ann")
+    client.ask(frames.DECLARE, kind="queue", name="q")
+    return server, client
+
+
+@pytest.mark.parametrize("key", [b"$SYS.events.#", b"$SYS.events.user.created", b"$SYS.#"])
+def test_by_the_native_protocol_they_need_permission_to_read_their_exchange(key: bytes) -> None:
+    server, client = native_reader(".*", "amq.topic")
+    bound = {"exchange": "amq.topic", "kind": "queue", "name": "q"}
+    assert client.refused(frames.BIND, **bound, pattern=key) == 201
+    client.ask(frames.BIND, **bound, pattern=b"$SYS.broker.#")
+    live = {"subscription": 1, "mode": "pubsub", "exchange": "amq.topic", "pattern": key}
+    client.send(frames.SUBSCRIBE, 5, live)
+    server.broker.events.tell("user.created", name="bob")
+    server.settle()
+    assert native.deliveries(client.take()) == []
+    assert len(server.vhost.queues["q"]) == 0
+
+
+def test_by_the_native_protocol_topic_permissions_of_their_exchange_hold() -> None:
+    _, client = native_reader(r"^queue\.", "amq.topic", EVENT_EXCHANGE)
+    for exchange, prefix in (("amq.topic", b"$SYS.events."), (EVENT_EXCHANGE, b"")):
+        bound = {"exchange": exchange, "kind": "queue", "name": "q"}
+        client.ask(frames.BIND, **bound, pattern=prefix + b"queue.created")
+        assert client.refused(frames.BIND, **bound, pattern=prefix + b"user.created") == 201

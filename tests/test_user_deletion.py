@@ -7,8 +7,9 @@ from typing import Any
 
 import jwt
 import pytest
+from pamqp.commands import Basic, Tx
 
-from tests.support import mqtt, native
+from tests.support import mqtt, native, roads
 from tests.support.server import NOW_MS
 from tests.support.server import Server as BaseServer
 from tests.support.simulated import Host
@@ -16,6 +17,7 @@ from trivium.common.quotas import QUEUES, USER
 from trivium.config import EVERYTHING, Config, JwtConfig, UserConfig
 from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter
+from trivium.runtime.user_deletion import delete_user
 from trivium.security.permissions import grants_of
 from trivium_mqtt.mqtt_adapter import MqttAdapter
 from trivium_mqtt.options import MqttOptions
@@ -227,3 +229,29 @@ def test_a_will_that_is_due_while_its_user_is_deleted_is_not_published(
     server.advance(600)
     server.sync()
     assert [first for first, _ in watcher.take()] == [0x20]
+
+
+def test_an_amqp_clients_deliveries_are_queued_again_and_its_transaction_undone() -> None:
+    server = roads.Server(config=Config(users={"root": UserConfig(password="p")}), host=Host())
+    for name in ("root", "ann"):
+        if name == "ann":
+            server.broker.users.add(name, "p")
+        server.broker.permissions.set_user(name, grants_of(EVERYTHING, {}, [], []))
+    root = server.amqp("root")
+    root.declare("q", durable=True)
+    for body in (b"held", b"acknowledged"):
+        root.publish("q", body, delivery_mode=2)
+    server.sync()
+    holder, committer = server.amqp("ann"), server.amqp("ann")
+    assert holder.get("q", no_ack=False) == b"held"
+    committer.ask(Tx.Select())
+    assert committer.get("q", no_ack=False) == b"acknowledged"
+    committer.call(Basic.Ack(1))
+    committer.publish("q", b"staged", delivery_mode=2)
+    delete_user(server.broker, "ann", lambda: None)
+    server.sync()
+    server.advance(1)
+    server.sync()
+    assert [client.take()[-1].name for client in (holder, committer)] == ["Connection.Close"] * 2
+    assert root.counts("q") == (2, 0)
+    assert [root.get("q") for _ in range(3)] == [b"held", b"acknowledged", None]

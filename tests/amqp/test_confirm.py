@@ -261,6 +261,33 @@ def test_durable_after_close_is_not_confirmed_any_more(setup: Setup) -> None:
     assert setup.client.take() == []
 
 
+def test_what_was_published_before_an_error_of_the_channel_is_confirmed_first(
+    setup: Setup,
+) -> None:
+    wrong = frame.marshal(Queue.Declare(queue="none", passive=True), 1)
+    setup.client.feed(publish_frames("disk", delivery_mode=2) * 20 + wrong)
+    setup.server.end_turn()
+    assert setup.client.take() == []
+    setup.sync(1)
+    confirm, closed = setup.client.take()
+    assert (confirm.name, confirm.delivery_tag, confirm.multiple) == ack(20, multiple=True)
+    assert (closed.name, closed.reply_code) == ("Channel.Close", 404)
+    setup.client.feed(frame.marshal(Channel.CloseOk(), 1))
+    setup.client.open_channel(1)
+    setup.sync(2)
+    assert setup.client.take() == []
+
+
+def test_what_is_not_durable_is_not_confirmed_by_an_error_of_the_connection(setup: Setup) -> None:
+    wrong = frame.marshal(Queue.Declare(queue="none", passive=True), 1)
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + wrong)
+    setup.server.end_turn()
+    setup.client.feed(frame.marshal(Channel.Open(), 1 << 15))
+    assert names(setup.client.take()) == ["Connection.Close"]
+    setup.sync(1)
+    assert setup.client.take() == []
+
+
 # Transactions
 
 

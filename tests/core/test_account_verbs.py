@@ -205,7 +205,7 @@ def test_policies_are_set_listed_and_deleted(commands: Commands) -> None:
         (["user", "limits", "x", "{"], EXIT_USAGE, "'{' is not JSON"),
         (["permission", "set", "x", "(", "", ""], EXIT_FAILED, "missing )"),
         (["role", "set", "r", "5"], EXIT_FAILED, "the body is an object"),
-        (["role", "set", "r", '{"odd": 1}'], EXIT_FAILED, "the body has no 'odd'"),
+        (["role", "set", "r", '{"odd": 1}'], EXIT_FAILED, "the body has an unknown field 'odd'"),
         (["policy", "set", "p", "q", "5"], EXIT_FAILED, "'definition' is an object"),
         (["policy", "set", "p", "(", '{"max-length": 5}'], EXIT_FAILED, "missing )"),
         (["policy", "delete", "none", "--yes"], EXIT_FAILED, "no policy 'none'"),

@@ -323,6 +323,7 @@ async def test_what_the_caller_may_not_do_is_refused() -> None:
             ("POST", "exchanges/%2F/amq.direct/publish", message),
             ("PUT", "exchanges/%2F/theirs", {"type": "direct"}),
             ("POST", "bindings/%2F/e/amq.direct/q/mine", {"routing_key": "k"}),
+            ("POST", "bindings/%2F/e/amq.trivium.event/q/mine", {"routing_key": "#"}),
         ):
             status, found = await site.ask(method, path, body, "narrow")
             assert (status, found["error"]) == (401, "not_authorised"), path
@@ -762,6 +763,43 @@ async def test_definitions_come_back_equal() -> None:
         for policy in of_vhost["policies"]:
             policy["vhost"] = "third"
         assert await site.get("definitions/third") == of_vhost
+
+
+async def is_routed(site: Site, key: str) -> bool:
+    """Whether a message to amq.direct leads somewhere."""
+    message = {**MESSAGE, "routing_key": key}
+    _, found = await site.ask("POST", "exchanges/%2F/amq.direct/publish", message)
+    return bool(found["routed"])
+
+
+async def test_what_was_imported_is_in_force_after_who_imported_it_is_deleted() -> None:
+    async with serve() as site:
+        await site.put("users/adm", {"password": "p", "tags": "administrator"})
+        queue = {"name": "q", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+        binding = {"source": "amq.direct", "vhost": "/", "destination": "q"}
+        binding |= {"destination_type": "queue", "routing_key": "k", "arguments": {}}  # type: ignore[dict-item]
+        document = {"queues": [queue], "bindings": [binding]}
+        assert await site.ask("POST", "definitions", document, "adm") == (204, None)
+        assert await is_routed(site, "k")
+        for tags, is_in_force in (("", False), ("administrator", True)):
+            await site.put("users/adm", {"password": "p", "tags": tags}, 204)
+            assert await is_routed(site, "k") is is_in_force
+        await site.delete("users/adm")
+        assert await is_routed(site, "k")
+
+
+async def test_a_binding_is_in_force_while_who_made_it_may_make_it() -> None:
+    async with serve() as site:
+        await site.put("users/bob", {"password": "p", "tags": ""})
+        await site.put("permissions/%2F/bob", ALL["/"])
+        connection = await aiormq.connect(f"amqp://bob:p@{site.broker.listeners['amqp']}/")
+        channel = await connection.channel()
+        await channel.queue_declare("q")
+        await channel.queue_bind("q", "amq.direct", "k")
+        for read, is_in_force in ((".*", True), ("^q$", False), (".*", True)):
+            await site.put("permissions/%2F/bob", {**ALL["/"], "read": read}, 204)
+            assert await is_routed(site, "k") is is_in_force
+        await connection.close()
 
 
 async def test_definitions_pass_over_what_means_nothing_here() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiomqtt
+import jwt
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from paho.mqtt.packettypes import PacketTypes
@@ -17,12 +18,16 @@ from paho.mqtt.properties import Properties
 
 import trivium_native
 from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
+from trivium.config import JwtConfig
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
 from trivium.runtime.broker import Broker
+from trivium.vhost.predeclared import EVENT_EXCHANGE
 from trivium_native.errors import ClosedByOperator
+
+SECRET = "a secret of more than thirty-two bytes"
 
 
 def expiring(seconds: int) -> Properties:
@@ -296,6 +301,25 @@ async def test_an_exchange_is_declared_bound_unbound_and_deleted(tmp_path: Path)
         assert (await site.ask("DELETE", "vhosts/%2F/exchanges/amq.topic"))[0] == 403
 
 
+async def test_a_binding_that_is_refused_is_so_for_want_of_permission(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("mine")
+        await site.ask("PUT", "users/new", json={"password": "p", "tags": ["management"]})
+        patterns = {"configure": "", "write": "^mine$", "read": "^mine$"}
+        await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+        to_mine = {"source": EVENT_EXCHANGE, "destination": "mine", "key": "#"}
+        from_topic = {"source": "amq.topic", "destination": EVENT_EXCHANGE, "key": "#"}
+        for user, wanted in (
+            ("new", to_mine),
+            ("new", {**to_mine, "source": "amq.topic"}),
+            # Nobody leads anything to events.
+            ("root", {**from_topic, "destination_kind": "exchange"}),
+        ):
+            status, found = await site.ask("POST", "vhosts/%2F/bindings", user, json=wanted)
+            assert (status, found["type"]) == (403, "urn:trivium:problem:access-refused")
+        assert await site.ask("POST", "vhosts/%2F/bindings", json=to_mine) == (201, None)
+
+
 async def test_a_connection_is_shown_with_its_consumers_and_closed(tmp_path: Path) -> None:
     async with serve(tmp_path, protocols=["native"]) as site:
         site.broker.vhost("/").declare_queue("q")
@@ -465,13 +489,15 @@ async def test_live_figures_are_sent_as_events_with_rates(
         assert (await site.ask("GET", "live"))[0] == 429
 
 
-@pytest.mark.parametrize("cause", ["deleted", "password", "tags", "key", "expired"])
+@pytest.mark.parametrize("cause", ["deleted", "password", "tags", "key", "expired", "token"])
 async def test_live_figures_end_when_what_the_client_came_with_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
     monkeypatch.setattr("trivium.management.rest.live.MAX_EVENTS", 10**9)
-    async with serve(tmp_path) as site:
+    (tmp_path / "secret").write_text(SECRET, encoding="utf-8")
+    tokens = JwtConfig(key_file=str(tmp_path / "secret"), scopes_claim="scope")
+    async with serve(tmp_path, jwt=tokens) as site:
         user: dict[str, Any] = {"password": "p", "tags": ["monitoring"]}
         assert (await site.ask("PUT", "users/new", json=user))[0] == 201
         shown = authorization("new")
@@ -479,14 +505,18 @@ async def test_live_figures_end_when_what_the_client_came_with_does(
             body = {"expires_at": time.time_ns() // 1_000_000 + 60_000}
             _, key = await site.ask("POST", "users/new/keys", json=body)
             shown = {"Authorization": "Bearer " + key["key"]}
+        if cause == "token":
+            claims = {"sub": "new", "exp": time.time() + 60, "scope": "tag:monitoring"}
+            shown = {"Authorization": "Bearer " + jwt.encode(claims, SECRET, "HS256")}
         async with site.open("live", shown) as answer:
             assert (await answer.content.readline()) == b"event: figures\n"
             if cause == "deleted":
                 await site.ask("DELETE", "users/new")
             elif cause == "key":
                 await site.ask("DELETE", f"keys/{key['id']}")
-            elif cause == "expired":
-                later = time.time_ns() + 61 * 10**9
+            elif cause in ("expired", "token"):
+                # With what clocks may differ by.
+                later = time.time_ns() + 121 * 10**9
                 clock = SimpleNamespace(time_ns=lambda: later, monotonic_ns=time.monotonic_ns)
                 monkeypatch.setattr("trivium.management.rest.live.time", clock)
             else:

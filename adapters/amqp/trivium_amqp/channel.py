@@ -293,9 +293,10 @@ class Channel:
     def fail(self, error: ChannelException, method: int, write_batch: int = 0) -> None:
         """Send channel.close for an exception that ``method`` caused, and release everything.
 
-        The client hears of it once ``write_batch`` is durable.
+        The client hears of it once ``write_batch`` is durable, and what it has published before.
         """
         self.publisher.flush_confirms()
+        self.publisher.line_up_confirms()
         self.state = states.CHANNEL_CLOSING
         self.connection.replies.advance(self.number)
         self.reply_after(

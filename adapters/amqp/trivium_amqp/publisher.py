@@ -45,6 +45,7 @@ from trivium_amqp.codec.frames import (
 )
 from trivium_amqp.consumer import cut_key, header_bytes
 from trivium_amqp.content import ContentHeader, Target, read_header
+from trivium_amqp.replies import Confirm
 from trivium_amqp.states import NO_BODY
 from trivium_amqp.transaction import Transaction
 
@@ -446,6 +447,18 @@ class Publisher:
             self._confirmed = max(self._confirmed, tag)
             self._confirm_to = max(self._confirm_to, tag)
         return len(pending) > 0
+
+    def line_up_confirms(self) -> None:
+        """Have what waits for the disk confirmed in the line of answers, before what comes there
+        next: the close of the channel."""
+        number = self.number
+        for waiting in self._pending:
+            self._count_confirmed(waiting.count)
+            frame = CONFIRM_FRAME.pack(
+                METHOD, number, CONFIRM_SIZE, methods.BASIC_ACK, waiting.tag, 1, FRAME_END
+            )
+            self._connection.replies.put(number, Confirm(frame, waiting.write_batch))
+        self._pending.clear()
 
     def _send_confirm(self, method: int, tag: int, multiple: int) -> None:
         self._connection.replies.confirm(

@@ -135,15 +135,15 @@ class Replies:
     def drop(self) -> None:
         """The connection failed: nothing more is answered.
 
-        But publishers learn what became of their messages, or they would publish them again: they
-        need not wait for the disk themselves, as only what stands before them does.
+        But publishers learn what became of their messages, or they would publish them again, where
+        only what stands before that waits for the disk.
         """
         connection = self._connection
         for line in self._lines.values():
             for reply in line:
                 if isinstance(reply, Confirm):
                     assert connection is not None
-                    connection.send(reply.data)
+                    reply.leave(connection)
                 elif not reply.write_batch:
                     # An answer that is due only once the one before it has left.
                     break

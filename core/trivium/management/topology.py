@@ -132,7 +132,8 @@ def bind(
     arguments: Mapping[str, HeaderValue],
     is_filter: bool = False,
 ) -> tuple[Binding, bool]:
-    """Bind a queue, stream or exchange; the binding, and whether it is new. Raises TopologyError."""
+    """Bind a queue, stream or exchange; what is bound, and whether that is new. Raises
+    TopologyError."""
     _refuse_default(source)
     if is_to_exchange:
         _refuse_default(destination)

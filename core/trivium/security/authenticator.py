@@ -222,9 +222,7 @@ class Authenticator:
             logger.warning("logins of %s %r fail again and again: they are slowed down", by, name)
             self._events.tell("user.authentication.slowed", by=by, **{by: name})
 
-    def _answer(
-        self, attempt: Attempt, login: Login | None, done: Done, reason: str = ""
-    ) -> None:
+    def _answer(self, attempt: Attempt, login: Login | None, done: Done, reason: str = "") -> None:
         """Tell what came of an attempt: of each one here. `reason`: why nobody looked at it."""
         self._events.tell(
             "user.authentication.failure" if login is None else "user.authentication.success",
