@@ -18,6 +18,7 @@ class Api:
     """Asks the API of the broker at ``port`` as an administrator."""
 
     def __init__(self, port: int, user: str = "guest:guest") -> None:
+        self.port = port
         self.url = f"http://{LOOPBACK}:{port}/api/"
         self._authorization = "Basic " + base64.b64encode(user.encode()).decode()
 

@@ -544,6 +544,52 @@ def test_answers_have_the_fields_and_types_of_rabbitmq(
     assert wrong == []
 
 
+#: What users are asked who may not enter the virtual host ``hidden``. What differs is left out:
+#: limits of users, which RabbitMQ shows to everybody.
+SEEN_PATHS: Final = (
+    *("consumers", "consumers/hidden", "channels", "connections", "queues", "queues/hidden"),
+    *("vhosts", "vhosts/hidden", "vhosts/hidden/connections", "vhosts/hidden/channels"),
+    *("vhost-limits", "vhost-limits/hidden", "exchanges/hidden", "bindings/hidden", "nodes"),
+    *("policies", "policies/hidden", "permissions", "users", "parameters", "global-parameters"),
+)
+
+
+def seen(api: Api, amqp_port: int) -> dict[tuple[str, str], tuple[int, bool]]:
+    """The status of each answer, and whether it tells of what is hidden, by user and path."""
+    api.put("vhosts/hidden")
+    api.put("vhost-limits/hidden/max-queues", {"value": 9})
+    for tag in ("monitoring", "policymaker", "management"):
+        api.put(f"users/{tag}", {"password": "p", "tags": tag})
+        api.put(f"permissions/%2F/{tag}", {"configure": "^x$", "write": "", "read": ""})
+    parameters = pika.ConnectionParameters(LOOPBACK, amqp_port, "hidden")
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.queue_declare("hidden")
+    channel.basic_consume("hidden", lambda *_: None)
+    api.wait_for("connections", "state")
+    api.wait_for("channels", "consumer_count")
+    found: dict[tuple[str, str], tuple[int, bool]] = {}
+    for tag in ("monitoring", "policymaker", "management"):
+        asks = Api(api.port, f"{tag}:p")
+        for path in SEEN_PATHS:
+            status, answer = asks.ask("GET", path)
+            found[tag, path] = (status, status == 200 and "hidden" in json.dumps(answer))
+    connection.close()
+    return found
+
+
+@pytest.mark.one_build
+def test_who_sees_what_is_as_with_rabbitmq(rabbitmq: ManagedRabbitMq, tmp_path: Path) -> None:
+    ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
+    ours.start()
+    try:
+        mine = seen(Api(ours.ports["http"]), ours.ports["amqp"])
+    finally:
+        ours.stop()
+    theirs = seen(rabbitmq.api, rabbitmq.addresses["amqp"].port)
+    assert mine == theirs
+
+
 @pytest.mark.one_build
 def test_definitions_go_from_rabbitmq_to_here_and_back(
     rabbitmq: ManagedRabbitMq, tmp_path: Path
