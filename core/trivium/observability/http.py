@@ -363,7 +363,7 @@ class HttpServer:
         self._authenticator.authenticate(attempt, done)
         login = await answer
         if login is None and put_off:
-            again = {hdrs.RETRY_AFTER: "1"}
+            again = {"Retry-After": "1"}
             raise ApiRefused(refusal(503, "service_unavailable", _PUT_OFF, again))
         return login
 
