@@ -380,6 +380,8 @@ def populate(api: Api, amqp_port: int) -> pika.BlockingConnection:
     api.put("global-parameters/g", {"value": {"a": [1]}})
     policy = {"pattern": "^q", "definition": {"max-length": 50}, "apply-to": "queues"}
     api.put("policies/%2F/p", policy)
+    bound = {"pattern": "^q", "definition": {"max-length": 40}, "apply-to": "queues"}
+    api.put("operator-policies/%2F/o", bound)
     api.put("exchanges/%2F/ex", {"type": "topic", "durable": True})
     api.put("exchanges/%2F/he", {"type": "headers", "durable": True})
     api.put("queues/%2F/q", {"durable": True, "arguments": {"x-max-priority": 3}})
@@ -474,6 +476,7 @@ def test_the_firehose_says_what_rabbitmqs_says(
 PATHS: Final = (
     *("overview", "whoami", "nodes", "vhosts", "users", "users/ann", "permissions"),
     *("topic-permissions", "user-limits", "vhost-limits", "global-parameters/g", "policies"),
+    *("operator-policies", "operator-policies/%2F/o", "parameters/operator_policy/%2F/o"),
     *("parameters", "exchanges", "exchanges/%2F/ex", "queues", "queues/%2F/q", "bindings"),
     *("bindings/%2F/e/ex/q/q", "connections", "channels", "consumers", "definitions"),
     *("definitions/%2F", "cluster-name", "aliveness-test/%2F", "health/checks/alarms"),
@@ -486,6 +489,8 @@ COMPLETE: Final = (
     *("vhost-limits", "global-parameters/g", "policies", "bindings", "bindings/%2F/e/ex/q/q"),
     *("definitions", "definitions/%2F", "cluster-name", "users/ann/permissions"),
     *("aliveness-test/%2F", "health/checks/alarms", "health/checks/port-listener/1"),
+    *("operator-policies", "operator-policies/%2F/o", "parameters/operator_policy/%2F/o"),
+    "parameters",
 )
 
 
@@ -590,6 +595,18 @@ def test_who_sees_what_is_as_with_rabbitmq(rabbitmq: ManagedRabbitMq, tmp_path: 
     assert mine == theirs
 
 
+#: Of definitions, what is the same again after it has been here.
+SECTIONS: Final = (
+    *("queues", "exchanges", "bindings", "policies", "permissions", "topic_permissions"),
+    *("parameters", "users", "vhosts", "global_parameters"),
+)
+
+
+def in_order(entries: list[dict[str, Any]]) -> list[str]:
+    """Entries as they can be compared, in whatever order they come."""
+    return sorted(json.dumps(entry, sort_keys=True) for entry in entries)
+
+
 @pytest.mark.one_build
 def test_definitions_go_from_rabbitmq_to_here_and_back(
     rabbitmq: ManagedRabbitMq, tmp_path: Path
@@ -609,6 +626,7 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
             ("policies", ("vhost", "name", "pattern", "apply-to", "definition", "priority")),
             ("permissions", ("user", "vhost", "configure", "write", "read")),
             ("topic_permissions", ("user", "vhost", "exchange", "write", "read")),
+            ("parameters", ("vhost", "component", "name", "value")),
             ("users", ("name", "password_hash", "hashing_algorithm", "tags", "limits")),
         ):
             wanted = [
@@ -618,7 +636,11 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
                 if "guest" not in (entry.get("user"), entry.get("name"))
             ]
             found = [{key: entry[key] for key in keys} for entry in exported[section]]
-            assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, wanted)), section
+            assert in_order(found) == in_order(wanted), section
+        # What both policies come to is the same.
+        names = ("policy", "operator_policy", "effective_policy_definition")
+        ours_found, theirs = (api.get("queues/%2F/q") for api in (here, rabbitmq.api))
+        assert {key: ours_found[key] for key in names} == {key: theirs[key] for key in names}
         # Whoever came along logs in, and messages go where they went.
         assert Api(ours.ports["http"], "ann:secret").get("whoami")["name"] == "ann"
         routed = {"payload": "x", "payload_encoding": "string"}
@@ -635,10 +657,8 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
                 assert api.ask("POST", path, message) == (200, {"routed": queue is not None})
         assert rabbitmq.api.ask("POST", "definitions", exported)[0] == 204
         again = rabbitmq.api.get("definitions")
-        for section in ("queues", "exchanges", "bindings", "policies", "permissions"):
-            before = sorted(json.dumps(entry, sort_keys=True) for entry in document[section])
-            after = sorted(json.dumps(entry, sort_keys=True) for entry in again[section])
-            assert after == before, section
+        for section in SECTIONS:
+            assert in_order(again[section]) == in_order(document[section]), section
     finally:
         ours.stop()
 

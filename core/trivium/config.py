@@ -376,7 +376,9 @@ class PolicyConfig:
     pattern: str
     #: keys such as `max-length` and their values
     definition: Mapping[str, Any]
-    apply_to: Literal["all", "queues", "exchanges", "streams"] = "all"
+    apply_to: Literal[
+        "all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"
+    ] = "all"
     #: of several policies that match, the one with the highest holds, alone
     priority: int = 0
     #: the virtual host, made when it is missing

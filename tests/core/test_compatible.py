@@ -655,6 +655,54 @@ async def test_limits_parameters_and_policies() -> None:
         assert (await site.get("queues/%2F/q"))["policy"] is None
 
 
+async def test_policies_of_operators_bound_others_and_are_parameters_too() -> None:
+    async with serve() as site:
+        bound = {
+            "pattern": "^q",
+            "definition": {"max-length": 5},
+            "apply-to": "classic_queues",
+            "priority": 2,
+        }
+        await site.put("queues/%2F/q")
+        await site.put("queues/%2F/other")
+        await site.put("policies/%2F/p", {"pattern": "", "definition": {"max-length": 9}})
+        await site.put("operator-policies/%2F/o", bound)
+        await site.put("operator-policies/%2F/o", bound, 204)
+        shown = {"vhost": "/", "name": "o", **bound}
+        assert await site.get("operator-policies") == [shown]
+        assert await site.get("operator-policies/%2F/o") == shown
+        assert [policy["name"] for policy in await site.get("policies")] == ["p"]
+        columns = "name,policy,operator_policy,effective_policy_definition"
+        assert await site.get(f"queues?columns={columns}") == [
+            {
+                "name": "other",
+                "policy": "p",
+                "effective_policy_definition": {"max-length": 9},
+            },
+            {
+                "name": "q",
+                "policy": "p",
+                "operator_policy": "o",
+                "effective_policy_definition": {"max-length": 5},
+            },
+        ]
+        parameter = {"component": "operator_policy", "vhost": "/", "name": "o", "value": bound}
+        assert await site.get("parameters") == [parameter]
+        assert await site.get("parameters/operator_policy/%2F/o") == parameter
+        await site.put("parameters/operator_policy/%2F/more", {"value": bound})
+        await site.delete("parameters/operator_policy/%2F/more")
+        assert await site.get("operator-policies") == [shown]
+        wrong = {**bound, "definition": {"dead-letter-exchange": "x"}}
+        for path, body in (
+            ("operator-policies/%2F/w", wrong),
+            ("operator-policies/%2F/w", {**bound, "apply-to": "cats"}),
+            ("parameters/operator_policy/%2F/w", {"value": wrong}),
+        ):
+            assert (await site.ask("PUT", path, body))[0] == 400
+        await site.delete("operator-policies/%2F/o")
+        assert (await site.ask("DELETE", "operator-policies/%2F/o"))[0] == 404
+
+
 # The broker as a whole
 
 
@@ -728,6 +776,8 @@ async def test_definitions_come_back_equal() -> None:
         await site.put("topic-permissions/other/ann", topics)
         await site.put("global-parameters/g", {"value": {"a": [1, 2]}})
         await site.put("policies/%2F/p", {"pattern": "^q", "definition": {"max-length": 5}})
+        bound = {"pattern": "^q", "definition": {"max-length": 3}, "priority": 1}
+        await site.put("operator-policies/%2F/o", bound)
         await site.put("queues/%2F/q", {"durable": True, "arguments": {"x-max-priority": 3}})
         await site.put("queues/%2F/s", {"durable": True, "arguments": {"x-queue-type": "stream"}})
         await site.put(
@@ -746,7 +796,7 @@ async def test_definitions_come_back_equal() -> None:
         "permissions": 1,
         "topic_permissions": 1,
         "global_parameters": 1,
-        "parameters": 1,
+        "parameters": 2,
         "policies": 1,
         "queues": 2,
         "exchanges": 1,
@@ -756,12 +806,13 @@ async def test_definitions_come_back_equal() -> None:
         for _ in range(2):
             assert await site.ask("POST", "definitions", exported) == (204, None)
             assert await site.get("definitions") == exported
+            assert len(await site.get("operator-policies")) == 1
         assert (await site.get("whoami", user="ann:x"))["name"] == "ann"
         # Those of one virtual host go into any.
         await site.put("vhosts/third")
         assert await site.ask("POST", "definitions/third", of_vhost) == (204, None)
-        for policy in of_vhost["policies"]:
-            policy["vhost"] = "third"
+        for entry in (*of_vhost["policies"], *of_vhost["parameters"]):
+            entry["vhost"] = "third"
         assert await site.get("definitions/third") == of_vhost
 
 
@@ -820,22 +871,22 @@ async def test_definitions_pass_over_what_means_nothing_here() -> None:
                     "definition": {"ha-mode": "all", "max-length": 1},
                 },
             ],
-            "parameters": [{"component": "shovel", "vhost": "/", "name": "s", "value": {}}],
+            "parameters": [
+                {"component": "shovel", "vhost": "/", "name": "s", "value": {}},
+                {
+                    "component": "operator_policy",
+                    "vhost": "/",
+                    "name": "o",
+                    "value": {"pattern": "x", "definition": {"max-in-memory-length": 1}},
+                },
+            ],
             "exchanges": [{"name": "amq.topic", "vhost": "/", "type": "topic", "durable": True}],
         }
         assert await site.ask("POST", "definitions", document) == (204, None)
-        assert (
-            (
-                await site.get(
-                    "whoami",
-                    user="none:p",
-                )
-            )
-            if False
-            else True
-        )
+        assert (await site.ask("GET", "whoami", user="none:"))[0] == 401
         (policy,) = await site.get("policies")
         assert (policy["name"], policy["definition"]) == ("b", {"max-length": 1})
+        assert await site.get("operator-policies") == []
         assert (await site.get("vhosts/%2F"))["description"] == "m"
 
 

@@ -20,7 +20,7 @@ from trivium.queues.settings import POLICY_KEYS
 from trivium.runtime.broker import Broker
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.settings import STREAM_RULES
-from trivium.vhost.policies import EXCHANGE_KEYS, MAX_POLICIES, Policy
+from trivium.vhost.policies import EXCHANGE_KEYS, MAX_POLICIES, QUEUES, STREAMS, Policy
 from trivium.vhost.policy_walk import MAX_PER_TURN, PolicyWaiter, PolicyWalk
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -115,6 +115,95 @@ def test_of_the_same_priority_the_first_by_name_holds() -> None:
     vhost.set_policy(Policy("a", "q", {"max-length": 1}))
     vhost.set_policy(Policy("s", "q", {"max-length": 3}, "streams", priority=9))
     assert vhost.declare_queue("q").settings.max_length == 1
+
+
+@pytest.mark.parametrize(
+    ("apply_to", "limits"),
+    [
+        ("all", (1, 1, 1)),
+        ("queues", (1, 1, -1)),
+        ("classic_queues", (1, -1, -1)),
+        ("quorum_queues", (-1, 1, -1)),
+        ("streams", (-1, -1, 1)),
+        ("exchanges", (-1, -1, -1)),
+    ],
+)
+def test_a_policy_applies_to_queues_of_its_type(
+    apply_to: str, limits: tuple[int, int, int]
+) -> None:
+    vhost = open_vhost()
+    vhost.set_policy(Policy("p", "", {"max-length": 1}, apply_to))
+    classic = vhost.declare_queue("c")
+    quorum = vhost.declare_queue("q", durable=True, arguments={"x-queue-type": "quorum"})
+    stream = vhost.policies.in_force("s", STREAMS).definition
+    assert (
+        classic.settings.max_length,
+        quorum.settings.max_length,
+        stream.get("max-length", -1),
+    ) == limits
+
+
+# Those of operators
+
+
+@pytest.mark.parametrize(
+    ("definition", "bounds", "effective"),
+    [
+        ({}, {"max-length": 5}, {"max-length": 5}),
+        (
+            {"max-length": 9, "expires": 7},
+            {"max-length": 5},
+            {"max-length": 5, "expires": 7},
+        ),
+        ({"max-length": 3}, {"max-length": 5}, {"max-length": 3}),
+        ({"overflow": "drop-head"}, {"overflow": "reject-publish"}, {"overflow": "reject-publish"}),
+        ({"delivery-limit": -1}, {"delivery-limit": 4}, {"delivery-limit": 4}),
+    ],
+)
+def test_a_policy_of_operators_bounds_the_other(
+    definition: dict[str, HeaderValue],
+    bounds: dict[str, HeaderValue],
+    effective: dict[str, HeaderValue],
+) -> None:
+    vhost = open_vhost()
+    if definition:
+        vhost.set_policy(Policy("p", "", definition))
+    vhost.set_policy(Policy("o", "", bounds), is_of_operators=True)
+    found = vhost.policies.in_force("q", QUEUES)
+    assert found.definition == effective
+    assert (found.name, found.operator_name) == ("p" if definition else None, "o")
+
+
+def test_a_policy_of_operators_bounds_what_a_queue_was_declared_with() -> None:
+    vhost = open_vhost()
+    queue = vhost.declare_queue("q", arguments={"x-max-length": 9, "x-delivery-limit": -1})
+    bounds: dict[str, HeaderValue] = {"max-length": 5, "delivery-limit": 3}
+    vhost.set_policy(Policy("o", "q", bounds), is_of_operators=True)
+    assert (queue.settings.max_length, queue.settings.delivery_limit) == (5, 3)
+    vhost.delete_policy("o", is_of_operators=True)
+    assert (queue.settings.max_length, queue.settings.delivery_limit) == (9, -1)
+
+
+def test_policies_of_operators_come_back_and_are_apart_from_others() -> None:
+    storage = MemoryStorage()
+    vhost = open_vhost(storage)
+    vhost.declare_queue("q", durable=True)
+    vhost.set_policy(Policy("p", "q", {"max-length": 9}))
+    vhost.set_policy(Policy("p", "q", {"max-length": 5}), is_of_operators=True)
+    again = open_vhost(storage)
+    assert again.queues["q"].settings.max_length == 5
+    again.delete_policy("p")
+    assert again.queues["q"].settings.max_length == 5
+    with pytest.raises(NotFound):
+        again.delete_policy("p")
+    again.delete_policy("p", is_of_operators=True)
+    assert open_vhost(storage).queues["q"].settings.max_length == -1
+
+
+@pytest.mark.parametrize("key", ["dead-letter-exchange", "alternate-exchange"])
+def test_operators_bound_and_pass_nothing_on(key: str) -> None:
+    with pytest.raises(PreconditionFailed):
+        open_vhost().set_policy(Policy("o", "q", {key: "x"}), is_of_operators=True)
 
 
 def test_the_number_of_policies_is_bounded() -> None:

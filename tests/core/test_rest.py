@@ -162,6 +162,32 @@ async def test_a_policy_is_set_shown_and_removed_and_delivery_modes_follow(tmp_p
         assert (await site.ask("PUT", "vhosts/%2F/policies/p", "man", json=body))[0] == 403
 
 
+async def test_a_policy_of_operators_is_for_administrators(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", arguments={"x-max-length": 9})
+        body = {
+            "pattern": "^q",
+            "definition": {"max-length": 5},
+            "priority": 3,
+            "apply_to": "classic_queues",
+        }
+        path = "vhosts/%2F/operator-policies/o"
+        for method in ("GET", "PUT", "DELETE"):
+            options = {"json": body} if method == "PUT" else {}
+            assert (await site.ask(method, path, "pol", **options))[0] == 403
+        assert await site.ask("PUT", path, json=body) == (201, None)
+        assert await site.ask("PUT", path, json=body) == (204, None)
+        shown = {"vhost": "/", "name": "o", **body}
+        assert await site.ask("GET", path) == (200, shown)
+        for listing in ("operator-policies", "vhosts/%2F/operator-policies"):
+            assert (await site.ask("GET", listing, "man"))[1]["items"] == [shown]
+        _, queue = await site.ask("GET", "vhosts/%2F/queues/q")
+        assert (queue["policy"], queue["operator_policy"]) == (None, "o")
+        assert queue["effective_policy"] == {"max-length": 5}
+        assert await site.ask("DELETE", path) == (204, None)
+        assert (await site.ask("GET", path))[0] == 404
+
+
 async def test_a_session_is_shown_with_what_it_shares_and_ended(tmp_path: Path) -> None:
     async with serve(tmp_path, protocols=["mqtt"]) as site:
         host, port = site.broker.listeners["mqtt"].split(":")

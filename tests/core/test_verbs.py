@@ -86,6 +86,19 @@ def test_queues(commands: Commands) -> None:
     assert commands.names("queue", "list", "--name", "q") == []
 
 
+def test_policies_of_operators(commands: Commands) -> None:
+    words = ("^bound$", '{"max-length": 5}', "--apply-to", "queues")
+    commands.done("operator-policy", "set", "o", *words)
+    commands.done("queue", "create", "bound", "--arguments", "x-max-length=10")
+    (queue,) = commands.rows("queue", "show", "bound")
+    assert (queue["operator_policy"], queue["effective_policy"]) == ("o", {"max-length": 5})
+    (found,) = commands.rows("operator-policy", "list")
+    assert (found["name"], found["apply_to"]) == ("o", "queues")
+    commands.done("operator-policy", "delete", "o", "--yes")
+    assert commands.rows("operator-policy", "list") == []
+    commands.done("queue", "delete", "bound", "--yes")
+
+
 def test_streams(commands: Commands) -> None:
     arguments = '{"x-max-age": "7D"}'
     commands.done("stream", "create", "s", "--partitions", "3", "--arguments", arguments)

@@ -183,6 +183,7 @@ NOUNS: Final = {
     "topic-permission": "What users may do with the routing keys of an exchange.",
     "role": "Roles, and who has them.",
     "policy": "Policies: settings for all whose name matches a pattern.",
+    "operator-policy": "Policies of operators: limits that no other policy exceeds.",
 }
 
 _SHELL_EPILOG: Final = """\

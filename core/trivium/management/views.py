@@ -22,7 +22,7 @@ from trivium.routing.exchanges import ExchangeDestination
 from trivium.runtime.adapter import Connection, connection_name
 from trivium.runtime.certificates import ends_at
 from trivium.streams.stream import Stream
-from trivium.vhost.policies import EXCHANGES, QUEUES, STREAMS, Policy
+from trivium.vhost.policies import EXCHANGES, STREAMS, InForce, kind_of
 
 if TYPE_CHECKING:
     from trivium.messages.message import HeaderValue
@@ -52,7 +52,7 @@ class QueueView:
     #: bytes of payload that are ready
     ready_bytes: int
     consumers: int
-    policy: Policy | None
+    policies: InForce
 
 
 def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
@@ -71,7 +71,7 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
             unsettled=0,
             ready_bytes=0,
             consumers=0,
-            policy=vhost.policies.match(item.name, STREAMS),
+            policies=vhost.policies.in_force(item.name, STREAMS),
         )
     return QueueView(
         vhost=vhost.name,
@@ -86,7 +86,7 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
         unsettled=item.unsettled,
         ready_bytes=item.ready.bytes,
         consumers=len(item.consumers),
-        policy=vhost.policies.match(item.name, QUEUES),
+        policies=vhost.policies.in_force(item.name, kind_of(item.arguments)),
     )
 
 
@@ -106,7 +106,8 @@ class ExchangeView:
     auto_delete: bool
     internal: bool
     arguments: Mapping[str, HeaderValue]
-    policy: Policy | None
+    #: the name of the one that holds
+    policy: str | None
 
 
 def view_exchange(vhost: VirtualHost, exchange: Exchange) -> ExchangeView:
@@ -119,7 +120,7 @@ def view_exchange(vhost: VirtualHost, exchange: Exchange) -> ExchangeView:
         auto_delete=exchange.auto_delete,
         internal=exchange.internal,
         arguments=exchange.arguments,
-        policy=vhost.policies.match(exchange.name, EXCHANGES) if exchange.name else None,
+        policy=vhost.policies.in_force(exchange.name, EXCHANGES).name if exchange.name else None,
     )
 
 

@@ -33,7 +33,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "permissions": ("permission.set", "permission.deleted", "role."),
     "topology": ("vhost.", "exchange.", "queue.", "stream.", "binding.", "group."),
-    "policies": ("policy.",),
+    "policies": ("policy.", "operator-policy."),
 }
 #: Events that clients can cause as often as they like without any right.
 REFUSALS: Final = (

@@ -210,6 +210,11 @@ def _read(
     return found
 
 
+def stricter(one: int, other: int) -> int:
+    """The smaller of two limits; of ``delivery-limit`` a negative one is none (RabbitMQ 4.0)."""
+    return max(one, other) if one < 0 or other < 0 else min(one, other)
+
+
 def _number(
     key: str,
     arguments: Mapping[str, HeaderValue],
@@ -219,7 +224,7 @@ def _number(
     own = arguments.get("x-" + key)
     given = policy.get(key)
     if isinstance(own, int) and isinstance(given, int):
-        return min(own, given)
+        return stricter(own, given)
     if isinstance(own, int):
         return own
     return given if isinstance(given, int) else default

@@ -44,6 +44,7 @@ _RENAMED: Final[dict[str, dict[str, str]]] = {
     "stream": {"stream": "name"},
     "group": {"group": "name"},
     "policy": {"policy": "name"},
+    "operator-policy": {"policy": "name"},
     "vhost": {"vhost": "name"},
     "binding": {
         "exchange": "source_name",

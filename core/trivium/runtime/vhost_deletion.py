@@ -31,7 +31,7 @@ PATIENCE_MS: Final = 10_000
 TABLES: Final = (
     *("exchanges", "queues", "streams", "bindings", "policies", "retained", "groups"),
     *("memberships", "producers", "transactional", "deduplication", "returns", "doubts"),
-    "compaction",
+    *("compaction", "operator-policies"),
 )
 
 

@@ -1,8 +1,9 @@
 """Policies: settings for all objects whose name matches a pattern, put in force at run time.
 
 Of the policies that match an object the one with the highest priority holds, alone, as in RabbitMQ;
-of several with the same priority the first by name. Policies are rows of a table, so they are
-durable and come back with the broker.
+of several with the same priority the first by name. Beside them there are policies of operators, of
+which one holds in the same way: it bounds what the other says. Policies are rows of tables, so they
+are durable and come back with the broker.
 """
 
 from __future__ import annotations
@@ -14,21 +15,36 @@ from trivium.common.patterns import Pattern, PatternError
 from trivium.common.values import pack, same, unpack
 from trivium.errors import NotFound, PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.arguments import MAX_TEXT_BYTES, QUEUE_RULES, check_strategy
-from trivium.queues.settings import POLICY_KEYS
+from trivium.queues.arguments import (
+    MAX_TEXT_BYTES,
+    QUEUE_RULES,
+    QUORUM,
+    check_strategy,
+    queue_type,
+)
+from trivium.queues.settings import POLICY_KEYS, stricter
 from trivium.routing.exchanges import Declarer, Declarers
-from trivium.storage.base import Table
+from trivium.storage.base import Storage, Table
 from trivium.streams.settings import STREAM_RULES
 
 QUEUES: Final = "queues"
+CLASSIC_QUEUES: Final = "classic_queues"
+QUORUM_QUEUES: Final = "quorum_queues"
 EXCHANGES: Final = "exchanges"
 STREAMS: Final = "streams"
 ALL: Final = "all"
+#: What a policy may apply to.
+APPLIES_TO: Final = (ALL, QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES)
 
 #: What a policy for exchanges may set.
 EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
-#: Policies of a virtual host: each new queue is compared with all of them.
+#: What a policy of operators may set: limits (RabbitMQ: ``operator_policy_validator``, of 4.0).
+OPERATOR_KEYS: Final = frozenset(
+    ("expires", "message-ttl", "max-length", "max-length-bytes", "delivery-limit", "overflow")
+)
+
+#: Policies of a virtual host, and of operators there: each new queue is compared with all of them.
 MAX_POLICIES: Final = 256
 
 
@@ -55,8 +71,10 @@ class Policy:
         self.passes_on = True
         if not 0 < len(name.encode()) <= MAX_TEXT_BYTES:
             raise PreconditionFailed(f"a policy's name has 1 to {MAX_TEXT_BYTES} bytes")
-        if apply_to not in (QUEUES, EXCHANGES, STREAMS, ALL):
-            raise PreconditionFailed(f"policy '{name}' cannot apply to '{apply_to}'")
+        if apply_to not in APPLIES_TO:
+            raise PreconditionFailed(
+                f"policy '{name}' cannot apply to '{apply_to}', only to {', '.join(APPLIES_TO)}"
+            )
         if not definition:
             raise PreconditionFailed(f"policy '{name}' defines nothing")
         try:
@@ -82,9 +100,14 @@ class Policy:
             f"'dead-letter-strategy' of policy '{name}'",
         )
 
-    def matches(self, name: str) -> bool:
-        """Whether it holds for what is called ``name``."""
-        return self._matcher.matches(name)
+    def matches(self, name: str, kind: str) -> bool:
+        """Whether it holds for what is called ``name`` and is of a kind."""
+        applies_to = self.apply_to
+        if applies_to == QUEUES:
+            applies = kind in (CLASSIC_QUEUES, QUORUM_QUEUES)
+        else:
+            applies = applies_to in (kind, ALL)
+        return applies and self._matcher.matches(name)
 
     def is_same(self, other: Policy) -> bool:
         """Whether replacing one by the other would change nothing."""
@@ -96,8 +119,46 @@ class Policy:
         )
 
 
+def kind_of(arguments: Mapping[str, HeaderValue]) -> str:
+    """What a queue with these (checked) arguments is to policies."""
+    return QUORUM_QUEUES if queue_type(arguments) == QUORUM else CLASSIC_QUEUES
+
+
+class InForce:
+    """The policy that holds for an object, and that of operators; what they come to.
+
+    Of two numbers the stricter holds, and else what operators say, as in RabbitMQ.
+    """
+
+    def __init__(self, policy: Policy | None, operator: Policy | None) -> None:
+        self.policy = policy
+        self.operator = operator
+        #: whether the exchanges that the policy names to pass messages on are in force
+        self.passes_on = policy is None or policy.passes_on
+        self.definition: dict[str, HeaderValue] = {} if policy is None else policy.definition
+        if operator is not None:
+            self.definition = dict(self.definition)
+            for key, limit in operator.definition.items():
+                value = self.definition.get(key)
+                if isinstance(value, int) and isinstance(limit, int):
+                    self.definition[key] = stricter(value, limit)
+                else:
+                    self.definition[key] = limit
+
+    @property
+    def name(self) -> str | None:
+        """That of the policy."""
+        return None if self.policy is None else self.policy.name
+
+    @property
+    def operator_name(self) -> str | None:
+        """That of the policy of operators."""
+        return None if self.operator is None else self.operator.name
+
+
 class Policies:
-    """The policies of a virtual host. ``table`` may already hold rows: they are loaded."""
+    """The usual policies of a virtual host, or those of operators there. ``table`` may already hold
+    rows: they are loaded."""
 
     def __init__(self, table: Table, declarers: Declarers, vhost: str) -> None:
         self._table = table
@@ -160,16 +221,31 @@ class Policies:
         self._ordered = sorted(self._policies.values(), key=_place)
 
     def match(self, name: str, kind: str) -> Policy | None:
-        """The policy in force for the object of that kind and name."""
+        """The policy that holds for the object of that kind and name."""
         for policy in self._ordered:
-            if policy.apply_to in (kind, ALL) and policy.matches(name):
+            if policy.matches(name, kind):
                 return policy
         return None
 
-    def effective(self, name: str, kind: str) -> dict[str, HeaderValue]:
-        """What the policy in force defines; empty when there is none."""
-        found = self.match(name, kind)
-        return {} if found is None else found.definition
+
+class AllPolicies(Policies):
+    """The policies of a virtual host, and beside them those of operators."""
+
+    def __init__(self, storage: Storage, declarers: Declarers, vhost: str) -> None:
+        super().__init__(storage.table(f"policies/{vhost}"), declarers, vhost)
+        table = storage.table(f"operator-policies/{vhost}")
+        self.operators = Policies(table, declarers, vhost)
+
+    def in_force(self, name: str, kind: str) -> InForce:
+        """What holds for the object of that kind and name."""
+        return InForce(self.match(name, kind), self.operators.match(name, kind))
+
+
+def check_operator_keys(policy: Policy) -> None:
+    """Raise PreconditionFailed for what operators cannot bound."""
+    for key in policy.definition:
+        if key not in OPERATOR_KEYS:
+            raise PreconditionFailed(f"'{key}' is nothing that a policy of operators may set")
 
 
 def _place(policy: Policy) -> tuple[int, str]:

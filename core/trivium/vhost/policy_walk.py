@@ -18,7 +18,7 @@ from trivium.queues.queue import Queue
 from trivium.queues.settings import settings_of
 from trivium.streams.settings import stream_settings_of
 from trivium.streams.stream import Stream
-from trivium.vhost.policies import QUEUES, STREAMS
+from trivium.vhost.policies import STREAMS, kind_of
 
 if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
@@ -52,13 +52,13 @@ class PolicyWalk(Timed):
     def apply_to_queue(self, queue: Queue) -> None:
         """Put in force for ``queue`` what its arguments and the policies say."""
         vhost = self._vhost
-        policy = vhost.policies.match(queue.name, QUEUES)
+        policies = vhost.policies.in_force(queue.name, kind_of(queue.arguments))
         settings = settings_of(
             queue.arguments,
-            {} if policy is None else policy.definition,
+            policies.definition,
             self._default_delivery,
             is_private=queue.adapter != "",
-            passes_on=policy is None or policy.passes_on,
+            passes_on=policies.passes_on,
         )
         if settings is not queue.settings:
             queue.apply(settings)
@@ -66,8 +66,8 @@ class PolicyWalk(Timed):
 
     def apply_to_stream(self, stream: Stream) -> None:
         """Put in force for ``stream`` what its arguments and the policies say."""
-        effective = self._vhost.policies.effective(stream.name, STREAMS)
-        stream.apply(stream_settings_of(stream.arguments, effective))
+        policies = self._vhost.policies.in_force(stream.name, STREAMS)
+        stream.apply(stream_settings_of(stream.arguments, policies.definition))
 
     @property
     def is_done(self) -> bool:

@@ -65,7 +65,7 @@ from trivium.vhost.delays import Delays
 from trivium.vhost.limits import apply_limits
 from trivium.vhost.own_topics import OwnTopics
 from trivium.vhost.pending_changes import PendingChanges
-from trivium.vhost.policies import Policies, Policy
+from trivium.vhost.policies import AllPolicies, Policy, check_operator_keys
 from trivium.vhost.policy_walk import PolicyWalk
 from trivium.vhost.predeclared import predeclared_exchanges
 from trivium.vhost.queue_logs import QueueLogs, queue_log_name
@@ -116,7 +116,7 @@ class VirtualHost(StreamNamespace):
         )
         #: what the broker itself publishes
         self.own = OwnTopics(self)
-        self.policies = Policies(storage.table(f"policies/{name}"), declarers, name)
+        self.policies = AllPolicies(storage, declarers, name)
         self.policy_walk = PolicyWalk(self, default_delivery)
         self.groups = Groups(storage.table(f"groups/{name}"))
         self.memberships = Memberships(self, self.groups)
@@ -453,24 +453,34 @@ class VirtualHost(StreamNamespace):
 
     # Policies
 
-    def set_policy(self, policy: Policy) -> None:
-        """Add or replace a policy. It is in force everywhere once ``policy_walk`` is done."""
-        known = self.policies.get(policy.name)
-        self.policies.set(policy)
+    def set_policy(self, policy: Policy, is_of_operators: bool = False) -> None:
+        """Add or replace a policy. It is in force everywhere once ``policy_walk`` is done.
+
+        Raises PreconditionFailed for too many, and for what those of operators cannot bound.
+        """
+        policies = self.policies.operators if is_of_operators else self.policies
+        if is_of_operators:
+            check_operator_keys(policy)
+        known = policies.get(policy.name)
+        policies.set(policy)
         if known is not None:
             self.suspensions.forget(known)
         self.tell(
-            "policy.set", policy=policy.name, pattern=policy.pattern, definition=policy.definition
+            "operator-policy.set" if is_of_operators else "policy.set",
+            policy=policy.name,
+            pattern=policy.pattern,
+            definition=policy.definition,
         )
         self.policies_changed()
 
-    def delete_policy(self, name: str) -> None:
+    def delete_policy(self, name: str, is_of_operators: bool = False) -> None:
         """Remove a policy, and put in force what then holds. Raises NotFound."""
-        known = self.policies.get(name)
-        self.policies.delete(name)
+        policies = self.policies.operators if is_of_operators else self.policies
+        known = policies.get(name)
+        policies.delete(name)
         if known is not None:
             self.suspensions.forget(known)
-        self.tell("policy.cleared", policy=name)
+        self.tell("operator-policy.cleared" if is_of_operators else "policy.cleared", policy=name)
         self.policies_changed()
 
     def policies_changed(self) -> None:

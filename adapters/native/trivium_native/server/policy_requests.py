@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.security.identity import MANAGEMENT, MONITORING, SETS_POLICIES
-from trivium.vhost.policies import ALL, EXCHANGES, QUEUES, STREAMS, Policy
+from trivium.vhost.policies import ALL, APPLIES_TO, Policy
 from trivium.vhost.policy_walk import PolicyWaiter
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire import frames
@@ -55,8 +55,8 @@ class PolicyRequests:
         apply_to = fields.text("apply_to", ALL)
         priority = fields.integer("priority", -_MAX_PRIORITY, _MAX_PRIORITY, 0)
         fields.finish()
-        if apply_to not in (ALL, QUEUES, EXCHANGES, STREAMS):
-            raise InvalidArgument("'apply_to' must be all, queues, exchanges or streams")
+        if apply_to not in APPLIES_TO:
+            raise InvalidArgument(f"'apply_to' must be one of {', '.join(APPLIES_TO)}")
         connection = self._connection
         declarers = connection.broker.authentication.declarers
         declarer = declarers.of_policy(connection.identity, self._vhost.name)

@@ -28,7 +28,13 @@ from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_from
 from trivium.management.compatible.general import DIALECT
 from trivium.management.compatible.password_hashes import imported
-from trivium.management.compatible.policies import LIMITS, parameters_of, policy_of, shown_policy
+from trivium.management.compatible.policies import (
+    LIMITS,
+    OPERATOR_POLICY,
+    parameters_of,
+    policy_of,
+    shown_policy,
+)
 from trivium.management.compatible.users import (
     shown_permission,
     shown_topic_permission,
@@ -40,6 +46,7 @@ from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint
 from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Slices
+from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.topology import (
     Operator,
     bind,
@@ -53,6 +60,7 @@ from trivium.queues.arguments import QUEUE_RULES
 from trivium.streams.settings import STREAM_RULES
 
 if TYPE_CHECKING:
+    from trivium.routing.exchanges import Declarer
     from trivium.runtime.broker import Broker
     from trivium.vhost.virtual_host import VirtualHost
 
@@ -60,12 +68,17 @@ logger = logging.getLogger(__name__)
 
 _Entries = Iterator[dict[str, object]]
 
-#: Keys of policies that say how something is done on several nodes or on disk: nothing here.
+#: Keys of policies that say how something is done on several nodes, in memory or on disk, or by
+#: plugins: nothing here.
 MEANINGLESS: Final = frozenset(
     {
         *("ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size"),
         *("ha-promote-on-shutdown", "ha-promote-on-failure"),
         *("queue-mode", "queue-version", "queue-master-locator", "queue-leader-locator"),
+        *("max-in-memory-length", "max-in-memory-bytes", "max-segment-size"),
+        *("stream-max-segment-size-bytes", "stream-filter-size-bytes"),
+        *("initial-cluster-size", "target-group-size"),
+        *("federation-upstream", "federation-upstream-set", "federation-upstream-pattern"),
     }
 )
 #: Arguments of queues that mean something here.
@@ -173,6 +186,10 @@ _OF_VHOST: Final[tuple[tuple[str, Callable[[Any], _Entries]], ...]] = (
 )
 
 
+#: Sections whose entries name their virtual host even in its own document.
+_NAMING_VHOST: Final = ("parameters", "policies")
+
+
 def get_all(call: Call) -> ApiAnswer:
     """The document of the broker."""
     broker = call.broker
@@ -210,11 +227,12 @@ def get_all(call: Call) -> ApiAnswer:
 
 
 def get_of_vhost(call: Call) -> ApiAnswer:
-    """The document of a virtual host, in which none is named but by policies, as in RabbitMQ."""
+    """The document of a virtual host, in which none is named but by policies and parameters, as in
+    RabbitMQ."""
     vhost = call.vhost
     head: dict[str, object] = {"rabbit_version": DIALECT, "product_name": "Trivium"}
     sections = [
-        (name, find(vhost) if find is _policies else _without_vhost(find(vhost)))
+        (name, find(vhost) if name in _NAMING_VHOST else _without_vhost(find(vhost)))
         for name, find in _OF_VHOST
     ]
     return ApiAnswer(200, parts=_document(head, sections))
@@ -391,20 +409,31 @@ class Import(Timed):
         component = text_of(entry, "component")
         if component == LIMITS:
             set_vhost_limits(self._broker, self._place(entry), table_of(entry, "value"))
+        elif component == OPERATOR_POLICY:
+            self._set_policy(OF_OPERATORS, entry, table_of(entry, "value"), None)
         else:
             self._note("parameters", entry, f"{component!r} means nothing here")
 
     def _policy(self, entry: Mapping[str, object]) -> None:
+        declarers = self._broker.authentication.declarers
+        setter = declarers.of_policy(self._call.identity, self._place(entry).name)
+        self._set_policy(USUAL, entry, entry, setter)
+
+    def _set_policy(
+        self,
+        kind: PolicyKind,
+        entry: Mapping[str, object],
+        about: Mapping[str, object],
+        setter: Declarer | None,
+    ) -> None:
         name = text_of(entry, "name")
-        definition = table_of(entry, "definition")
+        definition = table_of(about, "definition")
         left = {key: value for key, value in definition.items() if key not in MEANINGLESS}
         for key in definition.keys() - left.keys():
             self._note("policies", entry, f"{key!r} means nothing here")
         if left:
-            vhost = self._place(entry)
-            declarers = self._broker.authentication.declarers
-            setter = declarers.of_policy(self._call.identity, vhost.name)
-            vhost.set_policy(policy_of(name, {**entry, "definition": left}, setter))
+            policy = policy_of(name, {**about, "definition": left}, setter)
+            kind.set(self._place(entry), policy)
 
     def _queue(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import NotFound
@@ -15,14 +15,15 @@ from trivium.management.endpoints import (
     UNCHECKED,
     WATCHED,
     Endpoint,
+    Handler,
 )
 from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Listing
+from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.values import number_of, shown_table, table_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.vhost.policies import Policy
-from trivium.vhost.policy_walk import PolicyWaiter
 
 if TYPE_CHECKING:
     from trivium.messages.message import HeaderValue
@@ -45,7 +46,7 @@ def shown_policy(item: _Item) -> dict[str, object]:
     }
 
 
-def policy_of(name: str, body: Mapping[str, object], declarer: Declarer) -> Policy:
+def policy_of(name: str, body: Mapping[str, object], declarer: Declarer | None) -> Policy:
     """The policy that a body describes, of ``declarer``. Raises BadRequest, PreconditionFailed."""
     for key in ("pattern", "definition"):
         if key not in body:
@@ -64,81 +65,44 @@ def policy_of(name: str, body: Mapping[str, object], declarer: Declarer) -> Poli
     )
 
 
-class _InForce(PolicyWaiter):
-    """Answers once policies are in force."""
-
-    def __init__(self, call: Call, answer: ApiAnswer) -> None:
-        self._call = call
-        self._answer = answer
-
-    def in_force(self) -> None:
-        self._call.answer_durably(self._answer)
+def _policy_order(item: _Item) -> tuple[str, ...]:
+    return item[0].name, item[1].name
 
 
-def _when_in_force(call: Call, vhost: VirtualHost, status: int) -> None:
-    waiter = _InForce(call, ApiAnswer(status))
-    if vhost.policy_walk.is_done:
-        waiter.in_force()
-    else:
-        vhost.policy_walk.wait(waiter)
+def _handlers(
+    kind: PolicyKind,
+) -> tuple[Callable[[Call], ApiAnswer], Callable[[Call], ApiAnswer], Handler, Handler]:
+    """Those that list, show, set and remove policies of a kind."""
 
+    def get_all(call: Call) -> ApiAnswer:
+        every = kind.all(call)
+        return Listing(call, every, shown_policy, _policy_order).answer()
 
-def get_all(call: Call) -> ApiAnswer:
-    """Those that the caller may see."""
-    every = [(vhost, policy) for vhost in call.vhosts() for policy in vhost.policies.all()]
-    return Listing(call, every, shown_policy, lambda item: (item[0].name, item[1].name)).answer()
+    def get_one(call: Call) -> ApiAnswer:
+        return ApiAnswer(200, shown_policy((call.vhost, kind.get(call, call.names["name"]))))
 
+    def put(call: Call) -> None:
+        kind.put(call, policy_of(call.names["name"], call.body, kind.setter(call)))
 
-def _found(call: Call) -> Policy:
-    found = call.vhost.policies.get(call.names["name"])
-    if found is None:
-        raise NotFound(NOT_FOUND)
-    return found
+    def delete(call: Call) -> None:
+        kind.delete(call, call.names["name"])
 
-
-def get_one(call: Call) -> ApiAnswer:
-    """One."""
-    return ApiAnswer(200, shown_policy((call.vhost, _found(call))))
-
-
-def put(call: Call) -> None:
-    """Set one."""
-    vhost = call.vhost
-    policy = policy_of(call.names["name"], call.body, call.policy_setter)
-    is_new = vhost.policies.get(policy.name) is None
-    vhost.set_policy(policy)
-    _when_in_force(call, vhost, 201 if is_new else 204)
-
-
-def delete(call: Call) -> None:
-    """Remove one."""
-    vhost = call.vhost
-    vhost.delete_policy(_found(call).name)
-    _when_in_force(call, vhost, 204)
-
-
-def get_none(call: Call) -> ApiAnswer:
-    """There are no policies of operators beside the others."""
-    return Listing(call, (), lambda found: found, lambda _: ("",)).answer()
-
-
-def find_none(call: Call) -> ApiAnswer:
-    """So there is none of a name."""
-    raise NotFound(NOT_FOUND)
-
-
-def refuse_operator_policy(call: Call) -> ApiAnswer:
-    """And none can be made."""
-    raise BadRequest("there are no operator policies: use a policy of a higher priority")
+    return get_all, get_one, put, delete
 
 
 # Parameters
 
 LIMITS: Final = "vhost-limits"
+OPERATOR_POLICY: Final = "operator_policy"
 
 
 def parameters_of(vhost: VirtualHost) -> Iterator[dict[str, object]]:
-    """What is kept in parameters: the limits of virtual hosts."""
+    """What RabbitMQ keeps in parameters: limits of virtual hosts, policies of operators."""
+    for policy in vhost.policies.operators.all():
+        value = shown_policy((vhost, policy))
+        found = {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name}
+        del value["vhost"], value["name"]
+        yield {**found, "value": value}
     if vhost.settings.limits:
         yield {
             "component": LIMITS,
@@ -179,6 +143,10 @@ def get_parameter(call: Call) -> ApiAnswer:
 def put_parameter(call: Call) -> None:
     """Set one of a component that there is."""
     component = call.names["component"]
+    if component == OPERATOR_POLICY:
+        value = table_of(call.body, "value")
+        OF_OPERATORS.put(call, policy_of(call.names["name"], value, None))
+        return
     if component != LIMITS:
         raise BadRequest(f"Validation failed\n\ncomponent {component} not found\n")
     is_new = not call.vhost.settings.limits
@@ -189,6 +157,9 @@ def put_parameter(call: Call) -> None:
 def delete_parameter(call: Call) -> None:
     """Remove one."""
     _parameter(call)
+    if call.names["component"] == OPERATOR_POLICY:
+        OF_OPERATORS.delete(call, call.names["name"])
+        return
     set_vhost_limits(call.broker, call.vhost, {})
     call.gone()
 
@@ -257,22 +228,22 @@ def delete_limit(call: Call) -> None:
     call.gone()
 
 
-_POLICY: Final = "policies/{vhost}/{name}"
-_OPERATORS: Final = "operator-policies/{vhost}/{name}"
 _PARAMETER: Final = "parameters/{component}/{vhost}/{name}"
 _GLOBAL: Final = "global-parameters/{name}"
 
+
+def _endpoints(kind: PolicyKind, path: str, tags: frozenset[str], vhost: str) -> Iterator[Endpoint]:
+    get_all, get_one, put, delete = _handlers(kind)
+    yield Endpoint("GET", path, get_all)
+    yield Endpoint("GET", path + "/{vhost}", get_all)
+    yield Endpoint("GET", path + "/{vhost}/{name}", get_one, tags)
+    yield Endpoint("PUT", path + "/{vhost}/{name}", put, tags, vhost)
+    yield Endpoint("DELETE", path + "/{vhost}/{name}", delete, tags, vhost)
+
+
 ENDPOINTS: Final = (
-    Endpoint("GET", "policies", get_all),
-    Endpoint("GET", "policies/{vhost}", get_all),
-    Endpoint("GET", _POLICY, get_one, POLICIES),
-    Endpoint("PUT", _POLICY, put, POLICIES, ENTERED),
-    Endpoint("DELETE", _POLICY, delete, POLICIES, ENTERED),
-    Endpoint("GET", "operator-policies", get_none),
-    Endpoint("GET", "operator-policies/{vhost}", get_none),
-    Endpoint("GET", _OPERATORS, find_none, ADMINISTRATORS),
-    Endpoint("PUT", _OPERATORS, refuse_operator_policy, ADMINISTRATORS, ENTERED),
-    Endpoint("DELETE", _OPERATORS, find_none, ADMINISTRATORS, ENTERED),
+    *_endpoints(USUAL, "policies", POLICIES, ENTERED),
+    *_endpoints(OF_OPERATORS, "operator-policies", ADMINISTRATORS, SEEN),
     Endpoint("GET", "parameters", get_parameters, POLICIES),
     Endpoint("GET", "parameters/{component}", get_parameters, POLICIES),
     Endpoint("GET", "parameters/{component}/{vhost}", get_parameters, POLICIES),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trivium.routing.exchanges import Exchange
     from trivium.runtime.adapter import Connection
     from trivium.streams.stream import Stream
-    from trivium.vhost.policies import Policy
+    from trivium.vhost.policies import InForce
 
 #: Names of protocols here -> there.
 PROTOCOLS: Final = {"amqp": "amqp091"}
@@ -69,7 +69,7 @@ def queue(view: QueueView, item: Queue | Stream, stats: Stats) -> dict[str, obje
         **stats.message_stats(item, figures),
         "message_bytes_ready": view.ready_bytes,
         "consumers": view.consumers,
-        **policy_of(view.policy),
+        **policies(view.policies),
     }
     if view.adapter:
         found["owner_protocol"] = view.adapter
@@ -81,12 +81,12 @@ def figures_of(item: Queue | Stream) -> Figures:
     return of_queue(item) if isinstance(item, Queue) else of_stream(item)
 
 
-def policy_of(policy: Policy | None) -> dict[str, object]:
-    """Which policy is in force, and what it says."""
+def policies(found: InForce) -> dict[str, object]:
+    """Which policies are in force, and what they come to."""
     return {
-        "policy": None if policy is None else policy.name,
-        "operator_policy": None,
-        "effective_policy_definition": {} if policy is None else shown_table(policy.definition),
+        "policy": found.name,
+        "operator_policy": found.operator_name,
+        "effective_policy_definition": shown_table(found.definition),
     }
 
 
@@ -95,7 +95,7 @@ def exchange(view: ExchangeView, found: Exchange, stats: Stats) -> dict[str, obj
     return {
         **exchange_basics(view),
         **stats.message_stats(found, of_exchange(found)),
-        "policy": None if view.policy is None else view.policy.name,
+        "policy": view.policy,
     }
 
 

@@ -122,7 +122,7 @@ def _view(item: _Item) -> Exchange:
         auto_delete=view.auto_delete,
         internal=view.internal,
         arguments=shown_table(view.arguments),
-        policy=None if view.policy is None else view.policy.name,
+        policy=view.policy,
         counters=ExchangeCounters(counters.published, counters.routed, counters.unroutable),
     )
 

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from trivium.errors import NotFound
-from trivium.management.endpoints import POLICIES
+from trivium.management.endpoints import ADMINISTRATORS, POLICIES
+from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.rest.operations import answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Name, Table
 from trivium.management.values import shown_table
 from trivium.observability.api import ApiAnswer
 from trivium.vhost.policies import Policy as CorePolicy
-from trivium.vhost.policy_walk import PolicyWaiter
+from trivium.vhost.policies import kind_of
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
     from trivium.queues.queue import Queue
     from trivium.vhost.virtual_host import VirtualHost
 
-_Kind = Literal["queues", "exchanges", "streams", "all"]
+_Kind = Literal["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"]
 _Priority = Annotated[int, About(least=-(1 << 31) + 1, most=(1 << 31) - 1)]
 _Mode = Literal["as-published", "at-most-once", "at-least-once", "exactly-once"]
 _MODES: Final[tuple[_Mode, ...]] = ("at-most-once", "at-least-once", "exactly-once")
@@ -64,26 +64,6 @@ class DeliveryMode:
 _Item = tuple["VirtualHost", CorePolicy]
 
 
-class _InForce(PolicyWaiter):
-    """Answers once policies are in force everywhere."""
-
-    def __init__(self, call: Call, status: int) -> None:
-        self._call = call
-        self._status = status
-
-    def in_force(self) -> None:
-        self._call.answer_durably(ApiAnswer(self._status))
-
-
-def _when_in_force(call: Call, status: int) -> None:
-    walk = call.vhost.policy_walk
-    waiter = _InForce(call, status)
-    if walk.is_done:
-        waiter.in_force()
-    else:
-        walk.wait(waiter)
-
-
 def _view(item: _Item) -> Policy:
     vhost, policy = item
     kind: Any = policy.apply_to
@@ -98,45 +78,61 @@ def _view(item: _Item) -> Policy:
     )
 
 
-def list_all(call: Call) -> ApiAnswer:
-    """Those that the caller may see."""
-    every = [(vhost, policy) for vhost in call.vhosts() for policy in vhost.policies.all()]
-    return listed(call, every, _view, lambda item: (item[0].name, item[1].name))
+def _listed(call: Call, kind: PolicyKind) -> ApiAnswer:
+    return listed(call, kind.all(call), _view, lambda item: (item[0].name, item[1].name))
 
 
-def _found(call: Call) -> CorePolicy:
-    found = call.vhost.policies.get(call.names["policy"])
-    if found is None:
-        raise NotFound(f"no policy '{call.names['policy']}'")
-    return found
-
-
-def show(call: Call) -> ApiAnswer:
-    """One."""
-    return answer(_view((call.vhost, _found(call))))
-
-
-def put(call: Call) -> None:
-    """Set one; answered once it is in force everywhere."""
+def _put(call: Call, kind: PolicyKind) -> None:
     wanted = body_of(call, PolicySetting)
-    vhost = call.vhost
     policy = CorePolicy(
         call.names["policy"],
         wanted.pattern,
         call.table(wanted.definition),
         wanted.apply_to,
         wanted.priority,
-        call.policy_setter,
+        kind.setter(call),
     )
-    is_new = vhost.policies.get(policy.name) is None
-    vhost.set_policy(policy)
-    _when_in_force(call, 201 if is_new else 204)
+    kind.put(call, policy)
+
+
+def list_all(call: Call) -> ApiAnswer:
+    """Those that the caller may see."""
+    return _listed(call, USUAL)
+
+
+def show(call: Call) -> ApiAnswer:
+    """One."""
+    return answer(_view((call.vhost, USUAL.get(call, call.names["policy"]))))
+
+
+def put(call: Call) -> None:
+    """Set one; answered once it is in force everywhere."""
+    _put(call, USUAL)
 
 
 def delete(call: Call) -> None:
     """Remove one; answered once what then holds is in force everywhere."""
-    call.vhost.delete_policy(_found(call).name)
-    _when_in_force(call, 204)
+    USUAL.delete(call, call.names["policy"])
+
+
+def operators_list_all(call: Call) -> ApiAnswer:
+    """Those of operators that the caller may see."""
+    return _listed(call, OF_OPERATORS)
+
+
+def operators_show(call: Call) -> ApiAnswer:
+    """One of operators."""
+    return answer(_view((call.vhost, OF_OPERATORS.get(call, call.names["policy"]))))
+
+
+def operators_put(call: Call) -> None:
+    """Set one of operators; answered once it is in force everywhere."""
+    _put(call, OF_OPERATORS)
+
+
+def operators_delete(call: Call) -> None:
+    """Remove one of operators; answered once what then holds is in force everywhere."""
+    OF_OPERATORS.delete(call, call.names["policy"])
 
 
 def delivery_modes(call: Call) -> ApiAnswer:
@@ -156,7 +152,7 @@ def delivery_modes(call: Call) -> ApiAnswer:
         source: Literal["argument", "policy", "default"] = "default"
         if "x-delivery" in queue.arguments:
             source = "argument"
-        elif "delivery" in vhost.policies.effective(queue.name, "queues"):
+        elif "delivery" in vhost.policies.in_force(queue.name, kind_of(queue.arguments)).definition:
             source = "policy"
         return DeliveryMode(vhost.name, queue.name, mode, source)
 
@@ -172,7 +168,51 @@ def delivery_modes(call: Call) -> ApiAnswer:
 _ALL: Final = "vhosts/{vhost}/policies"
 _ONE: Final = "vhosts/{vhost}/policies/{policy}"
 
+_ALL_OF_OPERATORS: Final = "vhosts/{vhost}/operator-policies"
+_ONE_OF_OPERATORS: Final = "vhosts/{vhost}/operator-policies/{policy}"
+
 ENDPOINTS: Final = (
+    operation(
+        "GET",
+        "operator-policies",
+        operators_list_all,
+        "Policies of operators: limits that no other policy exceeds",
+        result=Policy,
+        is_list=True,
+    ),
+    operation(
+        "GET",
+        _ALL_OF_OPERATORS,
+        operators_list_all,
+        "Those of a virtual host",
+        result=Policy,
+        is_list=True,
+    ),
+    operation(
+        "GET",
+        _ONE_OF_OPERATORS,
+        operators_show,
+        "A policy of operators",
+        result=Policy,
+        tags=ADMINISTRATORS,
+    ),
+    operation(
+        "PUT",
+        _ONE_OF_OPERATORS,
+        operators_put,
+        "Set a policy of operators",
+        tags=ADMINISTRATORS,
+        body=PolicySetting,
+        statuses=(201, 204),
+    ),
+    operation(
+        "DELETE",
+        _ONE_OF_OPERATORS,
+        operators_delete,
+        "Remove a policy of operators",
+        tags=ADMINISTRATORS,
+        statuses=(204,),
+    ),
     operation("GET", "policies", list_all, "Policies", result=Policy, is_list=True),
     operation("GET", _ALL, list_all, "Those of a virtual host", result=Policy, is_list=True),
     operation("GET", _ONE, show, "A policy", result=Policy),

@@ -62,6 +62,8 @@ class Queue:
     protocol: Annotated[str | None, About(text="whose own state it is, such as a session's")]
     arguments: Table
     policy: str | None
+    operator_policy: str | None
+    effective_policy: Annotated[Table, About(text="what both come to")]
     ready: Count
     ready_bytes: Count
     unsettled: Count
@@ -131,7 +133,9 @@ def _view(call: Call, item: _Item) -> Queue | None:
         owner=owner,
         protocol=view.adapter or None,
         arguments=shown_table(view.arguments),
-        policy=None if view.policy is None else view.policy.name,
+        policy=view.policies.name,
+        operator_policy=view.policies.operator_name,
+        effective_policy=shown_table(view.policies.definition),
         ready=view.ready,
         ready_bytes=view.ready_bytes,
         unsettled=view.unsettled,

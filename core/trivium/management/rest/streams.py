@@ -52,6 +52,7 @@ class Stream:
     published: Annotated[int, About(text="messages that it took since the start", least=0)]
     arguments: Table
     policy: str | None
+    operator_policy: str | None
     retention: Retention
 
 
@@ -87,8 +88,8 @@ def view(item: _Item) -> Stream | None:
     vhost, stream = item
     if stream.is_deleted:
         return None
-    policy = vhost.policies.match(stream.name, STREAMS)
-    settings = stream_settings_of(stream.arguments, {} if policy is None else policy.definition)
+    policies = vhost.policies.in_force(stream.name, STREAMS)
+    settings = stream_settings_of(stream.arguments, policies.definition)
     return Stream(
         vhost=vhost.name,
         name=stream.name,
@@ -97,7 +98,8 @@ def view(item: _Item) -> Stream | None:
         records=stream.record_count,
         published=stream.published,
         arguments=shown_table(stream.arguments),
-        policy=None if policy is None else policy.name,
+        policy=policies.name,
+        operator_policy=policies.operator_name,
         retention=Retention(
             settings.max_age,
             settings.max_length,
