@@ -62,6 +62,7 @@ LOOP_MODULES = {
     "trivium.runtime.unix_sockets",
     "trivium.runtime.proxy_protocol",
     "trivium.runtime.websocket",
+    "trivium.observability.feeds",
     "trivium.observability.http",
     "trivium.cli.serve",
     "trivium.cli.service",

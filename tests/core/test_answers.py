@@ -48,6 +48,9 @@ class Api:
         self.requests.append(request)
         done(self._answer(request))
 
+    def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
+        work()
+
 
 @contextlib.asynccontextmanager
 async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tuple[Api, str]]:

@@ -177,7 +177,7 @@ async def test_a_policy_of_operators_is_for_administrators(tmp_path: Path) -> No
             assert (await site.ask(method, path, "pol", **options))[0] == 403
         assert await site.ask("PUT", path, json=body) == (201, None)
         assert await site.ask("PUT", path, json=body) == (204, None)
-        shown = {"vhost": "/", "name": "o", **body}
+        shown = {"vhost": "/", "name": "o", "suspended": False, **body}
         assert await site.ask("GET", path) == (200, shown)
         for listing in ("operator-policies", "vhosts/%2F/operator-policies"):
             assert (await site.ask("GET", listing, "man"))[1]["items"] == [shown]

@@ -63,10 +63,39 @@ class Site:
         url = f"http://{self.broker.listeners['http']}/api/v1/{path}"
         return self._client.get(url, headers=shown or authorization("root"))
 
+    @contextlib.asynccontextmanager
+    async def events(
+        self, path: str, user: str = "root", **headers: str
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """The events of a feed, each as the document says, as they come."""
+        url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
+        shown = {**authorization(user), **{k.replace("_", "-"): v for k, v in headers.items()}}
+        async with self._client.get(url, headers=shown) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+            assert await answer.content.readuntil(b"\n\n") == b":\n\n"
+            yield _events(answer)
+
+    def socket(self, path: str, user: str = "root", **options: Any) -> Any:
+        """A WebSocket, as a context manager."""
+        url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
+        return self._client.ws_connect(url, headers=authorization(user), **options)
+
     async def names(self, path: str, user: str = "root") -> list[str]:
         status, found = await self.ask("GET", path, user)
         assert status == 200, found
         return [item["name"] for item in found["items"]]
+
+
+Event = tuple[str, str, Any]
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    """Name, identity and data of each; comments are passed over."""
+    while text := (await answer.content.readuntil(b"\n\n")).decode():
+        lines = [line.partition(": ") for line in text.splitlines() if line]
+        fields = {name: value for name, _, value in lines}
+        if "event" in fields:
+            yield fields["event"], fields.get("id", ""), json.loads(fields["data"])
 
 
 def events_in(text: str) -> list[Any]:

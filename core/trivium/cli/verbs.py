@@ -150,15 +150,6 @@ NOUNS: Final = {
         {"on": "vhosts_trace_on", "off": "vhosts_trace_off", "list": "vhosts_list_all"},
         ("name", "tracing"),
     ),
-    "operator-policy": Noun(
-        {
-            "list": "policies_operators_list_all",
-            "show": "policies_operators_show",
-            "set": "policies_operators_put",
-            "delete": "policies_operators_delete",
-        },
-        ("vhost", "name", "pattern", "apply_to", "priority", "definition"),
-    ),
     "retained": Noun(
         {"list": "retained_list_all_of_vhost", "show": "retained_show", "delete": "retained_clear"},
         ("topic", "bytes", "mode", "published_at"),
@@ -228,6 +219,15 @@ NOUNS: Final = {
             "delete": "policies_delete",
         },
         ("vhost", "name", "pattern", "apply_to", "priority", "definition", "suspended"),
+    ),
+    "operator-policy": Noun(
+        {
+            "list": "policies_operators_list_all",
+            "show": "policies_operators_show",
+            "set": "policies_operators_put",
+            "delete": "policies_operators_delete",
+        },
+        ("vhost", "name", "pattern", "apply_to", "priority", "definition"),
     ),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium.errors import AccessRefused
 from trivium.management.publishing import MAX_TAKEN_BYTES, Taking
 from trivium.queues.consumers import Consumer
 
@@ -45,6 +46,8 @@ class Lease(Timed):
         self.user = user
         self.entry = entry
         self.size: int = entry.message.size
+        #: called at its end
+        self.ended: Callable[[], None] | None = None
         self._leases = leases
 
     def due(self) -> None:
@@ -109,6 +112,8 @@ class Leases:
         else:
             queue.requeue(entry)
             queue.dispatch_later()
+        if lease.ended is not None:
+            lease.ended()
 
 
 class Poll(Consumer):
@@ -147,8 +152,13 @@ class Poll(Consumer):
         if taken or is_late or queue.is_deleted or queue.auto_delete:
             self._end()
             return
+        try:
+            queue.add_consumer(self)
+        except AccessRefused:
+            # Somebody else has it alone: there is nothing to wait for.
+            self._end()
+            return
         self._broker.timeouts.call_at(self._until, self._wake)
-        queue.add_consumer(self)
 
     def takes_delivery(self) -> bool:
         return not self._is_over and self._left > 0 and self._bytes < MAX_TAKEN_BYTES

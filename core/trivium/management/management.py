@@ -70,6 +70,26 @@ class Management:
         """Carry out one request."""
         self._call(lambda: self._carry_out(request, done))
 
+    def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
+        """Do some more work of a request that is answered."""
+        broker = self._broker
+        failed: list[Exception] = []
+
+        def done() -> None:
+            broker.events.serving = request
+            changes = broker.changes
+            try:
+                work()
+            except Exception as error:
+                if broker.changes != changes:
+                    # It is done by halves.
+                    raise
+                failed.append(error)
+
+        self._call(done)
+        if failed:
+            raise failed[0]
+
     def _found(self, method: str, path: tuple[str, ...]) -> tuple[Place, Endpoint]:
         place = self._endpoints.find(path)
         if place is None:

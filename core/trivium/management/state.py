@@ -35,6 +35,8 @@ class ManagementState:
         self.waiting = Waiting()
         #: clients that are sent live figures
         self.watching = 0
+        #: clients that are sent messages, by user
+        self.subscribers: dict[str, int] = {}
         self.sampler = Sampler(broker, lambda: everything(broker))
         broker.events.listen(self._heard)
 

@@ -38,9 +38,43 @@ class ApiRequest:
     idempotency_key: str = ""
     #: whether what it names must be there, or must not; None where the client does not say
     must_exist: bool | None = None
+    #: whether the client asks for a WebSocket
+    is_websocket: bool = False
+    #: the last event that the client has of a feed; "" for none
+    last_event: str = ""
     #: of the client
     address: str
     listener: ListenerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEvent:
+    """One of a feed. ``data`` is JSON in one line, ``identity`` a word by which it goes on."""
+
+    name: str
+    data: bytes
+    identity: str = ""
+
+
+class Feed(Protocol):
+    """What is sent to a client as it comes. All is called within a turn of the broker."""
+
+    #: called once there may be something to ``take``
+    wake: Callable[[], None]
+    #: whether there is nothing to come behind what can be taken
+    is_over: bool
+
+    def take(self) -> list[FeedEvent]:
+        """What there is, as much as takes a moment to make."""
+
+    def check(self) -> None:
+        """Some time has passed: end it where the client may not go on."""
+
+    def received(self, said: object) -> None:
+        """What the client of a WebSocket says: JSON, or None for what is no JSON."""
+
+    def close(self) -> None:
+        """The client is gone, or has all: let go of everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +90,8 @@ class ApiAnswer:
     #: in place of both: texts that are sent with a second between them, for as long as the client
     #: takes them. An empty one is as an empty part.
     events: Generator[bytes, None, None] | None = None
+    #: in place of all these: what is sent as it comes
+    feed: Feed | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = _JSON
 
@@ -90,6 +126,9 @@ class Api(Protocol):
 
     def ask(self, request: ApiRequest, done: Callable[[ApiAnswer], None]) -> None:
         """Carry out a request and call with the answer, at once or later."""
+
+    def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
+        """Do some more work of a request that is answered, as a turn of the broker."""
 
 
 class Refusal(ApiAnswer):

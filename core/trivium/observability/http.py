@@ -39,8 +39,15 @@ from trivium.observability.api import (
     ApiPlace,
     ApiRefused,
     ApiRequest,
+    Feed,
     Refusal,
     refusal,
+)
+from trivium.observability.feeds import (
+    SEND_SECONDS,
+    is_of_another_site,
+    send_feed,
+    wants_websocket,
 )
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
@@ -62,8 +69,6 @@ SMALL_BODY_BYTES: Final = 64 * 1024
 GATHERED_BYTES: Final = 64 * 1024
 #: seconds between two events
 EVENT_SECONDS: Final = 1.0
-#: seconds in which a client takes a part of an answer
-SEND_SECONDS: Final = 30.0
 #: answers with metrics at a time, and seconds that one may take
 MAX_SCRAPES: Final = 4
 SCRAPE_SECONDS: Final = 30.0
@@ -280,15 +285,19 @@ class HttpServer:
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
         try:
             path = _segments(request.raw_path)
-            answer = await self._answer(request, path)
+            asked, answer = await self._answer(request, path)
+            if answer.feed is not None:
+                return await self._feed(request, asked, answer.feed)
         except ValueError:
             answer = refusal(400, "bad_request", "a path is UTF-8")
         except ApiRefused as refused:
             answer = refused.answer
         return await _respond(request, answer)
 
-    async def _answer(self, request: web.Request, path: tuple[str, ...]) -> ApiAnswer:
-        """What the API answers. Raises ApiRefused."""
+    async def _answer(
+        self, request: web.Request, path: tuple[str, ...]
+    ) -> tuple[ApiRequest, ApiAnswer]:
+        """What the API is asked and answers. Raises ApiRefused."""
         assert self._api is not None
         place = self._api.place(request.method, path)
         login = Login(identity=NOBODY)
@@ -297,6 +306,9 @@ class HttpServer:
             if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
             login = found
+        is_websocket = wants_websocket(request)
+        if is_websocket and is_of_another_site(request):
+            raise ApiRefused(refusal(403, "access_refused", "a page of another site asks"))
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 body = await _read_body(request, place, path[0] == OWN)
@@ -312,6 +324,8 @@ class HttpServer:
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             must_exist=_must_exist(request),
+            is_websocket=is_websocket,
+            last_event=request.headers.get("Last-Event-ID", ""),
             address=request.remote or "",
             listener=self._listener,
         )
@@ -322,7 +336,18 @@ class HttpServer:
                 answer.set_result(found)
 
         self._api.ask(asked, done)
-        return await answer
+        return asked, await answer
+
+    async def _feed(
+        self, request: web.Request, asked: ApiRequest, feed: Feed
+    ) -> web.StreamResponse:
+        api = self._api
+        assert api is not None
+
+        def turn(work: Callable[[], None]) -> None:
+            api.go_on(asked, work)
+
+        return await send_feed(request, feed, turn, _said, _API_HEADERS)
 
     async def _identify(self, request: web.Request) -> Login | None:
         """By what a client is in who asks; None when it may not. Raises ApiRefused where there was
@@ -462,6 +487,11 @@ def _parse(data: bytearray, make: Callable[[list[tuple[str, object]]], object] |
         for text in _STRINGS.iterencode(found):
             text.encode()
     return found
+
+
+def _said(text: str) -> object:
+    """What a client of a WebSocket says. Raises ValueError, RecursionError."""
+    return _parse(bytearray(text.encode()), None)
 
 
 def _finite(text: str) -> float:

@@ -13,6 +13,7 @@ from trivium.management.rest import (
     definitions,
     exchanges,
     gateway,
+    gateway_feeds,
     general,
     groups,
     live,
@@ -42,4 +43,5 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *users.ENDPOINTS,
     *definitions.ENDPOINTS,
     *gateway.ENDPOINTS,
+    *gateway_feeds.ENDPOINTS,
 )

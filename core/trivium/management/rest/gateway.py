@@ -324,7 +324,8 @@ def _answer(call: Call, found: Published) -> None:
 # Queues
 
 
-def _queue(call: Call) -> Queue:
+def queue_of(call: Call) -> Queue:
+    """The queue of the path, to be read. Raises TopologyError."""
     name = call.names["queue"]
     call.access.require(READ, "queue", name)
     return call.vhost.queue(name)
@@ -333,7 +334,7 @@ def _queue(call: Call) -> Queue:
 def lease(call: Call) -> None:
     """Lend messages of a queue: those that there are, or the next ones."""
     wanted = body_of(call, LeaseRequest)
-    queue = _queue(call)
+    queue = queue_of(call)
     user = call.identity.name
     leases = call.state.leases
     count = min(wanted.count, leases.room(user))
@@ -361,7 +362,7 @@ def _lend(call: Call, queue: Queue, taken: list[QueueEntry], lease_ms: int) -> A
         if not entry.is_settled:
             token = call.state.leases.lend(call.identity.name, entry, lease_ms).token
         lent.append((entry, token))
-    items = (shown_model(_queued(*item)) for item in lent)
+    items = (shown_model(queued(*item)) for item in lent)
     return ApiAnswer(200, parts=_in_parts(b'{"messages":[', items, lambda: b"]}"))
 
 
@@ -380,7 +381,8 @@ def _in_parts(
     yield (start if between is start else b"") + end()
 
 
-def _texts(payload: bytes) -> tuple[str | None, str]:
+def texts_of(payload: bytes) -> tuple[str | None, str]:
+    """A payload as text, if it is one, and in base64."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -388,17 +390,19 @@ def _texts(payload: bytes) -> tuple[str | None, str]:
     return text, base64.b64encode(payload).decode()
 
 
-def _headers(properties: Properties) -> dict[str, object]:
+def headers_of(properties: Properties) -> dict[str, object]:
+    """Headers as they are shown."""
     found: dict[str, object] = {}
     for name, value in properties.headers:
         found.setdefault(name, shown(value))
     return found
 
 
-def _queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
+def queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
+    """A message of a queue as it is shown."""
     message = entry.message
     properties = message.properties()
-    text, encoded = _texts(message.payload)
+    text, encoded = texts_of(message.payload)
     return QueuedMessage(
         lease=token,
         redelivered=entry.is_redelivered,
@@ -409,14 +413,14 @@ def _queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
         payload_base64=encoded,
         content_type=properties.content_type,
         message_id=properties.message_id,
-        headers=_headers(properties),
+        headers=headers_of(properties),
     )
 
 
 def settle(call: Call) -> None:
     """Be done with messages that were lent; answered once that is durable."""
     wanted = body_of(call, Settlement)
-    queue = _queue(call)
+    queue = queue_of(call)
     leases = call.state.leases
     gone: list[str] = []
     tokens = list(dict.fromkeys(wanted.leases))
@@ -431,7 +435,7 @@ def settle(call: Call) -> None:
 
 # Streams
 
-_OFFSET: Final = Parameter(
+OFFSET: Final = Parameter(
     "offset",
     Annotated[str, About(pattern="^(first|last|next|[0-9]{1,18})$")],
     "first, last, next, or a number; first",
@@ -440,7 +444,8 @@ _WAIT: Final = Parameter("wait_ms", _Wait, "milliseconds to wait for a message, 
 _MOST: Final = Parameter("limit", Annotated[int, About(least=1, most=MAX_RECORDS)], "how many, 100")
 
 
-def _partition(call: Call) -> Partition:
+def partition_of(call: Call) -> Partition:
+    """The partition of the path, to be read. Raises TopologyError."""
     name = call.names["stream"]
     call.access.require(READ, "stream", name)
     index = call.names["partition"]
@@ -451,10 +456,8 @@ def _partition(call: Call) -> Partition:
     return found
 
 
-def read(call: Call) -> None:
-    """Read messages of a partition: those that there are, or the next one."""
-    partition = _partition(call)
-    wanted = asked(call, _OFFSET, "first")
+def start_of(partition: Partition, wanted: str) -> int:
+    """The offset that is meant; what is not kept any more is left out. Raises NotFound."""
     places = {
         "first": partition.first_offset,
         "last": partition.last_offset,
@@ -463,8 +466,13 @@ def read(call: Call) -> None:
     offset = places[wanted] if wanted in places else int(wanted)
     if offset > partition.high_watermark:
         raise NotFound(f"the partition ends at {partition.high_watermark}")
-    # What is not kept any more is left out.
-    offset = max(offset, partition.first_offset)
+    return max(offset, partition.first_offset)
+
+
+def read(call: Call) -> None:
+    """Read messages of a partition: those that there are, or the next one."""
+    partition = partition_of(call)
+    offset = start_of(partition, asked(call, OFFSET, "first"))
     limit = asked(call, _MOST, 100)
 
     def done(batches: Batches | None) -> None:
@@ -493,7 +501,7 @@ def _read(
             size += message.size
             after = at + 1
             partition.records_read += 1
-            yield shown_model(_record(at, message))
+            yield shown_model(recorded(at, message))
 
     def end() -> bytes:
         following = end_of(batches, after) if has_all else after
@@ -504,9 +512,10 @@ def _read(
     return ApiAnswer(200, parts=_in_parts(head[:-1] + b',"records":[', items(), end))
 
 
-def _record(offset: int, message: Message) -> Record:
+def recorded(offset: int, message: Message) -> Record:
+    """A message of a stream as it is shown."""
     properties = message.properties()
-    text, encoded = _texts(message.payload)
+    text, encoded = texts_of(message.payload)
     return Record(
         offset,
         message.address.exchange,
@@ -515,7 +524,7 @@ def _record(offset: int, message: Message) -> Record:
         text,
         encoded,
         properties.content_type,
-        _headers(properties),
+        headers_of(properties),
     )
 
 
@@ -573,7 +582,7 @@ ENDPOINTS: Final = (
         read,
         "Read messages of a stream",
         result=Records,
-        query=(_OFFSET, _MOST, _WAIT),
+        query=(OFFSET, _MOST, _WAIT),
         **_ANY,
     ),
 )

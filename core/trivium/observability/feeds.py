@@ -1,0 +1,177 @@
+"""Sends a feed to a client, for as long as there are events and the client takes them: as
+server-sent events, or by a WebSocket, whose client also says something."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from aiohttp import WSMsgType, hdrs, web
+
+if TYPE_CHECKING:
+    from trivium.observability.api import Feed, FeedEvent
+
+#: seconds in which a client takes what it is sent
+SEND_SECONDS: Final = 30.0
+#: seconds until it is looked again whether the client may still be sent anything
+CHECK_SECONDS: Final = 1.0
+#: seconds after which a client that was sent nothing gets a comment, or a ping: proxies cut what
+#: is silent
+SILENT_SECONDS: Final = 15.0
+#: bytes of what a client of a WebSocket says at once
+MAX_SAID_BYTES: Final = 64 * 1024
+
+#: Does some work on the feed, as a turn of the broker.
+Turn = Callable[[Callable[[], None]], None]
+
+
+def wants_websocket(request: web.Request) -> bool:
+    """Whether a client asks for a WebSocket (RFC 6455, 4.2.1)."""
+    return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+
+
+def is_of_another_site(request: web.Request) -> bool:
+    """Whether a page of another site asks (RFC 6455, 10.2): no browser asks for leave to open a
+    WebSocket, nor hides who wants it."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
+
+
+async def send_feed(
+    request: web.Request,
+    feed: Feed,
+    turn: Turn,
+    parse: Callable[[str], object],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Send a feed until it is over or the client is gone; it is closed in the end. ``parse`` reads
+    JSON, and raises ValueError."""
+    wake = asyncio.Event()
+    feed.wake = wake.set
+    pump = _Pump(feed, turn, wake)
+    try:
+        if wants_websocket(request):
+            return await _by_websocket(request, feed, turn, pump, parse)
+        return await _as_events(request, pump, headers)
+    finally:
+        turn(feed.close)
+
+
+class _Pump:
+    """Takes what a feed has, and looks now and again whether it may go on."""
+
+    def __init__(self, feed: Feed, turn: Turn, wake: asyncio.Event) -> None:
+        self._feed = feed
+        self._turn = turn
+        self._wake = wake
+        self._checked_at = time.monotonic()
+
+    async def next(self) -> list[FeedEvent] | None:
+        """The next events, none after ``CHECK_SECONDS`` without any; None at the end."""
+        now = time.monotonic()
+        if now - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = now
+            self._turn(self._feed.check)
+        self._wake.clear()
+        found: list[FeedEvent] = []
+        self._turn(lambda: found.extend(self._feed.take()))
+        if found:
+            return found
+        if self._feed.is_over:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                await self._wake.wait()
+        return []
+
+
+async def _as_events(
+    request: web.Request, pump: _Pump, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
+    response.content_type = "text/event-stream"
+    with contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        # A browser takes it as open from the first byte on.
+        text = b":\n\n"
+        sent_at = 0.0
+        try:
+            while True:
+                if text or time.monotonic() - sent_at >= SILENT_SECONDS:
+                    sent_at = time.monotonic()
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await response.write(text or b":\n\n")
+                    # To write waits only where the client is behind.
+                    await asyncio.sleep(0)
+                events = await pump.next()
+                if events is None:
+                    break
+                text = b"".join(map(_text, events))
+            await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+    return response
+
+
+def _text(event: FeedEvent) -> bytes:
+    """An event as HTML's standard has it (9.2.5): its JSON is one line."""
+    identity = b"id: %s\n" % event.identity.encode() if event.identity else b""
+    return b"event: %s\n%sdata: %s\n\n" % (event.name.encode(), identity, event.data)
+
+
+async def _by_websocket(
+    request: web.Request,
+    feed: Feed,
+    turn: Turn,
+    pump: _Pump,
+    parse: Callable[[str], object],
+) -> web.StreamResponse:
+    socket = web.WebSocketResponse(
+        max_msg_size=MAX_SAID_BYTES, heartbeat=SILENT_SECONDS, compress=False
+    )
+    await socket.prepare(request)
+    sending = asyncio.ensure_future(_send(socket, pump))
+    hearing = asyncio.ensure_future(_hear(socket, feed, turn, parse))
+    try:
+        await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, hearing):
+            task.cancel()
+        results = await asyncio.gather(sending, hearing, return_exceptions=True)
+    for result in results:
+        if isinstance(result, TimeoutError) and request.transport is not None:
+            request.transport.abort()
+        elif isinstance(result, Exception) and not isinstance(result, ConnectionError):
+            raise result
+    await socket.close()
+    return socket
+
+
+async def _send(socket: web.WebSocketResponse, pump: _Pump) -> None:
+    while (events := await pump.next()) is not None:
+        async with asyncio.timeout(SEND_SECONDS):
+            for event in events:
+                identity = f'"id":"{event.identity}",' if event.identity else ""
+                text = f'{{"event":"{event.name}",{identity}"data":{event.data.decode()}}}'
+                await socket.send_str(text)
+        await asyncio.sleep(0)
+
+
+async def _hear(
+    socket: web.WebSocketResponse, feed: Feed, turn: Turn, parse: Callable[[str], object]
+) -> None:
+    async for message in socket:
+        said: object = None
+        if message.type is WSMsgType.TEXT:
+            with contextlib.suppress(ValueError, RecursionError):
+                said = parse(message.data)
+        _tell(feed, turn, said)
+
+
+def _tell(feed: Feed, turn: Turn, said: object) -> None:
+    turn(lambda: feed.received(said))
