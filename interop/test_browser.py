@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
 import json
 import queue
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from interop.brokers import LOOPBACK
+from interop.chromium import chromium
 from interop.site import Site
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(120)]
@@ -99,33 +97,11 @@ def pin(certificate: Path) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
-@contextlib.contextmanager
-def browser(url: str, trusted: Path, profile: Path) -> Iterator[None]:
-    program = shutil.which("chromium")
-    if program is None or not BUNDLE.is_dir():
-        pytest.skip("chromium or interop/node_modules is missing")
-    process = subprocess.Popen(
-        [
-            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-            *("--disable-dev-shm-usage", "--disable-background-networking"),
-            *("--disable-component-update", "--disable-sync", "--no-proxy-server"),
-            f"--user-data-dir={profile}",
-            f"--ignore-certificate-errors-spki-list={pin(trusted)}",
-            url,
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def test_a_page_is_served_if_its_origin_is_admitted(
     pages: tuple[int, queue.Queue[Any]], tmp_path: Path
 ) -> None:
+    if not BUNDLE.is_dir():
+        pytest.skip("interop/node_modules is missing (./dev test installs it)")
     port, found = pages
     admitted = {
         f"TRIVIUM_LISTENERS__web__{key}": value
@@ -147,7 +123,8 @@ def test_a_page_is_served_if_its_origin_is_admitted(
             "stranger": f"wss://{LOOPBACK}:{site.port('wss')}/mqtt",
         }
         url = f"http://{LOOPBACK}:{port}/#{json.dumps(places, separators=(',', ':'))}"
-        with browser(url, tmp_path / "server.pem", tmp_path / "profile"):
+        trusted = f"--ignore-certificate-errors-spki-list={pin(tmp_path / 'server.pem')}"
+        with chromium(tmp_path / "profile", trusted, url):
             assert found.get(timeout=PATIENCE) == {
                 "admitted": ["browser/é", "from a page"],
                 "stranger": "refused",

@@ -362,7 +362,16 @@ async def test_a_connection_is_shown_with_its_consumers_and_closed(tmp_path: Pat
             assert (await site.ask("GET", path, "pol"))[0] == 403
             _, found = await site.ask("GET", "consumers", "ann")
             assert [(each["queue"], each["connection"]) for each in found["items"]] == [("q", name)]
-            assert (await site.ask("GET", "channels"))[1]["items"] == []
+            own = quote(name, safe="")
+            for query, count in {
+                f"connection={own}&vhost=%2F&queue=q": 1,
+                "connection=other": 0,
+                "vhost=other": 0,
+                "queue=other": 0,
+            }.items():
+                found = (await site.ask("GET", f"consumers?{query}"))[1]["items"]
+                assert len(found) == count, query
+            assert (await site.ask("GET", f"channels?connection={own}"))[1]["items"] == []
             assert (await site.ask("DELETE", path, "pol"))[0] == 403
             assert (await site.ask("DELETE", path, "ann"))[0] == 403, "who watches ends nothing"
             assert await site.ask("DELETE", path, "man") == (204, None)

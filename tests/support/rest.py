@@ -39,7 +39,7 @@ class Site:
 
     def __init__(self, broker: Broker, client: aiohttp.ClientSession) -> None:
         self.broker = broker
-        self._client = client
+        self.client = client
 
     async def ask(
         self, method: str, path: str, user: str = "root", **options: Any
@@ -48,7 +48,7 @@ class Site:
         if user:
             headers |= authorization(user)
         url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
-        async with self._client.request(method, url, headers=headers, **options) as answer:
+        async with self.client.request(method, url, headers=headers, **options) as answer:
             text = await answer.text()
             if answer.content_type == "text/event-stream":
                 return answer.status, events_in(text)
@@ -61,7 +61,7 @@ class Site:
     def open(self, path: str, shown: dict[str, str] | None = None) -> Any:
         """An answer that goes on, to a client that shows this."""
         url = f"http://{self.broker.listeners['http']}/api/v1/{path}"
-        return self._client.get(url, headers=shown or authorization("root"))
+        return self.client.get(url, headers=shown or authorization("root"))
 
     @contextlib.asynccontextmanager
     async def events(
@@ -70,7 +70,7 @@ class Site:
         """The events of a feed, each as the document says, as they come."""
         url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
         shown = {**authorization(user), **{k.replace("_", "-"): v for k, v in headers.items()}}
-        async with self._client.get(url, headers=shown) as answer:
+        async with self.client.get(url, headers=shown) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
             assert await answer.content.readuntil(b"\n\n") == b":\n\n"
             yield _events(answer)
@@ -78,7 +78,7 @@ class Site:
     def socket(self, path: str, user: str = "root", **options: Any) -> Any:
         """A WebSocket, as a context manager."""
         url = URL(f"http://{self.broker.listeners['http']}/api/v1/{path}", encoded=True)
-        return self._client.ws_connect(url, headers=authorization(user), **options)
+        return self.client.ws_connect(url, headers=authorization(user), **options)
 
     async def names(self, path: str, user: str = "root") -> list[str]:
         status, found = await self.ask("GET", path, user)

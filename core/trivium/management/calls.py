@@ -77,15 +77,11 @@ class Call:
     def may_go_on(self, now_ms: int) -> bool:
         """Whether what the caller came with still holds, unchanged, at this time of the wall clock:
         for answers that go on."""
-        login = self.request.login
-        if login is None:
-            return True
-        current = self.broker.authenticator.current(login)
-        return (
-            current is not None
-            and current.identity == login.identity
-            and not 0 < login.expires_ms <= now_ms
-        )
+        request = self.request
+        if request.session is not None:
+            return self.broker.authentication.sessions.use(request.session)
+        login = request.login
+        return login is None or self.broker.authenticator.still_holds(login, now_ms)
 
     def require_own(self, user: str) -> None:
         """Raise AccessRefused unless the caller may end what a user's clients have: who watches

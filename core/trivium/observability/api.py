@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from trivium.listen import ListenerConfig
 from trivium.security.attempts import Login
 from trivium.security.identity import Identity
+from trivium.security.sessions import Session
 
 #: The first segment behind ``/api`` of the paths that are Trivium's own, by their version.
 OWN: Final = "v1"
@@ -32,6 +33,10 @@ class ApiRequest:
     identity: Identity
     #: by which the client is in; None where that lasts as long as the broker
     login: Login | None = None
+    #: of the page by which it is known, in place of what it came with; None for none
+    session: Session | None = None
+    #: name of the cookie that has the token of such a session
+    cookie: str = ""
     #: why, in the words of the client; "" where it says nothing
     reason: str = ""
     #: by which a request that is made again is known; "" for none

@@ -22,7 +22,7 @@ from trivium.errors import ConfigError
 
 #: What ``[audit] events`` names, and the beginnings of the events' names.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "logins": ("user.authentication.",),
+    "logins": ("user.authentication.", "user.session."),
     "refusals": (
         *("user.authentication.failure", "user.authentication.slowed"),
         "permission.denied",

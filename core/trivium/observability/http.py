@@ -5,9 +5,10 @@ broker. It runs on the broker's own loop.
 
 - `GET /health/live` answers 200 while the loop turns.
 - `GET /health/ready` answers 200 while clients can connect and publish, else 503 with the reason.
+- `/` is the dashboard.
 - `/api/...` is for whoever `api` asks (see `trivium.observability.api`), by users with a password,
-  token or key. Pages of other sites gain nothing: they would need leave for PUT, DELETE or JSON,
-  which nobody gives (CORS).
+  token or key, and by pages of ours whose users have signed in (see `browsers`). Pages of other
+  sites gain nothing: they would need leave for PUT, DELETE or JSON, which nobody gives (CORS).
 - `GET /metrics`, and what is below it, is the Prometheus text format. Where anonymous access is
   not admitted (see `Authenticator.admits_anonymous`), it wants a user's name and password by HTTP
   Basic.
@@ -43,6 +44,7 @@ from trivium.observability.api import (
     Refusal,
     refusal,
 )
+from trivium.observability.browsers import PAGE_HEADER, File, cookie_name, is_of_own_page
 from trivium.observability.feeds import (
     SEND_SECONDS,
     is_of_another_site,
@@ -53,6 +55,7 @@ from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER
 from trivium.security.permissions import Permissions
+from trivium.security.sessions import Session, Sessions
 
 if TYPE_CHECKING:
     from aiohttp.http import WebSocketReader
@@ -148,6 +151,8 @@ class HttpServer:
         handshake_seconds: float = 10.0,
         upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
         api: Api | None = None,
+        sessions: Sessions | None = None,
+        files: Mapping[str, File] | None = None,
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
@@ -171,6 +176,10 @@ class HttpServer:
         self._api = api
         if api is not None:
             application.router.add_route("*", r"/api/{path:[\s\S]*}", self._ask_api)
+        self._sessions = sessions
+        self._files = files or {}
+        for path in self._files:
+            application.router.add_get(path, self._get_file)
         self._upgrades = upgrades or {}
         for path in self._upgrades:
             application.router.add_get(path, self._get_upgrade, allow_head=False)
@@ -234,6 +243,15 @@ class HttpServer:
         if reason is None:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "unready", "reason": reason}, status=503)
+
+    async def _get_file(self, request: web.Request) -> web.Response:
+        file = self._files[request.path]
+        headers = {**file.headers, hdrs.ETAG: f'"{file.tag}"'}
+        known = request.if_none_match or ()
+        if any(each.value in (file.tag, "*") for each in known):
+            return web.Response(status=304, headers=headers)
+        headers[hdrs.CONTENT_TYPE] = file.content_type
+        return web.Response(body=file.body, headers=headers)
 
     async def _get_upgrade(self, request: web.Request) -> web.Response:
         if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
@@ -301,7 +319,13 @@ class HttpServer:
         assert self._api is not None
         place = self._api.place(request.method, path)
         login = Login(identity=NOBODY)
-        if not place.is_public:
+        cookie = cookie_name(request.headers.get(hdrs.HOST, ""), self._listener.tls is not None)
+        session = None
+        if not place.is_public and path[0] == OWN and hdrs.AUTHORIZATION not in request.headers:
+            session = self._session_of(request, cookie)
+        if session is not None:
+            login = session.login
+        elif not place.is_public:
             found = await self._identify(request)
             if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
@@ -321,6 +345,8 @@ class HttpServer:
             body=body,
             identity=login.identity,
             login=login,
+            session=session,
+            cookie=cookie,
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             must_exist=_must_exist(request),
@@ -349,6 +375,21 @@ class HttpServer:
 
         return await send_feed(request, feed, turn, _said, _API_HEADERS)
 
+    def _session_of(self, request: web.Request, cookie: str) -> Session | None:
+        """That of the page which asks; None for who shows no cookie. Raises ApiRefused."""
+        token = request.cookies.get(cookie)
+        if not token or self._sessions is None:
+            return None
+        if not is_of_own_page(request.method, request.headers):
+            raise ApiRefused(refusal(403, "access_refused", "this is for pages of this broker"))
+        found = self._sessions.find(token, self._listener.name, self._is_local(request))
+        if found is None:
+            raise ApiRefused(refusal(401, "not_authorised", "the session is over: sign in again"))
+        return found
+
+    def _is_local(self, request: web.Request) -> bool:
+        return self._listener.is_unix or is_loopback(request.remote or "")
+
     async def _identify(self, request: web.Request) -> Login | None:
         """By what a client is in who asks; None when it may not. Raises ApiRefused where there was
         no time to look."""
@@ -365,13 +406,12 @@ class HttpServer:
             except ValueError:
                 return None
             username, password = credentials.login, credentials.password.encode()
-        remote = request.remote or ""
         put_off: list[bool] = []
         attempt = Attempt(
             username=username,
             password=password,
-            address=remote,
-            is_loopback=self._listener.is_unix or is_loopback(remote),
+            address=request.remote or "",
+            is_loopback=self._is_local(request),
             methods=self._listener.methods,
             admits_anonymous=self._authenticator.admits_anonymous(self._listener),
             protocol=self._listener.protocol,
@@ -410,6 +450,7 @@ _CREDENTIALS_NEEDED: Final = "user name and password are needed"
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
+_PAGE_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Bearer realm="trivium"'}
 
 
 def _segments(raw_path: str) -> tuple[str, ...]:
@@ -507,7 +548,9 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
         answer = answer.as_problem()
     headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
     if answer.status == 401:
-        headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE[hdrs.WWW_AUTHENTICATE]
+        # A page asks by itself who signs in, where a browser would open a window of its own.
+        challenge = _PAGE_CHALLENGE if PAGE_HEADER in request.headers else _CHALLENGE
+        headers[hdrs.WWW_AUTHENTICATE] = challenge[hdrs.WWW_AUTHENTICATE]
     if answer.events is not None and request.method != "HEAD":
         return await _send_events(request, answer, answer.events, headers)
     text = b""

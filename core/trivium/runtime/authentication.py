@@ -31,6 +31,7 @@ from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
 from trivium.security.scopes import read_aliases
 from trivium.security.scram import KEY_BYTES, MadeUpKeys, parse_keys
+from trivium.security.sessions import Sessions
 from trivium.security.stored import Remembered, StoredUser
 from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users
@@ -121,6 +122,8 @@ class Authentication:
             anonymous_tags=frozenset(auth.anonymous_tags),
             events=events,
         )
+        #: of browsers
+        self.sessions = Sessions(self.authenticator, clock, now_ms, events)
 
     def open(self, storage: Storage) -> None:
         """Load what commands have made."""

@@ -23,14 +23,18 @@ from trivium.runtime.unix_sockets import bind_unix, remove_socket
 
 if TYPE_CHECKING:
     from trivium.observability.api import Api
+    from trivium.observability.browsers import File
     from trivium.observability.http import HttpServer
     from trivium.runtime.server import Server
+    from trivium.security.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
 HTTP: Final = "http"
 #: What answers the HTTP API. It stands above this, and is loaded where HTTP is listened to.
 MANAGEMENT: Final = "trivium.management.management"
+#: What has the files of the dashboard.
+DASHBOARD: Final = "trivium.management.dashboard"
 #: What HTTP is called where TLS negotiates the protocol.
 HTTP_ALPN: Final = "http/1.1"
 
@@ -225,6 +229,7 @@ class Listeners:
                 and not isinstance(config, ControlListener)
             },
             self._management(),
+            *self._pages(config),
         )
         self._http.append(http)
         await http.start()
@@ -245,6 +250,15 @@ class Listeners:
             made: Api = import_module(MANAGEMENT).Management(self._broker, self._server.driver.call)
             self._api = made
         return self._api
+
+    def _pages(
+        self, config: ListenerConfig
+    ) -> tuple[Sessions, Mapping[str, File]] | tuple[None, None]:
+        """Sessions of browsers and the files that these are shown; no browser comes by the control
+        socket."""
+        if isinstance(config, ControlListener):
+            return None, None
+        return self._broker.authentication.sessions, import_module(DASHBOARD).files()
 
     def _sockets(self, config: ListenerConfig) -> list[socket.socket]:
         """Those of a listener; none where it is one that the broker can do without, and cannot be.

@@ -151,6 +151,15 @@ class Authenticator:
         method = self._methods.get(login.method)
         return login if method is None else method.current(login)
 
+    def still_holds(self, login: Login, now_ms: int) -> bool:
+        """Whether all that a client came with holds, unchanged, at this time of the wall clock."""
+        current = self.current(login)
+        return (
+            current is not None
+            and current.identity == login.identity
+            and not 0 < login.expires_ms <= now_ms
+        )
+
     def renew(self, login: Login, attempt: Attempt, done: Done) -> None:
         """Call `done` with what holds from now on for a client that shows a new credential.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.management.rest import (
+    browser,
     connections,
     definitions,
     exchanges,
@@ -30,6 +31,7 @@ from trivium.management.rest.operations import Operation
 #: All of them.
 ENDPOINTS: Final[tuple[Operation, ...]] = (
     *general.ENDPOINTS,
+    *browser.ENDPOINTS,
     *live.ENDPOINTS,
     *vhosts.ENDPOINTS,
     *exchanges.ENDPOINTS,

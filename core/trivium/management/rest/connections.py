@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.errors import AccessRefused, NotFound
-from trivium.management.rest.operations import answer, listed, operation
+from trivium.management.rest.operations import Parameter, answer, asked, listed, operation
 from trivium.management.rest.schema import About, Count, Name, Table, Time
 from trivium.management.values import shown_table
 from trivium.management.views import (
@@ -97,6 +97,12 @@ class Consumer:
     arguments: Table
 
 
+_Text = Annotated[str, About(longest=1024)]
+_CONNECTION: Final = Parameter("connection", _Text, "only those of the connection of this name")
+_VHOST: Final = Parameter("vhost", _Text, "only those in this virtual host")
+_QUEUE: Final = Parameter("queue", _Text, "only those of what has this name")
+
+
 def _seen(call: Call) -> list[CoreConnection]:
     """The connections that are in, and that the caller may see."""
     vhost = call.vhost.name if "vhost" in call.names else None
@@ -175,8 +181,19 @@ def close(call: Call) -> ApiAnswer:
     return ApiAnswer(204)
 
 
+def _asked_for(call: Call) -> list[CoreConnection]:
+    """Those of them that the query names."""
+    name, vhost = asked(call, _CONNECTION, None), asked(call, _VHOST, None)
+    return [
+        connection
+        for connection in _seen(call)
+        if vhost in (None, connection.access.vhost)
+        and (name is None or name == connection_name(connection))
+    ]
+
+
 def _channels(call: Call) -> Iterator[ChannelView]:
-    for connection in _seen(call):
+    for connection in _asked_for(call):
         yield from view_channels(call.broker, connection)
 
 
@@ -209,12 +226,13 @@ def channels(call: Call) -> ApiAnswer:
 
 
 def _consumers(call: Call) -> Iterator[ConsumerView]:
-    for connection in _seen(call):
+    for connection in _asked_for(call):
         yield from view_consumers(call.broker, connection)
 
 
 def consumers(call: Call) -> ApiAnswer:
     """Those of connections that the caller may see."""
+    queue = asked(call, _QUEUE, None)
 
     def view_consumer(view: ConsumerView) -> Consumer:
         about = view.about
@@ -237,6 +255,7 @@ def consumers(call: Call) -> ApiAnswer:
         _consumers(call),
         view_consumer,
         lambda view: (view.connection.vhost, view.about.tag, view.about.queue),
+        lambda view: queue in (None, view.about.queue),
     )
 
 
@@ -248,6 +267,22 @@ ENDPOINTS: Final = (
     operation("GET", _IN_VHOST, list_all, "Those in a vhost", result=Connection, is_list=True),
     operation("GET", _ONE, show, "A connection", result=Connection),
     operation("DELETE", _ONE, close, "Close a connection", statuses=(204,)),
-    operation("GET", "channels", channels, "Channels", result=Channel, is_list=True),
-    operation("GET", "consumers", consumers, "Consumers", result=Consumer, is_list=True),
+    operation(
+        "GET",
+        "channels",
+        channels,
+        "Channels",
+        result=Channel,
+        is_list=True,
+        query=(_CONNECTION, _VHOST),
+    ),
+    operation(
+        "GET",
+        "consumers",
+        consumers,
+        "Consumers",
+        result=Consumer,
+        is_list=True,
+        query=(_CONNECTION, _VHOST, _QUEUE),
+    ),
 )

@@ -137,10 +137,15 @@ class Storage:
     logs: Count
 
 
-def whoami(call: Call) -> ApiAnswer:
+def caller(call: Call) -> Caller:
     """Who asks."""
     identity = call.identity
-    return answer(Caller(identity.name, sorted(identity.tags)))
+    return Caller(identity.name, sorted(identity.tags))
+
+
+def whoami(call: Call) -> ApiAnswer:
+    """Who asks."""
+    return answer(caller(call))
 
 
 def alarms_of(call: Call) -> list[Alarm]:

@@ -1,0 +1,64 @@
+// Makes elements. Whatever comes from the broker becomes text or the value of an attribute, never
+// markup: there is no other way to put anything on a page.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// An element of HTML: h("a", { href: "#/queues", class: "x", onclick: open }, "text", child, ...).
+// What is null, undefined or false is left out. "style" is an object of properties.
+export function h(tag, attributes, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+// The same of SVG.
+export function s(tag, attributes, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) set(element, name, value);
+  append(element, children);
+  return element;
+}
+
+export function set(element, name, value) {
+  if (value === null || value === undefined || value === false) {
+    element.removeAttribute(name);
+  } else if (typeof value === "function") {
+    element.addEventListener(name.slice(2), value);
+  } else if (name === "style") {
+    for (const [property, one] of Object.entries(value)) element.style.setProperty(property, one);
+  } else if (name === "value" && "value" in element) {
+    element.value = value;
+  } else if (/^on|^srcdoc$/i.test(name)) {
+    throw new TypeError(`${name} is no text`);
+  } else if (name === "href" && !/^(#|data:text\/plain|blob:|api\/)/.test(value)) {
+    // No "javascript:", and no other site.
+    throw new TypeError("a link leads to a page of ours");
+  } else {
+    element.setAttribute(name, value === true ? "" : value);
+  }
+}
+
+export function append(element, children) {
+  for (const child of [children].flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
+
+// Have an element these children and no others.
+export function replace(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+  return element;
+}
+
+// Say something to whoever cannot see the page.
+export function announce(text) {
+  let place = document.getElementById("announcements");
+  if (!place) {
+    place = h("div", { id: "announcements", class: "unseen", role: "status", "aria-live": "polite" });
+    document.body.append(place);
+  }
+  place.textContent = text;
+}

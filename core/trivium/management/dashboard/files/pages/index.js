@@ -1,0 +1,12 @@
+// All pages, in the order of the navigation. A page is
+//
+//   path    "queues/:vhost/:name": segments of the address, those with a colon are handed over
+//   title   of the page; without one the last name is it
+//   group   heading of the navigation under which it stands; none: it is not there
+//   needs   the tag that a user needs, or one above it; "management" where nothing is said
+//   show    makes it: fills view.element (see makeView in app.js)
+
+import overview from "./overview.js";
+import queues from "./queues.js";
+
+export const pages = [overview, queues].flat();

@@ -1,0 +1,38 @@
+// What all pages know: who has signed in, which virtual host is chosen, dark or light.
+
+export const state = {
+  // { name, tags }, or null before anybody has signed in.
+  caller: null,
+  // "" for all virtual hosts.
+  vhost: "",
+  vhosts: [],
+};
+
+// What is remembered in the browser: no secret.
+export function remembered(name) {
+  try {
+    return localStorage.getItem(`trivium-${name}`) || "";
+  } catch {
+    return "";
+  }
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(`trivium-${name}`, value);
+  } catch {
+    // A browser may keep nothing.
+  }
+}
+
+const ABOVE = {
+  management: ["management", "policymaker", "monitoring", "administrator"],
+  policymaker: ["policymaker", "administrator"],
+  monitoring: ["monitoring", "administrator"],
+  administrator: ["administrator"],
+};
+
+// Whether the user has a tag, or one above it.
+export function may(tag) {
+  return ABOVE[tag].some((each) => state.caller?.tags.includes(each));
+}

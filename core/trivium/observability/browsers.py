@@ -1,0 +1,86 @@
+"""What browsers need that programs do not: files of pages, and cookies that are no danger.
+
+A page of another site, also one of another port of the same host, can have a browser send requests
+with our cookie. So one that comes by it must come from a page of ours: what a browser says of the
+origin must be true of us, and what changes something must have a header that only our own pages may
+send (Fetch, CORS-preflight).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+#: The header that our own pages send with each request.
+PAGE_HEADER: Final = "Trivium-Page"
+SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
+
+#: What pages may do: all that they have is ours. No other site may show them.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+#: Seconds for which a file is kept whose path changes with it.
+_YEAR: Final = 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a page."""
+
+    body: bytes
+    content_type: str
+    #: whether there never is another one at its path
+    is_lasting: bool
+
+    @property
+    def tag(self) -> str:
+        """What its content is known by (``ETag``, without its quotes)."""
+        return hashlib.sha256(self.body).hexdigest()[:32]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those that it is answered with."""
+        keep = f"max-age={_YEAR}, immutable" if self.is_lasting else "no-cache"
+        return {**PAGE_HEADERS, "Cache-Control": keep}
+
+
+def cookie_name(host: str, has_tls: bool) -> str:
+    """That of the cookie of a session, by what the browser calls us (``Host``): a cookie is for all
+    ports of a host, where other brokers may be. ``__Host-`` is for us alone (RFC 6265bis, 4.1.3).
+    """
+    port = host.rpartition(":")[2]
+    name = f"trivium-session-{port}" if port.isascii() and port.isdigit() else "trivium-session"
+    return f"__Host-{name}" if has_tls else name
+
+
+def cookie(name: str, token: str, has_tls: bool) -> str:
+    """A cookie as ``Set-Cookie`` has it; without a token it ends the one that is there."""
+    secure = "; Secure" if has_tls else ""
+    end = "" if token else "; Max-Age=0"
+    return f"{name}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{end}"
+
+
+def is_of_own_page(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a page of ours, or from the user's own hand."""
+    if method not in SAFE_METHODS and PAGE_HEADER not in headers:
+        return False
+    site = headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site == "same-origin" or (site == "none" and method in SAFE_METHODS)
+    origin = headers.get("Origin")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("Host", "")
+    except ValueError:
+        return False

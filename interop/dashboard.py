@@ -1,0 +1,244 @@
+"""The dashboard in a browser, with a broker behind it that has work to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pika
+import pytest
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
+
+from interop.amqp import connection
+from interop.brokers import LOOPBACK, TriviumProcess
+from interop.chromium import Page, page
+from interop.native import open_client
+from trivium.config import EVERYTHING
+from trivium_native.values import Publication
+
+AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+#: A name that is a program where somebody takes it for markup.
+MARKUP = '<img src="x" onerror="window.taken=1"><script>window.taken=1</script>&amp;'
+STREAMS = ("readings", f"{MARKUP} stream")
+#: what a browser says of a whoami without a session: it is how a page finds out
+NOT_SIGNED_IN = "401 (Unauthorized)"
+#: rules of the Web Content Accessibility Guidelines up to 2.2 AA, and good practice
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+PHONE = 390
+#: seconds between two messages of a load
+PACE = 0.02
+
+
+def users() -> dict[str, str]:
+    """The environment of a broker that has a user for each tag; all have the password `p`."""
+    found = {}
+    for name, tags in {
+        "root": ["administrator"],
+        "watcher": ["monitoring"],
+        "keeper": ["policymaker"],
+        "plain": ["management"],
+        "nobody": [],
+    }.items():
+        start = f"TRIVIUM_USERS__{name}__"
+        found[f"{start}PASSWORD"] = "p"
+        found[f"{start}TAGS"] = json.dumps(tags)
+        found[f"{start}PERMISSIONS"] = json.dumps(EVERYTHING)
+    return found
+
+
+class Dashboard:
+    """It in a browser, signed in or not."""
+
+    def __init__(self, broker: TriviumProcess, tab: Page) -> None:
+        self.broker = broker
+        self.page = tab
+        self.url = f"http://{LOOPBACK}:{broker.ports['http']}/"
+        tab.look()
+
+    def sign_in(self, user: str = "root") -> None:
+        """Come in as a user, by the keyboard."""
+        tab = self.page
+        tab.open(self.url)
+        tab.wait("document.querySelector('.sign-in, .side')")
+        if not tab.run("!!document.querySelector('.sign-in')"):
+            tab.run("[...document.querySelectorAll('.who button')].at(-1).click()")
+            tab.wait("document.querySelector('.sign-in')")
+        tab.wait("document.activeElement.name === 'user'")
+        tab.type(user)
+        tab.press("Tab")
+        tab.type("p")
+        tab.press("Enter")
+        tab.wait("document.querySelector('.side')")
+        tab.troubles = [each for each in tab.troubles if NOT_SIGNED_IN not in each]
+
+    def visit(self, *names: str, waits_for: str = "document.querySelector('main h1')") -> None:
+        """Go to a page, and wait for what must be there."""
+        path = "/".join(quote(name, safe="") for name in names)
+        self.page.run(f"void (location.hash = {json.dumps('#/' + path)})")
+        self.page.wait(waits_for)
+
+    def check(self, name: str) -> None:
+        """Look at the page in light, dark and on a phone; nothing may be wrong with any of it."""
+        tab = self.page
+        looks = {"light": (1280, 900), "dark": (1280, 900), "phone": (PHONE, 844)}
+        for look, (width, height) in looks.items():
+            tab.look(width, height, "dark" if look == "dark" else "light")
+            tab.run("new Promise((done) => setTimeout(done, 100))")
+            self._picture(f"{name}-{look}")
+            self._check_access(f"{name}, {look}")
+            # Tables scroll by themselves; the page does not.
+            wide = tab.run("document.documentElement.scrollWidth")
+            assert wide <= width, f"{name}, {look}: {wide} pixels"
+        tab.look()
+        assert tab.troubles == [], name
+        self.check_text()
+
+    def check_text(self) -> None:
+        """No name has become markup."""
+        tab = self.page
+        assert tab.run("window.taken") is None
+        assert tab.run("document.querySelector('img, iframe, body script, object, embed')") is None
+
+    def _picture(self, name: str) -> None:
+        folder = os.environ.get("TRIVIUM_PICTURES")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.picture(Path(folder) / f"{name}.png")
+
+    def _check_access(self, what: str) -> None:
+        tab = self.page
+        if not tab.run("!!window.axe"):
+            tab.run(AXE.read_text(encoding="utf-8") + ";0")
+        only = json.dumps({"runOnly": RULES, "resultTypes": ["violations"]})
+        found = tab.run(
+            f"axe.run(document, {only}).then((all) => all.violations.map((each) =>"
+            " `${each.id}: ${each.help}: ${each.nodes.map((n) => n.html.slice(0, 200))}`))"
+        )
+        assert not found, f"{what}: {found}"
+
+
+class Load:
+    """Clients of each road that do a little all the time; their queues have odd names."""
+
+    def __init__(self, broker: TriviumProcess) -> None:
+        self._ports = broker.ports
+        self._is_over = threading.Event()
+        self._faults: list[BaseException] = []
+        self._ready = [threading.Event() for _ in range(3)]
+        works = (self._amqp, self._mqtt, self._native)
+        self._threads = [
+            threading.Thread(target=self._run, args=(work, ready), daemon=True)
+            for work, ready in zip(works, self._ready, strict=True)
+        ]
+
+    def start(self) -> None:
+        """Begin, and wait until each has done something."""
+        for thread in self._threads:
+            thread.start()
+        for ready in self._ready:
+            assert ready.wait(30), self._faults
+
+    def _run(self, work: Callable[[threading.Event], None], ready: threading.Event) -> None:
+        try:
+            work(ready)
+        except BaseException as error:
+            self._faults.append(error)
+
+    def close(self) -> None:
+        """End them. Raises what went wrong with one."""
+        self._is_over.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(30)
+        for fault in self._faults:
+            raise fault
+
+    def _amqp(self, ready: threading.Event) -> None:
+        """A queue that is consumed, one that only grows, and one whose name is markup."""
+        with connection(self._ports["amqp"]) as made:
+            channel = made.channel()
+            for name in ("orders", "backlog", MARKUP):
+                channel.queue_declare(name, durable=True, arguments={"x-max-length": 1000})
+                channel.queue_bind(name, "amq.topic", f"shop.{name}")
+            channel.queue_declare("short", arguments={"x-message-ttl": 1000})
+            channel.basic_qos(prefetch_count=50)
+            channel.basic_consume(
+                "orders", lambda own, got, *_: own.basic_ack(got.delivery_tag or 0)
+            )
+            channel.basic_consume(MARKUP, lambda *_: None, consumer_tag=MARKUP)
+            properties = pika.BasicProperties(
+                content_type="application/json", headers={MARKUP: MARKUP}, delivery_mode=2
+            )
+            body = json.dumps({"text": MARKUP}).encode()
+            while not self._is_over.wait(PACE):
+                for name in ("orders", "backlog", MARKUP, "short"):
+                    channel.basic_publish("", name, body, properties)
+                made.process_data_events(0)
+                ready.set()
+
+    def _mqtt(self, ready: threading.Event) -> None:
+        """A session, a client with an odd identifier, and retained messages."""
+        clients = []
+        for name in ("sensor", MARKUP):
+            client = Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
+            client.connect(LOOPBACK, self._ports["mqtt"])
+            client.loop_start()
+            client.subscribe("plant/#", 1)
+            clients.append(client)
+        clients[0].publish(f"plant/{MARKUP.replace('#', '')}", MARKUP, 1, retain=True)
+        number = 0
+        while not self._is_over.wait(PACE):
+            number += 1
+            topic = f"plant/hall{number % 3}/machine{number % 5}/temperature"
+            clients[number % 2].publish(topic, str(20 + number % 7), 1, retain=True)
+            ready.set()
+        for client in clients:
+            client.disconnect()
+            client.loop_stop()
+
+    def _native(self, ready: threading.Event) -> None:
+        """Streams that grow, with a group that is behind."""
+        with open_client(self._ports["native"]) as client:
+            for name in STREAMS:
+                client.declare_stream(name, 3)
+                client.commit("billing", name, {0: 0, 1: 0})
+                client.commit(MARKUP, name, {2: 0})
+            while not self._is_over.wait(PACE):
+                client.publish(
+                    [
+                        Publication(payload=b'{"value": 21.5}', routing_key=name, exchange="")
+                        for name in STREAMS
+                    ]
+                )
+                ready.set()
+
+
+@contextlib.contextmanager
+def dashboard(folder: Path, **environment: str) -> Iterator[Dashboard]:
+    """A dashboard with load behind it."""
+    if not AXE.exists():
+        pytest.skip("interop/node_modules is missing (./dev test installs it)")
+    broker = TriviumProcess(
+        folder,
+        protocols=("mqtt", "amqp", "native", "http"),
+        environment=users() | environment,
+    )
+    broker.start()
+    load = Load(broker)
+    try:
+        try:
+            load.start()
+            with page(folder / "profile") as tab:
+                yield Dashboard(broker, tab)
+        finally:
+            load.close()
+    finally:
+        code = broker.stop()
+    assert code == 0
+    broker.check_log()
