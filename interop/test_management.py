@@ -357,7 +357,7 @@ def test_rabbitmqadmin_v2_can_read_the_answers(
 
 
 @pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedRabbitMq]:
+def one_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedRabbitMq]:
     server = ManagedRabbitMq(tmp_path_factory.mktemp("rabbitmq"))
     try:
         server.version()
@@ -366,6 +366,23 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedRabbit
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def rabbitmq(one_rabbitmq: ManagedRabbitMq) -> ManagedRabbitMq:
+    """Without what tests before have made."""
+    api = one_rabbitmq.api
+    for vhost in api.get("vhosts"):
+        if vhost["name"] != "/":
+            api.ask("DELETE", f"vhosts/{quote(vhost['name'], safe='')}")
+    for kind in ("queues", "exchanges", "policies", "operator-policies"):
+        for found in api.get(f"{kind}/%2F"):
+            if found["name"] and not found["name"].startswith("amq."):
+                api.ask("DELETE", f"{kind}/%2F/{quote(found['name'], safe='')}")
+    for user in api.get("users"):
+        if user["name"] != "guest":
+            api.ask("DELETE", f"users/{user['name']}")
+    return one_rabbitmq
 
 
 def populate(api: Api, amqp_port: int) -> pika.BlockingConnection:
@@ -645,7 +662,9 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
             assert in_order(found) == in_order(wanted), section
         # What both policies come to is the same.
         names = ("policy", "operator_policy", "effective_policy_definition")
-        ours_found, theirs = (api.get("queues/%2F/q") for api in (here, rabbitmq.api))
+        ours_found, theirs = (
+            api.wait_for("queues/%2F/q", "operator_policy") for api in (here, rabbitmq.api)
+        )
         assert {key: ours_found[key] for key in names} == {key: theirs[key] for key in names}
         # Whoever came along logs in, and messages go where they went.
         assert Api(ours.ports["http"], "ann:secret").get("whoami")["name"] == "ann"
