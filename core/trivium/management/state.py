@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from trivium.management.figures import everything
 from trivium.management.leases import Leases
@@ -10,6 +11,7 @@ from trivium.management.pacing import Waiting
 from trivium.management.sampling import Sampler
 
 if TYPE_CHECKING:
+    from trivium.management.group_reading import PolledMember
     from trivium.runtime.broker import Broker
 
 
@@ -35,6 +37,8 @@ class ManagementState:
         self.waiting = Waiting()
         #: clients that are sent live figures
         self.watching = 0
+        #: members of groups that have no connection, as long as they are members
+        self.members: WeakSet[PolledMember] = WeakSet()
         #: clients that are sent messages, by user
         self.subscribers: dict[str, int] = {}
         self.sampler = Sampler(broker, lambda: everything(broker))
@@ -46,7 +50,10 @@ class ManagementState:
         elif event == "user.authentication.failure":
             self._of(about).failed += 1
         elif event == "user.deleted":
-            self.leases.forget(str(about["name"]))
+            name = str(about["name"])
+            self.leases.forget(name)
+            for member in [each for each in self.members if each.user == name]:
+                member.drop()
 
     def _of(self, about: dict[str, object]) -> Attempts:
         return self.attempts.setdefault(str(about.get("protocol", "")), Attempts())

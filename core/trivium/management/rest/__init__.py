@@ -15,6 +15,7 @@ from trivium.management.rest import (
     exchanges,
     gateway,
     gateway_feeds,
+    gateway_members,
     general,
     groups,
     live,
@@ -46,4 +47,5 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *definitions.ENDPOINTS,
     *gateway.ENDPOINTS,
     *gateway_feeds.ENDPOINTS,
+    *gateway_members.ENDPOINTS,
 )

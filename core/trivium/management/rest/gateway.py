@@ -363,10 +363,10 @@ def _lend(call: Call, queue: Queue, taken: list[QueueEntry], lease_ms: int) -> A
             token = call.state.leases.lend(call.identity.name, entry, lease_ms).token
         lent.append((entry, token))
     items = (shown_model(queued(*item)) for item in lent)
-    return ApiAnswer(200, parts=_in_parts(b'{"messages":[', items, lambda: b"]}"))
+    return ApiAnswer(200, parts=in_parts(b'{"messages":[', items, lambda: b"]}"))
 
 
-def _in_parts(
+def in_parts(
     start: bytes, items: Iterator[dict[str, object]], end: Callable[[], bytes]
 ) -> Iterator[bytes]:
     """A text with a list in it, made a part at a time."""
@@ -509,7 +509,7 @@ def _read(
         return b"]," + encode(rest)[1:]
 
     head = encode({"stream": stream.name, "partition": partition.index})
-    return ApiAnswer(200, parts=_in_parts(head[:-1] + b',"records":[', items(), end))
+    return ApiAnswer(200, parts=in_parts(head[:-1] + b',"records":[', items(), end))
 
 
 def recorded(offset: int, message: Message) -> Record:

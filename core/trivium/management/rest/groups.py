@@ -196,22 +196,30 @@ def offsets(call: Call) -> ApiAnswer:
 
 def reset(call: Call) -> None:
     """Have one go on elsewhere, on the next start of its members."""
+    call.access.require(READ, "group", call.names["group"])
+    commit_all(call, body_of(call, Reset).positions)
+    call.gone()
+
+
+def commit_all(
+    call: Call, positions: list[Position], member: str | None = None, generation: int = 0
+) -> None:
+    """Commit positions in the group of the path, all or none: those of a member that knows of a
+    generation, or, where there are no members, of anybody. Raises TopologyError."""
     vhost = call.vhost
     name = call.names["group"]
     access = call.access
-    access.require(READ, "group", name)
     by_stream: dict[str, list[tuple[int, int]]] = {}
-    for position in body_of(call, Reset).positions:
+    for position in positions:
         by_stream.setdefault(position.stream, []).append((position.partition, position.offset))
-    found = [(vhost.stream(stream), positions) for stream, positions in by_stream.items()]
-    for stream, positions in found:
+    found = [(vhost.stream(stream), pairs) for stream, pairs in by_stream.items()]
+    for stream, pairs in found:
         access.require(READ, "stream", stream.name)
-        indexes = [partition for partition, _ in positions]
-        vhost.memberships.check_commit(name, None, 0, stream, indexes)
-        vhost.groups.check(name, stream, positions)
-    for stream, positions in found:
-        vhost.groups.commit(name, stream, positions)
-    call.gone()
+        indexes = [partition for partition, _ in pairs]
+        vhost.memberships.check_commit(name, member, generation, stream, indexes)
+        vhost.groups.check(name, stream, pairs)
+    for stream, pairs in found:
+        vhost.groups.commit(name, stream, pairs)
 
 
 def delete(call: Call) -> None:
