@@ -10,8 +10,10 @@ import asyncio
 import gc
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,23 @@ async def test_nothing_is_left_of_a_client(protocol: str, name: str, tmp_path: P
         gc.set_debug(0)
         left = ours(gc.get_objects()) - before
         assert {name for name in left if "onnection" in name or "river" in name} == set()
+
+
+class Marker:
+    """Something that is known to the work alone."""
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_nothing_is_left_of_work_in_a_thread() -> None:
+    config = Config(storage=StorageConfig(mode="memory"), listen={})
+    async with Broker(config) as broker:
+        assert broker.server is not None
+        known = Marker()
+        gone = weakref.ref(known)
+        results: asyncio.Queue[bool] = asyncio.Queue()
+        broker.server.driver.run_blocking(partial(isinstance, known, Marker), results.put_nowait)
+        del known
+        assert await results.get()
+        # The callback that has told it is over by then.
+        await asyncio.sleep(0)
+        assert gone() is None

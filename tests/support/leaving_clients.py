@@ -6,10 +6,13 @@ In a process of their own, so that the broker's has nothing of theirs. Each func
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import sys
 import urllib.request
 from collections.abc import Callable
+from typing import Literal
 
 import paho.mqtt.client as mqtt
 import pika
@@ -20,8 +23,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 import trivium_native
 
 
-def _mqtt(host: str, port: int) -> mqtt.Client:
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+def _mqtt(host: str, port: int, transport: Literal["tcp", "websockets"] = "tcp") -> mqtt.Client:
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5, transport=transport)
     client.will_set("left/will", b"gone", 1)
     client.connect(host, port)
     client.loop_start()
@@ -37,6 +40,18 @@ def mqtt_disconnects(host: str, port: int) -> None:
     client = _mqtt(host, port)
     client.disconnect()
     client.loop_stop()
+
+
+def websocket_disconnects(host: str, port: int) -> None:
+    client = _mqtt(host, port, "websockets")
+    client.disconnect()
+    client.loop_stop()
+
+
+def websocket_vanishes(host: str, port: int) -> None:
+    client = _mqtt(host, port, "websockets")
+    client.loop_stop()
+    # The process ends without another word.
 
 
 def mqtt_vanishes(host: str, port: int) -> None:
@@ -159,11 +174,34 @@ def http_asks(host: str, port: int) -> None:
         assert answer.read()
 
 
+def http_borrows(host: str, port: int) -> None:
+    """Messages that are there, and some that are waited for and do not come."""
+    vhost = f"http://{host}:{port}/api/v1/vhosts/%2F"
+    _send("PUT", f"{vhost}/queues/lent", {})
+    message = {"key": "lent", "payload": "x"}
+    _send("POST", f"{vhost}/exchanges/amq.default/messages", {"messages": [message]})
+    for _ in range(2):
+        _send("POST", f"{vhost}/queues/lent/leases", {"wait_ms": 20})
+    _send("DELETE", f"{vhost}/queues/lent", None)
+    _send("PUT", f"{vhost}/streams/read", {})
+    _send("GET", f"{vhost}/streams/read/partitions/0/records?wait_ms=20", None)
+
+
+def _send(method: str, url: str, body: object) -> None:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, method=method)
+    request.add_header("Content-Type", "application/json")
+    request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+
+
 VISITS: dict[str, list[Callable[[str, int], None]]] = {
     "mqtt": [mqtt_disconnects, mqtt_vanishes, mqtt_is_wrong],
     "amqp": [amqp_reads, amqp_closes, amqp_transacts, amqp_errs, amqp_vanishes, amqp_is_refused],
     "native": [native_closes],
-    "http": [http_asks],
+    "http": [http_asks, http_borrows],
+    "ws": [websocket_disconnects, websocket_vanishes],
 }
 
 if __name__ == "__main__":

@@ -137,8 +137,8 @@ class Poll(Consumer):
         self._until = broker.elapsed_ms + wait_ms
         self._done = done
         self._taken: list[QueueEntry] = []
-        self._is_over = False
-        self._wake = Wake(self._end)
+        # None once it is over: they would keep each other in memory.
+        self._wake: Wake | None = Wake(self._end)
 
     def begin(self) -> None:
         """Take what is there."""
@@ -152,21 +152,20 @@ class Poll(Consumer):
         if taken or is_late or queue.is_deleted or queue.auto_delete:
             self._end()
             return
+        self._wake_at(self._until)
         try:
             queue.add_consumer(self)
         except AccessRefused:
             # Somebody else has it alone: there is nothing to wait for.
             self._end()
-            return
-        self._broker.timeouts.call_at(self._until, self._wake)
 
     def takes_delivery(self) -> bool:
-        return not self._is_over and self._left > 0 and self._bytes < MAX_TAKEN_BYTES
+        return self._wake is not None and self._left > 0 and self._bytes < MAX_TAKEN_BYTES
 
     def deliver(self, entry: QueueEntry) -> None:
         if not self._taken:
             # What comes in the same turn is taken as well.
-            self._broker.timeouts.call_at(self._broker.elapsed_ms, self._wake)
+            self._wake_at(self._broker.elapsed_ms)
         self._taken.append(entry)
         self._left -= 1
         self._bytes += entry.message.size
@@ -174,11 +173,15 @@ class Poll(Consumer):
     def cancelled(self) -> None:
         self._end()
 
+    def _wake_at(self, time_ms: int) -> None:
+        if self._wake is not None:
+            self._broker.timeouts.call_at(time_ms, self._wake)
+
     def _end(self) -> None:
-        if self._is_over:
+        if self._wake is None:
             return
-        self._is_over = True
         self._broker.timeouts.stop(self._wake)
+        self._wake = None
         if not self._queue.is_deleted:
             self._queue.remove_consumer(self)
         taken = self._taken

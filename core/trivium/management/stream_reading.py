@@ -37,12 +37,12 @@ class PartitionRead(StreamReader):
         self._offset = offset
         self._until = broker.elapsed_ms + wait_ms
         self._done = done
-        self._is_over = False
-        self._wake = Wake(self.step)
+        # None once it is over: they would keep each other in memory.
+        self._wake: Wake | None = Wake(self.step)
 
     def step(self) -> None:
         """Go on."""
-        if self._is_over:
+        if self._wake is None:
             return
         partition = self._partition
         if partition.stream.is_deleted:
@@ -65,10 +65,10 @@ class PartitionRead(StreamReader):
         self._end(None)
 
     def _end(self, found: Batches | None) -> None:
-        if self._is_over:
+        if self._wake is None:
             return
-        self._is_over = True
         self._broker.timeouts.stop(self._wake)
+        self._wake = None
         self._partition.cancel(self)
         self._done(found)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from trivium.common.events import Events
 from trivium.common.pieces import Piece
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
@@ -25,6 +26,45 @@ if TYPE_CHECKING:
     from trivium.runtime.server import Server
 
 logger = logging.getLogger(__name__)
+
+
+class Job:
+    """Some work in a thread. What comes of it is done in the name of who is served now.
+
+    A class, since functions that know each other would keep each other in memory.
+    """
+
+    def __init__(
+        self,
+        driver: LoopDriver,
+        work: Callable[[], bool],
+        done: Callable[[bool], None],
+        events: Events,
+    ) -> None:
+        self._driver = driver
+        self._work = work
+        self._done = done
+        self._events = events
+        self._serving = events.serving
+        self._result = False
+
+    def attempt(self) -> bool:
+        """Do the work, in the thread."""
+        try:
+            return self._work()
+        except BaseException as error:
+            # It touched nothing of ours, and the answer is no.
+            logger.error("internal error, taken for no: %r", error, exc_info=error)
+            return False
+
+    def ended(self, future: asyncio.Future[bool]) -> None:
+        """It is over; the loop calls this."""
+        self._result = not future.cancelled() and future.result()
+        self._driver.call(self._tell)
+
+    def _tell(self) -> None:
+        self._events.serving = self._serving
+        self._done(self._result)
 
 
 class LoopDriver(Driver):
@@ -208,19 +248,8 @@ class LoopDriver(Driver):
                 connection.flushed()
 
     def run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
-        def attempt() -> bool:
-            try:
-                return work()
-            except BaseException as error:
-                # It touched nothing of ours, and the answer is no.
-                logger.error("internal error, taken for no: %r", error, exc_info=error)
-                return False
-
-        future = self._loop.run_in_executor(None, attempt)
-        finished = self._broker.events.for_served(
-            lambda: done(not future.cancelled() and future.result())
-        )
-        future.add_done_callback(lambda _: self.call(finished))
+        job = Job(self, work, done, self._broker.events)
+        self._loop.run_in_executor(None, job.attempt).add_done_callback(job.ended)
 
     def fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
         if self._fetcher is None:

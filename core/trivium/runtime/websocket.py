@@ -244,6 +244,8 @@ class Upgrade(asyncio.Protocol):
         assert transport is not None
         assert handshake is not None
         handshake.end()
+        # It would call this one, which has nothing to do any more.
+        self._handshake = None
         transport.write(answer)
         server = self._server
         inner = SocketDriver(server, self._adapter, self._listener, False)
@@ -275,6 +277,7 @@ class Upgrade(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._handshake is not None:
             self._handshake.end()
+            self._handshake = None
         self._leave()
         self._transport = None
 
@@ -348,6 +351,8 @@ class WebSocket:
         self._held = None
         self._leave()
         self._inner.connection_lost(error)
+        # The driver has this as its transport: they would keep each other in memory.
+        del self._inner
 
     def _failed(self) -> None:
         logger.exception("internal error in a WebSocket, it is closed")
