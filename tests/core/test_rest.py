@@ -119,6 +119,63 @@ async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path
         assert [each["stream"] for each in found["items"]] == ["ours", "theirs"]
 
 
+async def test_a_group_goes_on_at_the_same_place_of_all_that_it_reads(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["native"]) as site:
+        path = "vhosts/%2F/groups/g/offsets"
+        for name in ("s", "t"):
+            await site.ask("PUT", f"vhosts/%2F/streams/{name}", json={"partitions": 2})
+        address = site.broker.listeners["native"]
+        async with trivium_native.connect(f"trivium://root:p@{address}") as client:
+            # Its routing key chooses the partition.
+            await client.bind("stream", "s", pattern="k")
+            times: list[int] = []
+            for number in range(4):
+                times.append(time.time_ns() // 1_000_000)
+                await client.publish(b"x", routing_key="k")
+                while time.time_ns() // 1_000_000 <= times[-1] + 1:
+                    await asyncio.sleep(0)
+                assert number == len(times) - 1
+        _, found = await site.ask("GET", "vhosts/%2F/streams/s/partitions")
+        ends = [row["high_watermark"] for row in found["items"]]
+        assert sorted(ends) == [0, 4]
+        full = ends.index(4)
+        wanted: dict[str, Any] = {"to": "first"}
+        assert (await site.ask("PUT", path, json=wanted))[0] == 400, "it reads nothing yet"
+        wanted["streams"] = ["s", "s"]
+        assert await site.ask("PUT", path, json=wanted) == (204, None)
+
+        async def committed() -> list[int]:
+            _, found = await site.ask("GET", path)
+            return [row["committed"] for row in found["items"]]
+
+        assert await committed() == [0, 0]
+        moves: list[tuple[dict[str, Any], int]] = [
+            ({"to": "next"}, 4),
+            ({"to": "last"}, 3),
+            ({"to": "first"}, 0),
+            ({"to": "time", "time": times[2]}, 2),
+            ({"to": "time", "time": 0}, 0),
+            ({"to": "time", "time": times[3] + 60_000}, 4),
+            ({"to": "offset", "offset": 1, "partitions": [full]}, 1),
+        ]
+        for more, offset in moves:
+            assert await site.ask("PUT", path, json=more) == (204, None)
+            assert await committed() == [offset if number == full else 0 for number in range(2)]
+        refusals: list[tuple[dict[str, Any], int]] = [
+            ({"to": "offset", "offset": 1}, 409),
+            ({"to": "first", "partitions": [2]}, 404),
+            ({"to": "first", "streams": ["none"]}, 404),
+            ({"to": "first", "streams": []}, 422),
+            ({"to": "offset"}, 400),
+            ({"to": "first", "offset": 1}, 400),
+            ({"to": "first", "time": 1}, 400),
+            ({}, 400),
+        ]
+        for more, status in refusals:
+            assert (await site.ask("PUT", path, json=more))[0] == status
+        assert await committed() == [1 if number == full else 0 for number in range(2)]
+
+
 async def test_a_virtual_host_is_made_changed_and_deleted(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         body: dict[str, Any] = {"description": "d", "limits": {"max-queues": 5}}

@@ -127,12 +127,15 @@ def test_exchanges_and_bindings(commands: Commands) -> None:
 
 def test_groups(commands: Commands) -> None:
     commands.done("stream", "create", "readings")
-    positions = '[{"stream": "readings", "partition": 0, "offset": 0}]'
-    commands.done("group", "reset", "billing", positions, "--yes")
+    reset = ("group", "reset", "billing", "--stream", "readings")
+    commands.done(*reset, "--to", "offset", "--offset", "0", "--yes")
     assert commands.names("group", "list") == ["billing"]
     (row,) = commands.rows("group", "offsets", "billing")
     assert (row["stream"], row["committed"], row["lag"]) == ("readings", 0, 0)
     assert commands.rows("group", "members", "billing") == []
+    for place in ("first", "next", "last"):
+        commands.done("group", "reset", "billing", "--to", place, "--partition", "0", "--yes")
+    commands.done("group", "reset", "billing", "--to", "time", "--time", "2026-03-01", "--yes")
     (shown,) = commands.rows("group", "show", "billing")
     assert shown["streams"] == ["readings"]
     commands.done("group", "delete", "billing", "--yes")
@@ -408,8 +411,11 @@ def test_what_answers_is_not_a_broker(broker: Running, commands: Commands) -> No
         (["queue", "show", "\x1b[2J"], EXIT_FAILED, r"no queue '\x1b[2J' in vhost '/'"),
         (["queue", "create", "x", "--arguments", "novalue"], EXIT_USAGE, "neither KEY=VALUE"),
         (["queue", "create", "x", "--arguments", "{"], EXIT_USAGE, "is not JSON"),
-        (["group", "reset", "g", "[", "--yes"], EXIT_USAGE, "is not JSON"),
-        (["group", "reset", "g", "[]", "--yes"], EXIT_FAILED, "'positions' has at least 1"),
+        (["group", "reset", "g", "--yes"], EXIT_FAILED, "at 'positions', or 'to' somewhere"),
+        (["group", "reset", "g", "--to", "first", "--yes"], EXIT_FAILED, "say of which 'streams'"),
+        (["group", "reset", "g", "--to", "time", "--yes"], EXIT_FAILED, "'time' is there where"),
+        (["group", "reset", "g", "--to", "x", "--yes"], EXIT_USAGE, "invalid choice: 'x'"),
+        (["group", "reset", "g", "--time", "tomorrow", "--yes"], EXIT_USAGE, "is no time"),
         (["stream", "create", "x", "--partitions", "0"], EXIT_FAILED, "'partitions' is from 1"),
         (["queue", "nonsense"], EXIT_USAGE, "invalid choice: 'nonsense'"),
         (["queue", "list", "--columns", "a,,b"], EXIT_USAGE, "must not be empty"),

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from datetime import datetime
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -116,7 +117,9 @@ NOUNS: Final = {
             "delete": "groups_delete",
             "members": "groups_members",
             "offsets": "groups_offsets",
-            "reset": "groups_reset",
+            "reset": Verb(
+                "groups_reset", options=("to", "offset", "time", "streams", "partitions")
+            ),
         },
         ("vhost", "name", "members", "streams", "lag"),
     ),
@@ -240,6 +243,7 @@ _PAGING: Final = frozenset({"page", "page_size"})
 _AFTER: Final = "after"
 #: A time that is said by how long it is until then.
 _EXPIRES_AT: Final = "expires_at"
+_TIME: Final = "time"
 _MOST_DAYS: Final = 36_500
 _YES: Final = frozenset({"y", "yes"})
 
@@ -382,6 +386,9 @@ def _add_option(
     if about.is_secret:
         said["help"] = "where others can see it in the list of processes; else it is asked for"
         command.add_argument(flag, metavar="TEXT", **said)
+    elif name == _TIME:
+        said["help"] = "such as 2026-03-01T08:15Z, or milliseconds since the epoch"
+        command.add_argument(flag, type=_time, metavar="TIME", **said)
     elif name == _EXPIRES_AT:
         said["help"] = "after which it expires"
         command.add_argument("--days", type=_days, metavar="N", **said)
@@ -397,6 +404,8 @@ def _add_option(
         command.add_argument(flag, metavar="TEXT", **said)
     elif _is_texts(plain):
         command.add_argument(flag.removesuffix("s"), action="append", metavar="TEXT", **said)
+    elif origin is list and _plain(get_args(plain)[0])[0] is int:
+        command.add_argument(flag.removesuffix("s"), action="append", type=int, metavar="N", **said)
     else:
         command.add_argument(flag, action="append", metavar="KEY=VALUE|JSON", **said)
 
@@ -410,6 +419,17 @@ def _days(text: str) -> int:
     if not 0 < found <= _MOST_DAYS:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and up to {_MOST_DAYS}")
     return int((time.time() + found * 86_400) * 1000)
+
+
+def _time(text: str) -> int:
+    """A time in milliseconds since the epoch; without a zone it is local."""
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time") from None
+    return int(found * 1000)
 
 
 def _columns(text: str) -> list[str]:

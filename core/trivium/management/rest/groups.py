@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from trivium.errors import NotFound
-from trivium.management.endpoints import ENTERED
+from trivium.management.endpoints import ENTERED, BadRequest
 from trivium.management.rest.operations import answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Count, Name
 from trivium.observability.api import ApiAnswer
@@ -16,9 +17,13 @@ from trivium.security.permissions import CONFIGURE, READ
 if TYPE_CHECKING:
     from trivium.groups.offsets import PartitionLag
     from trivium.management.calls import Call
-    from trivium.streams.stream import Stream
+    from trivium.streams.stream import Partition, Stream
     from trivium.vhost.virtual_host import VirtualHost
 
+#: Positions that are committed together.
+MAX_POSITIONS: Final = 4096
+
+_Index = Annotated[int, About(least=0, most=0xFFFF_FFFF)]
 _Offset = Annotated[int, About(text="-1 where nothing was committed", least=-1)]
 
 
@@ -71,15 +76,32 @@ class Position:
     """Where a group is to go on."""
 
     stream: Name
-    partition: Annotated[int, About(least=0, most=0xFFFF_FFFF)]
+    partition: _Index
     offset: Annotated[int, About(text="that it reads next", least=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Where a group is to go on, once none of its members is there."""
+    """Where a group is to go on, while none of its members is there: by positions, or all of some
+    streams alike."""
 
-    positions: Annotated[list[Position], About(shortest=1, longest=4096)]
+    positions: Annotated[list[Position] | None, About(shortest=1, longest=MAX_POSITIONS)] = None
+    to: Annotated[
+        Literal["first", "last", "next", "time", "offset"] | None,
+        About(text="the first message, the last, the next that comes, or as another field says"),
+    ] = None
+    offset: Annotated[int | None, About(text="that it reads next", least=0)] = None
+    time: Annotated[
+        int | None,
+        About(text="the first message from then on: milliseconds since the epoch", least=0),
+    ] = None
+    streams: Annotated[
+        list[Name] | None,
+        About(text="of these; else of those that it reads", shortest=1, longest=MAX_POSITIONS),
+    ] = None
+    partitions: Annotated[
+        list[_Index] | None, About(text="these; else all", shortest=1, longest=MAX_POSITIONS)
+    ] = None
 
 
 _Item = tuple["VirtualHost", str]
@@ -196,8 +218,65 @@ def offsets(call: Call) -> ApiAnswer:
 
 def reset(call: Call) -> None:
     """Have one go on elsewhere, on the next start of its members."""
+    wanted = body_of(call, Reset)
     call.access.require(READ, "group", call.names["group"])
-    commit_all(call, body_of(call, Reset).positions)
+    if (wanted.to is None) is (wanted.positions is None):
+        raise BadRequest("a group goes on at 'positions', or 'to' somewhere")
+    for place in ("offset", "time"):
+        if (getattr(wanted, place) is None) is (wanted.to == place):
+            raise BadRequest(f"{place!r} is there where 'to' is {place!r}")
+    if wanted.positions is not None:
+        _commit(call, wanted.positions)
+        return
+    partitions = _partitions(call, wanted)
+    if not partitions or len(partitions) > MAX_POSITIONS:
+        raise BadRequest(f"it goes on in 1 to {MAX_POSITIONS} partitions: say of which 'streams'")
+    found: list[Position] = []
+
+    def done(partition: Partition, offset: int) -> None:
+        found.append(Position(partition.stream.name, partition.index, offset))
+        if len(found) == len(partitions):
+            call.later(lambda: _commit(call, found))
+
+    for partition in partitions:
+        if wanted.time is not None:
+            partition.offset_for_timestamp(wanted.time, partial(done, partition))
+        else:
+            done(partition, _place(partition, wanted))
+
+
+def _partitions(call: Call, wanted: Reset) -> list[Partition]:
+    """Those in which a group is to go on alike. Raises NotFound, AccessRefused."""
+    vhost = call.vhost
+    streams = [vhost.stream(name) for name in dict.fromkeys(wanted.streams or ())]
+    if wanted.streams is None:
+        streams = _readable(call, vhost, call.names["group"])
+    found: list[Partition] = []
+    for stream in streams:
+        # A search may take a while: nobody's is begun who may not.
+        call.access.require(READ, "stream", stream.name)
+        if wanted.partitions is None:
+            found += stream.partitions
+            continue
+        for index in dict.fromkeys(wanted.partitions):
+            partition = stream.partition(index)
+            if partition is None:
+                raise NotFound(f"stream '{stream.name}' has no partition {index}")
+            found.append(partition)
+    return found
+
+
+def _place(partition: Partition, wanted: Reset) -> int:
+    """The offset of a place in a partition."""
+    if wanted.offset is not None:
+        return wanted.offset
+    if wanted.to == "next":
+        return partition.high_watermark
+    return max(partition.first_offset, partition.last_offset if wanted.to == "last" else 0)
+
+
+def _commit(call: Call, positions: list[Position]) -> None:
+    commit_all(call, positions)
     call.gone()
 
 
