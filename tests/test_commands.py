@@ -1,6 +1,7 @@
 """`trivium pub` and `trivium sub` against a running broker, each by its own protocol and across."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.commands import COMMAND
+from trivium.cli import clients
 from trivium_native import connect
 from trivium_native.values import Publication
 
@@ -296,3 +298,21 @@ async def test_offset_skips_what_comes_before_it_in_its_batch(broker: Running) -
         await client.publish_batch(publications)
     with broker.sub("trivium", "skip", "--from", "7", "--count", "3") as subscriber:
         assert finish(subscriber) == (0, "skip 7\nskip 8\nskip 9\n")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_messages_are_printed_as_json_with_their_addresses(broker: Running, scheme: str) -> None:
+    address = "json/a" if scheme == "mqtt" else "json.a"
+    with broker.sub(scheme, address, "--json", "--count", "2") as subscriber:
+        published = broker.pub(scheme, address, "--json", stdin='{"x": 1}\n"text"\n')
+        assert (published.returncode, published.stdout) == (0, '{"published": 2}\n')
+        code, out = finish(subscriber)
+    assert code == 0
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"address": address, "payload": '{"x": 1}'},
+        {"address": address, "payload": '"text"'},
+    ]
+
+
+def test_a_payload_that_is_no_text_is_base64_in_json() -> None:
+    assert clients.as_json("a", b"\xff") == {"address": "a", "payload_base64": "/w=="}

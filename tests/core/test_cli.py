@@ -1,6 +1,7 @@
 """The command `trivium`, as a process: what it prints, and how it exits."""
 
 import gc
+import json
 import re
 import signal
 import socket
@@ -77,6 +78,14 @@ def test_wrong_arguments_are_one_line_and_exit_2(
 def test_wrong_environment_is_one_line_and_exit_2() -> None:
     result = run("serve", "--memory", TRIVIUM_LIMITS__MAX_CONNECTIONS="lots")
     assert_one_line(result, EXIT_USAGE, "TRIVIUM_LIMITS__MAX_CONNECTIONS: [limits] max_connections")
+
+
+def test_the_ready_line_may_be_json() -> None:
+    with serve("--memory", *NO_PROTOCOLS[2:], "--mqtt", "0", "--json") as (_, line):
+        found = json.loads(line)
+    assert found.keys() == {"mqtt", "data"}
+    assert found["data"] == "memory"
+    assert found["mqtt"].startswith("127.0.0.1:")
 
 
 def test_ready_line_names_each_listener_and_the_data_directory(tmp_path: Path) -> None:

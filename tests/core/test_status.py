@@ -143,7 +143,27 @@ def test_status_without_a_broker_is_one_line(tmp_path: Path) -> None:
 def test_top_is_for_a_terminal(data: Path) -> None:
     result = run("top", "--data", str(data))
     assert (result.returncode, result.stdout) == (EXIT_USAGE, "")
-    assert result.stderr == "trivium top: this is no terminal; see trivium status\n"
+    assert result.stderr == "trivium top: this is no terminal; see trivium status, or --json\n"
+
+
+def test_top_as_json_is_one_object_a_second_for_as_long_as_somebody_reads(data: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--json", "--data", str(data)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for _ in range(2):
+        found = json.loads(process.stdout.readline())
+        assert [each["protocol"] for each in found["rates"]] == ["amqp", "mqtt", "native"]
+        assert isinstance(found["queues_with_most"], list)
+    process.stdout.close()
+    assert process.wait(60) == EXIT_OK
+    assert process.stderr.read() == ""
+    process.stderr.close()
 
 
 def test_top_is_live_and_q_ends_it(data: Path) -> None:

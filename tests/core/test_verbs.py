@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.commands import COMMAND, NO_PROTOCOLS, serve
 from tests.support.verbs import Commands, Running, on_terminal, running
-from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, control, main
+from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, completion, control, main
 from trivium.cli import verbs as module
 from trivium.management.rest.schema import hints_of
 
@@ -443,3 +445,74 @@ def test_a_shell_completes_nouns_verbs_and_options(capsys: pytest.CaptureFixture
     assert result.stdout.split() == ["purge"]
     assert main(["completion", "zsh"]) == EXIT_OK
     assert "#compdef trivium" in capsys.readouterr().out
+
+
+def completed(broker: Running, script: str, *words: str) -> list[str]:
+    """What bash completes the last word to."""
+    line = " ".join(shlex.quote(word) for word in words)
+    words_are = f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    asked = words_are + "; _shtab_trivium; printf '%s\\n' \"${COMPREPLY[@]}\""
+    result = subprocess.run(
+        ["bash", "-c", f"{script}\n{asked}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TRIVIUM_URL": f"unix:{broker.data}/control.sock",
+        },
+    )
+    assert result.stderr == ""
+    return result.stdout.splitlines()
+
+
+def test_a_shell_completes_names_as_it_must_quote_them(
+    broker: Running, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "bash"]) == EXIT_OK
+    script = capsys.readouterr().out
+    for name in ("say", "say it", "say$1", "x\ny", "hay"):
+        commands.done("queue", "create", "--", name)
+    found = completed(broker, script, "trivium", "queue", "purge", "sa")
+    assert sorted(found) == ["say", "say\\ it", "say\\$1"]
+    place = ("--data", str(broker.data))
+    assert "hay" in completed(broker, script, "trivium", "queue", "show", *place, "")
+    assert completed(broker, script, "trivium", "queue", "list", "--vhost", "") == ["/"]
+    assert "amq.topic" in completed(broker, script, "trivium", "binding", "create", "amq.")
+    nobody = ("--data", "/nowhere")
+    assert completed(broker, script, "trivium", "queue", "show", *nobody, "sa") == [""]
+    for name in ("say", "say it", "say$1", "x\ny", "hay"):
+        commands.done("queue", "delete", "--yes", "--", name)
+
+
+def test_names_are_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "SECONDS", 0.01)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        assert main(["completion", "names", "queue", "--url", f"unix:{tmp_path}/s"]) == EXIT_OK
+    assert capsys.readouterr() == ("", "")
+
+
+def test_arguments_that_are_names_are_completed() -> None:
+    """Each part of a path that names something is known, but for what is too many to list."""
+    of_paths = {
+        name
+        for noun, found in module.NOUNS.items()
+        for verb in found.verbs
+        for name in re.findall(r"{([^}]*)}", module.operation_of(noun, verb).path)
+    }
+    left = {name for name in of_paths if completion.kind_of(f"path_{name}") is None}
+    assert left == {"topic"}
+    for kind, (path, field) in completion.KINDS.items():
+        wanted = f"v1/{path}"
+        (operation,) = (
+            each
+            for each in module.OPERATIONS.values()
+            if (each.method, each.path) == ("GET", wanted)
+        )
+        assert operation.is_list
+        assert field in hints_of(operation.result), kind

@@ -248,14 +248,16 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    _add_serve(add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG))
+    serve = add("serve", "Run the broker until SIGTERM or SIGINT.", _SERVE_EPILOG)
+    _add_serve(serve)
+    _add_json(serve, "where it listens as one JSON object")
     doctor = add(
         "doctor",
         "Look whether this machine is fit for the broker, and say what to do.",
         _DOCTOR_EPILOG,
     )
     _add_serve(doctor)
-    doctor.add_argument("--json", action="store_true", help="one JSON object per line")
+    _add_json(doctor, "one JSON object per line")
     _add_pub(add("pub", "Publish messages.", _PUB_EPILOG))
     _add_sub(add("sub", "Print messages until interrupted.", _SUB_EPILOG))
     _add_bench(add("bench", "Load a broker, and measure rates and delays.", _BENCH_EPILOG))
@@ -270,23 +272,34 @@ def make_parser(nouns: Iterable[str]) -> argparse.ArgumentParser:
     _add_import(add("import", "Take over what another broker has.", _IMPORT_EPILOG))
     _add_tls(add("tls", "Make certificates to try TLS with.", _TLS_EPILOG))
     _add_status(add("status", "Say how a running broker is, in one screen.", _VERBS_EPILOG))
-    add_control(add("top", "Watch a running broker, until q is pressed.", _VERBS_EPILOG))
+    top = add("top", "Watch a running broker, until q is pressed.", _VERBS_EPILOG)
+    _add_json(top, "one JSON object each second, also where there is no terminal")
+    add_control(top)
     completion = add("completion", "Print what a shell needs to complete commands.", _SHELL_EPILOG)
-    completion.add_argument("shell", choices=("bash", "zsh"))
+    _add_completion(completion)
     hashing = add(
         "hash-password", "Read a password from standard input and print its hash for [users].", ""
     )
     hashing.add_argument(
         "--scram", action="store_true", help="print its keys for SCRAM, the value of `scram`"
     )
+    _add_json(hashing, "one JSON object")
     hashing.add_argument(
         "--iterations", type=int, metavar="N", help="of the keys (default: 600000)"
     )
     return parser
 
 
+def _add_completion(completion: argparse.ArgumentParser) -> None:
+    completion.add_argument("shell", choices=("bash", "zsh", "names"))
+    completion.add_argument("kind", metavar="KIND", nargs="?", help="names: of what")
+    completion.add_argument("--prefix", default="", metavar="TEXT", help="names: as they begin")
+    completion.add_argument("--vhost", metavar="NAME", help="names: default: /")
+    add_control(completion)
+
+
 def _add_status(status: argparse.ArgumentParser) -> None:
-    status.add_argument("--json", action="store_true", help="one JSON object")
+    _add_json(status, "one JSON object")
     add_control(status)
 
 
@@ -401,7 +414,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     )
     bench.add_argument("--count", type=_positive, metavar="N", help="messages, instead of a time")
     bench.add_argument("--name", type=_not_empty, help="of the queue, or where topics begin")
-    bench.add_argument("--json", action="store_true", help="one JSON object per protocol")
+    _add_json(bench, "one JSON object per protocol")
 
 
 def _add_chaos(chaos: argparse.ArgumentParser) -> None:
@@ -437,7 +450,7 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--broker", type=_not_empty, metavar="COMMAND", help="instead of this `trivium serve`"
     )
-    chaos.add_argument("--json", action="store_true", help="one JSON object per experiment")
+    _add_json(chaos, "one JSON object per experiment")
 
 
 def _add_seconds(command: argparse.ArgumentParser) -> None:
@@ -448,12 +461,14 @@ def _add_seconds(command: argparse.ArgumentParser) -> None:
 
 def _add_way(command: argparse.ArgumentParser) -> None:
     """How messages come and go, for both directions."""
+    _add_json(command, "one JSON object: of what was published, or per message that comes")
     command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="default: 1")
     command.add_argument("--exchange", default="amq.topic", help="amqp, trivium: default amq.topic")
 
 
 def _add_directory(command: argparse.ArgumentParser) -> None:
     command.add_argument("directory", type=_not_empty, metavar="DIR")
+    _add_json(command, "one JSON object")
     source = command.add_mutually_exclusive_group()
     source.add_argument(
         "--key-file",
@@ -507,8 +522,10 @@ def _add_json(command: argparse.ArgumentParser, what: str) -> None:
 
 def _add_tls(tls: argparse.ArgumentParser) -> None:
     actions = tls.add_subparsers(dest="action", metavar="ACTION", required=True)
-    make = actions.add_parser("self-signed", help="an authority, a server and a client")
+    about = "an authority, a server and a client"
+    make = actions.add_parser("self-signed", help=about, description=f"Make {about}.")
     make.add_argument("directory", type=_not_empty, metavar="DIR")
+    _add_json(make, "one JSON object")
     make.add_argument(
         "--host",
         dest="hosts",

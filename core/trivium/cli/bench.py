@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Final
@@ -18,6 +19,7 @@ from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.clients import ClientError, Server, UsageError, open_url
 from trivium.cli.loads import HEAD, Load, Pace
 from trivium.cli.own_broker import OwnBroker
+from trivium.cli.progress import progress
 from trivium.cli.roads import OpenRoad, Plan
 from trivium.cli.serve import loop_factory
 
@@ -161,16 +163,17 @@ async def _measure(
         warm_up=options.warm_up or 0.0,
     )
     load = Load(open_road(server, plan), plan, pace)
-    progress = asyncio.create_task(show_progress(scheme, lambda: progress_of(load)))
+    begin = time.monotonic()
+    shown = asyncio.create_task(show_progress(scheme, lambda: progress_of(load, pace, begin)))
     stopping = asyncio.create_task(_stop(load, stop))
     try:
         await load.start()
         await load.finish_publishing()
         await load.drain(give_up)
     finally:
-        for task in (progress, stopping):
+        for task in (shown, stopping):
             task.cancel()
-        await asyncio.gather(progress, stopping, return_exceptions=True)
+        await asyncio.gather(shown, stopping, return_exceptions=True)
         await load.close()
     result = {
         "protocol": scheme,
@@ -206,23 +209,27 @@ async def _stop(load: Load, stop: asyncio.Event) -> None:
     load.is_stopping.set()
 
 
-async def show_progress(scheme: str, text: Callable[[], str]) -> None:
+#: How far a load is, of how much, and in words.
+Look = tuple[float, float | None, str]
+
+
+async def show_progress(title: str, look: Callable[[], Look]) -> None:
     """Tell a terminal how it goes, until cancelled."""
-    if not sys.stderr.isatty():
-        return
-    try:
+    with progress(title, is_still=True) as report:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            print(f"\r\x1b[K{scheme}: {text()}", end="", file=sys.stderr, flush=True)
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            report(*look())
 
 
-def progress_of(load: Load) -> str:
-    """A line."""
-    return (
+def progress_of(load: Load, pace: Pace, begin: float) -> Look:
+    """How far a load is that began at a time."""
+    text = (
         f"published {load.sent:,}, acknowledged {load.acknowledged:,}, delivered {load.delivered:,}"
     )
+    if pace.count is not None:
+        return load.sent, pace.count * pace.publishers, text
+    total = pace.warm_up + (pace.seconds or 0.0)
+    return min(time.monotonic() - begin, total), total, text
 
 
 def as_text(result: dict[str, Any]) -> str:

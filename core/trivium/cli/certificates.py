@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from trivium.cli import EXIT_FAILED, EXIT_OK
+from trivium.cli.tables import print_json
 
 #: How long they are valid, from a day ago, so that clocks that differ are no matter.
 VALID_DAYS: Final = 825
@@ -39,8 +40,11 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"trivium tls: {error}", file=sys.stderr)
         return EXIT_FAILED
-    for name in FILES:
-        print(directory / name)
+    files = [str(directory / name) for name in FILES]
+    if options.json:
+        print_json({"files": files})
+    else:
+        print(*files, sep="\n")
     return EXIT_OK
 
 

@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from trivium.cli import EXIT_FAILED, EXIT_IO, EXIT_OK, EXIT_USAGE
-from trivium.cli.bench import listener_of, on_signals, roads, show, show_progress
+from trivium.cli.bench import Look, listener_of, on_signals, roads, show, show_progress
 from trivium.cli.clients import ClientError, Server, UsageError
 from trivium.cli.loads import Load, Pace
 from trivium.cli.network import LOOPBACK, Network
@@ -226,13 +227,14 @@ async def _experiment(
                 port = await networks[listener].start()
                 server = Server(LOOPBACK, port, None, None, "", broker.client_tls)
                 scene.loads |= _loads(scheme, open_road, server, options)
-            progress = asyncio.create_task(show_progress(name, lambda: _progress(scene)))
+            look = partial(_progress, scene, options.rounds)
+            shown = asyncio.create_task(show_progress(name, look))
             try:
                 await _disturb(scene, EXPERIMENTS[name], options, stop)
                 await asyncio.gather(*[load.drain(give_up) for load in scene.loads.values()])
             finally:
-                progress.cancel()
-                await asyncio.gather(progress, return_exceptions=True)
+                shown.cancel()
+                await asyncio.gather(shown, return_exceptions=True)
         finally:
             for load in scene.loads.values():
                 await load.close()
@@ -311,13 +313,11 @@ async def _is_stopped(stop: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _progress(scene: Scene) -> str:
+def _progress(scene: Scene, rounds: int) -> Look:
     acknowledged = sum(load.acknowledged for load in scene.loads.values())
     delivered = sum(load.delivered for load in scene.loads.values())
-    return (
-        f"disturbed {len(scene.disturbances)} times, acknowledged {acknowledged:,},"
-        f" delivered {delivered:,}"
-    )
+    text = f"acknowledged {acknowledged:,}, delivered {delivered:,}"
+    return len(scene.disturbances), rounds, text
 
 
 def _result(

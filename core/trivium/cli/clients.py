@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import errno
+import json
 import logging
 import os
 import re
@@ -263,12 +265,17 @@ async def _publish(options: argparse.Namespace, server: Server, connect: Connect
     async with connect(server) as client:
         if options.payload is not None:
             await client.publish(publication, options.payload.encode(errors="surrogateescape"))
+            _published(options, 1)
             return
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
+        count = 0
+
         async def publish(line: bytes) -> None:
+            nonlocal count
             try:
                 await client.publish(publication, line)
+                count += 1
             finally:
                 in_flight.release()
 
@@ -279,6 +286,12 @@ async def _publish(options: argparse.Namespace, server: Server, connect: Connect
                     tasks.create_task(publish(line))
         except* (ClientError, UsageError) as errors:
             raise errors.exceptions[0] from None
+        _published(options, count)
+
+
+def _published(options: argparse.Namespace, count: int) -> None:
+    if options.json:
+        print(json.dumps({"published": count}))
 
 
 async def _lines() -> AsyncIterator[bytes]:
@@ -328,7 +341,9 @@ async def _subscribe(options: argparse.Namespace, server: Server, connect: Conne
 
     def handle(address: str, payload: bytes) -> bool:
         nonlocal remaining
-        if options.verbose:
+        if options.json:
+            payload = json.dumps(as_json(address, payload)).encode()
+        elif options.verbose:
             payload = address.encode(errors="surrogateescape") + b" " + payload
         try:
             output.write(payload + b"\n")
@@ -341,3 +356,11 @@ async def _subscribe(options: argparse.Namespace, server: Server, connect: Conne
 
     async with connect(server) as client:
         await client.subscribe(subscription, subscribed, handle)
+
+
+def as_json(address: str, payload: bytes) -> dict[str, str]:
+    """A message as JSON has it: a payload that is no text is base64."""
+    try:
+        return {"address": address, "payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"address": address, "payload_base64": base64.b64encode(payload).decode()}

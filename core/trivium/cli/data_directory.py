@@ -7,10 +7,12 @@ import os
 import re
 import sys
 import time
-from typing import Final
+from typing import Any, Final
 
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import read_environment
+from trivium.cli.progress import progress
+from trivium.cli.tables import print_json
 from trivium.messages.message import RecordError, decode_record
 from trivium.storage.contents.log import DiskLog
 from trivium.storage.errors import (
@@ -48,10 +50,11 @@ def run(options: argparse.Namespace) -> int:
             return _fail(EXIT_FAILED, f"{directory} is no data directory")
         lock = filesystem.lock(f"{directory}/{LOCK_FILE}")
         try:
-            inspection = Inspection(filesystem, directory, check_record, keys)
+            with progress(options.command) as report:
+                inspection = Inspection(filesystem, directory, check_record, keys, report)
             if options.command == "check":
-                return _check(inspection)
-            return _repair(inspection)
+                return _check(inspection, options.json)
+            return _repair(inspection, options.json)
         finally:
             lock.release()
     except StorageLocked as error:
@@ -74,8 +77,20 @@ def _configured(key: str) -> str:
     return found
 
 
-def _check(inspection: Inspection) -> int:
+def _check(inspection: Inspection, is_json: bool) -> int:
     logs = inspection.logs()
+    if is_json:
+        shown = [
+            {
+                "name": describe(log.name),
+                "entries": len(log),
+                "first_offset": log.first_offset,
+                "next_offset": log.next_offset,
+            }
+            for log in logs
+        ]
+        print_json({**_found(inspection), "logs": shown})
+        return EXIT_FAILED if inspection.damages else EXIT_OK
     lines = [summary(log) for log in logs] + findings(inspection)
     damages = len(inspection.damages)
     if damages:
@@ -87,18 +102,46 @@ def _check(inspection: Inspection) -> int:
     return EXIT_FAILED if damages else EXIT_OK
 
 
-def _repair(inspection: Inspection) -> int:
+def _found(inspection: Inspection) -> dict[str, Any]:
+    """What is wrong and what is lost, for programs."""
+    return {
+        "directory": inspection.directory,
+        "is_in_order": not inspection.damages,
+        "notes": inspection.notes,
+        "damages": [str(damage) for damage in inspection.damages],
+        "losses": [
+            {
+                "log": describe(loss.log) if loss.log else None,
+                "first": loss.first,
+                "last": None if loss.last == UNKNOWN else loss.last,
+                "records": loss.records or None,
+                "fate": loss.fate,
+            }
+            for loss in inspection.losses
+        ],
+    }
+
+
+def _repair(inspection: Inspection, is_json: bool) -> int:
     directory = inspection.directory
     lines = findings(inspection)
     if not inspection.damages:
-        _say([*lines, f"{directory} is in order, nothing to repair"])
+        if is_json:
+            print_json({**_found(inspection), "quarantine": None})
+        else:
+            _say([*lines, f"{directory} is in order, nothing to repair"])
         return EXIT_OK
     base = f"{directory}/quarantine-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     quarantine, number = base, 1
     while inspection.filesystem.exists(quarantine):
         number += 1
         quarantine = f"{base}-{number}"
-    repair(inspection, quarantine, lines)
+    found = _found(inspection)
+    with progress("repair"):
+        repair(inspection, quarantine, lines)
+    if is_json:
+        print_json({**found, "quarantine": quarantine})
+        return EXIT_OK
     _say(
         [
             *lines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from trivium.cli import EXIT_OK, EXIT_USAGE
@@ -20,9 +21,10 @@ def run(options: argparse.Namespace) -> int:
         if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
             raise PasswordFormatError(f"--iterations is from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
         if options.scram:
-            print(make_keys(password.encode(), iterations).text())
+            name, found = "scram", make_keys(password.encode(), iterations).text()
         else:
-            print(hash_password(password.encode()))
+            name, found = "password", hash_password(password.encode())
+        print(json.dumps({name: found}) if options.json else found)
     except PasswordFormatError as error:
         print(f"trivium hash-password: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import logging
 import os
 import resource
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     relax_interpreter()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            return runner.run(_serve(config, handler))
+            return runner.run(_serve(config, handler, options.json))
         except ConfigError as error:
             return _fail(EXIT_USAGE, error)
         except StorageLocked as error:
@@ -104,7 +105,7 @@ def options_of_protocols() -> dict[str, type]:
     return {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
 
 
-async def _serve(config: Config, log: LogHandler) -> int:
+async def _serve(config: Config, log: LogHandler, is_json: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +116,7 @@ async def _serve(config: Config, log: LogHandler) -> int:
         loop.add_signal_handler(signal.SIGHUP, broker.reload)
         logger.info("Trivium %s, %s", __version__, "compiled" if is_compiled() else "interpreted")
         line = ready_line(broker)
-        print(line, flush=True)
+        print(json.dumps(ready(broker)) if is_json else line, flush=True)
         manager = ServiceManager(os.environ)
         manager.ready(line)
         stopped = asyncio.create_task(stop.wait())
@@ -129,12 +130,17 @@ async def _serve(config: Config, log: LogHandler) -> int:
     return EXIT_OK
 
 
-def ready_line(broker: Broker) -> str:
-    """What is printed once connections are accepted; programs that start the broker read it."""
+def ready(broker: Broker) -> dict[str, str]:
+    """Where clients can connect, by the name of the listener, and where the data is."""
     storage = broker.config.storage
     # The control socket is for commands, which know where it is; and paths may have spaces.
     places = {name: place for name, place in broker.listeners.items() if name != CONTROL}
-    places["data"] = "memory" if storage.mode == "memory" else str(storage.data)
+    return {**places, "data": "memory" if storage.mode == "memory" else str(storage.data)}
+
+
+def ready_line(broker: Broker) -> str:
+    """What is printed once connections are accepted; programs that start the broker read it."""
+    places = ready(broker)
     return " ".join(["trivium ready", *(f"{name}={place}" for name, place in places.items())])
 
 

@@ -55,14 +55,23 @@ def _run(options: argparse.Namespace) -> None:
     before = look(api)
     time.sleep(SECONDS)
     now = look(api)
-    rates = list(rates_of(before, now))
     if options.json:
-        listeners, storage = now.listeners, now.storage
-        print_json({**now.overview, "storage": storage, "listeners": listeners, "rates": rates})
+        print_json(as_json(before, now))
         return
     print_lines(lines_of(before, now))
     print()
-    print_rows(rates, COLUMNS)
+    print_rows(rates_of(before, now), COLUMNS)
+
+
+def as_json(before: Look, now: Look) -> dict[str, Any]:
+    """All that is known of a broker, for programs."""
+    rates = list(rates_of(before, now))
+    return {
+        **now.overview,
+        "storage": now.storage,
+        "listeners": now.listeners,
+        "rates": rates,
+    }
 
 
 def rates_of(before: Look, now: Look) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,8 @@ from rich.text import Text
 
 from trivium.cli.clients import UsageError
 from trivium.cli.control import Api, find_api, run_command
-from trivium.cli.status import COLUMNS, SECONDS, Look, lines_of, look, rates_of
-from trivium.cli.tables import aligned, rich_table, texts_of
+from trivium.cli.status import COLUMNS, SECONDS, Look, as_json, lines_of, look, rates_of
+from trivium.cli.tables import aligned, print_json, rich_table, texts_of
 
 #: Queues that are shown: those with most messages.
 _QUEUES: Final = 10
@@ -44,16 +45,31 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     """Show a broker until q is pressed. Raises ClientError, UsageError."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("this is no terminal; see trivium status")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal and not options.json:
+        raise UsageError("this is no terminal; see trivium status, or --json")
     api = find_api(options)
     before, queues = look(api), _queues(api)
+    if options.json:
+        _print(api, before, queues)
+        return
     with _keys() as is_over, Live(screen=True, auto_refresh=False) as live:
         while not is_over():
             now, found = look(api), _queues(api)
             live.update(_screen(before, now, list(_rates(queues, found, now.at - before.at))))
             live.refresh()
             before, queues = now, found
+
+
+def _print(api: Api, before: Look, queues: list[dict[str, Any]]) -> None:
+    """One object each second, until interrupted."""
+    while True:
+        time.sleep(SECONDS)
+        now, found = look(api), _queues(api)
+        shown = list(_rates(queues, found, now.at - before.at))
+        print_json({**as_json(before, now), "queues_with_most": shown})
+        sys.stdout.flush()
+        before, queues = now, found
 
 
 def _screen(before: Look, now: Look, queues: list[dict[str, Any]]) -> Group:

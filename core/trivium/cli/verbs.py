@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
 from datetime import datetime
 from types import NoneType
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from trivium.cli.clients import UsageError
 from trivium.cli.control import Api, find_api, run_command, segment
+from trivium.cli.progress import progress
 from trivium.cli.server_options import add_control
 from trivium.cli.tables import at, print_json, print_record, print_rows
 from trivium.management.rest import ENDPOINTS
@@ -288,7 +290,7 @@ def _add_arguments(
         command.add_argument(f"path_{name}", metavar=name.upper(), type=_not_empty, nargs=nargs)
     if noun != "vhost" and "{vhost}" in operation.path:
         command.add_argument("--vhost", default="/", metavar="NAME", help="default: /")
-    elif "{vhost}" in operation_of(noun, verb, in_vhost=True).path:
+    elif noun != "vhost" and "{vhost}" in operation_of(noun, verb, in_vhost=True).path:
         command.add_argument("--vhost", metavar="NAME", help="default: all virtual hosts")
     if how.whole:
         command.add_argument("whole", metavar=how.whole.upper(), help="JSON")
@@ -473,7 +475,8 @@ def _run(options: argparse.Namespace) -> None:
         headers = dict(how.headers)
         if getattr(options, "reason", None):
             headers["X-Reason"] = options.reason
-        found = api.ask(operation.method, path, query, body, headers)
+        with progress(f"{verb} {noun}") if destroys(operation) else nullcontext():
+            found = api.ask(operation.method, path, query, body, headers)
         if found is not None:
             print_json(found) if options.json else print_record(found)
 

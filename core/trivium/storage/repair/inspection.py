@@ -59,11 +59,18 @@ from trivium.storage.segments.segments import Segments
 #: how many offsets it spans
 CheckRecord = Callable[[str, bytes, int], str]
 
+#: is told how many chunks are checked, and of how many
+Report = Callable[[int, int], None]
+
 LOST: Final = "lost"
 #: there may have been records, or the offsets were never given to any
 MAYBE_LOST: Final = "lost, if there was anything"
 #: whether the records had been removed is not known any more
 COMES_BACK: Final = "kept, even if removed before"
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,10 @@ class Inspection:
         directory: str,
         check_record: CheckRecord,
         keys: Keys | None = None,
+        report: Report = _ignore,
     ) -> None:
+        self._report = report
+        self._checked = 0
         self.keys = Keys() if keys is None else keys
         self.filesystem = filesystem
         self.directory = directory
@@ -161,6 +171,7 @@ class Inspection:
         if self.damages:
             self.suspects.update(journal.paths)
         self._drop_older_logs()
+        self._chunks = sum(len(log.chunks()) for log in recovered.logs.values())
         for log in list(recovered.logs.values()):
             if log.name:
                 self._check_log(log)
@@ -356,6 +367,8 @@ class Inspection:
     def _check_log(self, log: DiskLog) -> None:
         """Read every record, and remove those that are damaged."""
         for chunk in log.chunks():
+            self._report(self._checked, self._chunks)
+            self._checked += 1
             records = chunk.records
             if records is None:
                 try:
