@@ -102,6 +102,7 @@ async def names(broker: Running) -> Any:
         ("topic-permission", "set", "u", "amq.topic", "", ""),
         ("role", "set", "r", "{}"),
         ("policy", "set", "p", "^none$", '{"expires": 70000}'),
+        ("operator-policy", "set", "p", "^none$", '{"expires": 70000}'),
     ):
         assert main([*words, *place]) == EXIT_OK
     if main(["user", "show", "u", *place]) != EXIT_OK:
