@@ -20,6 +20,7 @@ import trivium_native
 from tests.support.commands import run
 from tests.support.verbs import Running, on_terminal, running
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, main, make_parser
+from trivium.cli.completion import commands_of
 
 Words = tuple[str, ...]
 
@@ -31,44 +32,27 @@ NO_JSON = {("completion",)}
 JSON_ELSEWHERE = {("bench",), ("chaos",), ("serve",), ("sub",), ("top",)}
 
 
-def leaves(parser: argparse.ArgumentParser, words: Words = ()) -> Iterator[tuple[Words, Any]]:
-    """Each command with its parser."""
-    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-    if not inner:
-        yield words, parser
-    for action in inner:
-        for name, found in action.choices.items():
-            yield from leaves(found, (*words, name))
-
-
-LEAVES: dict[Words, Any] = dict(leaves(make_parser(NOUNS)))
-#: Those that ask the HTTP API what there is, by what they are named.
-SHOWING = {
-    words: parser
-    for words, parser in LEAVES.items()
-    if words[0] in NOUNS
-    and not any("--yes" in action.option_strings for action in parser._actions)
-    and (
-        any("--columns" in action.option_strings for action in parser._actions)
-        or words[1] in ("show", "describe")
-    )
-}
-LISTING = [
-    words
-    for words, parser in LEAVES.items()
-    if any("--columns" in action.option_strings for action in parser._actions)
-]
+PARSERS: dict[Words, argparse.ArgumentParser] = {}
+LEAVES: dict[Words, list[argparse.Action]] = {}
+for each, parser, actions in commands_of(make_parser(NOUNS)):
+    PARSERS[each] = parser
+    LEAVES[each] = actions
 
 
 def options_of(words: Words) -> set[str]:
-    return {flag for action in LEAVES[words]._actions for flag in action.option_strings}
+    return {flag for action in LEAVES[words] for flag in action.option_strings}
+
+
+LISTING = [words for words in LEAVES if "--columns" in options_of(words)]
+#: Those that show one thing.
+SHOWING = [words for words in LEAVES if words[0] in NOUNS and words[-1] in ("show", "describe")]
 
 
 def arguments_of(words: Words) -> list[str]:
     """A value for each argument that must be there."""
     return [
-        "x" if action.type is None or action.choices is None else str(action.choices[0])
-        for action in LEAVES[words]._actions
+        "x"
+        for action in LEAVES[words]
         if not action.option_strings and action.nargs not in ("?", "*")
     ]
 
@@ -122,7 +106,7 @@ async def names(broker: Running) -> Any:
 def asked(words: Words, names: dict[str, str], broker: Running) -> list[str]:
     """The command with an argument for each that it needs."""
     given: list[str] = []
-    for action in LEAVES[words]._actions:
+    for action in LEAVES[words]:
         if action.option_strings or action.nargs in ("?", "*"):
             continue
         name = action.dest.removeprefix("path_")
@@ -173,8 +157,8 @@ def test_each_command_says_what_it_does(words: Words, capsys: pytest.CaptureFixt
         main([*words, "--help"])
     out = capsys.readouterr().out
     assert stopped.value.code == EXIT_OK
-    assert out.startswith(f"usage: {LEAVES[words].prog} ")
-    assert LEAVES[words].description
+    assert out.startswith(f"usage: {PARSERS[words].prog} ")
+    assert PARSERS[words].description
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=ids)
@@ -243,7 +227,7 @@ async def test_each_list_is_a_table_on_a_terminal_and_plain_columns_elsewhere(
 async def test_what_is_shown_is_one_json_object_or_a_line_for_each_field(
     names: dict[str, str], broker: Running
 ) -> None:
-    for words in SHOWING.keys() - LISTING:
+    for words in SHOWING:
         arguments = asked(words, names, broker)
         (line,) = answer([*arguments, "--json"]).splitlines()
         found = json.loads(line)

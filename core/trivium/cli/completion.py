@@ -48,6 +48,9 @@ _CALLED: Final = {
     "vhost": "vhost",
 }
 
+#: The words of a command, its parser, and its arguments and options.
+Command = tuple[tuple[str, ...], argparse.ArgumentParser, list[argparse.Action]]
+
 _BASH: Final = """\
 _trivium_names() {
   local kind="$1" word="$2" place=() at line
@@ -85,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
     import shtab
 
     parser = make_parser(NOUNS)
-    _mark(parser)
+    for _, _, actions in commands_of(parser):
+        _mark(actions)
     functions = {"bash": _BASH, "zsh": _ZSH}
     for shell in functions:
         for kind in KINDS:
@@ -98,13 +102,19 @@ def _function(kind: str) -> str:
     return f"_trivium_names_{kind}"
 
 
-def _mark(parser: argparse.ArgumentParser) -> None:
+def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[Command]:
+    """Each command of a parser, by whichever of its names."""
+    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    if not inner:
+        yield words, parser, list(parser._actions)
+    for action in inner:
+        for name, found in action.choices.items():
+            yield from commands_of(found, *words, name)
+
+
+def _mark(actions: list[argparse.Action]) -> None:
     """Say of each argument and option whose names it takes."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                _mark(inner)
-            continue
+    for action in actions:
         kind = kind_of(action.dest)
         if kind is not None and not action.choices:
             function = _function(kind)
