@@ -107,6 +107,12 @@ class Page:
         """Go to a page."""
         self.call("Page.navigate", url=url)
 
+    def reload(self) -> None:
+        """Load the page again."""
+        self.run("void (window.isOld = true)")
+        self.call("Page.reload")
+        self.wait("!window.isOld && document.readyState === 'complete'")
+
     def wait(self, condition: str) -> Any:
         """Wait until an expression is true on the page; its value."""
         deadline = time.monotonic() + PATIENCE
@@ -150,6 +156,7 @@ class Page:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 

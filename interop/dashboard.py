@@ -64,6 +64,7 @@ class Dashboard:
     def sign_in(self, user: str = "root") -> None:
         """Come in as a user, by the keyboard."""
         tab = self.page
+        tab.troubles.clear()
         tab.open(self.url)
         tab.wait("document.querySelector('.sign-in, .side')")
         if not tab.run("!!document.querySelector('.sign-in')"):
@@ -90,7 +91,7 @@ class Dashboard:
         for look, (width, height) in looks.items():
             tab.look(width, height, "dark" if look == "dark" else "light")
             tab.run("new Promise((done) => setTimeout(done, 100))")
-            self._picture(f"{name}-{look}")
+            self.picture(f"{name}-{look}")
             self._check_access(f"{name}, {look}")
             # Tables scroll by themselves; the page does not.
             wide = tab.run("document.documentElement.scrollWidth")
@@ -105,7 +106,8 @@ class Dashboard:
         assert tab.run("window.taken") is None
         assert tab.run("document.querySelector('img, iframe, body script, object, embed')") is None
 
-    def _picture(self, name: str) -> None:
+    def picture(self, name: str) -> None:
+        """A picture of what there is to see, where pictures are wanted."""
         folder = os.environ.get("TRIVIUM_PICTURES")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)

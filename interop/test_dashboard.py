@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pika
 import pytest
+from pika.exceptions import ConnectionClosedByBroker
 
-from interop.dashboard import MARKUP, NOT_SIGNED_IN, Dashboard, dashboard
+from interop.brokers import LOOPBACK
+from interop.dashboard import MARKUP, NOT_SIGNED_IN, STREAMS, Dashboard, dashboard
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
 
@@ -69,3 +72,216 @@ def test_queues(site: Dashboard) -> None:
     site.visit("queues", "/", MARKUP, waits_for="document.querySelectorAll('tbody').length > 1")
     assert MARKUP in site.page.run("document.querySelector('h1').textContent")
     site.check("queue-markup")
+
+
+def test_streams_with_their_lag(site: Dashboard) -> None:
+    site.sign_in()
+    site.visit("streams", waits_for="document.querySelectorAll('tbody tr').length === 2")
+    site.check("streams")
+    lag = "document.querySelector('.part:nth-of-type(1) tbody')"
+    site.visit("streams", "/", STREAMS[1], waits_for=f"{lag}?.rows.length === 2")
+    site.page.wait(f"/[1-9]/.test({lag}.rows[1].cells[4].textContent)")
+    site.page.wait("document.querySelectorAll('.chart .line').length >= 3")
+    site.check("stream")
+    site.visit("groups", waits_for="document.querySelectorAll('tbody tr').length === 2")
+    site.check("groups")
+    site.visit("groups", "/", MARKUP, waits_for="document.querySelectorAll('tbody tr').length >= 6")
+    site.check("group")
+
+
+def test_connections_and_channels(site: Dashboard) -> None:
+    site.sign_in()
+    site.visit("connections", waits_for="document.querySelectorAll('tbody tr').length >= 4")
+    site.page.wait("/[1-9].*B\\/s/.test(document.querySelector('tbody').innerText)")
+    site.check("connections")
+    site.page.click("tbody tr:nth-child(1) a")
+    site.page.wait("document.querySelectorAll('.chart .line').length >= 3")
+    site.check("connection")
+    site.visit("channels", waits_for="document.querySelector('tbody tr')")
+    site.check("channels")
+
+
+def test_the_node(site: Dashboard) -> None:
+    site.sign_in()
+    site.visit("node", waits_for="document.querySelectorAll('tbody').length >= 3")
+    site.check("node")
+
+
+def button(text: str) -> str:
+    """The button that says this, as an expression."""
+    return f"[...document.querySelectorAll('button')].find((each) => each.textContent === {text!r})"
+
+
+def test_a_queue_is_created_purged_and_deleted_by_keyboard(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    site.visit("queues", waits_for="document.querySelector('tbody tr')")
+    tab.run(f"{button('New queue')}.focus()")
+    tab.press("Enter")
+    tab.wait("document.querySelector('dialog[open]')")
+    assert tab.run("document.activeElement.name") == "name"
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog')")
+    assert tab.run("document.activeElement.textContent") == "New queue"
+    tab.press("Enter")
+    tab.wait("document.activeElement.name === 'name'")
+    tab.type("new <b>queue</b>")
+    tab.run("document.querySelector('[name=arguments]').focus()")
+    tab.type('{"x-max-length": "many"}')
+    tab.run("document.querySelector('dialog [type=submit]').focus()")
+    tab.press("Enter")
+    # The broker says what is wrong, and the window stays.
+    tab.wait("document.querySelector('dialog .trouble:not([hidden])')")
+    tab.troubles.clear()
+    site.check("new-queue")
+    tab.run("document.querySelector('[name=arguments]').value = '{\"x-max-length\": 5}'")
+    tab.press("Enter")
+    tab.wait("document.querySelector('h1')?.textContent === 'Queue new <b>queue</b>'")
+    tab.wait("document.querySelector('.arguments')?.textContent.includes('x-max-length')")
+    tab.run(f"{button('Purge')}.click()")
+    tab.wait("document.querySelector('dialog[open]')")
+    tab.run("document.querySelector('dialog [type=submit]').click()")
+    tab.wait("document.querySelector('#notices')?.textContent.includes('0 messages were removed')")
+    tab.run(f"{button('Delete')}.click()")
+    tab.wait("document.activeElement.name === 'name'")
+    tab.type("another")
+    tab.press("Enter")
+    tab.wait("document.querySelector('.trouble')?.textContent === 'That is another name.'")
+    tab.run("document.querySelector('dialog [name=name]').select()")
+    tab.type("new <b>queue</b>")
+    site.check("delete-queue")
+    tab.press("Enter")
+    tab.wait("document.querySelector('h1')?.textContent === 'Queues'")
+    tab.wait("document.querySelector('tbody') && !document.body.innerText.includes('new <b>')")
+    site.check_text()
+
+
+def test_lists_are_searched_sorted_and_cut_into_pages(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    site.visit("queues", waits_for="document.querySelectorAll('tbody tr').length >= 6")
+    tab.run("document.querySelector('input[type=search]').focus()")
+    tab.type("SESSION")
+    tab.wait("document.querySelectorAll('tbody tr').length === 2")
+    tab.wait("location.hash.includes('name=SESSION')")
+    tab.wait("document.querySelector('.total').textContent.includes(' of ')")
+    tab.run("document.querySelector('th:nth-child(5) button').focus()")
+    tab.press("Enter")
+    tab.wait("document.querySelector('th[aria-sort=descending]')?.textContent.startsWith('Ready')")
+    tab.wait(
+        "((found) => found.every((one, at) => !at || found[at - 1] >= one))"
+        "([...document.querySelectorAll('tbody tr')].map((row) =>"
+        " Number(row.cells[4].textContent.replace(/\\D/g, ''))))"
+    )
+    assert tab.run("document.activeElement.closest('th') !== null"), "the focus stays"
+    # The address leads to the same rows.
+    tab.reload()
+    tab.wait("document.querySelector('input[type=search]')?.value === 'SESSION'")
+    tab.wait("document.querySelector('th[aria-sort=descending]')")
+    site.check("queues-found")
+
+
+def test_what_a_user_may_not_is_not_offered(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in("watcher")
+    site.visit("connections", waits_for="document.querySelectorAll('tbody tr').length >= 4")
+    tab.click("tbody tr:nth-child(1) a")
+    tab.wait("document.querySelectorAll('.figure').length > 3")
+    assert tab.run(f"{button('Close')} === undefined")
+    site.visit("node", waits_for="document.querySelectorAll('tbody').length >= 3")
+    assert "Listeners" in tab.text()
+    site.sign_in("plain")
+    site.visit("connections", waits_for="document.querySelector('.empty:not([hidden])')")
+    site.visit("node", waits_for="document.querySelectorAll('tbody').length >= 2")
+    assert "Listeners" not in tab.text()
+    assert tab.troubles == []
+
+
+def test_a_connection_is_closed(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    parameters = pika.ConnectionParameters(
+        LOOPBACK, site.broker.ports["amqp"], client_properties={"connection_name": "visitor"}
+    )
+    made = pika.BlockingConnection(parameters)
+    try:
+        row = (
+            "[...document.querySelectorAll('tbody tr')].find((each) =>"
+            " each.cells[1].textContent === 'visitor')"
+        )
+        site.visit("connections", waits_for=row)
+        tab.run(f"{row}.querySelector('a').click()")
+        tab.wait(button("Close"))
+        tab.run(f"{button('Close')}.click()")
+        tab.wait("document.activeElement.name === 'reason'")
+        tab.type("good night")
+        tab.press("Enter")
+        with pytest.raises(ConnectionClosedByBroker, match="good night"):
+            made.process_data_events(20)
+    finally:
+        if made.is_open:
+            made.close()
+    tab.wait("document.querySelector('h1').textContent === 'Connections'")
+    assert tab.troubles == []
+
+
+def test_colours_and_virtual_host_are_chosen_and_remembered(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    back = "getComputedStyle(document.documentElement).backgroundColor"
+    light = tab.run(back)
+    tab.run("document.querySelector('#theme').value = 'dark'")
+    tab.run("document.querySelector('#theme').dispatchEvent(new Event('change'))")
+    assert tab.run(back) != light
+    site.visit("queues", waits_for="document.querySelector('tbody tr')")
+    assert "Virtual host" in tab.run("document.querySelector('thead').innerText")
+    tab.run("document.querySelector('#vhost').value = '/'")
+    tab.run("document.querySelector('#vhost').dispatchEvent(new Event('change'))")
+    tab.wait("!document.querySelector('thead').innerText.includes('Virtual host')")
+    tab.reload()
+    tab.wait("document.querySelector('#vhost')?.value === '/'")
+    assert tab.run(back) != light
+    for name in ("theme", "vhost"):
+        tab.run(f"document.querySelector('#{name}').value = ''")
+        tab.run(f"document.querySelector('#{name}').dispatchEvent(new Event('change'))")
+    assert tab.run(back) == light
+
+
+def test_the_keyboard_finds_its_way(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    site.visit("overview")
+    tab.run("document.activeElement.blur()")
+    tab.open(site.url + "?again#/overview")
+    tab.wait("document.querySelector('.figure')")
+    tab.press("Tab")
+    assert tab.run("document.activeElement.textContent") == "Skip to the content"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert tab.run(outline) == "solid"
+    tab.press("Enter")
+    assert tab.run("document.activeElement.id") == "main"
+    # A page that is new has the focus; what is said of it is its title.
+    site.visit("queues", waits_for="document.querySelector('tbody tr')")
+    assert tab.run("document.activeElement.id") == "main"
+    assert tab.run("document.querySelector('#announcements').textContent") == "Queues – Trivium"
+    # On a phone the menu is closed by Escape, and by going somewhere.
+    tab.look(390, 844)
+    tab.wait("!document.querySelector('.menu[open]')")
+    tab.run("document.querySelector('summary').focus()")
+    tab.press("Enter")
+    tab.wait("document.querySelector('.menu[open]')")
+    site.picture("menu")
+    tab.press("Escape")
+    tab.wait("!document.querySelector('.menu[open]')")
+    assert tab.run("document.activeElement.tagName") == "SUMMARY"
+    tab.look()
+
+
+def test_a_session_that_is_over_leads_to_signing_in(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    site.visit("queues", waits_for="document.querySelector('tbody tr')")
+    tab.run("fetch('api/v1/session', {method: 'DELETE', headers: {'Trivium-Page': '1'}})")
+    tab.wait("document.querySelector('.sign-in')")
+    assert "signed out" in tab.text()
+    tab.troubles.clear()

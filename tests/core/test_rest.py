@@ -88,6 +88,19 @@ async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -
         assert found["items"] == [
             {"stream": "s", "partition": 0, "committed": 4, "high_watermark": 5, "lag": 1}
         ]
+        status, found = await site.ask("GET", "vhosts/%2F/streams/s/groups")
+        assert found["items"] == [
+            {
+                "group": "g",
+                "partition": 0,
+                "member": None,
+                "committed": 4,
+                "high_watermark": 5,
+                "lag": 1,
+            }
+        ]
+        await site.ask("PUT", "vhosts/%2F/streams/other", json={})
+        assert (await site.ask("GET", "vhosts/%2F/streams/other/groups"))[1]["items"] == []
         positions[0]["offset"] = 6
         assert (await site.ask("PUT", path + "/offsets", json=wanted))[0] == 409
         assert (await site.ask("GET", path + "/members"))[1]["items"] == []

@@ -92,6 +92,7 @@ NOUNS: Final = {
             "create": "streams_declare",
             "delete": "streams_delete",
             "partitions": "streams_partitions",
+            "groups": "groups_of_stream",
         },
         ("vhost", "name", "partitions", "records", "published", "policy"),
     ),

@@ -72,6 +72,18 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is in a partition of one stream."""
+
+    group: Name
+    partition: Count
+    member: Annotated[str | None, About(text="who reads it for the group")]
+    committed: _Offset
+    high_watermark: Count
+    lag: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Where a group is to go on."""
 
@@ -216,6 +228,40 @@ def offsets(call: Call) -> ApiAnswer:
     return listed(call, every(), view_lag, lambda item: (f"{item[1].partition:05}", item[0].name))
 
 
+def of_stream(call: Call) -> ApiAnswer:
+    """How far each group is that has to do with a stream."""
+    vhost = call.vhost
+    stream = vhost.stream(call.names["stream"])
+
+    def every() -> Iterator[GroupLag | None]:
+        committed = set(vhost.groups.of_stream(stream))
+        for name in {*committed, *vhost.memberships.names()}:
+            known = vhost.memberships.members(name)
+            reads = known is not None and stream.name in known.readers
+            if not reads and name not in committed:
+                yield None
+                continue
+            owners = {
+                owned.index: member.name
+                for member in ({} if known is None else known.members).values()
+                for owned in member.owned
+                if owned.stream is stream
+            }
+            for lag in vhost.groups.lag(name, stream):
+                partition = stream.partition(lag.partition)
+                if partition is not None:
+                    yield GroupLag(
+                        name,
+                        lag.partition,
+                        owners.get(lag.partition),
+                        lag.committed,
+                        partition.high_watermark,
+                        lag.lag,
+                    )
+
+    return listed(call, every(), lambda lag: lag, lambda lag: (f"{lag.partition:05}", lag.group))
+
+
 def reset(call: Call) -> None:
     """Have one go on elsewhere, on the next start of its members."""
     wanted = body_of(call, Reset)
@@ -315,6 +361,14 @@ _ONE: Final = "vhosts/{vhost}/groups/{group}"
 ENDPOINTS: Final = (
     operation("GET", "groups", list_all, "Groups", result=Group, is_list=True),
     operation("GET", _ALL, list_all, "Groups of a virtual host", result=Group, is_list=True),
+    operation(
+        "GET",
+        "vhosts/{vhost}/streams/{stream}/groups",
+        of_stream,
+        "How far each group is in a stream",
+        result=GroupLag,
+        is_list=True,
+    ),
     operation("GET", _ONE, show, "A group", result=Group),
     operation("DELETE", _ONE, delete, "Delete a group", vhost=ENTERED, statuses=(204,)),
     operation("GET", _ONE + "/members", members, "Its members", result=Member, is_list=True),

@@ -172,7 +172,7 @@ def answer(model: object, status: int = 200) -> ApiAnswer:
 
 def listed(
     call: Call,
-    items: Iterable[Item],
+    items: Iterable[Item | None],
     view: Callable[[Item], object],
     order: Callable[[Item], tuple[str, ...]],
     admits: Callable[[Item], bool] | None = None,

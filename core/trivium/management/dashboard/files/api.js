@@ -61,8 +61,8 @@ export async function request(method, path, options = {}) {
 }
 
 async function told(method, path, options) {
-  const answer = await request(method, path, options);
-  return answer.status === 204 ? null : answer.json();
+  const text = await (await request(method, path, options)).text();
+  return text ? JSON.parse(text) : null;
 }
 
 export const get = (path, query, options) => told("GET", path, { ...options, query });
@@ -89,6 +89,12 @@ const encoded = (text) => btoa(String.fromCharCode(...new TextEncoder().encode(t
 export function signIn({ user, password, token }) {
   const shown = token ? `Bearer ${token}` : `Basic ${encoded(`${user}:${password}`)}`;
   return told("POST", "session", { headers: { Authorization: shown }, isSigningIn: true });
+}
+
+// Why clients cannot publish; "" while they can.
+export async function readiness(options) {
+  const answer = await fetch("health/ready", { ...options, cache: "no-store" });
+  return answer.ok ? "" : (await answer.json()).reason;
 }
 
 export const signOut = () => del("session");

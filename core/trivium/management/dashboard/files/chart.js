@@ -2,20 +2,22 @@
 // see lines or tell their colours.
 
 import { h, replace, s } from "./dom.js";
-import { hour } from "./format.js";
+import { duration, hour } from "./format.js";
 
 const WIDTH = 600;
 const HEIGHT = 160;
 const LEFT = 4;
 const TOP = 8;
 const BOTTOM = 18;
+// Milliseconds from left to right where little has passed.
+const LEAST = 30000;
 export const COLOURS = 8;
 
 // Lines whose names may come and go:
 //
 //   title    what is shown
 //   text     makes text of a value
-//   seconds  how much time there is from left to right
+//   seconds  how much time there is from left to right, once so much has passed
 //   base     of what is round: 1000, or 1024 for bytes
 export class Chart {
   #lines = new Map();
@@ -52,7 +54,9 @@ export class Chart {
 
   draw() {
     const most = scale(Math.max(0, ...[...this.#lines.values()].flatMap((points) => points.map(([, value]) => value))), this.#base);
-    const x = (at) => LEFT + ((at - this.#now + this.#span) / this.#span) * (WIDTH - 2 * LEFT);
+    const first = Math.min(this.#now, ...[...this.#lines.values()].map((points) => points[0]?.[0] ?? this.#now));
+    const span = Math.min(Math.max(this.#now - first, LEAST), this.#span);
+    const x = (at) => LEFT + ((at - this.#now + span) / span) * (WIDTH - 2 * LEFT);
     const y = (value) => HEIGHT - BOTTOM - (value / most) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
     for (const part of [0, 0.5, 1]) {
@@ -70,7 +74,7 @@ export class Chart {
       items.push(h("li", {}, h("span", { class: `mark ${colour}`, "aria-hidden": "true" }), `${name} `,
         h("b", {}, last ? this.#text(last[1]) : "–")));
     }
-    this.#svg.setAttribute("aria-label", `${this.#title}, the last ${this.#span / 60000} minutes, at most ${this.#text(most)}`);
+    this.#svg.setAttribute("aria-label", `${this.#title}, the last ${duration(span)}, at most ${this.#text(most)}`);
     replace(this.#svg, parts);
     replace(this.#legend, items.length ? items : h("li", { class: "empty" }, "Nothing yet"));
     let scales = this.element.querySelector(".scales");

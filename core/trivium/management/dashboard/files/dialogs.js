@@ -40,12 +40,14 @@ export const fail = (error) => {
 // form is sent: the window closes unless that throws, whose reason is then shown in it.
 export function dialog(title, content, { action = "OK", isDanger = false, work } = {}) {
   const before = document.activeElement;
+  let isBusy = false;
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const button = h("button", { type: "submit", class: isDanger ? "danger" : "main" }, action);
   const close = () => element.close();
   const send = async (event) => {
     event.preventDefault();
-    button.disabled = true;
+    if (isBusy) return;
+    isBusy = true;
     trouble.hidden = true;
     try {
       await work(new FormData(form));
@@ -55,7 +57,7 @@ export function dialog(title, content, { action = "OK", isDanger = false, work }
       trouble.textContent = error.message;
       trouble.hidden = false;
     } finally {
-      button.disabled = false;
+      isBusy = false;
     }
   };
   const form = h("form", { onsubmit: send }, h("h2", { id: "dialog-title" }, title), content, trouble,

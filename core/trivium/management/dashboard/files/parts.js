@@ -26,6 +26,9 @@ export function section(title, ...children) {
 // A short word in a box: tag("durable"), tag("blocked", "bad").
 export const tag = (text, kind = "") => h("span", { class: `tag ${kind}`.trim() }, text);
 
+// Several of them; what is false is left out.
+export const tags = (...words) => words.filter(Boolean).map((word) => [tag(word), " "]);
+
 // A row's name, which leads to its own page.
 export const named = (text, ...parts) => h("a", { href: link(...parts), class: "name" }, text === "" ? "(no name)" : text);
 

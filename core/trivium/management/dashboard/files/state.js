@@ -1,5 +1,8 @@
 // What all pages know: who has signed in, which virtual host is chosen, dark or light.
 
+import { field } from "./dialogs.js";
+import { h } from "./dom.js";
+
 export const state = {
   // { name, tags }, or null before anybody has signed in.
   caller: null,
@@ -36,3 +39,7 @@ const ABOVE = {
 export function may(tag) {
   return ABOVE[tag].some((each) => state.caller?.tags.includes(each));
 }
+
+// In a form: the virtual host in which something is to be made.
+export const vhostField = () => field("Virtual host", h("select", { name: "vhost" },
+  state.vhosts.map((name) => h("option", { value: name, selected: name === state.vhost }, name))));

@@ -41,7 +41,7 @@ export function plainTable(caption, columns, rows, empty = "There are none.") {
       h("tbody", {}, rows.map((row) => line(columns, row)))));
 }
 
-const kind = (column) => (column.isNumber ? "number" : null);
+const kind = (column) => (column.isNumber ? "number" : column.isShort ? "short" : null);
 
 function line(columns, row) {
   return h("tr", {}, columns.map((column, index) =>
@@ -53,7 +53,7 @@ function line(columns, row) {
 //   view     what the page was given (see app.js)
 //   path     of the list, behind api/v1/
 //   caption  what it is a list of
-//   columns  [{ title, cell(item) -> text or element, sort: field, isNumber }]; the first names the row
+//   columns  [{ title, cell(item) -> text or element, sort: field, isNumber, isShort }]; the first names the row
 //   query    what else is asked of the list
 //   search   whether names can be looked for
 //   actions  elements beside the search

@@ -6,7 +6,11 @@
 //   needs   the tag that a user needs, or one above it; "management" where nothing is said
 //   show    makes it: fills view.element (see makeView in app.js)
 
+import connections from "./connections.js";
+import groups from "./groups.js";
+import node from "./node.js";
 import overview from "./overview.js";
 import queues from "./queues.js";
+import streams from "./streams.js";
 
-export const pages = [overview, queues].flat();
+export const pages = [overview, node, queues, streams, groups, connections].flat();

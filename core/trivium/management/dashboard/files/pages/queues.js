@@ -5,23 +5,22 @@ import { Chart } from "../chart.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, named, section, table, tag } from "../parts.js";
+import { button, facts, figure, figures, named, section, table, tags } from "../parts.js";
 import { go, link } from "../router.js";
-import { state } from "../state.js";
+import { vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
 
 const taken = (rates) => ["delivered", "delivered_settled", "got", "got_settled"]
   .reduce((sum, name) => (rates[name] === undefined ? sum : (sum ?? 0) + rates[name]), null);
 
-const words = (queue) => [
-  queue.durable ? tag("durable") : tag("transient"), queue.auto_delete && tag("auto-delete"), queue.owner && tag("exclusive"),
-  queue.protocol && tag(queue.protocol), queue.policy && tag(`policy ${queue.policy}`)];
+const words = (queue) => tags(
+  queue.durable ? "durable" : "transient", queue.auto_delete && "auto-delete", queue.owner && "exclusive",
+  queue.protocol, queue.policy && `policy ${queue.policy}`);
 
 function create() {
-  const vhost = h("select", { name: "vhost" }, state.vhosts.map((name) => h("option", { value: name, selected: name === state.vhost }, name)));
   const type = h("select", { name: "type" }, ["classic", "quorum"].map((name) => h("option", { value: name }, name)));
   dialog("New queue", [
-    field("Virtual host", vhost),
+    vhostField(),
     field("Name", h("input", { name: "name", required: true, maxlength: "255", autocomplete: "off", "data-first": true })),
     field("Type", type),
     field("Durability", h("select", { name: "durable" }, h("option", { value: "yes" }, "durable: survives a restart"), h("option", { value: "" }, "transient"))),

@@ -14,11 +14,12 @@ export default function signInPage(done, wasIn) {
   const password = h("input", { name: "password", type: "password", autocomplete: "current-password" });
   const token = h("input", { name: "token", type: "password", autocomplete: "off" });
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
-  const button = h("button", { type: "submit", class: "main" }, "Sign in");
+  let isBusy = false;
 
   async function send(event) {
     event.preventDefault();
-    button.disabled = true;
+    if (isBusy) return;
+    isBusy = true;
     trouble.hidden = true;
     try {
       const caller = await signIn({ user: user.value, password: password.value, token: token.value.trim() });
@@ -32,7 +33,7 @@ export default function signInPage(done, wasIn) {
       password.value = "";
       (token.value ? token : password).focus();
     } finally {
-      button.disabled = false;
+      isBusy = false;
     }
   }
 
@@ -40,5 +41,5 @@ export default function signInPage(done, wasIn) {
     wasIn && h("p", { role: "status" }, "You are signed out."),
     field("User", user), field("Password or API key", password),
     h("details", {}, h("summary", {}, "Sign in with a token"), field("Token (JWT) or API key", token, "It stands for user and password.")),
-    trouble, button);
+    trouble, h("button", { type: "submit", class: "main" }, "Sign in"));
 }
