@@ -341,7 +341,10 @@ async def test_the_overview_counts_what_there_is(tmp_path: Path) -> None:
             {"name": "ann", "tags": ["monitoring"]},
         )
         assert await site.names("listeners", "ann") == ["http", "mqtt"]
-        assert (await site.ask("GET", "storage"))[1]["kind"] == "disk"
+        _, storage = await site.ask("GET", "storage")
+        assert storage["kind"] == "disk"
+        assert storage["disk"]["journal_files"] == 1
+        assert storage["disk"]["syncs"]["count"] == storage["disk"]["batches"]
         _status, found = await site.ask("GET", "alarms")
         assert [alarm["resource"] for alarm in found["items"]] == ["disk", "memory"]
         assert await site.ask("GET", "openapi.json", "") == (200, DOCUMENT)
@@ -727,3 +730,54 @@ async def test_each_operation_in_a_virtual_host_wants_a_permission_there(tmp_pat
             status, found = await site.ask(operation.method, path, "ann", headers=said(operation))
             watched = operation.vhost == "watched"
             assert (status == 403) is not watched, (operation, found)
+
+
+# What HTTP says of answers
+
+
+async def test_who_has_what_is_shown_is_told_so(tmp_path: Path) -> None:
+    """RFC 9110, 13.1.2 and 15.4.5."""
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q")
+        for path in ("vhosts/%2F/queues/q", "queues?name=q"):
+            async with site.open(path) as answer:
+                tag = answer.headers["ETag"]
+                assert (answer.status, tag[0], tag[-1]) == (200, '"', '"')
+            for known in (tag, f'"other", W/{tag}'):
+                async with site.open(
+                    path, {**authorization("root"), "If-None-Match": known}
+                ) as same:
+                    assert (same.status, same.headers["ETag"]) == (304, tag)
+                    assert await same.read() == b""
+        publish = "vhosts/%2F/exchanges/amq.default/messages"
+        await site.ask("POST", publish, json={"messages": [{"key": "q"}]})
+        async with site.open(path, {**authorization("root"), "If-None-Match": tag}) as other:
+            assert other.status == 200
+        # It is no way around the password.
+        async with site.open(path, {"If-None-Match": tag}) as refused:
+            assert refused.status == 401
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [
+        ("", 200),
+        ("*/*", 200),
+        ("application/*", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("text/html, application/xhtml+xml, */*;q=0.8", 200),
+        ("text/event-stream", 200),
+        ("text/html", 406),
+        ("application/xml, text/plain", 406),
+        ("application/json;q=0, text/html", 406),
+        ("application/json;q=0.0, */*", 200),
+        ("*/*;q=0", 406),
+    ],
+)
+async def test_who_takes_no_json_is_told_so(tmp_path: Path, accept: str, status: int) -> None:
+    """RFC 9110, 12.5.1."""
+    shown = {**authorization("root"), "Accept": accept}
+    async with serve(tmp_path) as site, site.open("overview", shown) as answer:
+        assert answer.status == status
+        kind = "json" if status == 200 else "problem+json"
+        assert answer.content_type == f"application/{kind}"

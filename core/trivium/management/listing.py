@@ -112,12 +112,12 @@ class Listing(Generic[Item]):
                 self._slices.begin()
                 continue
             if len(runs[-1]) == RUN:
-                runs[-1].sort(key=_place, reverse=self._is_reversed)
+                runs[-1].sort(reverse=self._is_reversed)
                 runs.append([])
             runs[-1].append(entry)
-        runs[-1].sort(key=_place, reverse=self._is_reversed)
+        runs[-1].sort(reverse=self._is_reversed)
         count = sum(map(len, runs))
-        merged = iter(heapq.merge(*runs, key=_place, reverse=self._is_reversed))
+        merged = iter(heapq.merge(*runs, reverse=self._is_reversed))
         page = self._page
         if page is None:
             yield from self._written(merged, b"[", b"]")
@@ -279,7 +279,3 @@ def _rank(value: object) -> _Key:
     if isinstance(value, str):
         return (2, value)
     return (3, encode(value))
-
-
-def _place(entry: tuple[_Key, int, object]) -> _Key:
-    return (*entry[0], entry[1])

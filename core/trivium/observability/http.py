@@ -24,6 +24,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import unquote
 
@@ -330,6 +331,9 @@ class HttpServer:
             if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
             login = found
+        if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
+            text = "answers are application/json, events text/event-stream"
+            raise ApiRefused(refusal(406, "not_acceptable", text))
         is_websocket = wants_websocket(request)
         if is_websocket and is_of_another_site(request):
             raise ApiRefused(refusal(403, "access_refused", "a page of another site asks"))
@@ -460,7 +464,7 @@ def _segments(raw_path: str) -> tuple[str, ...]:
 
 
 def _must_exist(request: web.Request) -> bool | None:
-    """What a condition says (RFC 9110, 13.1): only * does, since nothing here has entity tags."""
+    """What a condition says (RFC 9110, 13.1): only * does, as tags are of what is shown."""
     if request.headers.get(hdrs.IF_MATCH, "").strip() == "*":
         return True
     return False if request.headers.get(hdrs.IF_NONE_MATCH, "").strip() == "*" else None
@@ -501,6 +505,26 @@ async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> obj
         return found
     except (ValueError, RecursionError, OSError, web.RequestPayloadError):
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
+
+
+#: What answers are: JSON, which problem details are too, or events.
+_SHOWN: Final = ("application/json", "text/event-stream")
+
+
+def _accepts(ranges: list[str], kinds: tuple[str, ...]) -> bool:
+    """Whether a client takes one of these kinds (RFC 9110, 12.5.1); one that says nothing does."""
+    weights: dict[str, bool] = {}
+    for each in ",".join(ranges).split(","):
+        kind, *parameters = [part.strip().lower() for part in each.split(";")]
+        if kind:
+            weights[kind] = not any(re.fullmatch(r"q=0(\.0*)?", part) for part in parameters)
+    if not weights:
+        return True
+    for kind in kinds:
+        broader = (kind, kind.partition("/")[0] + "/*", "*/*")
+        if next((weights[each] for each in broader if each in weights), False):
+            return True
+    return False
 
 
 def _says(request: web.Request, kind: str, must_say: bool) -> bool:
@@ -574,9 +598,25 @@ async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamRespons
         return web.Response(status=answer.status, headers=headers)
     else:
         text = json.dumps(answer.body).encode()
+    if answer.status == 200 and _has_tags(request):
+        tag = f'"{blake2b(text, digest_size=12).hexdigest()}"'
+        headers[hdrs.ETAG] = tag
+        if _knows(request, tag):
+            return web.Response(status=304, headers=headers)
     return web.Response(
         status=answer.status, headers=headers, body=text, content_type=answer.content_type
     )
+
+
+def _has_tags(request: web.Request) -> bool:
+    """Whether what is answered has an entity tag: of what may be looked at again and again."""
+    return request.method in ("GET", "HEAD") and request.path.startswith(f"/api/{OWN}/")
+
+
+def _knows(request: web.Request, tag: str) -> bool:
+    """Whether the client has what it asks for (RFC 9110, 13.1.2)."""
+    known = request.headers.get(hdrs.IF_NONE_MATCH, "").split(",")
+    return tag in [each.strip().removeprefix("W/") for each in known]
 
 
 async def _send_events(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trivium.listen import ListenerConfig
     from trivium.management.calls import Call
     from trivium.observability.metrics import ProtocolMetrics
+    from trivium.storage.figures import StorageFigures
 
 _Bytes = Annotated[int, About(text="bytes; -1 where they are not known", least=-1)]
 
@@ -123,6 +124,30 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """How often something was done, and how long that took in all."""
+
+    count: Count
+    total_ms: Annotated[float, About(text="milliseconds")]
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What is on the disk, and what was measured of it since the start."""
+
+    journal_bytes: Annotated[int, About(text="that wait for a checkpoint", least=0)]
+    journal_files: Count
+    segment_bytes: Count
+    segment_files: Count
+    writes: Annotated[Measured, About(text="write batches to the journal, not synced")]
+    syncs: Annotated[Measured, About(text="the same, with the sync")]
+    batches: Count
+    batch_bytes: Annotated[int, About(text="in all write batches", least=0)]
+    checkpoints: Measured
+    recovery_ms: Annotated[float, About(text="that the start took to recover")]
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """Where durable things are kept."""
 
@@ -135,6 +160,7 @@ class Storage:
     pauses: Annotated[int, About(text="times that publishers waited for the disk", least=0)]
     free_bytes: _Bytes
     logs: Count
+    disk: Annotated[Disk | None, About(text="null where all is in memory")]
 
 
 def caller(call: Call) -> Caller:
@@ -276,11 +302,31 @@ def _fsync(fsync: Fsync) -> str:
     return f"{fsync.policy}:{fsync.amount}" if fsync.amount else fsync.policy
 
 
+def _measured(histogram: Histogram) -> Measured:
+    return Measured(sum(histogram.counts), round(histogram.sum * 1000, 3))
+
+
+def _disk(found: StorageFigures) -> Disk:
+    return Disk(
+        journal_bytes=found.journal_bytes,
+        journal_files=found.journal_files,
+        segment_bytes=found.segment_bytes,
+        segment_files=found.segments,
+        writes=_measured(found.writes),
+        syncs=_measured(found.syncs),
+        batches=sum(found.batches.counts),
+        batch_bytes=int(found.batches.sum),
+        checkpoints=_measured(found.checkpoints),
+        recovery_ms=round(found.recovery_seconds * 1000, 3),
+    )
+
+
 def storage(call: Call) -> ApiAnswer:
     """How it is."""
     broker = call.broker
     kept = broker.storage
     config = broker.config.storage
+    figures = kept.figures()
     found = Storage(
         kind="disk" if kept.is_durable else "memory",
         fsync=_fsync(config.fsync) if kept.is_durable else "never",
@@ -291,6 +337,7 @@ def storage(call: Call) -> ApiAnswer:
         pauses=broker.brief_pauses,
         free_bytes=broker.driver.free_disk(),
         logs=len(kept.log_names()),
+        disk=None if figures is None else _disk(figures),
     )
     return answer(found)
 
