@@ -31,6 +31,9 @@ class Loop:
     def call_later(self, seconds: float, work: Callable[[], None]) -> object:
         return asyncio.get_running_loop().call_later(seconds, work)
 
+    def begin_turn(self) -> None:
+        pass
+
 
 class Api:
     """Answers with what the test says; ``large`` takes a large body."""

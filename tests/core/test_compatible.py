@@ -185,6 +185,43 @@ async def test_who_watches_sees_connections_of_others_and_closes_none() -> None:
         assert (await site.ask("DELETE", path, user="management"))[0] == 204
 
 
+async def test_pages_are_in_order_as_queues_come_and_go() -> None:
+    async with serve() as site:
+        await site.put("vhosts/other")
+        vhosts = [site.broker.vhost("/"), site.broker.vhost("other")]
+        made: set[tuple[str, str]] = set()
+
+        async def names(path: str) -> list[tuple[str, str]]:
+            found: list[tuple[str, str]] = []
+            for number in range(1, 100):
+                page = await site.get(f"{path}?page={number}&page_size=7")
+                found += [(each["vhost"], each["name"]) for each in page["items"]]
+                assert page["total_count"] == page["filtered_count"]
+                if number == page["page_count"]:
+                    assert len(found) == page["total_count"]
+                    return found
+            raise AssertionError
+
+        for step in range(6):
+            for number, vhost in enumerate(vhosts):
+                for name in range(step, 40, 6 + number):
+                    vhost.declare_queue(f"q{name}")
+                    made.add((vhost.name, f"q{name}"))
+                vhost.declare_stream(f"s{step}")
+                vhost.delete_queue(vhost.queues[f"q{step}"])
+                made.discard((vhost.name, f"q{step}"))
+            streams = {(vhost.name, f"s{each}") for vhost in vhosts for each in range(step + 1)}
+            for _ in range(2):
+                assert await names("queues") == sorted(made | streams)
+            assert await names("v1/queues") == sorted(made)
+            assert [name for _, name in await names("queues/other")] == sorted(
+                name for vhost, name in made | streams if vhost == "other"
+            )
+        assert (await site.ask("GET", "queues?page=99"))[0] == 400
+        await site.delete("vhosts/other")
+        assert await names("queues") == sorted(each for each in made | streams if each[0] == "/")
+
+
 async def test_lists_show_what_is_in_virtual_hosts_that_may_be_entered() -> None:
     async with serve() as site:
         await site.put("vhosts/other")

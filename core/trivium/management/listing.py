@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -65,6 +65,14 @@ class Page:
         self.matches = matches
 
 
+class InOrder(Generic[Item]):
+    """Items in their order: how many there are, and some of them."""
+
+    def __init__(self, count: int, some: Callable[[int, int], Iterator[Item]]) -> None:
+        self.count = count
+        self.some = some
+
+
 class Listing(Generic[Item]):
     """A list as an answer.
 
@@ -73,6 +81,8 @@ class Listing(Generic[Item]):
     filtered. Whoever finds the items says None where it has looked for one in vain, so that others
     are served meanwhile. What an item has become by the time it is described is shown; where
     ``describe`` says None it is left out.
+
+    ``in_order`` knows the items in this order without looking at each: it serves pages of all.
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class Listing(Generic[Item]):
         order: Callable[[Item], tuple[str, ...]],
         admits: Callable[[Item], bool] | None = None,
         is_paged: bool = False,
+        in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
     ) -> None:
         query = call.request.query
         self._is_paged = is_paged
@@ -97,6 +108,7 @@ class Listing(Generic[Item]):
         self._page = page_of(query)
         self._sort = query.get("sort", "")
         self._is_reversed = query.get("sort_reverse") == "true"
+        self._in_order = in_order
         self._slices = Slices()
         self._total = 0
 
@@ -105,6 +117,24 @@ class Listing(Generic[Item]):
         return ApiAnswer(200, parts=self._parts())
 
     def _parts(self) -> Iterator[bytes]:
+        page = self._page
+        is_plain = not self._sort and not self._is_reversed
+        if self._in_order is not None and page is not None and is_plain and page.matches is None:
+            making = self._in_order()
+            while True:
+                try:
+                    next(making)
+                except StopIteration as made:
+                    found: InOrder[Item] = made.value
+                    break
+                yield b""
+                self._slices.begin()
+            self._total = found.count
+            first = self._first(page, found.count)
+            chosen_items = enumerate(found.some(first, page.size))
+            entries = (((), number, item) for number, item in chosen_items)
+            yield from self._page_of(page, found.count, first, entries)
+            return
         runs: list[list[tuple[_Key, int, Item]]] = [[]]
         for entry in self._taken():
             if entry is None:
@@ -118,26 +148,33 @@ class Listing(Generic[Item]):
         runs[-1].sort(reverse=self._is_reversed)
         count = sum(map(len, runs))
         merged = iter(heapq.merge(*runs, reverse=self._is_reversed))
-        page = self._page
         if page is None:
             yield from self._written(merged, b"[", b"]")
             return
-        pages = max(-(-count // page.size), 1)
-        first = (page.number - 1) * page.size
-        if page.number > pages:
+        first = self._first(page, count)
+        yield from self._skip(merged, first)
+        yield from self._page_of(page, count, first, islice(merged, page.size))
+
+    def _first(self, page: Page, count: int) -> int:
+        """The number of the first item of a page. Raises ApiRefused where there is none."""
+        if page.number > max(-(-count // page.size), 1):
             reason = f"Page out of range, page: {page.number} page size: {page.size}, len: {count}"
             status = 404 if self._is_paged else 400
             raise ApiRefused(refusal(status, "page_out_of_range", reason))
-        yield from self._skip(merged, first)
+        return (page.number - 1) * page.size
+
+    def _page_of(
+        self, page: Page, count: int, first: int, entries: Iterator[tuple[_Key, int, Item]]
+    ) -> Iterator[bytes]:
         head = {"filtered_count": count, "item_count": min(page.size, count - first)}
         tail = {
             "page": page.number,
-            "page_count": pages,
+            "page_count": max(-(-count // page.size), 1),
             "page_size": page.size,
             "total_count": self._total,
         }
         start = encode(head)[:-1] + b',"items":['
-        yield from self._written(islice(merged, page.size), start, b"]," + encode(tail)[1:])
+        yield from self._written(entries, start, b"]," + encode(tail)[1:])
 
     def _taken(self) -> Iterator[tuple[_Key, int, Item] | None]:
         """The items that are wanted, each with its place; None where others are to be served."""

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from trivium.management.figures import everything
 from trivium.management.leases import Leases
+from trivium.management.orders import Orders
 from trivium.management.pacing import Waiting
 from trivium.management.sampling import Sampler
 
@@ -37,6 +38,8 @@ class ManagementState:
         self.waiting = Waiting()
         #: clients that are sent live figures
         self.watching = 0
+        #: the names of queues and streams
+        self.orders = Orders()
         #: members of groups that have no connection, as long as they are members
         self.members: WeakSet[PolledMember] = WeakSet()
         #: clients that are sent messages, by user
@@ -45,7 +48,9 @@ class ManagementState:
         broker.events.listen(self._heard)
 
     def _heard(self, event: str, about: dict[str, object]) -> None:
-        if event == "user.authentication.success":
+        if event == "vhost.deleted":
+            self.orders.forget(str(about["vhost"]))
+        elif event == "user.authentication.success":
             self._of(about).succeeded += 1
         elif event == "user.authentication.failure":
             self._of(about).failed += 1

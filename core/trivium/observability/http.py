@@ -112,6 +112,9 @@ class HttpDriver(Protocol):
     def call_later(self, seconds: float, work: Callable[[], None]) -> object:
         """Call ``work`` after some time."""
 
+    def begin_turn(self) -> None:
+        """Something is done that takes a part of this turn's time."""
+
 
 class Metrics:
     """Where the metrics are, and what makes them of a path and its query, piece by piece.
@@ -290,7 +293,7 @@ class HttpServer:
         response = web.Response()
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
-                response = web.Response(text=await _join(pieces))
+                response = web.Response(text=await self._join(pieces))
                 response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
                 await response.prepare(request)
                 await response.write_eof()
@@ -311,7 +314,7 @@ class HttpServer:
             answer = refusal(400, "bad_request", "a path is UTF-8")
         except ApiRefused as refused:
             answer = refused.answer
-        return await _respond(request, answer)
+        return await self._respond(request, answer)
 
     async def _answer(
         self, request: web.Request, path: tuple[str, ...]
@@ -436,17 +439,70 @@ class HttpServer:
             raise ApiRefused(refusal(503, "service_unavailable", _PUT_OFF, again))
         return login
 
+    async def _join(self, pieces: Iterator[str]) -> str:
+        """All pieces together; between them others are served."""
+        found: list[str] = []
+        began_at = time.monotonic()
+        self._driver.begin_turn()
+        for piece in pieces:
+            found.append(piece)
+            if time.monotonic() - began_at > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began_at = time.monotonic()
+                self._driver.begin_turn()
+        return "".join(found)
 
-async def _join(pieces: Iterator[str]) -> str:
-    """All pieces together; between them others are served."""
-    found: list[str] = []
-    began_at = time.monotonic()
-    for piece in pieces:
-        found.append(piece)
-        if time.monotonic() - began_at > SLICE_SECONDS:
-            await asyncio.sleep(0)
-            began_at = time.monotonic()
-    return "".join(found)
+    _PUT_OFF: Final = "too many want to come in: try again later"
+
+    async def _respond(self, request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
+        """Send an answer; one in parts as fast as the client takes it."""
+        if isinstance(answer, Refusal) and request.path.startswith(f"/api/{OWN}/"):
+            answer = answer.as_problem()
+        headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
+        if answer.status == 401:
+            # A page asks by itself who signs in, where a browser would open a window of its own.
+            challenge = _PAGE_CHALLENGE if PAGE_HEADER in request.headers else _CHALLENGE
+            headers[hdrs.WWW_AUTHENTICATE] = challenge[hdrs.WWW_AUTHENTICATE]
+        if answer.events is not None and request.method != "HEAD":
+            return await _send_events(request, answer, answer.events, headers)
+        text = b""
+        parts = None if answer.parts is None else self._in_turns(answer.parts)
+        if parts is not None:
+            try:
+                text, is_whole = await _gather(parts)
+            except ApiRefused as refused:
+                return await self._respond(request, refused.answer)
+            if not is_whole:
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                try:
+                    await _send_parts(
+                        response, text, iter(()) if request.method == "HEAD" else parts
+                    )
+                except TimeoutError:
+                    if request.transport is not None:
+                        request.transport.abort()
+                return response
+        elif answer.body is None:
+            return web.Response(status=answer.status, headers=headers)
+        else:
+            text = json.dumps(answer.body).encode()
+        if answer.status == 200 and _has_tags(request):
+            tag = f'"{blake2b(text, digest_size=12).hexdigest()}"'
+            headers[hdrs.ETAG] = tag
+            if _knows(request, tag):
+                return web.Response(status=304, headers=headers)
+        return web.Response(
+            status=answer.status, headers=headers, body=text, content_type=answer.content_type
+        )
+
+    def _in_turns(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Parts, of which each takes a part of a turn's time: less is left for others."""
+        self._driver.begin_turn()
+        for part in parts:
+            yield part
+            self._driver.begin_turn()
 
 
 _PUT_OFF: Final = "too many want to come in: try again later"
@@ -564,48 +620,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is finite")
     return number
-
-
-async def _respond(request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
-    """Send an answer; one in parts as fast as the client takes it."""
-    if isinstance(answer, Refusal) and request.path.startswith(f"/api/{OWN}/"):
-        answer = answer.as_problem()
-    headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
-    if answer.status == 401:
-        # A page asks by itself who signs in, where a browser would open a window of its own.
-        challenge = _PAGE_CHALLENGE if PAGE_HEADER in request.headers else _CHALLENGE
-        headers[hdrs.WWW_AUTHENTICATE] = challenge[hdrs.WWW_AUTHENTICATE]
-    if answer.events is not None and request.method != "HEAD":
-        return await _send_events(request, answer, answer.events, headers)
-    text = b""
-    parts = answer.parts
-    if parts is not None:
-        try:
-            text, is_whole = await _gather(parts)
-        except ApiRefused as refused:
-            return await _respond(request, refused.answer)
-        if not is_whole:
-            response = web.StreamResponse(status=answer.status, headers=headers)
-            response.content_type = answer.content_type
-            await response.prepare(request)
-            try:
-                await _send_parts(response, text, iter(()) if request.method == "HEAD" else parts)
-            except TimeoutError:
-                if request.transport is not None:
-                    request.transport.abort()
-            return response
-    elif answer.body is None:
-        return web.Response(status=answer.status, headers=headers)
-    else:
-        text = json.dumps(answer.body).encode()
-    if answer.status == 200 and _has_tags(request):
-        tag = f'"{blake2b(text, digest_size=12).hexdigest()}"'
-        headers[hdrs.ETAG] = tag
-        if _knows(request, tag):
-            return web.Response(status=304, headers=headers)
-    return web.Response(
-        status=answer.status, headers=headers, body=text, content_type=answer.content_type
-    )
 
 
 def _has_tags(request: web.Request) -> bool:

@@ -12,13 +12,14 @@ from trivium.management.compatible.bindings import bindings_to
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
 from trivium.management.listing import Listing, Slices
+from trivium.management.orders import in_order
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import encode, flag_of, table_of
 from trivium.observability.api import ApiAnswer
 from trivium.queues.queue import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trivium.management.views import ConsumerView
     from trivium.streams.stream import Stream
@@ -51,7 +52,12 @@ def get_all(call: Call) -> ApiAnswer:
         found = shown.queue_basics(view)
         return found | shown.queue_totals(shown.figures_of(item[1])) if has_totals else found
 
-    return Listing(call, _all(call), describe, _order).answer()
+    return _listed(call, describe)
+
+
+def _listed(call: Call, describe: Callable[[_Item], dict[str, object] | None]) -> ApiAnswer:
+    listing = Listing(call, _all(call), describe, _order, in_order=lambda: in_order(call, True))
+    return listing.answer()
 
 
 def get_detailed(call: Call) -> ApiAnswer:
@@ -63,7 +69,7 @@ def get_detailed(call: Call) -> ApiAnswer:
             return None
         return shown.queue(views.view_queue(*item), item[1], stats)
 
-    return Listing(call, _all(call), describe, _order).answer()
+    return _listed(call, describe)
 
 
 def _found(call: Call) -> Queue | Stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ from trivium.errors import (
     TopologyError,
 )
 from trivium.management.endpoints import BadRequest, Endpoint
-from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, Listing
+from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, InOrder, Listing
 from trivium.management.rest.schema import About, parse, shown_model, taken
 from trivium.observability.api import OWN, ApiAnswer, Refusal, refusal
 
@@ -176,6 +176,7 @@ def listed(
     view: Callable[[Item], object],
     order: Callable[[Item], tuple[str, ...]],
     admits: Callable[[Item], bool] | None = None,
+    in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
 ) -> ApiAnswer:
     """A page of a list. Where ``view`` says None an item is gone."""
 
@@ -183,4 +184,4 @@ def listed(
         found = view(item)
         return None if found is None else shown_model(found)
 
-    return Listing(call, items, describe, order, admits, is_paged=True).answer()
+    return Listing(call, items, describe, order, admits, True, in_order).answer()

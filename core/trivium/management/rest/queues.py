@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.errors import NotFound
 from trivium.management.endpoints import ENTERED
+from trivium.management.orders import in_order
 from trivium.management.rest.operations import (
     Parameter,
     answer,
@@ -21,12 +22,13 @@ from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import shown_table
 from trivium.management.views import view_queue
 from trivium.observability.api import ApiAnswer
+from trivium.queues.queue import Queue as CoreQueue
 from trivium.runtime.adapter import connection_name
 from trivium.vhost.totals import totals_of
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
-    from trivium.queues.queue import Queue as CoreQueue
+    from trivium.streams.stream import Stream
     from trivium.vhost.virtual_host import VirtualHost
 
 _Counts = dict[str, Count]
@@ -92,7 +94,7 @@ class Purged:
 _IF_UNUSED: Final = Parameter("if_unused", bool, "only where it has no consumers")
 _IF_EMPTY: Final = Parameter("if_empty", bool, "only where it has no messages")
 
-_Item = tuple["VirtualHost", "CoreQueue"]
+_Item = tuple["VirtualHost", "CoreQueue | Stream"]
 
 
 def _counters(queue: CoreQueue) -> QueueCounters:
@@ -120,7 +122,7 @@ def _list(call: Call) -> Iterator[_Item]:
 
 def _view(call: Call, item: _Item) -> Queue | None:
     vhost, queue = item
-    if queue.is_deleted:
+    if queue.is_deleted or not isinstance(queue, CoreQueue):
         return None
     view = view_queue(vhost, queue)
     owner = None if view.owner is None else connection_name(view.owner)
@@ -151,6 +153,7 @@ def list_all(call: Call) -> ApiAnswer:
         _list(call),
         lambda item: _view(call, item),
         lambda item: (item[0].name, item[1].name),
+        in_order=lambda: in_order(call, has_streams=False),
     )
 
 
