@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import re
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
@@ -26,6 +29,16 @@ OPTIONS = (
 )
 #: what keys are called, and what they write
 KEYS = {"Enter": "\r", "Tab": "", "Escape": "", " ": " "}
+
+
+def trust(certificate: Path) -> str:
+    """The argument by which Chromium trusts the key of a certificate."""
+    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    data = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
+    return f"--ignore-certificate-errors-spki-list={digest}"
 
 
 @contextlib.contextmanager

@@ -55,10 +55,10 @@ def users() -> dict[str, str]:
 class Dashboard:
     """It in a browser, signed in or not."""
 
-    def __init__(self, broker: TriviumProcess, tab: Page) -> None:
+    def __init__(self, broker: TriviumProcess, tab: Page, scheme: str = "http") -> None:
         self.broker = broker
         self.page = tab
-        self.url = f"http://{LOOPBACK}:{broker.ports['http']}/"
+        self.url = f"{scheme}://{LOOPBACK}:{broker.ports[scheme]}/"
         tab.look()
 
     def sign_in(self, user: str = "root") -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import json
 import queue
 import threading
@@ -14,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from interop.brokers import LOOPBACK
-from interop.chromium import chromium
+from interop.chromium import chromium, trust
 from interop.site import Site
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(120)]
@@ -88,15 +84,6 @@ def pages() -> Iterator[tuple[int, queue.Queue[Any]]]:
     server.server_close()
 
 
-def pin(certificate: Path) -> str:
-    """What Chromium calls the key that it is to trust."""
-    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
-    data = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return base64.b64encode(hashlib.sha256(data).digest()).decode()
-
-
 def test_a_page_is_served_if_its_origin_is_admitted(
     pages: tuple[int, queue.Queue[Any]], tmp_path: Path
 ) -> None:
@@ -123,8 +110,7 @@ def test_a_page_is_served_if_its_origin_is_admitted(
             "stranger": f"wss://{LOOPBACK}:{site.port('wss')}/mqtt",
         }
         url = f"http://{LOOPBACK}:{port}/#{json.dumps(places, separators=(',', ':'))}"
-        trusted = f"--ignore-certificate-errors-spki-list={pin(tmp_path / 'server.pem')}"
-        with chromium(tmp_path / "profile", trusted, url):
+        with chromium(tmp_path / "profile", trust(tmp_path / "server.pem"), url):
             assert found.get(timeout=PATIENCE) == {
                 "admitted": ["browser/é", "from a page"],
                 "stranger": "refused",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pika
 import pytest
 from pika.exceptions import ConnectionClosedByBroker
 
 from interop.brokers import LOOPBACK
-from interop.dashboard import MARKUP, NOT_SIGNED_IN, STREAMS, Dashboard, dashboard
+from interop.chromium import page, trust
+from interop.dashboard import MARKUP, NOT_SIGNED_IN, STREAMS, Dashboard, dashboard, users
+from interop.native import open_client
+from interop.site import Site
+from trivium_native.values import Publication
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
 
@@ -285,3 +290,47 @@ def test_a_session_that_is_over_leads_to_signing_in(site: Dashboard) -> None:
     tab.wait("document.querySelector('.sign-in')")
     assert "signed out" in tab.text()
     tab.troubles.clear()
+
+
+def test_a_group_goes_on_elsewhere(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    with open_client(site.broker.ports["native"]) as client:
+        client.declare_stream("quiet", 2)
+        publication = Publication(payload=b"x", routing_key="quiet", exchange="")
+        client.publish([publication] * 10)
+        client.commit("late", "quiet", {0: 0, 1: 0})
+    site.visit("groups", "/", "late", waits_for="document.querySelector('.figure')")
+    lag = "document.querySelector('.figure b').textContent"
+    tab.wait(f"{lag} === '10'")
+    tab.run(f"{button('Reset offsets')}.click()")
+    tab.wait("document.querySelector('dialog[open]')")
+    tab.run("document.querySelector('[name=where]').value = 'next'")
+    tab.run("document.querySelector('dialog [type=submit]').click()")
+    tab.wait(f"{lag} === '0'")
+    tab.wait("!document.querySelector('dialog')")
+    tab.run(f"{button('Delete')}.click()")
+    tab.wait("document.activeElement.name === 'name'")
+    tab.type("late")
+    tab.press("Enter")
+    tab.wait("document.querySelector('h1').textContent === 'Groups'")
+    assert tab.troubles == []
+
+
+def test_under_tls_the_cookie_goes_nowhere_else(tmp_path: Path) -> None:
+    found = Site(tmp_path, "interpreted", users() | {"TRIVIUM_TLS__CLIENT_CERTIFICATES": "off"})
+    try:
+        with page(tmp_path / "profile", trust(tmp_path / "server.pem")) as tab:
+            dashboard = Dashboard(found.process, tab, "https")
+            dashboard.sign_in()
+            (cookie,) = tab.call("Network.getCookies")["cookies"]
+            assert cookie["name"] == f"__Host-trivium-session-{found.port('https')}"
+            assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (
+                True,
+                True,
+                "Strict",
+            )
+            tab.wait("document.querySelector('.charts')")
+            assert tab.troubles == []
+    finally:
+        found.close()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jwt
 import pytest
 from yarl import URL
 
 from tests.support.rest import Site, authorization, events_in, serve
 from trivium.common.events import Events
+from trivium.config import JwtConfig
 from trivium.listen import ListenerConfig
 from trivium.observability.browsers import PAGE_HEADER, cookie, cookie_name, is_of_own_page
 from trivium.security.attempts import Login
@@ -114,6 +118,36 @@ async def test_a_key_begins_a_session_which_ends_with_it(tmp_path: Path) -> None
         assert await browser.status() == 200
         assert (await site.ask("DELETE", f"keys/{key['id']}"))[0] == 204
         assert await browser.status() == 401
+
+
+async def test_a_token_begins_a_session_which_ends_with_it(tmp_path: Path) -> None:
+    secret = b"a secret that is thirty-two bytes"
+    (tmp_path / "key").write_bytes(secret)
+    config = JwtConfig(key_file=str(tmp_path / "key"), algorithms=("HS256",), tags_claim="tags")
+    async with serve(tmp_path, jwt=config) as site:
+        now = int(time.time())
+        claims = {"sub": "eve", "exp": now + 3600, "tags": ["monitoring"]}
+        token = jwt.encode(claims, secret, algorithm="HS256")
+        browser = Browser(site)
+        assert await browser.sign_in({"Authorization": f"Bearer {token}"}) == 201
+        assert await browser.status() == 200
+        sessions = site.broker.authentication.sessions
+        session = sessions.find(browser.cookie.partition("=")[2], "http", True)
+        assert session is not None
+        # The time of the wall clock is not ours to set: the token's end is.
+        session.login = replace(session.login, expires_ms=now * 1000 - 1)
+        assert await browser.status() == 401
+
+
+async def test_a_page_on_which_nobody_has_signed_in_is_no_attempt_to_come_in(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        browser = Browser(site)
+        assert await browser.status() == 401
+        assert await browser.status(headers={}) == 401
+    lines = (tmp_path / "audit.log").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["user.authentication.success"]
 
 
 @pytest.mark.parametrize("change", ["password", "tags", "deleted"])

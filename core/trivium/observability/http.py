@@ -329,6 +329,9 @@ class HttpServer:
             session = self._session_of(request, cookie)
         if session is not None:
             login = session.login
+        elif not place.is_public and _is_page(request):
+            # Whoever has not signed in does not try to come in by that.
+            raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
         elif not place.is_public:
             found = await self._identify(request)
             if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
@@ -511,6 +514,11 @@ _CREDENTIALS_NEEDED: Final = "user name and password are needed"
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
 _PAGE_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Bearer realm="trivium"'}
+
+
+def _is_page(request: web.Request) -> bool:
+    """Whether a page of ours asks, and shows no credentials itself."""
+    return PAGE_HEADER in request.headers and hdrs.AUTHORIZATION not in request.headers
 
 
 def _segments(raw_path: str) -> tuple[str, ...]:

@@ -40,8 +40,12 @@ export function duration(ms) {
   return found.slice(0, 2).join(" ");
 }
 
+// Characters of a text that clients choose; some are very long.
+const LONGEST = 300;
+export const clipped = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}… (${count(text.length)} characters)` : text);
+
 // A value of JSON as one line.
 export function plain(value) {
   if (value === null || value === undefined || value === "") return "–";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  return clipped(typeof value === "object" ? JSON.stringify(value) : String(value));
 }

@@ -47,7 +47,7 @@ const list = {
       caption: "Connections",
       columns: [
         { title: "Name", sort: "name", cell: (each) => named(each.name, "connections", each.name) },
-        { title: "Client", cell: (each) => each.client.client_id || each.client.connection_name || each.client.product || "–" },
+        { title: "Client", cell: (each) => format.plain(each.client.client_id || each.client.connection_name || each.client.product) },
         { title: "User", sort: "user", cell: (each) => each.user || "–" },
         !view.vhost && { title: "Virtual host", sort: "vhost", cell: (each) => each.vhost },
         { title: "Protocol", sort: "protocol", isShort: true, cell: (each) => [each.protocol, each.tls && [" ", tag("TLS", "good")]] },

@@ -60,6 +60,8 @@ function reset(vhost, name, streams, changed) {
   });
 }
 
+const byStream = (one, other) => (one.stream === other.stream ? one.partition - other.partition : one.stream < other.stream ? -1 : 1);
+
 const one = {
   path: "groups/:vhost/:name",
   async show(view) {
@@ -87,7 +89,7 @@ const one = {
         { title: "Committed", isNumber: true, cell: (lag) => (lag.committed < 0 ? "–" : format.count(lag.committed)) },
         { title: "High watermark", isNumber: true, cell: (lag) => format.count(lag.high_watermark) },
         { title: "Lag", isNumber: true, cell: (lag) => format.count(lag.lag) },
-      ], places.items));
+      ], places.items.sort(byStream)));
     }
 
     const remove = () => confirm("Delete the group?", "Its offsets are forgotten.", "Delete", async () => {
