@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import trivium_native
 from tests.support.commands import COMMAND, run, serve
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.status import Look, duration, lines_of, rates_of, size
@@ -106,6 +107,45 @@ def test_sizes(number: int, text: str) -> None:
 )
 def test_durations(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text
+
+
+def test_what_should_not_happen_is_told_once_it_has() -> None:
+    before, now = look(1, 0, [0, 0, 0]), look(2, 0, [0, 0, 0])
+    assert "trouble" not in dict(lines_of(before, now))
+    trouble = {"messages_dropped": 2, "authentication_failures": 3}
+    now.overview["protocols"][0].update(trouble)
+    before.overview["protocols"][0].update({"messages_dropped": 2, "authentication_failures": 1})
+    assert dict(lines_of(before, now))["trouble"] == "2 dropped, 3 logins failed (2 lately)"
+
+
+def test_who_must_wait_is_told_for_what() -> None:
+    alarm = {"resource": "disk", "is_on": True, "current_bytes": 1024, "limit_bytes": 2048}
+    about = look(2, 0, [0, 0, 0], alarms=[alarm], state="blocked")
+    found = dict(lines_of(look(1, 0, [0, 0, 0]), about))["broker"]
+    assert "publishers wait for disk" in found
+
+
+async def test_status_names_queues_with_messages_and_groups_that_are_behind(
+    tmp_path: Path,
+) -> None:
+    ports = ["--native=0", "--mqtt=off", "--amqp=off", "--http=off"]
+    with serve("--data", str(tmp_path / "d"), *ports) as (_, line):
+        address = line.split("native=")[1].split()[0]
+        async with trivium_native.connect(f"trivium://guest:guest@{address}") as client:
+            await client.declare_queue("full")
+            await client.declare_queue("empty")
+            await client.declare_stream("s")
+            for key in ("full", "s", "s"):
+                await client.publish(b"x", routing_key=key, exchange="")
+            await client.commit("late", "s", {0: 1})
+            await client.commit("there", "s", {0: 2})
+        out = run("status", "--data", str(tmp_path / "d")).stdout
+        found = json.loads(run("status", "--json", "--data", str(tmp_path / "d")).stdout)
+    _, _, queues, groups = out.split("\n\n")
+    assert [line.split()[1] for line in queues.splitlines()] == ["NAME", "full"]
+    assert [line.split()[1::3] for line in groups.splitlines()] == [["NAME", "LAG"], ["late", "1"]]
+    assert found["queues_with_most"][0]["name"] == "full"
+    assert [row["name"] for row in found["groups_with_most_lag"]] == ["late", "there"]
 
 
 def test_what_is_shown_is_in_the_api() -> None:

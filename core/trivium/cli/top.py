@@ -9,31 +9,32 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from trivium.cli.clients import UsageError
 from trivium.cli.control import Api, find_api, run_command
-from trivium.cli.status import COLUMNS, SECONDS, Look, as_json, lines_of, look, rates_of
+from trivium.cli.status import (
+    COLUMNS,
+    GROUP_COLUMNS,
+    QUEUE_COLUMNS,
+    SECONDS,
+    STATUS_ROWS,
+    Look,
+    as_json,
+    late_groups,
+    lines_of,
+    look,
+    queues_of,
+    shown_rates,
+)
 from trivium.cli.tables import aligned, print_json, rich_table, texts_of
 
-#: Queues that are shown: those with most messages.
-_QUEUES: Final = 10
-_QUEUE_COLUMNS: Final = (
-    "vhost",
-    "name",
-    "type",
-    "ready",
-    "unsettled",
-    "consumers",
-    "in/s",
-    "out/s",
-)
 #: q, Q, Ctrl-C and Ctrl-D.
 _ENDS: Final = b"qQ\x03\x04"
 
@@ -49,58 +50,43 @@ def _run(options: argparse.Namespace) -> None:
     if not is_terminal and not options.json:
         raise UsageError("this is no terminal; see trivium status, or --json")
     api = find_api(options)
-    before, queues = look(api), _queues(api)
+    before = look(api)
     if options.json:
-        _print(api, before, queues)
+        _print(api, before)
         return
     with _keys() as is_over, Live(screen=True, auto_refresh=False) as live:
         while not is_over():
-            now, found = look(api), _queues(api)
-            live.update(_screen(before, now, list(_rates(queues, found, now.at - before.at))))
+            now = look(api)
+            live.update(_screen(before, now))
             live.refresh()
-            before, queues = now, found
+            before = now
 
 
-def _print(api: Api, before: Look, queues: list[dict[str, Any]]) -> None:
+def _print(api: Api, before: Look) -> None:
     """One object each second, until interrupted."""
     while True:
         time.sleep(SECONDS)
-        now, found = look(api), _queues(api)
-        shown = list(_rates(queues, found, now.at - before.at))
-        print_json({**as_json(before, now), "queues_with_most": shown})
+        now = look(api)
+        print_json(as_json(before, now))
         sys.stdout.flush()
-        before, queues = now, found
+        before = now
 
 
-def _screen(before: Look, now: Look, queues: list[dict[str, Any]]) -> Group:
+def _screen(before: Look, now: Look) -> Group:
+    tables: tuple[tuple[Iterable[Mapping[str, Any]], Sequence[str]], ...] = (
+        (shown_rates(before, now), COLUMNS),
+        (queues_of(before, now), QUEUE_COLUMNS),
+        (late_groups(now)[:STATUS_ROWS], GROUP_COLUMNS),
+    )
     return Group(
         Text("\n".join(aligned(lines_of(before, now))) + "\n", no_wrap=True),
-        rich_table(list(texts_of(rates_of(before, now), COLUMNS)), COLUMNS),
-        rich_table(list(texts_of(queues, _QUEUE_COLUMNS)), _QUEUE_COLUMNS),
+        *(_table(list(rows), columns) for rows, columns in tables),
         Text("q ends"),
     )
 
 
-def _queues(api: Api) -> list[dict[str, Any]]:
-    query = {"sort": "ready", "sort_reverse": "true", "page": "1", "page_size": str(_QUEUES)}
-    found: list[dict[str, Any]] = api.ask("GET", "queues", query)["items"]
-    return found
-
-
-def _rates(
-    before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: float
-) -> Iterator[dict[str, Any]]:
-    earlier = {(each["vhost"], each["name"]): each["counters"] for each in before}
-    for each in now:
-        known = earlier.get((each["vhost"], each["name"]), each["counters"])
-        found = dict(each)
-        for column, names in (
-            ("in/s", ("published",)),
-            ("out/s", ("delivered", "delivered_settled", "got", "got_settled")),
-        ):
-            new = sum(each["counters"][name] - known[name] for name in names)
-            found[column] = round(max(new, 0) / max(seconds, 0.001))
-        yield found
+def _table(rows: list[Mapping[str, Any]], columns: Sequence[str]) -> RenderableType:
+    return rich_table(list(texts_of(rows, columns)), columns) if rows else ""
 
 
 @contextmanager
