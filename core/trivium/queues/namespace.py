@@ -8,6 +8,7 @@ from trivium.host import Host
 from trivium.idempotence.deduplication import Deduplication
 from trivium.messages.message import Message
 from trivium.queues.dead_letters import DeadLetters
+from trivium.queues.head_walk import HeadWalk
 from trivium.queues.queue import Queue
 from trivium.queues.requeues import Requeues
 from trivium.routing.exchanges import Exchange, Route
@@ -21,6 +22,7 @@ class QueueNamespace:
         self.broker = broker
         self.name = name
         self.dead_letters = dead_letters
+        self.head_walk = HeadWalk(broker)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         #: what there is in it, for quotas

@@ -101,8 +101,11 @@ class Queue(Destination):
         """Put other settings in force, for what comes and for what is ready."""
         self.settings = settings
         self.set_plain()
-        if settings.expires >= 0 or not self.ready.is_empty or self.waiting is not None:
+        if settings.expires >= 0 or self.waiting is not None:
             self.dispatch_later()
+        elif not self.ready.is_empty:
+            # There may be very many, at a start or where a policy has changed.
+            self.vhost.head_walk.add(self)
 
     def set_plain(self) -> None:
         """Find out anew whether a usual message needs no more than ``put``."""
@@ -360,6 +363,11 @@ class Queue(Destination):
         if not self.is_deleted:
             waiting_of(self).look_again()
 
+    def look(self) -> None:
+        """``dispatch``; then what is ready is subject to limits and time, as of now."""
+        self.is_unchecked = True
+        self.dispatch()
+
     def _check(self) -> None:
         """Consumers have taken what they can: what is ready is subject to limits and time."""
         self.is_unchecked = False
@@ -389,11 +397,7 @@ class Queue(Destination):
     def loaded(self) -> None:
         """Entries that were asked for have come from the log."""
         if not self.is_deleted:
-            # Only where something may be given up: to look at the head takes it, and many behind
-            # it, into memory.
-            if self.settings.has_limits or self.settings.message_ttl >= 0:
-                self.is_unchecked = True
-            self.dispatch()
+            self.look()
             self.ready.call_waiters()
 
     # Settlement

@@ -96,7 +96,14 @@ class ReadyEntries:
     @property
     def is_loading(self) -> bool:
         """Whether the next entry is on disk, or behind ones that have expired."""
-        return self.is_late or any(each.is_loading for each in self.sub_queues)
+        return self.is_late or self.is_reading
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether entries were asked for that have not come from the disk yet."""
+        if len(self.sub_queues) == 1:
+            return self.lowest.is_loading
+        return any(each.is_loading for each in self.sub_queues)
 
     def await_load(self, waiter: LoadWaiter) -> None:
         """Call ``waiter``, once, when entries have come from the disk or the queue is deleted."""

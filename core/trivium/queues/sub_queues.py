@@ -180,6 +180,25 @@ class SubQueue:
             self._requeued = []
         heappush(self._requeued, (entry.offset, entry))
 
+    @property
+    def has_lasting_head(self) -> bool:
+        """Whether the next entry is in the log only, in memory there, and has no time to wait for.
+
+        ``peek`` would take it into the cache, and many behind it.
+        """
+        log = self.log
+        queue = self._queue
+        if self._spill_from < 0 or self._ready or self._requeued or self._transient:
+            return False
+        if log is None or queue is None or queue.requeues is not None:
+            return False
+        if not log.is_loaded(self._spill_from):
+            return False
+        for _, record, _ in log.read(self._spill_from, 1, REFILL_BYTES):
+            message = decode_record(record)
+            return not message.deliver_at and queue.settings.expiry_of(message) == 0
+        return False
+
     def peek(self) -> QueueEntry | None:
         """The next entry; None when there is none, or none that may be delivered yet."""
         # What is read back may all be for later.

@@ -64,8 +64,7 @@ class WaitingEntries:
         ready = queue.ready
         ready.is_late = False
         self._put_back(queue)
-        queue.is_unchecked = True
-        queue.dispatch()
+        queue.look()
         if not ready.is_loading:
             ready.call_waiters()
 
@@ -154,7 +153,7 @@ def expire_heads(queue: Queue, sub_queue: SubQueue) -> None:
     """Give up the entries at the head whose time is over; look again when the next one's is."""
     given_up = queue.given_up
     now = queue.vhost.broker.now_ms
-    while not given_up.is_full:
+    while not given_up.is_full and not sub_queue.has_lasting_head:
         entry = sub_queue.peek()
         if entry is None or entry.expires == 0:
             return

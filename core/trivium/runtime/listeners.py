@@ -49,6 +49,17 @@ BACKLOG: Final = 1024
 RESERVED_FILES: Final = BACKLOG + 256
 
 
+def load_http(listeners: Iterable[ListenerConfig]) -> None:
+    """Import what HTTP needs, where it is listened to.
+
+    It is much. Once the storage is open its threads are at work, and each file that is read would
+    give the interpreter lock up to them.
+    """
+    if any(config.protocol == HTTP for config in listeners):
+        for name in ("trivium.observability.http", "trivium.runtime.exposition", MANAGEMENT):
+            import_module(name)
+
+
 class Listeners:
     """Those of one server."""
 

@@ -15,7 +15,7 @@ from trivium.runtime.auditing import Auditing
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
 from trivium.runtime.handshakes import Handshakes
-from trivium.runtime.listeners import Listeners, connection_limit, load_adapters
+from trivium.runtime.listeners import Listeners, connection_limit, load_adapters, load_http
 from trivium.runtime.sockets import SocketDriver
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageError
@@ -53,7 +53,9 @@ class Server:
     async def start(self) -> None:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
         broker = self.broker
-        adapters = load_adapters(broker.config.all_listeners(), broker.config.protocols)
+        listeners = broker.config.all_listeners()
+        adapters = load_adapters(listeners, broker.config.protocols)
+        load_http(listeners)
         if broker.config.jwt.jwks_url or broker.config.http_auth.url:
             fetching.prepare()
         self._storage = self._open_storage()

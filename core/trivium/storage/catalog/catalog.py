@@ -78,6 +78,9 @@ _POSITIONS: Final = frozenset(
 #: a position of this name gives a table's number: there are few, and all depends on them
 _TABLE_PREFIX: Final = "table "
 
+#: the text of a chunk's row of which the checksum is made: three of its values are bytes
+_CHUNK_TEXT: Final = b"%d\0" * 8 + b"%b\0" * 3
+
 _ChunkRow = tuple[int, int, int, int, int, int, int, int, bytes, bytes, bytes]
 
 
@@ -113,6 +116,14 @@ def _are_right(
     try:
         return tuple(map(zlib.crc32, values, map(zlib.crc32, keys, repeat(number)))) == checksums
     except (TypeError, OverflowError):
+        return False
+
+
+def _is_chunk_right(row: tuple[Any, ...]) -> bool:
+    """``checksum_of`` at once, for there may be very many; False also where it cannot say."""
+    try:
+        return bool(zlib.crc32(_CHUNK_TEXT % row[:-1]) == row[-1])
+    except TypeError:
         return False
 
 
@@ -290,7 +301,7 @@ class Catalog:
             if name.startswith(_TABLE_PREFIX):
                 self._table_names[value] = name.removeprefix(_TABLE_PREFIX)
             values[name] = value
-        missing = _POSITIONS - values.keys()
+        missing = [name for name in _POSITIONS if name not in values]
         if missing:
             self._report(f"the position {min(missing)} is missing")
             return
@@ -313,13 +324,14 @@ class Catalog:
     def _load_chunks(self, recovered: Recovered, segments: Segments) -> None:
         sizes: dict[int, int] = {}
         for row in self._rows("chunk", "log, first"):
-            if not self._check(row[:-1], row[-1]):
+            if not _is_chunk_right(row) and not self._check(row[:-1], row[-1]):
                 self.damaged_chunks.append(row)
                 continue
             number, first, end, slots, size, segment, position, length, removed = row[:9]
             chunk = chunk_in_segment(first, end, slots, size, segment, position, length)
-            chunk.removed = int.from_bytes(removed, "little")
-            chunk.live = slots - chunk.removed.bit_count()
+            if removed:
+                chunk.removed = int.from_bytes(removed, "little")
+                chunk.live = slots - chunk.removed.bit_count()
             if row[9]:
                 chunk.offsets = offsets_from_bytes(row[9])
                 chunk.ends = offsets_from_bytes(row[10])
