@@ -19,6 +19,7 @@ from trivium.messages.message import (
     Message,
     RecordError,
     decode_record,
+    records_of,
 )
 
 
@@ -139,12 +140,45 @@ def test_brokers_in_several_threads_make_records_of_their_own() -> None:
     try:
         with ThreadPoolExecutor(4) as pool:
             letters = [bytes([letter]) * 50 for letter in b"abcd"]
-            found = list(pool.map(records_of, letters))
+            found = list(pool.map(records_made_of, letters))
     finally:
         sys.setswitchinterval(interval)
     for payload, records in zip(letters, found, strict=True):
         assert records == {message(payload).record()}
 
 
-def records_of(payload: bytes) -> set[bytes]:
+def records_made_of(payload: bytes) -> set[bytes]:
     return {message(payload).record() for _ in range(3000)}
+
+
+@given(st.data())
+def test_records_of_a_run_are_those_of_its_messages(data: st.DataObject) -> None:
+    address = Address("x", b"k")
+    #: what a message may have otherwise than the one before
+    others: dict[str, list[object]] = {
+        "protocol": [1, 2],
+        "address": [address, Address("x", b"other")],
+        "header": [b"header", b""],
+        "mode": [0, 1, 2],
+        "persistent": [False, True],
+        "timestamp": [1, 2],
+        "expires": [0, 5],
+        "retain": [False, True],
+        "priority": [0, 4],
+        "deliver_at": [0, 9],
+        "annotations": [None, {"a": 1}],
+        "insists": [False, True],
+        "hops": [0, 1],
+    }
+    fields = {name: values[0] for name, values in others.items()}
+    made: list[dict[str, object]] = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        for name in data.draw(st.lists(st.sampled_from(sorted(others)), max_size=1)):
+            fields[name] = data.draw(st.sampled_from(others[name]))
+        payload = data.draw(st.sampled_from([b"", b"payload", bytes(16 * 1024)]))
+        made.append({**fields, "payload": payload})
+    together: list[Message] = [Message(**each) for each in made]  # type: ignore[arg-type]
+    singly: list[Message] = [Message(**each) for each in made]  # type: ignore[arg-type]
+    expected = [each.record() for each in singly]
+    assert records_of(together) == expected
+    assert [each.record() for each in together] == expected

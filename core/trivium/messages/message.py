@@ -320,6 +320,50 @@ class Message:
         return writer.getvalue()
 
 
+def records_of(messages: list[Message]) -> list[bytes]:
+    """``record`` of each. What precedes the payload is encoded once for those in a row that have it
+    in common.
+    """
+    records: list[bytes] = []
+    head = b""
+    like: Message | None = None
+    for message in messages:
+        record = message._record
+        if record is None:
+            content = message.content
+            if not isinstance(content, bytes):
+                record = message.record()
+            elif like is not None and _is_headed_alike(message, like):
+                record = head + content
+                message._record = record
+            else:
+                record = message.record()
+                head = record[: len(record) - len(content)]
+                like = message
+        records.append(record)
+    return records
+
+
+def _is_headed_alike(message: Message, like: Message) -> bool:
+    """Whether the records of two messages differ in the payload at most."""
+    return (
+        message.address is like.address
+        and message.header is like.header
+        and message.timestamp == like.timestamp
+        and message.expires == like.expires
+        and message.deliver_at == like.deliver_at
+        and message.mode == like.mode
+        and message.persistent is like.persistent
+        and message.protocol == like.protocol
+        and message.priority == like.priority
+        and message.retain is like.retain
+        and message.insists is like.insists
+        and message.hops == like.hops
+        and message.annotations is None
+        and like.annotations is None
+    )
+
+
 def decode_record(record: bytes) -> Message:
     """Rebuild a message from ``Message.record()``. Raises RecordError when it is damaged."""
     size: i64 = len(record)

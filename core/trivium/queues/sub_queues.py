@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from trivium.messages.message import EXACTLY_ONCE, Message, decode_record
+from trivium.messages.message import EXACTLY_ONCE, Message, decode_record, records_of
 from trivium.queues.requeues import forget_requeues, restore_requeues
 from trivium.queues.waiting import waiting_of
 from trivium.storage.base import Log, Storage
@@ -137,15 +137,23 @@ class SubQueue:
         return True
 
     def record_run(self, entries: list[QueueEntry]) -> bool:
-        """``record`` or, where they need not survive, ``skip`` new entries of one kind."""
+        """``record`` or, where they need not survive, ``skip`` new entries of one kind, without
+        annotations."""
         if not entries[0].message.persistent:
             for entry in entries:
                 self.skip(entry)
             return False
-        is_stored = False
+        log = self.log
+        if log is None:
+            for entry in entries:
+                self.record(entry)
+            return False
+        offset: i64 = log.append_run(records_of([entry.message for entry in entries]))
         for entry in entries:
-            is_stored = self.record(entry)
-        return is_stored
+            entry.offset = offset
+            entry.is_stored = True
+            offset += 1
+        return True
 
     def skip(self, entry: QueueEntry) -> None:
         """Give a new entry its offset, but no record: it need not survive."""

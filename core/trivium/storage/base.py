@@ -90,6 +90,13 @@ class Log:
         """
         raise NotImplementedError
 
+    def append_run(self, records: list[bytes]) -> int:
+        """``append`` of one record or more, each with one offset; the first one's."""
+        first = self.next_offset
+        for record in records:
+            self.append(record)
+        return first
+
     def skip(self, count: int = 1) -> int:
         """Give out offsets for records that are not stored; the first of them."""
         raise NotImplementedError

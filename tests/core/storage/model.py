@@ -111,8 +111,10 @@ class Scenario:
     def _change(self) -> None:
         choice = self.random.random()
         name = self.random.choice(LOGS)
-        if choice < 0.4:
+        if choice < 0.32:
             self._append()
+        elif choice < 0.4:
+            self._append_run(name)
         elif choice < 0.45:
             count = self.random.randint(1, 5)
             self._log(name).next_offset += count
@@ -153,6 +155,17 @@ class Scenario:
             assert offset == log.next_offset
             log.next_offset = log.shown_offset = offset + count
             log.records[offset] = (log.next_offset, record, annotation)
+
+    def _append_run(self, name: str) -> None:
+        size = self.random.choice((0, 5, 300))
+        records = [self.random.randbytes(size) for _ in range(self.random.choice((1, 3, 40)))]
+        log = self._log(name)
+        offset = self.host.storage.log(name).append_run(records)
+        assert offset == log.next_offset
+        for record in records:
+            log.next_offset = log.shown_offset = offset + 1
+            log.records[offset] = (offset + 1, record, b"")
+            offset += 1
 
     def _log(self, name: str) -> ModelLog:
         self.host.storage.log(name)

@@ -106,6 +106,21 @@ def test_records_and_rows_of_any_sizes_keep_their_order(sizes: list[int]) -> Non
     assert not changes.take()
 
 
+@given(st.lists(st.sampled_from([0, 1, LARGE - 1, LARGE, PIECE_SIZE]), min_size=1, max_size=9))
+def test_a_run_is_written_as_its_records_one_by_one(sizes: list[int]) -> None:
+    records = [bytes([number]) * size for number, size in enumerate(sizes)]
+    together = Changes()
+    singly = Changes()
+    for changes in (together, singly):
+        # Another log has the first one already.
+        changes.append(3, 0, 1, records[0], b"")
+    together.append_run(2, 7, records)
+    for number, record in enumerate(records):
+        singly.append(2, 7 + number, 1, record, b"")
+    assert (together.count, together.size) == (singly.count, singly.size)
+    assert together.take() == singly.take()
+
+
 def test_the_same_record_for_two_logs_is_stored_once() -> None:
     changes = Changes()
     record = bytes(1000)

@@ -254,6 +254,14 @@ class LogMachine(RuleBasedStateMachine):
             self.model[self.next_offset] = (self.next_offset + count, record, annotation)
             self.next_offset += count
 
+    @rule(records=st.lists(st.binary(max_size=3), min_size=1, max_size=1200))
+    def append_run(self, records: list[bytes]) -> None:
+        for log in self.logs:
+            assert log.append_run(records) == self.next_offset
+        for record in records:
+            self.model[self.next_offset] = (self.next_offset + 1, record, b"")
+            self.next_offset += 1
+
     @rule(count=st.sampled_from([1, 1, 1000]))
     def skip(self, count: int) -> None:
         for log in self.logs:

@@ -406,9 +406,15 @@ class Publisher:
         wait = 0
         rejected: list[int] = []
         unroutable: list[int] = []
-        for index in range(max(skip, 0), len(messages)):
+        end = max(skip, 0)
+        while end < len(messages):
+            index = end
             message = messages[index]
             route = routes[index]
+            end = index + 1 if has_mandatory else _run_end(routes, messages, index)
+            if end - index > 1:
+                wait = max(wait, vhost.publish_run(messages[index:end], route))
+                continue
             if route.depends_on_message:
                 route = route.resolve(message)
             is_mandatory = has_mandatory and index in mandatory
@@ -435,6 +441,31 @@ class Publisher:
             if missed:
                 raise Unroutable("no binding wants the message", _indexes(missed))
         return wait
+
+
+def _run_end(routes: list[Route], messages: list[Message], index: int) -> int:
+    """Where the run ends that begins at ``index``: see ``VirtualHost.publish_run``."""
+    route = routes[index]
+    first = messages[index]
+    end = index + 1
+    if end == len(messages) or routes[end] is not route or not _is_plain(first):
+        return end
+    if not route.takes_runs(first.mode):
+        return end
+    mode = first.mode
+    is_persistent = first.persistent
+    while end < len(messages) and routes[end] is route:
+        message = messages[end]
+        if message.mode != mode or message.persistent is not is_persistent:
+            break
+        if not _is_plain(message):
+            break
+        end += 1
+    return end
+
+
+def _is_plain(message: Message) -> bool:
+    return not (message.expires or message.deliver_at or message.retain or message.insists)
 
 
 def _indexes(indexes: list[int]) -> dict[str, object]:

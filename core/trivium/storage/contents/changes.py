@@ -101,6 +101,29 @@ class Changes:
         if len(writer) >= PIECE_SIZE:
             self._end_piece()
 
+    def append_run(self, log: i64, offset: i64, records: list[bytes]) -> None:
+        """Records of a log, from ``offset`` on, each of one offset and without an annotation."""
+        writer = self._writer
+        head: i64 = APPEND | log << 32
+        for record in records:
+            if record is self.last:
+                self.append(log, offset, 1, record, b"")
+            else:
+                self.count += 1
+                size: i64 = len(record)
+                write_i64_le(writer, head)
+                write_i64_le(writer, offset)
+                write_i64_le(writer, 1 | size << 32)
+                if size < LARGE:
+                    writer.write(record)
+                else:
+                    self._write(record)
+                self.size += size
+                self.last = record
+                if len(writer) >= PIECE_SIZE:
+                    self._end_piece()
+            offset += 1
+
     def change_log(self, kind: i64, log: i64, first: i64, last: i64) -> None:
         """A change of a log that carries two numbers at most."""
         self.count += 1

@@ -47,6 +47,18 @@ class DiskLog(NumberedLog):
             self._mark_changed()
         return offset
 
+    def append_run(self, records: list[bytes]) -> int:
+        """Raises ValueError when a size is out of range."""
+        for record in records:
+            if len(record) > MAX_RECORD:
+                raise ValueError("a record is too large")
+        first = super().append_run(records)
+        self._changes.append_run(self.number, first, records)
+        self._has_skipped = False
+        if not self._is_changed:
+            self._mark_changed()
+        return first
+
     def skip(self, count: int = 1) -> int:
         self._has_skipped = True
         if not self._is_changed:

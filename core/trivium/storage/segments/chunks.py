@@ -110,6 +110,36 @@ class Chunk:
         if slot + 1 >= CHUNK_RECORDS or self.size >= CHUNK_BYTES:
             self.closed = True
 
+    def add_run(self, offset: int, records: list[bytes], at: i64) -> i64:
+        """``add`` records from ``records[at]`` on, which span an offset each, as long as the chunk
+        is open; how many.
+        """
+        own = self.records
+        assert own is not None
+        slot: i64 = self.slots
+        if slot == 0:
+            self.first = offset
+            self.end = offset
+        if self.offsets is not None or offset != self.end:
+            self.add(offset, 1, records[at], b"")
+            return 1
+        size: i64 = self.size
+        begin = at
+        end: i64 = len(records)
+        while at < end and slot < CHUNK_RECORDS and size < CHUNK_BYTES:
+            record = records[at]
+            own.append(record)
+            size += len(record)
+            slot += 1
+            at += 1
+        self.slots = slot
+        self.live += at - begin
+        self.size = size
+        self.end = offset + (at - begin)
+        if slot >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            self.closed = True
+        return at - begin
+
     def _add_span(self, offset: int, count: int) -> None:
         if self.offsets is None:
             self.offsets = array("q", range(self.first, self.first + self.slots))
@@ -370,11 +400,7 @@ class ChunkedLog(Log):
         offset = self.next_offset
         chunk = self._open
         if chunk is None:
-            chunk = Chunk(offset)
-            if self._chunks is NO_CHUNKS:
-                self._chunks = []
-            self._chunks.append(chunk)
-            self._open = chunk
+            chunk = self._begin_chunk(offset)
         chunk.add(offset, count, record, annotation)
         if chunk.closed:
             self._open = None
@@ -384,6 +410,35 @@ class ChunkedLog(Log):
             self.first_offset = offset
         self._count += 1
         return offset
+
+    def _begin_chunk(self, offset: int) -> Chunk:
+        """Another chunk behind the others, to add to."""
+        chunk = Chunk(offset)
+        if self._chunks is NO_CHUNKS:
+            self._chunks = []
+        self._chunks.append(chunk)
+        self._open = chunk
+        return chunk
+
+    def append_run(self, records: list[bytes]) -> int:
+        first = offset = self.next_offset
+        if self._count == 0:
+            self.first_offset = first
+        at: i64 = 0
+        end: i64 = len(records)
+        while at < end:
+            chunk = self._open
+            if chunk is None:
+                chunk = self._begin_chunk(offset)
+            added = chunk.add_run(offset, records, at)
+            if chunk.closed:
+                self._open = None
+                list_made(chunk.slots)
+            at += added
+            offset += added
+        self.next_offset = offset
+        self._count += end
+        return first
 
     def skip(self, count: int = 1) -> int:
         offset = self.next_offset
