@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_MQTT, Address, Message, Properties
+from trivium.streams.record_layout import CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
@@ -58,7 +60,7 @@ def documented_vector() -> bytes:
 
 
 def make(
-    payload: bytes = b"x",
+    payload: Content = b"x",
     key: bytes = b"a.b",
     header: bytes = b"",
     timestamp: int = 1000,
@@ -165,6 +167,28 @@ def test_a_batch_gives_the_messages_back() -> None:
 
 
 # Against Arrow
+
+
+def test_a_large_payload_is_not_copied_out_of_its_batch() -> None:
+    payloads = [b"small", bytes(LARGE_PAYLOAD), b""]
+    sent = [make(payload=payload) for payload in payloads]
+    sent.append(make(payload=LargePayload([bytes(LARGE_PAYLOAD), b"end"])))
+    view = RecordBatch(encode_batch(sent))
+    got = [view.message(row) for row in range(view.count)]
+    assert [message.payload for message in got] == [message.payload for message in sent]
+    for message in (got[1], got[3]):
+        assert isinstance(message.content, LargePayload)
+        (part,) = message.content.parts
+        assert isinstance(part, memoryview)
+        assert part.obj is view.data
+
+
+def test_a_batch_of_large_payloads_is_that_of_the_payloads_in_one() -> None:
+    data = bytes(range(256)) * (LARGE_PAYLOAD // 256)
+    whole = [make(payload=b"x"), make(payload=data)]
+    parted = [make(payload=b"x"), make(payload=LargePayload([data[:1000], data[1000:]]))]
+    for codec in (CODEC_NONE, CODEC_ZSTD):
+        assert encode_batch(parted, codec=codec) == encode_batch(whole, codec=codec)
 
 
 def arrow_column(view: RecordBatch, column: Column, kind: pa.DataType) -> pa.Array:

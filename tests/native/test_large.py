@@ -1,14 +1,15 @@
-"""PUBLISH with large payloads, which is not joined: it means what it means when read in one."""
+"""Requests with large payloads, which are not joined: they mean what they mean when read in one."""
 
 from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 
 import msgpack
 import pytest
 
-from tests.support.native import Client, Received, Server, entry, frame, publish
+from tests.support.native import Client, Received, Server, entry, frame, publish, tx
 from tests.support.steps import calls
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.messages.large import LARGE_PAYLOAD
@@ -61,6 +62,9 @@ def test_in_pieces_it_means_what_it_means_in_one(seed: int) -> None:
             entries.append(
                 entry(source.randbytes(size), b"k.%d" % number, flags=flags, properties=properties)
             )
+        if source.random() < 0.3:
+            whole.append(frame(frames.TX, number, tx(*entries)))
+            continue
         producer = None
         if source.random() < 0.5:
             producer = (b"p", EPOCH, sequence)
@@ -76,13 +80,19 @@ def test_in_pieces_it_means_what_it_means_in_one(seed: int) -> None:
 
 
 @pytest.mark.pure
-def test_it_is_taken_without_being_joined() -> None:
+@pytest.mark.parametrize(
+    ("kind", "body", "answer"),
+    [(frames.PUBLISH, publish, frames.CONFIRM), (frames.TX, tx, frames.OK)],
+)
+def test_it_is_taken_without_being_joined(
+    kind: int, body: Callable[..., bytes], answer: int
+) -> None:
     server = Server(config=CONFIG)
     publisher = server.open()
-    data = frame(frames.PUBLISH, 1, publish(entry(LARGE), entry(b"small"), entry(LARGE * 2)))
+    data = frame(kind, 1, body(entry(LARGE), entry(b"small"), entry(LARGE * 2)))
     # One that begins it, and none that takes it.
     assert calls(NativeConnection.take_frames, lambda: publisher.feed(*in_pieces(data))) == 1
-    assert [kind for kind, _, _ in publisher.take()] == [frames.CONFIRM]
+    assert [kind for kind, _, _ in publisher.take()] == [answer]
 
 
 def cut(request: bytes, size: int) -> bytes:
@@ -107,6 +117,12 @@ def cut(request: bytes, size: int) -> bytes:
         frame(frames.PUBLISH, 1, struct.pack("<II", 1, 2) + LARGE),
         frame(frames.PUBLISH, 1, struct.pack("<IIIIQ", 1, 1, 0xFFFF_FFFF, 0, 0) + LARGE),
         frame(frames.DECLARE, 1, LARGE),
+        frame(frames.TX, 1, tx(entry(LARGE), entry(LARGE))[:-1]),
+        frame(frames.TX, 1, tx(entry(LARGE)) + b"x"),
+        frame(frames.TX, 1, tx(entry(LARGE, exchange=b"none"))),
+        frame(frames.TX, 1, tx(entry(LARGE), unknown=1)),
+        frame(frames.TX, 1, struct.pack("<II", 1 << 21, 1) + LARGE * 9),
+        frame(frames.TX, 1, struct.pack("<II", 300, 1) + LARGE),
     ],
 )
 def test_what_is_wrong_with_it_is_told_as_in_one(data: bytes) -> None:

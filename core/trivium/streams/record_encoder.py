@@ -12,8 +12,10 @@ from zlib import crc32
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from mypy_extensions import i64
 
+from trivium.common.pieces import Piece
+from trivium.messages.large import content_parts
 from trivium.messages.message import HeaderValue, Message, Properties
-from trivium.streams.compression import compress
+from trivium.streams.compression import MAX_BODY, compress
 from trivium.streams.record_layout import (
     CHECKSUM,
     CODEC_NONE,
@@ -139,7 +141,7 @@ class _Columns:
         self._ends: list[int] = []
         # Bytes that were written; those before ``_writer``.
         self._size: i64 = 0
-        self._pieces: list[bytes] = []
+        self._pieces: list[Piece] = []
         self._writer = BytesWriter()
 
     def begin(self, column: int, kind: int, nulls: int = 0) -> None:
@@ -199,6 +201,24 @@ class _Columns:
         else:
             for value in values:
                 self.write(value)
+
+    def write_payloads(self, messages: list[Message]) -> None:
+        """``write_binary`` of payloads. Of large ones the parts are written."""
+        if all(isinstance(message.content, bytes) for message in messages):
+            self.write_binary([message.payload for message in messages])
+            return
+        writer = self._writer
+        end = 0
+        write_i32_le(writer, end)
+        for message in messages:
+            end += message.size
+            write_i32_le(writer, end)
+        self._size += 4 * (len(messages) + 1)
+        self._pad()
+        self._end_piece()
+        for message in messages:
+            self._pieces += content_parts(message.content)
+            self._size += message.size
 
     def add_constant(self, column: int, value: bytes) -> None:
         """One value for all rows; absent where that is empty."""
@@ -265,7 +285,7 @@ class _Columns:
             self.begin(column, CONSTANT)
             self.write_long(value)
 
-    def body(self) -> list[bytes]:
+    def body(self) -> list[Piece]:
         """The directory and the columns, in pieces."""
         self._ends.append(self._size)
         self._end_piece()
@@ -364,7 +384,7 @@ def _write_columns(
     else:
         columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
     columns.begin(PAYLOAD, PLAIN)
-    columns.write_binary([message.payload for message in messages])
+    columns.write_payloads(messages)
     if described is not None:
         columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
         shown = described[0]
@@ -429,8 +449,11 @@ def encode_batch(
         for delta in deltas:
             columns.write_long(delta)
     body = columns.body()
-    size = sum(map(len, body))
+    size = sum([len(piece) for piece in body])
     stored = size
+    if size > MAX_BODY:
+        # Nothing is compressed that is so large, nor joined for that.
+        codec = CODEC_NONE
     if codec != CODEC_NONE:
         whole = b"".join(body)
         packed = compress(codec, whole)

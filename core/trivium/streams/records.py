@@ -16,6 +16,7 @@ from zlib import crc32
 from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
+from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import Address, Message
 from trivium.streams.compression import CompressionError, decompress
 from trivium.streams.record_encoder import (
@@ -332,7 +333,7 @@ class RecordBatch:
             self.integer(PROTOCOL, row),
             address,
             self.binary(SOURCE_HEADER, row) or b"",
-            self.binary(PAYLOAD, row) or b"",
+            self._payload(row),
             flags & MODE_MASK,
             flags & PERSISTENT != 0,
             self.integer(TIMESTAMP, row),
@@ -340,6 +341,18 @@ class RecordBatch:
             flags & RETAIN != 0,
             self.integer(PRIORITY, row),
         )
+
+    def _payload(self, row: i64) -> Content:
+        """One payload; a large one is a part of the batch."""
+        column = self._by_id[PAYLOAD]
+        if column is None or column.kind != PLAIN or column.data_size < LARGE_PAYLOAD:
+            return self.binary(PAYLOAD, row) or b""
+        start = self._offset(column.offsets_at, row)
+        end = self._offset(column.offsets_at, row + 1)
+        if end - start < LARGE_PAYLOAD or start < 0 or end > column.data_size:
+            return self._slice(column, row)
+        at = column.data_at
+        return LargePayload([memoryview(self.data)[at + start : at + end]])
 
     def described(self, row: int) -> Described:
         """What the batch shows of one record's properties."""

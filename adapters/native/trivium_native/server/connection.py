@@ -327,7 +327,7 @@ class NativeConnection(FramedConnection):
             return False
         data = request.data
         self._publisher.payloads = request.payloads
-        self._handle(data, frames.PUBLISH, request.correlation, frames.HEAD_SIZE, len(data))
+        self._handle(data, request.kind, request.correlation, frames.HEAD_SIZE, len(data))
         self._publisher.payloads = None
         return True
 

@@ -1,10 +1,10 @@
-"""PUBLISH with large payloads, which need not be joined to be read."""
+"""PUBLISH and TX with large payloads, which need not be joined to be read."""
 
 from __future__ import annotations
 
 from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, LargePayload
-from trivium_native.wire.frames import HEAD, HEAD_SIZE, PUBLISH
+from trivium_native.wire.frames import HEAD, HEAD_SIZE, MAX_FIELDS_BYTES, PUBLISH, TX
 from trivium_native.wire.messages import (
     HAS_PRODUCER,
     MAX_PRODUCER_BYTES,
@@ -14,15 +14,18 @@ from trivium_native.wire.messages import (
     PRODUCER_SIZE,
     PUBLISH_HEAD,
     PUBLISH_HEAD_SIZE,
+    TX_HEAD,
+    TX_HEAD_SIZE,
 )
 
 
 class LargeRequest:
-    """A PUBLISH without its large payloads, and these."""
+    """A request without its large payloads, and these."""
 
     def __init__(self, data: bytes, payloads: list[LargePayload]) -> None:
         #: the frame as if the large payloads were not there; the lengths say that they are
         self.data = data
+        self.kind: int = HEAD.unpack_from(data)[1]
         self.correlation: int = HEAD.unpack_from(data)[2]
         #: in the order of their messages
         self.payloads = payloads
@@ -33,17 +36,10 @@ def cut_payloads(frame: Pieces) -> LargeRequest | None:
 
     None for others, of which there may be very many in one, and for what is malformed.
     """
-    size = frame.size
-    at = HEAD_SIZE + PUBLISH_HEAD_SIZE
-    start = frame.head(at + PRODUCER_SIZE)
-    count, flags = PUBLISH_HEAD.unpack_from(start, HEAD_SIZE)
-    if HEAD.unpack_from(start)[1] != PUBLISH or count * LARGE_PAYLOAD > size:
+    start = frame.head(HEAD_SIZE + PUBLISH_HEAD_SIZE + PRODUCER_SIZE)
+    count, at = _messages_of(start)
+    if at == 0 or count * LARGE_PAYLOAD > frame.size:
         return None
-    if flags & HAS_PRODUCER:
-        name_size: int = PRODUCER.unpack_from(start, at)[0]
-        if name_size > MAX_PRODUCER_BYTES:
-            return None
-        at += PRODUCER_SIZE + name_size
     kept, rest = split_parts(frame.parts, at)
     payloads: list[LargePayload] = []
     for _ in range(count):
@@ -64,3 +60,23 @@ def cut_payloads(frame: Pieces) -> LargeRequest | None:
             return None
         payloads.append(payload)
     return LargeRequest(b"".join(kept + rest), payloads) if payloads else None
+
+
+def _messages_of(start: bytes) -> tuple[int, int]:
+    """How many messages the request that begins with ``start`` has, and where they begin; 0 for a
+    request that has none, or is malformed."""
+    kind: int = HEAD.unpack_from(start)[1]
+    at = HEAD_SIZE + PUBLISH_HEAD_SIZE
+    if kind == PUBLISH:
+        count, flags = PUBLISH_HEAD.unpack_from(start, HEAD_SIZE)
+        if flags & HAS_PRODUCER:
+            name_size: int = PRODUCER.unpack_from(start, at)[0]
+            if name_size > MAX_PRODUCER_BYTES:
+                return 0, 0
+            at += PRODUCER_SIZE + name_size
+        return count, at
+    if kind == TX:
+        size, count = TX_HEAD.unpack_from(start, HEAD_SIZE)
+        if size <= MAX_FIELDS_BYTES:
+            return count, HEAD_SIZE + TX_HEAD_SIZE + size
+    return 0, 0
