@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +17,10 @@ import pika
 import pika.exceptions
 import pytest
 
-from bench.servers import ServerError
+from bench.servers import ServerError, free_port
 from interop.brokers import LOOPBACK, TriviumProcess
 from interop.management import Api, ManagedRabbitMq
+from interop.mqtt import eventually
 
 #: Debian's package has it; it is of no other.
 RABBITMQADMIN: Final = Path("/usr/bin/rabbitmqadmin")
@@ -223,6 +226,43 @@ def test_flower_lists_the_queues_of_a_virtual_host(api: Api, name: str) -> None:
     for key in ("messages", "messages_ready", "messages_unacknowledged", "consumers"):
         assert found[key] == 0
     assert found["state"] == "running"
+    api.ask("DELETE", f"queues/%2F/{name}")
+
+
+def test_flower_shows_queues_and_their_messages(
+    api: Api, trivium: TriviumProcess, tmp_path: Path
+) -> None:
+    """The program itself, whose page of the broker asks both ports: for Celery's own queue, where
+    there are no workers that have others."""
+    name = "celery"
+    pytest.importorskip("flower", reason="flower is not installed (extra dev)")
+    api.put(f"queues/%2F/{name}", {"durable": True})
+    body = {"routing_key": name, "payload": "x", "payload_encoding": "string", "properties": {}}
+    assert api.ask("POST", "exchanges/%2F/amq.default/publish", body) == (200, {"routed": True})
+    port = free_port()
+    log = tmp_path / "flower.log"
+    with log.open("wb") as output:
+        flower = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery"),
+                f"--broker=amqp://guest:guest@{LOOPBACK}:{trivium.ports['amqp']}//",
+                *("flower", f"--address={LOOPBACK}", f"--port={port}"),
+                f"--broker-api={api.url.replace('//', '//guest:guest@', 1)}",
+            ],
+            stdout=output,
+            stderr=output,
+            cwd=tmp_path,
+        )
+    try:
+        eventually(lambda: b"Visit me" in log.read_bytes(), "flower", 60)
+        url = f"http://{LOOPBACK}:{port}/broker"
+        page = urllib.request.urlopen(url, timeout=60).read().decode()
+        (row,) = re.findall(rf'<tr id="{name}">(.*?)</tr>', page, re.DOTALL)
+        # Messages, unacknowledged, ready, consumers.
+        assert re.findall(r"<td[^>]*>(\d+)</td>", row) == ["1", "0", "1", "0"]
+    finally:
+        flower.terminate()
+        flower.wait(30)
     api.ask("DELETE", f"queues/%2F/{name}")
 
 

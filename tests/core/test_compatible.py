@@ -16,6 +16,7 @@ import aiormq
 import pytest
 from yarl import URL
 
+from tests.support.core import message
 from trivium.config import Config, Listen, StorageConfig, UserConfig
 from trivium.management.compatible import ENDPOINTS
 from trivium.management.endpoints import (
@@ -738,6 +739,23 @@ async def test_policies_of_operators_bound_others_and_are_parameters_too() -> No
             assert (await site.ask("PUT", path, body))[0] == 400
         await site.delete("operator-policies/%2F/o")
         assert (await site.ask("DELETE", "operator-policies/%2F/o"))[0] == 404
+
+
+async def test_virtual_hosts_have_their_messages() -> None:
+    async with serve() as site:
+        await site.put("vhosts/other")
+        queue = site.broker.vhost("other").declare_queue("q")
+        for _ in range(3):
+            queue.put(message(b"x"), b"")
+        assert queue.get() is not None
+        counted = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1}
+        found = await site.get("vhosts/other")
+        assert {name: found[name] for name in counted} == counted
+        by_name = {each["name"]: each for each in await site.get("vhosts")}
+        assert by_name["other"] == found
+        assert by_name["/"]["messages"] == 0
+        plain = await site.get("vhosts?disable_stats=true")
+        assert all("messages" not in each for each in plain)
 
 
 # The broker as a whole

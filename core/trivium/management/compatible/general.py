@@ -85,7 +85,7 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
         for _ in clients.count():
             yield b""
         found["object_totals"] = {**clients.shown(), **_objects(census)}
-        totals = _messages(census)
+        totals = messages_of(census)
         sees_all = ADMINISTRATOR in call.identity.tags
         found["queue_totals"] = stats.lengths(broker, totals) if sees_all else totals
         found |= {"churn_rates": {}, "message_stats": {}}
@@ -95,7 +95,7 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
             found["churn_rates"] = stats.rates(broker, churn)
             found |= stats.message_stats(broker, figures)
     elif call.asks("enable_queue_totals"):
-        found["queue_totals"] = _messages(census)
+        found["queue_totals"] = messages_of(census)
     yield encode(found)
 
 
@@ -108,7 +108,7 @@ def _objects(census: Census) -> dict[str, object]:
     }
 
 
-def _messages(census: Census) -> Figures:
+def messages_of(census: Census) -> Figures:
     """How many messages there are, those of streams among them."""
     ready = census.ready + census.records
     return {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trivium.management.calls import BadRequest, Call
+from trivium.management.census import Census
+from trivium.management.compatible.general import messages_of
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED, Endpoint
 from trivium.management.listing import Listing
-from trivium.management.values import checked, flag_of, text_of
+from trivium.management.values import checked, encode, flag_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.vhost.settings import VirtualHostSettings
 
@@ -29,15 +31,40 @@ def fields(vhost: VirtualHost) -> dict[str, object]:
     }
 
 
+_Counted = tuple["VirtualHost", Census]
+
+
+def _counted(vhosts: Iterable[VirtualHost]) -> Iterator[_Counted | None]:
+    """Each with what is in it; None where others are to be served."""
+    for vhost in vhosts:
+        census = Census()
+        for _ in census.count([vhost]):
+            yield None
+        yield vhost, census
+
+
+def _described(found: _Counted) -> dict[str, object]:
+    vhost, census = found
+    return {**fields(vhost), **messages_of(census)}
+
+
 def get_all(call: Call) -> ApiAnswer:
-    """Those that the caller may see."""
+    """Those that the caller may see, with how many messages they have."""
     every = list(call.broker.vhosts.values()) if call.watches else call.vhosts()
-    return Listing(call, every, fields, lambda vhost: (vhost.name,)).answer()
+    if call.asks("disable_stats"):
+        return Listing(call, every, fields, lambda vhost: (vhost.name,)).answer()
+    return Listing(call, _counted(every), _described, lambda found: (found[0].name,)).answer()
 
 
 def get_one(call: Call) -> ApiAnswer:
     """One."""
-    return ApiAnswer(200, fields(call.vhost))
+    vhost = call.vhost
+
+    def parts() -> Iterator[bytes]:
+        for found in _counted([vhost]):
+            yield b"" if found is None else encode(_described(found))
+
+    return ApiAnswer(200, parts=parts())
 
 
 def settings_of(known: VirtualHost | None, body: Mapping[str, object]) -> VirtualHostSettings:
