@@ -197,6 +197,28 @@ async def test_who_is_silent_for_its_session_is_no_member(site: Site) -> None:
     assert (await client.try_poll())[0] == 409
 
 
+async def test_who_waits_and_is_replaced_meanwhile_is_fenced(site: Site) -> None:
+    old, new = Client(site, "c"), Client(site, "c")
+    await old.join()
+    poll = asyncio.ensure_future(old.try_poll(wait_ms=30_000))
+    await waits(site, "c")
+    await new.join()
+    status, found = await poll
+    assert (status, found["type"]) == (409, "urn:trivium:problem:conflict")
+
+
+async def test_who_waits_and_may_not_read_any_more_gets_nothing(site: Site) -> None:
+    await site.ask("PUT", "users/new", json={"password": "p"})
+    await permit(site, "^(s|g)$")
+    client = Client(site, "c", "new")
+    await client.join()
+    poll = asyncio.ensure_future(client.try_poll(wait_ms=30_000))
+    await waits(site, "c")
+    await permit(site, "^g$")
+    await publish(site, "a")
+    assert (await poll)[0] == 403
+
+
 async def test_members_are_seen_as_others_are(site: Site) -> None:
     await Client(site, "c").join()
     _, found = await site.ask("GET", MEMBERS)

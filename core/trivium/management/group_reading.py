@@ -89,7 +89,8 @@ def find_member(vhost: VirtualHost, group: str, name: str, user: str) -> PolledM
     """One that is there. Raises StaleMember, AccessRefused for that of another user."""
     known = vhost.memberships.members(group)
     member = None if known is None else known.members.get(name)
-    if member is None:
+    # One that is just joining, in place of another of that name, has no way to it yet.
+    if member is None or member.listener is None:
         text = f"'{name}' is not a member of group '{group}', or not any more: join again"
         raise StaleMember(text)
     listener = member.listener
