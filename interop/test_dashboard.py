@@ -334,3 +334,21 @@ def test_under_tls_the_cookie_goes_nowhere_else(tmp_path: Path) -> None:
             assert tab.troubles == []
     finally:
         found.close()
+
+
+def test_what_is_wrong_with_the_broker_or_a_page_is_said(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    site.visit("queues", "/", "there is none", waits_for="document.querySelector('h1')")
+    tab.wait("document.querySelector('h1').textContent === 'There is no such thing'")
+    assert "no queue 'there is none'" in tab.text()
+    tab.troubles.clear()
+    tab.call("Network.setBlockedURLs", urls=["*/api/v1/*"])
+    site.visit("queues")
+    tab.wait("document.querySelector('.banner').textContent.includes('does not answer')")
+    # Live figures, which go on, say nothing else.
+    tab.run("new Promise((done) => setTimeout(done, 1500))")
+    assert tab.run("document.querySelector('.banner').hidden") is False
+    tab.call("Network.setBlockedURLs", urls=[])
+    tab.wait("document.querySelector('.banner').hidden && document.querySelector('tbody tr')")
+    tab.troubles.clear()

@@ -50,6 +50,7 @@ function makeView(page, names, query) {
         isBusy = true;
         try {
           await work();
+          if (!abort.signal.aborted) say("page", "");
         } catch (error) {
           if (!abort.signal.aborted) this.failed(error);
         } finally {
@@ -73,7 +74,7 @@ function makeView(page, names, query) {
           h("p", {}, error.message), h("p", {}, h("a", { href: link(names[0]) }, "Back")));
         return;
       }
-      say(error.message);
+      say("page", error.message);
     },
     leave() {
       abort.abort();
@@ -83,11 +84,15 @@ function makeView(page, names, query) {
   };
 }
 
-// A line above all pages; "" takes it away.
-function say(text) {
-  if (!banner || banner.textContent === text) return;
-  banner.textContent = text;
-  banner.hidden = !text;
+// A line above all pages: what is wrong with the broker, and with the page; "" for nothing.
+const wrong = { broker: "", page: "" };
+
+function say(where, text) {
+  wrong[where] = text;
+  const all = [wrong.broker, wrong.page].filter(Boolean).join(" ");
+  if (!banner || banner.textContent === all) return;
+  banner.textContent = all;
+  banner.hidden = !all;
 }
 
 async function route() {
@@ -98,6 +103,7 @@ async function route() {
     return;
   }
   current?.leave();
+  say("page", "");
   const page = find(names);
   markWhereWeAre(names[0]);
   if (!page) {
@@ -204,13 +210,13 @@ function showState(figures, reason) {
   if (!place) return;
   if (!figures) {
     replace(place, "no live figures");
-    say(reason);
+    say("broker", reason);
     return;
   }
   const on = figures.overview.alarms.filter((alarm) => alarm.is_on).map((alarm) => alarm.resource);
   replace(place, `${figures.overview.version} · ${figures.overview.state}`);
   place.classList.toggle("bad", figures.overview.state !== "running");
-  say(on.length ? `Publishers wait: too little ${on.join(" and ")}.` : figures.overview.state === "running" ? "" : "Publishers wait.");
+  say("broker", on.length ? `Publishers wait: too little ${on.join(" and ")}.` : figures.overview.state === "running" ? "" : "Publishers wait.");
 }
 
 async function signedIn(caller) {
